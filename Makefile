@@ -1,0 +1,31 @@
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+
+# torch goes in first and pinned: anything else that asks for it would fetch the build with CUDA.
+.venv/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	touch $@
+
+install: .venv/.installed  ## create .venv with kdpipes and what its tests need
+
+demo: install  ## run the main job on the shipped photos
+	$(BIN)/python -m kdpipes demo
+
+test: install  ## run the whole test suite
+	$(BIN)/python -m pytest -q -n 2
+
+lint: install  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:  ## remove what the targets above made
+	rm -rf .venv kdpipes-demo

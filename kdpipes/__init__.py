@@ -1,0 +1,92 @@
+"""A composition layer over torchdata DataPipes: one chain from files and tar shards to batches.
+
+Importing it registers every pipe as a method of all DataPipes.
+"""
+
+import warnings as _warnings
+
+with _warnings.catch_warnings():
+    # torchdata 0.9 tells every importer that DataPipes and DataLoader2 are deprecated. It is the last line that has
+    # them, kdpipes is pinned to it for that reason, and its users cannot act on the message.
+    _warnings.filterwarnings(
+        "ignore", message=r"\s*#+\s*WARNING!\s*The 'datapipes', 'dataloader2' modules are deprecated"
+    )
+    import torchdata.dataloader2
+    import torchdata.datapipes  # noqa: F401
+
+from kdpipes._functional import functional_pipe
+from kdpipes._pipe import IterPipe, MapPipe
+from kdpipes._sample_pipe import sample_pipe
+from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate
+from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
+from kdpipes.delivery.loader import Loader
+from kdpipes.draw import Draw
+from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError
+from kdpipes.look.grid import image_grid
+from kdpipes.plan.filter_classes import ClassFilterIterDataPipe, ClassFilterMapDataPipe
+from kdpipes.plan.oversample import OversamplerIterDataPipe, OversamplerMapDataPipe
+from kdpipes.plan.repeat_until import RepeaterUntilIterDataPipe, RepeaterUntilMapDataPipe
+from kdpipes.plan.subset import SubsetterMapDataPipe
+from kdpipes.sample import Sample
+from kdpipes.selection import class_counts
+from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe as from_dataset
+from kdpipes.sources.from_dataset import SampleSource
+from kdpipes.sources.from_ids import IdReaderMapDataPipe as from_ids
+from kdpipes.sources.image_folder import ImageFolderMapDataPipe as image_folder
+from kdpipes.sources.open_shards import ShardReaderMapDataPipe as open_shards
+from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe as stream_shards
+from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDataPipe
+from kdpipes.work.add_field import FieldAdder
+from kdpipes.work.decode_images import EncodedImage, ImageDecoder
+from kdpipes.work.image_transforms import HorizontalFlip, RandomResizedCrop
+from kdpipes.work.record_ctx import CtxRecorder
+from kdpipes.work.rename_fields import FieldRenamer
+from kdpipes.work.select import Selector
+from kdpipes.work.transform import RecordedTransform, Transformer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ChainError",
+    "ClassFilterIterDataPipe",
+    "ClassFilterMapDataPipe",
+    "CtxRecorder",
+    "DataError",
+    "DealerIterDataPipe",
+    "DealerMapDataPipe",
+    "Draw",
+    "EncodedImage",
+    "FieldAdder",
+    "FieldError",
+    "FieldRenamer",
+    "HorizontalFlip",
+    "ImageDecoder",
+    "IterPipe",
+    "KdpipesError",
+    "Loader",
+    "MapPipe",
+    "OversamplerIterDataPipe",
+    "OversamplerMapDataPipe",
+    "RandomResizedCrop",
+    "RecordedTransform",
+    "RepeaterUntilIterDataPipe",
+    "RepeaterUntilMapDataPipe",
+    "Sample",
+    "SampleCollatorIterDataPipe",
+    "SampleMakerIterDataPipe",
+    "SampleMakerMapDataPipe",
+    "SampleSource",
+    "Selector",
+    "SubsetterMapDataPipe",
+    "Transformer",
+    "class_counts",
+    "collate",
+    "from_dataset",
+    "from_ids",
+    "functional_pipe",
+    "image_folder",
+    "image_grid",
+    "open_shards",
+    "sample_pipe",
+    "stream_shards",
+]

@@ -1,0 +1,74 @@
+"""The only module that registers functional names, on both flavours of pipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from kdpipes.errors import ChainError, check_choice
+
+__all__ = ["Flavour", "functional_pipe", "register", "registered"]
+
+Flavour = Literal["map", "iter"]
+_BASES: dict[str, Any] = {"map": MapDataPipe, "iter": IterDataPipe}
+_ours: dict[tuple[str, str], Callable[..., Any]] = {}
+
+PipeClass = TypeVar("PipeClass", bound=type)
+
+
+def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> None:
+    """Make `function(source_datapipe, ...)` callable as `source_datapipe.name(...)`.
+
+    The same definition may be registered again (a reloaded module, a notebook cell that is run twice); the name of
+    somebody else's pipe or method is refused.
+    """
+    check_choice("flavour", flavour, ("map", "iter"))
+    base = _BASES[flavour]
+    known = _ours.get((name, flavour))
+    if known is not None and not _is_same(known, function):
+        raise ValueError(f"`.{name}()` is registered by {_place(known)}; {_place(function)} needs a name of its own.")
+    if known is None and (name in base.functions or hasattr(base, name)):
+        raise ValueError(f"`.{name}()` belongs to torch or torchdata; {_place(function)} needs a name of its own.")
+    base.register_function(name, function)
+    _ours[name, flavour] = function
+
+
+def functional_pipe(name: str, *, flavour: Flavour) -> Callable[[PipeClass], PipeClass]:
+    """Register a pipe class whose first parameter is `source_datapipe` as `.name(...)` on pipes of `flavour`.
+
+    `flavour` is that of the *source*: a pipe that turns an indexed chain into a stream is registered on "map".
+    """
+
+    def decorate(pipe_class: PipeClass) -> PipeClass:
+        register(name, pipe_class, flavour=flavour)
+        return pipe_class
+
+    return decorate
+
+
+def registered() -> dict[tuple[str, str], Callable[..., Any]]:
+    """Return what kdpipes (and its users' own pipes) have registered, by (name, flavour)."""
+    return dict(_ours)
+
+
+def refuse_flavour(name: str, *, way_out: str) -> None:
+    """Register `.name()` on streams as the sentence that says what to do instead."""
+
+    def refuse(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
+        raise ChainError(
+            f"`.{name}()` needs an indexed source, but {type(source_datapipe).__name__} is a stream. {way_out}"
+        )
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"Not on streams. {way_out}"
+    register(name, refuse, flavour="iter")
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return _place(one) == _place(other)
+
+
+def _place(function: Any) -> str:
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"

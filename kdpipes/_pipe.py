@@ -1,0 +1,245 @@
+"""What all pipes of samples have in common, in two flavours: indexed (`MapPipe`) and stream (`IterPipe`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
+
+from kdpipes._graph import walk
+from kdpipes.draw import Draw, EpochCounter, current_draw, drawing, hash_key
+from kdpipes.errors import ChainError, must_be
+from kdpipes.sample import Sample, as_sample
+from kdpipes.storage.shared import Shared
+
+if TYPE_CHECKING:
+    from kdpipes._fluent import IterChain, MapChain
+else:
+    IterChain, MapChain = IterDataPipe, MapDataPipe
+
+__all__ = ["IterPipe", "MapPipe", "PlanPipe", "Streaming", "indexed", "samples_of", "seed_upstream"]
+
+Item = TypeVar("Item")
+
+
+class MapPipe(MapChain):
+    """An indexed pipe of samples: `len(pipe)`, `pipe[3]`, `pipe[5:-3:2]`, `pipe.column("y")`.
+
+    A pipe of one's own implements `__len__` and `fetch`; a plan pipe also `column`, if it can do so without opening
+    samples.
+    """
+
+    def __len__(self) -> int:
+        raise TypeError(f"{type(self).__name__} must implement `__len__`.")
+
+    def fetch(self, index: int) -> Sample:
+        """Return a new sample for a position from 0 up to `len(self)`."""
+        raise TypeError(f"{type(self).__name__} must implement `fetch`.")
+
+    def finish(self, sample: Sample) -> Any:
+        """Return what leaves the chain for `sample`: the sample, or what `select` makes of it."""
+        return sample
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | NDArray[Any]) -> MapPipe: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.subset(range(len(self))[index])
+        if isinstance(index, list | np.ndarray | range):
+            return self.subset(index)
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index))
+        size, position = len(self), index.__index__()
+        if not -size <= position < size:
+            raise IndexError(f"`index` must be from {-size} up to {size - 1}, but is {position} instead.")
+        position %= size
+        if current_draw() is not None:
+            return self.finish(self.fetch(position))
+        with drawing(Draw(ordinal=position)):
+            return self.finish(self.fetch(position))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return one field of all samples, `[len(self)]`; reads this field alone, and labels without opening a file."""
+        return as_column([self.fetch(index)[name] for index in range(len(self))])
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Return the names of the classes 0, 1, ... of field `y`, or None where the source does not know them."""
+        return None
+
+    def field_names(self) -> frozenset[str] | None:
+        """Return the names of the fields that every sample has, or None where only the samples know."""
+        return None
+
+
+def as_column(values: Sequence[Any]) -> NDArray[Any]:
+    """Return values as an array of one dimension: of numbers or strings where all are, of objects otherwise."""
+    try:
+        column = np.asarray(values)
+    except ValueError:
+        column = np.empty(0)
+    if column.shape != (len(values),) or (column.dtype.kind == "U" and not all(isinstance(v, str) for v in values)):
+        column = np.empty(len(values), dtype=object)
+        column[:] = values
+    return column
+
+
+def indexed(source_datapipe: Any, name: str) -> MapPipe:
+    """Return the source of the plan pipe `name`, or refuse one that has lost its columns."""
+    if not isinstance(source_datapipe, MapPipe):
+        way_out = "Make samples of it first: `.to_samples(...)`."
+        raise ChainError(
+            f"`.{name}()` needs a source with columns, but {type(source_datapipe).__name__} has none. {way_out}"
+        )
+    return gives_samples(source_datapipe, name)
+
+
+PipeType = TypeVar("PipeType")
+
+
+def gives_samples(source_datapipe: PipeType, name: str) -> PipeType:
+    """Return the source of pipe `name`, or refuse one whose samples have been turned into tuples by `select`."""
+    if getattr(source_datapipe, "is_selected", False):
+        raise ChainError(
+            f"`.{name}()` takes samples, but `.select()` has made tuples of them. Put `.{name}()` before `.select()`."
+        )
+    if not isinstance(source_datapipe, IterDataPipe | MapDataPipe):
+        raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe))
+    return source_datapipe
+
+
+class PlanPipe(MapPipe):
+    """A choice of the source's samples, computed from its columns when it is first needed, and then kept.
+
+    Subclasses implement `_plan`, which returns the positions of the source's samples.
+    """
+
+    def __init__(self, source_datapipe: MapPipe, name: str) -> None:
+        self._source = indexed(source_datapipe, name)
+        self._positions: Shared[NDArray[Any]] | None = None
+
+    def _plan(self) -> NDArray[Any]:
+        raise TypeError(f"{type(self).__name__} must implement `_plan`.")
+
+    def positions(self) -> NDArray[Any]:
+        """Return which samples of the source these are, in order, `[len(self)]`. Not to be modified."""
+        if self._positions is None:
+            positions = self._plan()
+            positions.flags.writeable = False
+            self._positions = Shared(positions)
+        return self._positions.value
+
+    def __len__(self) -> int:
+        return len(self.positions())
+
+    def fetch(self, index: int) -> Sample:
+        return self._source.fetch(int(self.positions()[index]))
+
+    def column(self, name: str) -> NDArray[Any]:
+        column: NDArray[Any] = self._source.column(name)[self.positions()]
+        return column
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._source.class_names()
+
+    def field_names(self) -> frozenset[str] | None:
+        return self._source.field_names()
+
+
+class Streaming(Generic[Item]):
+    """An `__iter__` that torch's metaclass does not wrap, so that errors keep their type and arguments."""
+
+    def iterate(self) -> Iterator[Item]:
+        """Yield the items of one epoch."""
+        raise TypeError(f"{type(self).__name__} must implement `iterate`.")
+
+    def __iter__(self) -> Iterator[Item]:
+        return self.iterate()
+
+
+class IterPipe(Streaming[Any], IterChain):
+    """A stream of samples. A pipe of one's own implements `samples`, which yields them in order.
+
+    Without `deal`, the n-th sample of the k-th iteration is ordinal n of epoch k.
+    """
+
+    def __init__(self) -> None:
+        self._epochs = EpochCounter()
+        self._seed = 0
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield new samples, front to back."""
+        raise TypeError(f"{type(self).__name__} must implement `samples`.")
+
+    def finish(self, sample: Sample) -> Any:
+        """Return what leaves the chain for `sample`: the sample, or what `select` makes of it."""
+        return sample
+
+    def iterate(self) -> Iterator[Any]:
+        self._refuse_doubling()
+        epoch = self._epochs.begin()
+        for ordinal, sample in enumerate(self.samples()):
+            sample.bind(Draw(self._seed, epoch, ordinal))
+            yield self.finish(sample)
+
+    def set_seed(self, seed: int) -> IterPipe:
+        """Called by loaders at the start of an epoch. Tells epochs apart; randomness comes from `deal(seed=...)`."""
+        self._epochs.seeded()
+        return self
+
+    def renew(self, seed: int, epoch: int) -> None:
+        """Make the next iteration that of `epoch` under `seed`."""
+        self._seed = seed
+        self._epochs.set(epoch)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Return the names of the classes 0, 1, ... of field `y`, or None where the source does not know them."""
+        return None
+
+    def field_names(self) -> frozenset[str] | None:
+        """Return the names of the fields that every sample has, or None where only the samples know."""
+        return None
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} is a stream: it has no positions. `kdp.open_shards` gives an indexed source."
+        )
+
+    def _refuse_doubling(self) -> None:
+        info = get_worker_info()
+        if (
+            info is not None
+            and info.num_workers > 1
+            and not any(hasattr(pipe, "apply_sharding") for pipe in walk(self))
+        ):
+            raise ChainError(
+                f"Each of the {info.num_workers} workers would give every sample of {type(self).__name__}. "
+                "End the chain with `.deal(batch_size=...)`, or put `.sharding_filter()` behind its source."
+            )
+
+
+def samples_of(source_datapipe: Any, name: str) -> Iterator[Sample]:
+    """Yield the samples of a stream, kdpipes' own or a stock pipe's, for the pipe `name`."""
+    if isinstance(source_datapipe, IterPipe):
+        return source_datapipe.samples()
+    return (as_sample(item, index, name) for index, item in enumerate(source_datapipe))
+
+
+def seed_upstream(pipe: Any, seed: int, epoch: int) -> None:
+    """Tell all random pipes upstream of `pipe` which epoch begins, whatever a worker's own seeds were.
+
+    Stock pipes that draw (`shuffle`, `sample`, ...) would otherwise draw differently in every worker, and samples would
+    be lost and doubled.
+    """
+    for place, upstream in enumerate(walk(pipe)[1:]):
+        if isinstance(upstream, IterPipe):
+            upstream.renew(seed, epoch)
+        elif callable(getattr(type(upstream), "set_seed", None)):
+            upstream.set_seed(int.from_bytes(hash_key(seed, epoch, "upstream", place)[:7], "little"))

@@ -1,0 +1,190 @@
+"""Sample-wise pipes: written once, as a callable from sample to sample, and registered for both flavours."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from kdpipes._functional import register
+from kdpipes._pipe import IterPipe, MapPipe, as_column, gives_samples, samples_of
+from kdpipes.callback import Callback
+from kdpipes.errors import ChainError
+from kdpipes.sample import Sample, as_sample
+
+__all__ = ["Operation", "SampleMapperIterDataPipe", "SampleMapperMapDataPipe", "sample_pipe"]
+
+
+class Operation(Protocol):
+    """What is done to one sample. It changes the sample it is given and returns it."""
+
+    def __call__(self, sample: Sample) -> Any: ...
+
+
+class SampleMapper:
+    """What both flavours share: the operation, and what is known of its fields before any sample is read."""
+
+    _name: str
+    _operation: Any
+    _source: Any
+    is_selected: bool
+
+    def _configure(self, source_datapipe: Any, operation: Any, name: str) -> None:
+        self._source = gives_samples(source_datapipe, name)
+        self._operation = operation
+        self._name = name
+        self.is_selected = bool(getattr(operation, "is_selector", False))
+        known = _fields_of(self._source)
+        if known is not None and hasattr(operation, "check"):
+            operation.check(known)
+
+    def _apply(self, sample: Sample) -> Sample:
+        if self.is_selected:
+            return sample
+        changed = self._operation(sample)
+        if not isinstance(changed, Sample):
+            raise ChainError(f"`{self._name}` must return the sample, but returned {type(changed).__name__}.")
+        return changed
+
+    def finish(self, sample: Sample) -> Any:
+        return self._operation(sample) if self.is_selected else sample
+
+    def class_names(self) -> tuple[str, ...] | None:
+        names: Callable[[], tuple[str, ...] | None] | None = getattr(self._source, "class_names", None)
+        return names() if names is not None else None
+
+    def field_names(self) -> frozenset[str] | None:
+        known = _fields_of(self._source)
+        name_fields = getattr(self._operation, "field_names", None)
+        return name_fields(known) if known is not None and name_fields is not None else None
+
+
+def _fields_of(source: Any) -> frozenset[str] | None:
+    field_names: Callable[[], frozenset[str] | None] | None = getattr(source, "field_names", None)
+    return field_names() if field_names is not None else None
+
+
+class SampleMapperMapDataPipe(SampleMapper, MapPipe):
+    """Applies an operation to each sample of an indexed source, when the sample is read.
+
+    Args:
+        source_datapipe: A pipe of samples.
+        operation: Called with each sample; changes and returns it.
+        name: The functional name, for errors.
+    """
+
+    def __init__(self, source_datapipe: MapDataPipe[Any], operation: Operation, name: str) -> None:
+        self._configure(source_datapipe, operation, name)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def fetch(self, index: int) -> Sample:
+        if isinstance(self._source, MapPipe):
+            return self._apply(self._source.fetch(index))
+        return self._apply(as_sample(self._source[index], index, self._name))
+
+    def column(self, name: str) -> NDArray[Any]:
+        column_name = getattr(self._operation, "column_name", None)
+        passed = column_name(name) if column_name is not None else None
+        if passed is not None and isinstance(self._source, MapPipe):
+            return self._source.column(passed)
+        return as_column([self.fetch(index)[name] for index in range(len(self))])
+
+
+class SampleMapperIterDataPipe(SampleMapper, IterPipe):
+    """Applies an operation to each sample of a stream, as it passes.
+
+    Args:
+        source_datapipe: A pipe of samples.
+        operation: Called with each sample; changes and returns it.
+        name: The functional name, for errors.
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[Any], operation: Operation, name: str) -> None:
+        super().__init__()
+        self._configure(source_datapipe, operation, name)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def samples(self) -> Iterator[Sample]:
+        for sample in samples_of(self._source, self._name):
+            yield self._apply(sample)
+
+
+class _Bound:
+    """A function of (sample, ...) with the rest of its arguments."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._function = Callback("function", functools.partial(_call_with, function, args, kwargs))
+
+    def __call__(self, sample: Sample) -> Any:
+        return self._function(sample)
+
+
+def _call_with(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], sample: Sample) -> Any:
+    return function(sample, *args, **kwargs)
+
+
+Definition = TypeVar("Definition", bound=Callable[..., Any])
+
+
+def sample_pipe(name: str) -> Callable[[Definition], Definition]:
+    """Register a sample-wise pipe as `.name(...)` on indexed pipes and on streams.
+
+    Args:
+        name: The functional name. Names of torch and torchdata are refused.
+
+    The definition is either a function, `def brighten(sample, *, amount)`, called with each sample, or a class whose
+    `__init__` takes the arguments of `.name(...)` and whose `__call__(sample)` returns the sample. A class may say
+    more: `field_names(known)` the fields after it, `column_name(name)` which column of the source is column `name` unchanged
+    (None: it is changed), `check(known)` refuses fields that are not there.
+
+    Example:
+        >>> @sample_pipe("doctest_scale")
+        ... def scale(sample, *, by):
+        ...     sample["x"] = sample["x"] * by
+        ...     return sample
+        >>> kdp.from_dataset([(1, 0), (2, 1)]).doctest_scale(by=10)[1]["x"]
+        20
+    """
+
+    def decorate(definition: Definition) -> Definition:
+        signature = inspect.signature(definition)
+        if not isinstance(definition, type):
+            signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+
+        def bind(pipe_class: Any) -> Callable[..., Any]:
+            def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
+                try:
+                    signature.bind(*args, **kwargs)
+                except TypeError as error:
+                    raise TypeError(f"`.{name}{_shown(signature)}`: {error}.") from None
+                made = definition(*args, **kwargs) if isinstance(definition, type) else _Bound(definition, args, kwargs)
+                return pipe_class(source_datapipe, made, name)
+
+            pipe.__doc__, pipe.__name__, pipe.__qualname__ = definition.__doc__, name, definition.__qualname__
+            pipe.__module__ = definition.__module__
+            pipe.__signature__ = _with_source(signature)  # type: ignore[attr-defined]
+            return pipe
+
+        register(name, bind(SampleMapperMapDataPipe), flavour="map")
+        register(name, bind(SampleMapperIterDataPipe), flavour="iter")
+        return definition
+
+    return decorate
+
+
+def _shown(signature: inspect.Signature) -> str:
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return str(inspect.Signature(bare))
+
+
+def _with_source(signature: inspect.Signature) -> inspect.Signature:
+    source = inspect.Parameter("source_datapipe", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return signature.replace(parameters=[source, *signature.parameters.values()])

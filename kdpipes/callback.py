@@ -1,0 +1,66 @@
+"""User callables: what they take, what they are called, and how they travel to workers."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from kdpipes.errors import check_callable
+
+__all__ = ["Callback", "snake_case"]
+
+
+class Callback:
+    """A user's callable. Always travels by cloudpickle, so that lambdas, closures and classes of a notebook do.
+
+    It is no collection, which keeps torch's graph traversal from pickling what it holds.
+    """
+
+    __slots__ = ("function", "name", "parameters")
+
+    def __init__(self, param: str, function: Any, *, check: bool = True) -> None:
+        if check:
+            check_callable(param, function)
+        self.function = function
+        self.name = snake_case(_name_of(function))
+        self.parameters = _parameters_of(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (cloudpickle.dumps(self.function),)
+
+
+def _restore(payload: bytes) -> Callback:
+    return Callback("", pickle.loads(payload), check=False)  # noqa: S301 - made by __reduce__ above, never read from data
+
+
+def _name_of(function: Any) -> str:
+    wrapped = getattr(function, "func", function)
+    name = getattr(wrapped, "__name__", None) or type(wrapped).__name__
+    return "function" if name == "<lambda>" else str(name)
+
+
+def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return frozenset()
+
+
+def snake_case(name: str) -> str:
+    """Return a class name as the words that a ctx entry is called by.
+
+    >>> snake_case("RandomResizedCrop")
+    'random_resized_crop'
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -1,0 +1,172 @@
+"""Batches of samples as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Number
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import IterDataPipe
+
+from kdpipes._functional import functional_pipe
+from kdpipes._graph import walk
+from kdpipes._pipe import Streaming
+from kdpipes.errors import ChainError, DataError, closest, must_be
+from kdpipes.sample import Sample
+
+__all__ = ["SampleCollatorIterDataPipe", "collate"]
+
+
+@functional_pipe("collate_samples", flavour="iter")
+class SampleCollatorIterDataPipe(Streaming[Any], IterDataPipe[Any]):
+    """Turns lists of items into batches of tensors (functional name: ``collate_samples``).
+
+    Tuples become tuples of batches, and `((x, y), ctx)` keeps its form. Images become `[B, C, H, W] uint8`, arrays and
+    tensors `[B, ...]` of their dtype, numbers `[B]` (int64, float64 or bool), lists of numbers `[B, n]`; strings, bytes
+    and None lists. Dictionaries, ctx among them, become dictionaries of batches; where an item lacks an entry, it is
+    None in a list. Samples that no `select` has made tuples of become a dictionary of all their fields.
+
+    Args:
+        source_datapipe: A stream of lists, as `deal` yields them.
+        pad: The value that fills up a ragged field, by the field's name: `{"x": 0}`. Each dimension grows to the
+            largest in the batch; values stand first.
+
+    Length: the source's.
+
+    Raises:
+        ValueError: `pad` names a field that `select` upstream does not.
+        DataError: The shapes of a field differ, and there is no `pad` for it.
+
+    Example:
+        >>> pipe = kdp.from_dataset([([1, 2], 0), ([3], 1)]).select("x y").deal(batch_size=2)
+        >>> x, y = next(iter(pipe.collate_samples(pad={"x": 0})))
+        >>> x.tolist(), y.tolist()
+        ([[1, 2], [3, 0]], [0, 1])
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[Any], *, pad: Mapping[str, float] | None = None) -> None:
+        if not isinstance(source_datapipe, IterDataPipe):
+            raise TypeError(
+                must_be("source_datapipe", "a stream of batches", source_datapipe, "`.deal(...)` makes one.")
+            )
+        if pad is not None and not isinstance(pad, Mapping):
+            raise TypeError(must_be("pad", 'values by field name, like {"x": 0}', pad))
+        self._source = source_datapipe
+        self._names, self._has_ctx = _selected(source_datapipe)
+        self._pad = dict(pad or {})
+        unknown = next((name for name in self._pad if self._names and name not in self._names), None)
+        if unknown is not None:
+            raise ValueError(
+                must_be("pad", f"for the fields {', '.join(self._names)}", unknown) + closest(unknown, self._names)
+            )
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def iterate(self) -> Iterator[Any]:
+        for items in self._source:
+            if not isinstance(items, list):
+                raise ChainError(
+                    f"`collate_samples` takes lists, but got {type(items).__name__}. `.deal(...)` makes them."
+                )
+            yield self._collated(items)
+
+    def _collated(self, items: list[Any]) -> Any:
+        if self._has_ctx:
+            return self._fields([item for item, _ in items]), collate([ctx for _, ctx in items], name="ctx")
+        return self._fields(items)
+
+    def _fields(self, items: list[Any]) -> Any:
+        if isinstance(items[0], Sample):
+            return {name: self._field(name, [item[name] for item in items]) for name in items[0]}
+        if isinstance(items[0], tuple) and len(self._names) == len(items[0]):
+            return tuple(self._field(name, [item[place] for item in items]) for place, name in enumerate(self._names))
+        return collate(items)
+
+    def _field(self, name: str, values: list[Any]) -> Any:
+        return collate(values, name=name, pad=self._pad.get(name))
+
+
+def _selected(pipe: Any) -> tuple[tuple[str, ...], bool]:
+    """Return the names that the `select` upstream gives to an item's parts, and whether a ctx follows them."""
+    for upstream in walk(pipe):
+        operation = getattr(upstream, "_operation", None)
+        if getattr(upstream, "is_selected", False) and operation is not None:
+            return operation.names, operation.return_ctx
+    return (), False
+
+
+def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = None) -> Any:
+    """Return a batch of values of one kind, as `collate_samples` does.
+
+    Args:
+        values: At least one value.
+        name: The field's name, for errors.
+        pad: What fills up ragged values.
+
+    Raises:
+        DataError: The shapes differ, and there is no `pad`.
+    """
+    kinds = {_kind(value) for value in values}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    if kind == "image":
+        return _stacked([_channels_first(image) for image in values], name, pad)
+    if kind in {"array", "tensor", "numbers"}:
+        return _stacked([np.asarray(value) if kind == "numbers" else value for value in values], name, pad)
+    if kind == "number":
+        return torch.from_numpy(np.asarray(values).reshape(len(values)))
+    if kind == "mapping":
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {key: collate([value.get(key) for value in values], name=f"{name}.{key}") for key in keys}
+    if kind == "tuple":
+        if len({len(value) for value in values}) > 1:
+            raise DataError(f"Field {name!r} holds tuples of different lengths, which are no batch.")
+        return tuple(
+            collate(part, name=f"{name}[{place}]", pad=pad) for place, part in enumerate(zip(*values, strict=True))
+        )
+    return list(values)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if isinstance(value, Image.Image) or hasattr(value, "to_pil"):
+        return "image"
+    if isinstance(value, np.ndarray):
+        return "array" if value.dtype.kind in "biufc" else ""
+    if isinstance(value, Number | np.bool_):
+        return "number"
+    if isinstance(value, Mapping):
+        return "mapping"
+    if isinstance(value, list):
+        return "numbers" if all(isinstance(entry, Number) for entry in value) else ""
+    return "tuple" if isinstance(value, tuple) else ""
+
+
+def _channels_first(image: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    pixels = np.asarray(image)
+    return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]
+
+
+def _stacked(values: list[Any], name: str, pad: float | None) -> torch.Tensor:
+    shapes = [tuple(value.shape) for value in values]
+    if len(set(shapes)) == 1:
+        if isinstance(values[0], torch.Tensor):
+            return torch.stack(values)
+        return torch.from_numpy(np.stack(values))
+    if len({len(shape) for shape in shapes}) > 1 or pad is None:
+        way_out = (
+            f' Give them one shape, or fill them up: `.collate_samples(pad={{"{name}": 0}})`.' if pad is None else ""
+        )
+        shown = ", ".join(str(list(shape)) for shape in sorted(set(shapes))[:4])
+        raise DataError(f"Field {name!r} has different shapes in one batch: {shown}.{way_out}")
+    tensors = [value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value)) for value in values]
+    largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    dtype = torch.result_type(tensors[0], pad) if tensors[0].dtype.is_floating_point else tensors[0].dtype
+    batch = torch.full([len(tensors), *largest], pad, dtype=dtype)
+    for row, tensor in zip(batch, tensors, strict=True):
+        row[tuple(slice(size) for size in tensor.shape)] = tensor
+    return batch

@@ -1,0 +1,270 @@
+"""The plan's epochs, cut into batches and dealt to ranks and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+
+from kdpipes._functional import functional_pipe
+from kdpipes._graph import walk
+from kdpipes._pipe import IterPipe, Streaming, seed_upstream
+from kdpipes.delivery.layout import Layout, Sharding, Uneven, group_size
+from kdpipes.draw import Draw, EpochCounter, drawing, hash_key
+from kdpipes.errors import ChainError, DataError, add_note, check_count, check_seed, must_be
+from kdpipes.sample import Sample
+from kdpipes.selection import Permutation
+
+__all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
+
+Batch = list[Any]
+
+
+class _Dealer(Streaming[Batch]):
+    """What both flavours share: the cut, the count of epochs, and which part of the batches is this copy's."""
+
+    _source: Any
+
+    def _configure(
+        self, batch_size: int | None, global_batch_size: int | None, shuffle: bool, seed: int, uneven: Uneven
+    ) -> None:
+        self._layout = Layout(batch_size, global_batch_size, uneven)
+        if not isinstance(shuffle, bool):
+            raise TypeError(must_be("shuffle", "True or False", shuffle))
+        self._is_shuffled = shuffle
+        self._seed = check_seed(seed)
+        self._epochs = EpochCounter()
+        self._sharding = Sharding()
+        self._num_ranks = 1
+        sharder = next((pipe for pipe in walk(self._source) if hasattr(pipe, "apply_sharding")), None)
+        if sharder is not None:
+            raise ChainError(
+                f"`.deal()` shards, but {type(sharder).__name__} upstream does so as well, and samples would be lost. "
+                "Remove it."
+            )
+
+    def apply_sharding(
+        self, num_of_instances: int, instance_id: int, sharding_group: Any = SHARDING_PRIORITIES.DEFAULT
+    ) -> None:
+        """Called by loaders: which of how many ranks or workers this copy is."""
+        check_count("num_of_instances", num_of_instances)
+        num_ranks = max(self._num_ranks, group_size())
+        self._sharding = self._sharding.applied(num_of_instances, instance_id, sharding_group, num_ranks)
+
+    def set_seed(self, seed: int) -> Any:
+        """Called by loaders at the start of an epoch, to tell epochs apart; the order comes from `deal(seed=...)`."""
+        self._epochs.seeded()
+        self._prepare()
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the number of the next iteration, from 0."""
+        self._epochs.set(check_count("epoch", epoch, minimum=0))
+
+    def __getstate__(self) -> dict[str, Any]:
+        if IterDataPipe.getstate_hook is not None:
+            state: dict[str, Any] = IterDataPipe.getstate_hook(self.__dict__)
+            return state
+        self._prepare()
+        return self.__dict__
+
+    def _prepare(self) -> None:
+        """Do once, before the chain is copied, what every copy would do again."""
+        self._num_ranks = max(self._num_ranks, group_size())
+
+    def _draw(self, epoch: int, ordinal: int, *, is_padding: bool) -> Draw:
+        return Draw(self._seed, epoch, ordinal, is_padding)
+
+    def _note(self, error: Exception, epoch: int, batch: int) -> None:
+        add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")
+
+
+@functional_pipe("deal", flavour="map")
+class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
+    """Cuts the epochs of an indexed chain into batches and deals them to ranks and workers (functional name: ``deal``).
+
+    Yields lists of items. The batches of an epoch are a function of the chain, `seed` and the number of the epoch: the
+    same for any number of workers, in every loader, and, at the same global batch, for any number of ranks. Each
+    iteration is the next epoch, also after one that was broken off.
+
+    Args:
+        source_datapipe: An indexed pipe.
+        batch_size: The number of samples in a batch of one rank.
+        global_batch_size: The number of samples in the batches of all ranks together, which must divide it; exactly
+            one of the two is given.
+        shuffle: Whether each epoch has an order of its own, a seeded permutation that takes no memory.
+        seed: Of the order and of every random operation upstream, from 0 up to 2**64.
+        uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (refused where a rank
+            would get nothing), "pad" it with samples from the epoch's start, marked (`is_padding` can be selected), or
+            "drop" it.
+
+    Length: the number of batches of one rank, over all of its workers.
+
+    Workers: Worker w of W makes the batches w, w + W, ... alone.
+
+    Seed: That of the loader is not used.
+
+    Raises:
+        ValueError: An argument is out of range; when the epoch begins, if a rank would get nothing.
+        ChainError: A pipe upstream shards already.
+
+    Example:
+        >>> pipe = kdp.from_dataset([(n, 0) for n in range(5)]).select("x").deal(batch_size=2)
+        >>> list(pipe)
+        [[(0,), (1,)], [(2,), (3,)], [(4,)]]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: MapDataPipe[Any],
+        batch_size: int | None = None,
+        *,
+        global_batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        uneven: Uneven = "keep",
+    ) -> None:
+        if not isinstance(source_datapipe, MapDataPipe):
+            raise TypeError(must_be("source_datapipe", "an indexed pipe", source_datapipe))
+        self._source = source_datapipe
+        self._configure(batch_size, global_batch_size, shuffle, seed, uneven)
+
+    def __len__(self) -> int:
+        return self._layout.num_batches(len(self._source), self._sharding.num_ranks)
+
+    def iterate(self) -> Iterator[Batch]:
+        epoch, sharding, size = self._epochs.begin(), self._sharding, len(self._source)
+        seed_upstream(self, self._seed, epoch)
+        order = Permutation(size, key=hash_key("order", self._seed, epoch)) if self._is_shuffled else None
+        num_batches = self._layout.num_batches(size, sharding.num_ranks)
+        if num_batches:
+            self._layout.ordinals(num_batches - 1, size, sharding)  # a layout that ends badly is refused at its start
+        for batch in range(sharding.worker, num_batches, sharding.num_workers):
+            ordinals = self._layout.ordinals(batch, size, sharding)
+            try:
+                yield self._make(epoch, ordinals, order, size)
+            except Exception as error:
+                self._note(error, epoch, batch)
+                raise
+
+    def _make(self, epoch: int, ordinals: range, order: Permutation | None, size: int) -> Batch:
+        positions = np.arange(ordinals.start, ordinals.stop) % size
+        positions = positions if order is None else order[positions]
+        items = []
+        for ordinal, position in zip(ordinals, positions.tolist(), strict=True):
+            with drawing(self._draw(epoch, ordinal, is_padding=ordinal >= size)):
+                items.append(self._source[position])
+        return items
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        len(self._source)
+
+
+@functional_pipe("deal", flavour="iter")
+class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
+    """Cuts the epochs of a stream into batches and deals them to ranks and workers (functional name: ``deal``).
+
+    Yields lists of items. Every worker of every rank reads the whole stream, but loads the fields of its own samples
+    only; so the batches of an epoch are the same for any number of workers, in every loader, and, at the same global
+    batch, for any number of ranks. Each iteration is the next epoch, also after one that was broken off.
+
+    Args:
+        source_datapipe: A stream, endless ones included. Stock pipes that draw (`.shuffle()`) are seeded from `seed`
+            and the epoch, the same in every worker.
+        batch_size: The number of samples in a batch of one rank.
+        global_batch_size: The number of samples in the batches of all ranks together, which must divide it; exactly
+            one of the two is given.
+        shuffle: Not on a stream: put `.shuffle(buffer_size=...)` before it.
+        seed: Of every random operation upstream, from 0 up to 2**64.
+        uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (an error where a rank
+            would get nothing), "pad" it with samples from the stream's start, marked (`is_padding` can be selected), or
+            "drop" it.
+
+    Length: the number of batches of one rank, over all of its workers, if the source has a length.
+
+    Memory: one global batch of samples that are not loaded.
+
+    Workers: Worker w of W makes the batches w, w + W, ... alone.
+
+    Seed: That of the loader is not used.
+
+    Raises:
+        ValueError: An argument is out of range; at the end of the epoch, if a rank would get nothing.
+        ChainError: A pipe upstream shards already.
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        batch_size: int | None = None,
+        *,
+        global_batch_size: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        uneven: Uneven = "keep",
+    ) -> None:
+        if not isinstance(source_datapipe, IterDataPipe):
+            raise TypeError(must_be("source_datapipe", "a stream", source_datapipe))
+        self._source = source_datapipe
+        self._configure(batch_size, global_batch_size, shuffle, seed, uneven)
+        if shuffle:
+            raise ChainError(
+                "`deal(shuffle=True)` needs an indexed source (`kdp.open_shards`), but "
+                f"{type(source_datapipe).__name__} is a stream. Put `.shuffle(buffer_size=1000)` before `.deal()`."
+            )
+
+    def __len__(self) -> int:
+        return self._layout.num_batches(len(self._source), self._sharding.num_ranks)
+
+    def iterate(self) -> Iterator[Batch]:
+        epoch, sharding = self._epochs.begin(), self._sharding
+        global_size = self._layout.size_of(sharding.num_ranks)
+        items, num_samples = self._items(epoch), 0
+        for batch in count():
+            is_mine = batch % sharding.num_workers == sharding.worker
+            taken = list(islice(items, global_size)) if is_mine else None
+            number = len(taken) if taken is not None else sum(1 for _ in islice(items, global_size))
+            num_samples += number
+            is_last = number < global_size
+            if number and taken is not None and not (is_last and self._layout.uneven == "drop"):
+                try:
+                    yield self._make(epoch, batch, taken, num_samples)
+                except Exception as error:
+                    self._note(error, epoch, batch)
+                    raise
+            if is_last:
+                return
+
+    def _items(self, epoch: int) -> Iterator[Any]:
+        seed_upstream(self, self._seed, epoch)
+        return self._source.samples() if isinstance(self._source, IterPipe) else iter(self._source)
+
+    def _make(self, epoch: int, batch: int, taken: list[Any], num_samples: int) -> Batch:
+        start = num_samples - len(taken)
+        ordinals = self._layout.ordinals(batch, num_samples, self._sharding)
+        if ordinals.stop > num_samples:
+            taken += self._padding(epoch, self._layout.size_of(self._sharding.num_ranks) - len(taken))
+        return [
+            self._finish(taken[ordinal - start], self._draw(epoch, ordinal, is_padding=ordinal >= num_samples))
+            for ordinal in ordinals
+        ]
+
+    def _padding(self, epoch: int, number: int) -> list[Any]:
+        """Read the stream again from its start, as often as it takes."""
+        padding: list[Any] = []
+        while len(padding) < number:
+            found = list(islice(self._items(epoch), number - len(padding)))
+            if not found:
+                raise DataError("The stream was empty when it was read again to pad the last batch.")
+            padding += found
+        return padding
+
+    def _finish(self, item: Any, draw: Draw) -> Any:
+        if isinstance(item, Sample):
+            item.bind(draw)
+        return self._source.finish(item) if isinstance(self._source, IterPipe) else item

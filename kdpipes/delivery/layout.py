@@ -1,0 +1,104 @@
+"""Who gets which ordinals: pure arithmetic of epochs, global batches, ranks and workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch.distributed
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+
+from kdpipes.errors import check_choice, check_count, check_one_of
+
+__all__ = ["Layout", "Sharding", "Uneven"]
+
+Uneven = Literal["keep", "pad", "drop"]
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Which rank and which worker this copy of the chain is, as `apply_sharding` has said so far."""
+
+    rank: int = 0
+    num_ranks: int = 1
+    worker: int = 0
+    num_workers: int = 1
+
+    def applied(self, count: int, index: int, group: Any, num_ranks: int) -> Sharding:
+        """Return the sharding after one call of `apply_sharding`.
+
+        torch's DataLoader gives ranks and workers as one number, `worker * num_ranks + rank`, without a group.
+
+        Args:
+            count: The number of shards.
+            index: The number of this one.
+            group: For whom the shards are: `SHARDING_PRIORITIES`.
+            num_ranks: The size of the process group, where torch's DataLoader counts it in; 1 without one.
+        """
+        if group == SHARDING_PRIORITIES.DISTRIBUTED:
+            return replace(self, rank=index, num_ranks=count)
+        if group == SHARDING_PRIORITIES.MULTIPROCESSING:
+            return replace(self, worker=index, num_workers=count)
+        if count % num_ranks:
+            return replace(self, worker=index, num_workers=count)
+        return Sharding(index % num_ranks, num_ranks, index // num_ranks, count // num_ranks)
+
+
+def group_size() -> int:
+    """Return the number of ranks of torch's process group, 1 where there is none."""
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an epoch is cut into batches.
+
+    A global batch is the next `size_of(num_ranks)` ordinals; rank r takes its r-th slice, and worker w of W the batches
+    w, w + W, ... The ordinals of a global batch do not depend on the number of ranks, if its size does not.
+    """
+
+    batch_size: int | None
+    global_batch_size: int | None
+    uneven: Uneven
+
+    def __post_init__(self) -> None:
+        check_one_of(batch_size=self.batch_size, global_batch_size=self.global_batch_size)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        else:
+            check_count("global_batch_size", self.global_batch_size)
+        check_choice("uneven", self.uneven, ("keep", "pad", "drop"))
+
+    def size_of(self, num_ranks: int) -> int:
+        """Return the number of samples in a global batch."""
+        if self.batch_size is not None:
+            return self.batch_size * num_ranks
+        assert self.global_batch_size is not None
+        if self.global_batch_size % num_ranks:
+            raise ValueError(
+                f"`global_batch_size` must be divisible by the number of ranks, {num_ranks}, "
+                f"but is {self.global_batch_size} instead."
+            )
+        return self.global_batch_size
+
+    def num_batches(self, num_samples: int, num_ranks: int) -> int:
+        """Return the number of batches that each rank gets in an epoch."""
+        size = self.size_of(num_ranks)
+        return num_samples // size if self.uneven == "drop" else -(-num_samples // size)
+
+    def ordinals(self, batch: int, num_samples: int, sharding: Sharding) -> range:
+        """Return the ordinals of this rank's part of a batch; those from `num_samples` on are padding.
+
+        Raises:
+            ValueError: `uneven="keep"`, and the last global batch is too short to give every rank a sample.
+        """
+        size, rank, num_ranks = self.size_of(sharding.num_ranks), sharding.rank, sharding.num_ranks
+        start = batch * size
+        here = size if self.uneven == "pad" else min(size, num_samples - start)
+        if here < num_ranks:
+            raise ValueError(
+                f"The last global batch has {here} samples for {num_ranks} ranks: some would get nothing, and hang. "
+                'Use `deal(uneven="pad")` or `deal(uneven="drop")`.'
+            )
+        return range(start + here * rank // num_ranks, start + here * (rank + 1) // num_ranks)

@@ -1,0 +1,153 @@
+"""The main job on the shipped photos: an image folder and tar shards, balanced, cropped, batched in two workers."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import time
+from collections import Counter
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+from tqdm.auto import tqdm
+from webdataset import TarWriter
+
+from kdpipes._pipe import MapPipe
+from kdpipes.delivery.loader import Loader
+from kdpipes.errors import check_count
+from kdpipes.look.grid import image_grid
+from kdpipes.selection import class_counts
+from kdpipes.sources.image_folder import ImageFolderMapDataPipe
+from kdpipes.sources.open_shards import ShardReaderMapDataPipe
+from kdpipes.work.image_transforms import HorizontalFlip, RandomResizedCrop
+
+__all__ = ["PHOTO_CLASSES", "run_demo", "write_photo_folder", "write_photo_shards"]
+
+PHOTO_CLASSES = ("brick", "cat", "coffee", "galaxies", "grass", "gravel", "retina", "rocket")
+"""The names of the classes 0, 1, ... of the shipped photos."""
+
+_KEPT = ("cat", "coffee", "galaxies", "rocket")
+_NUM_SHARDS = 4
+
+
+def _photos() -> list[tuple[str, bytes, int]]:
+    """Return key, JPEG bytes and class of every shipped photo."""
+    with as_file(files("kdpipes") / "data" / "photos.tar") as path, tarfile.open(path) as tar:
+        contents = {info.name: tar.extractfile(info).read() for info in tar.getmembers()}  # type: ignore[union-attr]
+    keys = sorted(Path(name).stem for name in contents if name.endswith(".jpg"))
+    return [(key, contents[f"{key}.jpg"], int(contents[f"{key}.cls"])) for key in keys]
+
+
+def write_photo_folder(root: str | Path) -> Path:
+    """Write the shipped photos as `root/CLASS/KEY.jpg`, and return `root`.
+
+    They are 160 crops of freely licensed photographs (CC0 or public domain) in 8 classes of unequal size.
+    """
+    folder = Path(root)
+    for key, content, label in _photos():
+        path = folder / PHOTO_CLASSES[label] / f"{key}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def write_photo_shards(root: str | Path, *, num_shards: int = _NUM_SHARDS) -> str:
+    """Write the shipped photos as webdataset tars in `root`, and return their brace range.
+
+    Args:
+        root: The folder, created if need be.
+        num_shards: The number of tars, from 1 to 160; photo n goes to shard n modulo their number.
+    """
+    photos = _photos()
+    check_count("num_shards", num_shards)
+    Path(root).mkdir(parents=True, exist_ok=True)
+    for shard in range(num_shards):
+        with TarWriter(str(Path(root) / f"photos-{shard:03}.tar")) as writer:
+            for key, content, label in photos[shard::num_shards]:
+                writer.write({"__key__": key, "jpg": content, "cls": str(label)})
+    return f"{root}/photos-{{000..{num_shards - 1:03}}}.tar"
+
+
+def _chain(source: MapPipe, *, size: int) -> Any:
+    return (
+        source.filter_classes(valid=_KEPT)
+        .oversample(mode="exact")
+        .repeat_until(min_size=256)
+        .decode_images("x")
+        .record_ctx()
+        .add_field("original", lambda sample: sample["x"])
+        .transform("x", RandomResizedCrop(size, scale=(0.2, 1.0)), HorizontalFlip())
+    )
+
+
+def _show_counts(source: MapPipe, chain: Any) -> None:
+    before, after = class_counts(source.column("y")), class_counts(chain.column("y"))
+    print(f"  {'class':<10}{'before':>8}{'after':>8}")
+    for number, name in enumerate(PHOTO_CLASSES):
+        print(f"  {name:<10}{before[number]:>8}{after.get(number, 0) or '-':>8}")
+
+
+def _run_epochs(chain: Any, *, num_workers: int, num_epochs: int, name: str) -> Counter[int]:
+    pipe = chain.select("x y", return_ctx=True).deal(batch_size=32, shuffle=True, seed=0).collate_samples()
+    seen: Counter[int] = Counter()
+    with Loader(pipe, num_workers=num_workers) as loader:
+        for epoch in range(num_epochs):
+            begin = time.perf_counter()
+            for (x, y), _ in tqdm(loader, desc=f"  {name}, epoch {epoch}", unit="batch"):
+                assert x.shape[1] == 3
+                seen.update(y.tolist())
+            took = time.perf_counter() - begin
+            print(f"  {len(chain) / took:,.0f} samples/s with {num_workers} workers, start-up included in epoch 0")
+    return seen
+
+
+def _boxed(original: Any, crop: dict[str, int]) -> Image.Image:
+    picture: Image.Image = original.to_pil()
+    box = (crop["left"], crop["top"], crop["left"] + crop["width"] - 1, crop["top"] + crop["height"] - 1)
+    ImageDraw.Draw(picture).rectangle(box, outline="red", width=2)
+    return picture
+
+
+def _write_grid(chain: Any, path: Path) -> None:
+    batch = next(iter(chain.select("original x y", return_ctx=True).deal(batch_size=16, shuffle=True, seed=0)))
+    tiles, captions = [], []
+    for (original, x, y), ctx in batch:
+        crop = ctx["random_resized_crop"]
+        tiles += [_boxed(original, crop), x]
+        captions += [PHOTO_CLASSES[y], f"{crop['width']}x{crop['height']}+{crop['left']}+{crop['top']}"]
+    image_grid(tiles, captions, num_columns=8).save(path)
+
+
+def run_demo(output: str | Path, *, num_workers: int = 2, num_epochs: int = 2, size: int = 96) -> Path:
+    """Run the main job on the shipped photos, and return the path of the picture of one augmented batch.
+
+    Writes the photos as an image folder and as tar shards, and runs the same chain on both: class filter, oversampling,
+    repetition, recorded random crops, shuffled batches.
+
+    Args:
+        output: The folder for the photos and the picture; what an earlier run wrote there is replaced.
+        num_workers: The number of worker processes.
+        num_epochs: The number of epochs.
+        size: Height and width of the crops in pixels.
+    """
+    root = Path(output)
+    for name in ("folder", "shards"):
+        shutil.rmtree(root / name, ignore_errors=True)
+    folder = ImageFolderMapDataPipe(write_photo_folder(root / "folder"))
+    urls = write_photo_shards(root / "shards")
+    shards: Any = ShardReaderMapDataPipe(urls, class_names=PHOTO_CLASSES)
+    sources = {"image folder": folder, "tar shards": shards.rename_fields(x="jpg", y="cls")}
+    for name, source in sources.items():
+        chain = _chain(source, size=size)
+        print(f"{name}: {len(source)} photos -> {len(chain)} samples an epoch")
+        _show_counts(source, chain)
+        seen = _run_epochs(chain, num_workers=num_workers, num_epochs=num_epochs, name=name)
+        labels = np.tile(chain.column("y"), num_epochs)
+        assert seen == Counter(labels.tolist()), "every sample comes once an epoch"
+    picture = root / "batch.png"
+    _write_grid(_chain(folder, size=size), picture)
+    print(f"One augmented batch, each photo with its recorded crop and the result: {picture}")
+    return picture

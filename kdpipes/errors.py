@@ -1,0 +1,101 @@
+"""The errors that a caller may want to catch, and the one sentence in which bad arguments are refused."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Collection, Iterable
+from typing import Any, NoReturn
+
+__all__ = ["ChainError", "DataError", "FieldError", "KdpipesError"]
+
+
+class KdpipesError(Exception):
+    """What every error of kdpipes' own has in common."""
+
+
+class DataError(KdpipesError, ValueError):
+    """Data that cannot be read: names the sample and the place (file, shard, member, offset)."""
+
+
+class ChainError(KdpipesError, TypeError):
+    """Pipes that do not fit together: names the pipe and the way out."""
+
+
+class FieldError(KdpipesError, KeyError):
+    """A field that a sample does not have: names the field and those that are there."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+def must_be(param: str, rule: str, value: object, way_out: str = "") -> str:
+    """Return the sentence in which kdpipes refuses an argument."""
+    shown = repr(value)
+    if len(shown) > 120:
+        shown = shown[:117] + "..."
+    return f"`{param}` must be {rule}, but is {shown} instead." + (f" {way_out}" if way_out else "")
+
+
+def check_count(param: str, value: Any, *, minimum: int = 1) -> int:
+    """Return `value` as an int of at least `minimum`, or refuse it."""
+    rule = f"an integer of at least {minimum}"
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(must_be(param, rule, value))
+    count = operator.index(value)
+    if count < minimum:
+        raise ValueError(must_be(param, rule, value))
+    return count
+
+
+def check_seed(value: Any) -> int:
+    """Return `value` as a seed, an int from 0 up to 2**64, or refuse it."""
+    seed = check_count("seed", value, minimum=0)
+    if seed >= 1 << 64:
+        raise ValueError(must_be("seed", "below 2**64", value))
+    return seed
+
+
+def check_choice(param: str, value: object, choices: Collection[object]) -> None:
+    """Refuse a `value` that is none of `choices`."""
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+        raise ValueError(must_be(param, "one of " + ", ".join(map(repr, choices)), value))
+
+
+def check_one_of(**arguments: object) -> None:
+    """Refuse anything but exactly one of the `arguments` being given (not None)."""
+    given = [name for name, value in arguments.items() if value is not None]
+    if len(given) != 1:
+        names = " or ".join(f"`{name}`" for name in arguments)
+        got = "both" if given else "none of them"
+        raise ValueError(f"Exactly one of {names} must be given, but {got} is.")
+
+
+def check_callable(param: str, value: Any) -> None:
+    """Refuse a `value` that cannot be called, or a class of which an instance is wanted."""
+    if isinstance(value, type) and "__call__" in vars(value):
+        raise TypeError(must_be(param, "a callable", value, f"Write `{value.__name__}(...)` to make one."))
+    if not callable(value):
+        raise TypeError(must_be(param, "a callable", value))
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """Return a hint at the one of `names` that looks most like `name`, or nothing."""
+    found = difflib.get_close_matches(name, list(names), n=1)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def refuse_field(name: str, owner: str, fields: Iterable[str], way_out: str = "") -> NoReturn:
+    """Raise the error for a field that is not there."""
+    known = sorted(fields)
+    there = "has " + ", ".join(map(repr, known)) if known else "has no fields"
+    raise FieldError(
+        f"{owner} has no field {name!r}; it {there}.{closest(name, known)}" + (f" {way_out}" if way_out else "")
+    )
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Attach `note` to `error`, once, keeping its type and arguments (`add_note` of Python 3.11, also on 3.10)."""
+    notes: list[str] = error.__dict__.setdefault("__notes__", [])
+    if note not in notes:
+        notes.append(note)

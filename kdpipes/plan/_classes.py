@@ -1,0 +1,52 @@
+"""Class names and numbers, for the plan pipes that speak of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kdpipes.errors import closest, must_be
+
+__all__ = ["check_classes", "to_labels"]
+
+
+def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
+    """Return classes, numbers or names, as a tuple; refuse anything else."""
+    given = [classes] if isinstance(classes, int | str) else list(classes) if hasattr(classes, "__iter__") else None
+    given = None if given is None else [entry.item() if hasattr(entry, "item") else entry for entry in given]
+    if given is None or not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in given):
+        raise TypeError(must_be(param, "class numbers or class names", classes))
+    return tuple(given)
+
+
+def to_labels(
+    param: str, classes: Sequence[int | str], names: Sequence[str] | None, *, are_names: bool
+) -> list[int | str]:
+    """Return classes as they stand in field `y`: numbers, or names where the labels are names themselves.
+
+    Args:
+        param: The argument's name, for errors.
+        classes: Numbers or names.
+        names: The names of the classes 0, 1, ..., where the source knows them.
+        are_names: Whether the labels are names themselves.
+    """
+    if are_names:
+        return list(classes)
+    labels: list[int | str] = []
+    for entry in classes:
+        if isinstance(entry, str):
+            labels.append(_number_of(param, entry, names))
+        elif names is not None and not 0 <= entry < len(names):
+            raise ValueError(must_be(param, f"class numbers below {len(names)}, or names of {', '.join(names)}", entry))
+        else:
+            labels.append(entry)
+    return labels
+
+
+def _number_of(param: str, name: str, names: Sequence[str] | None) -> int:
+    if names is None:
+        way_out = "Its source does not know the names: give it `class_names=[...]`."
+        raise ValueError(must_be(param, "class numbers", name, way_out))
+    if name not in names:
+        raise ValueError(must_be(param, f"among the classes {', '.join(names)}", name) + closest(name, names))
+    return names.index(name)

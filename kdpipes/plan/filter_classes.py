@@ -1,0 +1,113 @@
+"""Keep or drop classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe
+
+from kdpipes._functional import functional_pipe
+from kdpipes._pipe import IterPipe, MapPipe, PlanPipe, gives_samples, samples_of
+from kdpipes.errors import check_one_of
+from kdpipes.plan._classes import check_classes, to_labels
+from kdpipes.sample import Sample
+from kdpipes.selection import keep_classes
+
+__all__ = ["ClassFilterIterDataPipe", "ClassFilterMapDataPipe"]
+
+Classes = Sequence[int | str]
+
+
+class _Choice:
+    """The two arguments, of which exactly one is given."""
+
+    def __init__(self, valid: Classes | None, invalid: Classes | None) -> None:
+        check_one_of(valid=valid, invalid=invalid)
+        self.param = "valid" if valid is not None else "invalid"
+        self.classes = check_classes(self.param, valid if valid is not None else invalid)
+        self.keep = valid is not None
+
+
+@functional_pipe("filter_classes", flavour="map")
+class ClassFilterMapDataPipe(PlanPipe):
+    """Keeps or drops the samples of some classes (functional name: ``filter_classes``).
+
+    Reads the labels, field `y`, and nothing else. The labels of what is kept stay as they are.
+
+    Args:
+        source_datapipe: An indexed pipe of samples.
+        valid: The classes to keep, by number or by name.
+        invalid: The classes to drop; exactly one of the two is given.
+
+    Length: the number of samples of these classes.
+
+    Raises:
+        ValueError: A class is not among the source's, or is named where the source has no names.
+
+    Source: KappaData's ClassFilterWrapper.
+
+    Example:
+        >>> pipe = kdp.from_dataset(["a", "b", "c"], "x", labels=[0, 1, 0], class_names=["heron", "stork"])
+        >>> pipe.filter_classes(valid=["heron"]).column("x")
+        array(['a', 'c'], dtype='<U1')
+    """
+
+    def __init__(
+        self, source_datapipe: MapPipe, *, valid: Classes | None = None, invalid: Classes | None = None
+    ) -> None:
+        super().__init__(source_datapipe, "filter_classes")
+        self._choice = _Choice(valid, invalid)
+
+    def _plan(self) -> NDArray[Any]:
+        labels = self._source.column("y")
+        choice = self._choice
+        classes = to_labels(
+            choice.param, choice.classes, self._source.class_names(), are_names=labels.dtype.kind in "UO"
+        )
+        return keep_classes(labels, classes, keep=choice.keep)
+
+
+@functional_pipe("filter_classes", flavour="iter")
+class ClassFilterIterDataPipe(IterPipe):
+    """Keeps or drops the samples of some classes, as they pass (functional name: ``filter_classes``).
+
+    Reads the labels, field `y`, and nothing else. The labels of what is kept stay as they are.
+
+    Args:
+        source_datapipe: A stream of samples.
+        valid: The classes to keep, by number or by name.
+        invalid: The classes to drop; exactly one of the two is given.
+
+    Length: none.
+
+    Raises:
+        ValueError: A class is not among the source's, or is named where the source has no names.
+
+    Source: KappaData's ClassFilterWrapper.
+    """
+
+    def __init__(
+        self, source_datapipe: IterDataPipe[Any], *, valid: Classes | None = None, invalid: Classes | None = None
+    ) -> None:
+        super().__init__()
+        self._source = gives_samples(source_datapipe, "filter_classes")
+        self._choice = _Choice(valid, invalid)
+
+    def samples(self) -> Iterator[Sample]:
+        choice, names = self._choice, self.class_names()
+        by_kind: dict[bool, frozenset[int | str]] = {}
+        for sample in samples_of(self._source, "filter_classes"):
+            label = sample["y"]
+            is_name = isinstance(label, str)
+            if is_name not in by_kind:
+                by_kind[is_name] = frozenset(to_labels(choice.param, choice.classes, names, are_names=is_name))
+            if (label in by_kind[is_name]) == choice.keep:
+                yield sample
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._source.class_names() if isinstance(self._source, IterPipe) else None
+
+    def field_names(self) -> frozenset[str] | None:
+        return self._source.field_names() if isinstance(self._source, IterPipe) else None

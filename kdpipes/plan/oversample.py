@@ -1,0 +1,116 @@
+"""Balance classes by repeating the rarer ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe
+
+from kdpipes._functional import functional_pipe
+from kdpipes._pipe import IterPipe, MapPipe, PlanPipe, gives_samples, samples_of
+from kdpipes.errors import DataError, check_choice, check_count, must_be
+from kdpipes.sample import Sample
+from kdpipes.selection import oversample_exact, oversample_multiply
+
+__all__ = ["OversamplerIterDataPipe", "OversamplerMapDataPipe"]
+
+Mode = Literal["multiply", "exact"]
+
+
+@functional_pipe("oversample", flavour="map")
+class OversamplerMapDataPipe(PlanPipe):
+    """Balances classes by repeating the samples of the rarer ones (functional name: ``oversample``).
+
+    Reads the labels, field `y`, and nothing else. A repeated sample is augmented anew.
+
+    Args:
+        source_datapipe: An indexed pipe of samples.
+        mode: "multiply": all samples, then each rarer class again as often as it fits into the largest, by whole
+            numbers. "exact": class after class, each repeated up to exactly the size of the largest.
+
+    Length: "exact": number of classes times the size of the largest; "multiply": at most that, more than half of it.
+
+    Source: KappaData's OversamplingWrapper, sample for sample.
+
+    Example:
+        >>> pipe = kdp.from_dataset([("a", 0), ("b", 1), ("c", 0)])
+        >>> pipe.oversample().column("x")
+        array(['a', 'b', 'c', 'b'], dtype='<U1')
+    """
+
+    def __init__(self, source_datapipe: MapPipe, *, mode: Mode = "multiply") -> None:
+        super().__init__(source_datapipe, "oversample")
+        check_choice("mode", mode, ("multiply", "exact"))
+        self._mode = mode
+
+    def _plan(self) -> NDArray[Any]:
+        labels = self._source.column("y")
+        return oversample_multiply(labels) if self._mode == "multiply" else oversample_exact(labels)
+
+
+@functional_pipe("oversample", flavour="iter")
+class OversamplerIterDataPipe(IterPipe):
+    """Balances classes by repeating the samples of the rarer ones, as they pass (functional name: ``oversample``).
+
+    A sample's repetitions follow it directly; a shuffle behind this pipe spreads them. A repeated sample is augmented
+    anew.
+
+    Args:
+        source_datapipe: A stream of samples.
+        mode: "multiply": each sample as often as its class fits into the largest, by whole numbers. "exact": so often
+            that all classes end at the size of the largest, if `class_counts` is true of the stream.
+        class_counts: The number of samples of each class, by what stands in `y`. A stream cannot count ahead.
+
+    Length: none.
+
+    Raises:
+        DataError: A sample's class is not in `class_counts`.
+
+    Source: KappaData's OversamplingWrapper.
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        *,
+        mode: Mode = "multiply",
+        class_counts: Mapping[Any, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self._source = gives_samples(source_datapipe, "oversample")
+        check_choice("mode", mode, ("multiply", "exact"))
+        if class_counts is None:
+            raise ValueError(
+                "`class_counts` must be given for a stream, which cannot count ahead: `{class: number of samples}`. "
+                "An indexed source (`kdp.open_shards`) needs none."
+            )
+        if not isinstance(class_counts, Mapping) or not class_counts:
+            raise TypeError(must_be("class_counts", "a dictionary of counts by class", class_counts))
+        self._mode = mode
+        self._counts = {label: check_count(f"class_counts[{label!r}]", count) for label, count in class_counts.items()}
+
+    def samples(self) -> Iterator[Sample]:
+        largest = max(self._counts.values())
+        seen: Counter[Any] = Counter()
+        for sample in samples_of(self._source, "oversample"):
+            label = sample["y"]
+            if label not in self._counts:
+                raise DataError(f"Sample {sample.key!r} has class {label!r}, which is not in `class_counts`.")
+            times = self._times(seen[label], self._counts[label], largest)
+            seen[label] += 1
+            for _ in range(times):
+                yield sample.fork()
+
+    def _times(self, seen: int, count: int, largest: int) -> int:
+        if self._mode == "multiply":
+            return largest // count
+        return (seen + 1) * largest // count - seen * largest // count
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._source.class_names() if isinstance(self._source, IterPipe) else None
+
+    def field_names(self) -> frozenset[str] | None:
+        return self._source.field_names() if isinstance(self._source, IterPipe) else None

@@ -1,0 +1,129 @@
+"""The whole source again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe
+
+from kdpipes._functional import functional_pipe
+from kdpipes._pipe import IterPipe, MapPipe, gives_samples, indexed, samples_of
+from kdpipes.errors import DataError, check_count, check_one_of
+from kdpipes.sample import Sample
+
+__all__ = ["RepeaterUntilIterDataPipe", "RepeaterUntilMapDataPipe"]
+
+_EMPTY = "`.repeat_until()` cannot reach `min_size={}`: its source is empty. Is a filter upstream too strict?"
+
+
+class _Goal:
+    """The two arguments, of which exactly one is given."""
+
+    def __init__(self, min_size: int | None, repetitions: int | None) -> None:
+        check_one_of(min_size=min_size, repetitions=repetitions)
+        self.min_size = None if min_size is None else check_count("min_size", min_size)
+        self.repetitions = None if repetitions is None else check_count("repetitions", repetitions)
+
+    def rounds(self, size: int) -> int:
+        if self.repetitions is not None:
+            return self.repetitions
+        assert self.min_size is not None
+        if size == 0:
+            raise DataError(_EMPTY.format(self.min_size))
+        return -(-self.min_size // size)
+
+
+@functional_pipe("repeat_until", flavour="map")
+class RepeaterUntilMapDataPipe(MapPipe):
+    """Gives the whole source again and again, round robin (functional name: ``repeat_until``).
+
+    Upstream's `repeat` gives each item n times in a row, and only on streams. A repeated sample is augmented anew.
+
+    Args:
+        source_datapipe: An indexed pipe of samples.
+        min_size: Whole rounds until there are at least this many samples.
+        repetitions: This many rounds; exactly one of the two is given.
+
+    Length: the source's, times the number of rounds.
+
+    Memory: none; positions are computed.
+
+    Raises:
+        DataError: The source is empty and `min_size` cannot be reached.
+
+    Source: KappaData's RepeatWrapper.
+
+    Example:
+        >>> kdp.from_dataset([("a", 0), ("b", 1)]).repeat_until(min_size=3).column("x")
+        array(['a', 'b', 'a', 'b'], dtype='<U1')
+    """
+
+    def __init__(
+        self, source_datapipe: MapPipe, *, min_size: int | None = None, repetitions: int | None = None
+    ) -> None:
+        self._source = indexed(source_datapipe, "repeat_until")
+        self._goal = _Goal(min_size, repetitions)
+
+    def __len__(self) -> int:
+        size = len(self._source)
+        return size * self._goal.rounds(size)
+
+    def fetch(self, index: int) -> Sample:
+        return self._source.fetch(index % len(self._source))
+
+    def column(self, name: str) -> NDArray[Any]:
+        return np.tile(self._source.column(name), self._goal.rounds(len(self._source)))
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._source.class_names()
+
+    def field_names(self) -> frozenset[str] | None:
+        return self._source.field_names()
+
+
+@functional_pipe("repeat_until", flavour="iter")
+class RepeaterUntilIterDataPipe(IterPipe):
+    """Gives the whole stream again and again (functional name: ``repeat_until``).
+
+    Upstream's `repeat` gives each item n times in a row. A repeated sample is augmented anew.
+
+    Args:
+        source_datapipe: A stream of samples; read again for each round.
+        min_size: Whole rounds until there are at least this many samples.
+        repetitions: This many rounds; exactly one of the two is given.
+
+    Length: the source's, if it has one, times the number of rounds.
+
+    Raises:
+        DataError: The source is empty and `min_size` cannot be reached.
+
+    Source: KappaData's RepeatWrapper.
+    """
+
+    def __init__(
+        self, source_datapipe: IterDataPipe[Any], *, min_size: int | None = None, repetitions: int | None = None
+    ) -> None:
+        super().__init__()
+        self._source = gives_samples(source_datapipe, "repeat_until")
+        self._goal = _Goal(min_size, repetitions)
+
+    def __len__(self) -> int:
+        size = len(self._source)
+        return size * self._goal.rounds(size)
+
+    def samples(self) -> Iterator[Sample]:
+        size = 0
+        for sample in samples_of(self._source, "repeat_until"):
+            size += 1
+            yield sample
+        for _ in range(self._goal.rounds(size) - 1):
+            yield from samples_of(self._source, "repeat_until")
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._source.class_names() if isinstance(self._source, IterPipe) else None
+
+    def field_names(self) -> frozenset[str] | None:
+        return self._source.field_names() if isinstance(self._source, IterPipe) else None

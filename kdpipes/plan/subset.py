@@ -1,0 +1,57 @@
+"""A fixed choice of samples, in a fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes._functional import functional_pipe, refuse_flavour
+from kdpipes._pipe import MapPipe, PlanPipe
+from kdpipes.errors import must_be
+from kdpipes.selection import smallest_int
+from kdpipes.storage.shared import Shared
+
+__all__ = ["SubsetterMapDataPipe"]
+
+
+@functional_pipe("subset", flavour="map")
+class SubsetterMapDataPipe(PlanPipe):
+    """Gives the samples at fixed positions, in that order (functional name: ``subset``).
+
+    `pipe[5:-3:2]` and `pipe[[4, 0, 4]]` are the same. A position may be given more than once.
+
+    Args:
+        source_datapipe: An indexed pipe of samples.
+        indices: Positions in the source, `[n] int`; negative ones count from the end.
+
+    Length: n.
+
+    Raises:
+        IndexError: A position lies outside the source.
+
+    Example:
+        >>> kdp.from_dataset([("a", 0), ("b", 1), ("c", 0)]).subset([-1, 0]).column("x")
+        array(['c', 'a'], dtype='<U1')
+    """
+
+    def __init__(self, source_datapipe: MapPipe, indices: Sequence[int] | NDArray[Any]) -> None:
+        super().__init__(source_datapipe, "subset")
+        wanted = np.asarray(indices, dtype=None if len(indices) else np.int64)
+        if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
+            raise TypeError(must_be("indices", "a sequence of integers", indices))
+        self._wanted = Shared(wanted)
+
+    def _plan(self) -> NDArray[Any]:
+        size, wanted = len(self._source), self._wanted.value
+        outside = wanted[(wanted < -size) | (wanted >= size)]
+        if len(outside):
+            raise IndexError(f"`indices` must be from {-size} up to {size - 1}, but {int(outside[0])} is among them.")
+        return np.where(wanted < 0, wanted + size, wanted).astype(smallest_int(size))
+
+
+refuse_flavour(
+    "subset", way_out="`kdp.open_shards` or `kdp.from_dataset` give an indexed source; `.header(n)` cuts a stream."
+)

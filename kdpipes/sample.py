@@ -1,0 +1,250 @@
+"""The sample: named fields that load when they are first read, a key, an ordinal and a ctx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+
+from kdpipes.draw import Draw, current_draw
+from kdpipes.errors import ChainError, add_note, refuse_field
+
+__all__ = ["Lazy", "Sample", "as_sample"]
+
+_UNLOADED: Any = type("_Unloaded", (), {"__repr__": lambda self: "<not loaded>"})()
+
+
+class Lazy:
+    """The value of a field that is computed when it is first read, once.
+
+    Args:
+        load: Called as `load(sample, *values)` with the values of `inputs`.
+        inputs: The values that this one is computed from.
+        what: What goes on here, for the note on an error: "reading field 'x'".
+    """
+
+    __slots__ = ("_inputs", "_load", "_value", "_what")
+
+    def __init__(self, load: Callable[..., Any], *inputs: Lazy, what: str) -> None:
+        self._load = load
+        self._inputs = inputs
+        self._what = what
+        self._value = _UNLOADED
+
+    @classmethod
+    def of(cls, value: Any) -> Lazy:
+        """Return a value that is there already."""
+        lazy = cls(_UNLOADED, what="")
+        lazy._value = value
+        return lazy
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether reading the value costs nothing."""
+        return self._value is not _UNLOADED
+
+    def get(self, sample: Sample) -> Any:
+        """Return the value; an error gains a note that names the sample and the operation."""
+        if self._value is _UNLOADED:
+            values = [value.get(sample) for value in self._inputs]
+            try:
+                self._value = self._load(sample, *values)
+            except Exception as error:
+                add_note(error, f"kdpipes: while {self._what} of sample {sample.key!r} (ordinal {sample.ordinal})")
+                raise
+            self._load, self._inputs = _UNLOADED, ()
+        return self._value
+
+    def fork(self) -> Lazy:
+        """Return the same value for another delivery of the sample: what is not loaded yet is computed anew."""
+        if self.is_loaded:
+            return Lazy.of(self._value)
+        return Lazy(self._load, *(value.fork() for value in self._inputs), what=self._what)
+
+
+class _Origin:
+    """What all views of one delivered sample share."""
+
+    __slots__ = ("ctx", "draw", "index", "is_recording", "key", "names", "promises")
+
+    def __init__(self, key: str, index: int, draw: Draw) -> None:
+        self.key = key
+        self.index = index
+        self.draw = draw
+        self.ctx: dict[str, Any] = {}
+        self.is_recording = False
+        self.names: dict[str, int] = {}
+        self.promises: dict[str, Lazy] = {}
+
+
+class Sample(MutableMapping[str, Any]):
+    """A mutable mapping of named fields. A field is loaded when it is first read, once; `name in sample` loads nothing.
+
+    Pickling and copying load all fields.
+
+    Args:
+        fields: The fields; a value of type `Lazy` is computed when it is read.
+        key: Stable and unique in its source: a relative path, an ID, a shard and member.
+        index: The sample's position in its source.
+        draw: Which delivered sample this is; by default, the draw that `deal` has opened.
+
+    Example:
+        >>> sample = Sample({"x": b"pixels", "y": 3}, key="heron/0001.jpg")
+        >>> sample["y"], sample.key, list(sample)
+        (3, 'heron/0001.jpg', ['x', 'y'])
+    """
+
+    __slots__ = ("_fields", "_origin")
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+    def __init__(self, fields: Mapping[str, Any], *, key: str = "", index: int = 0, draw: Draw | None = None) -> None:
+        self._origin = _Origin(key, index, draw or current_draw() or Draw(ordinal=index))
+        self._fields = {name: value if isinstance(value, Lazy) else Lazy.of(value) for name, value in fields.items()}
+
+    @property
+    def key(self) -> str:
+        """The sample's name, stable and unique in its source."""
+        return self._origin.key
+
+    @property
+    def index(self) -> int:
+        """The sample's position in its source."""
+        return self._origin.index
+
+    @property
+    def ordinal(self) -> int:
+        """The sample's position in the dealt epoch."""
+        return self._origin.draw.ordinal
+
+    @property
+    def draw(self) -> Draw:
+        """Which delivered sample this is: the source of its randomness."""
+        return self._origin.draw
+
+    @property
+    def ctx(self) -> dict[str, Any]:
+        """What the operations after `record_ctx` have recorded, by the operation's name."""
+        return self._origin.ctx
+
+    def __getitem__(self, name: str) -> Any:
+        return self.lazy(name).get(self)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._fields[name] = value if isinstance(value, Lazy) else Lazy.of(value)
+
+    def __delitem__(self, name: str) -> None:
+        self.lazy(name)
+        del self._fields[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        shown = {name: self[name] if value.is_loaded else _UNLOADED for name, value in self._fields.items()}
+        fields = ", ".join(f"{name}={_short(value)}" for name, value in shown.items())
+        return f"Sample({self.key!r}, {fields})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (dict(self), self.key, self.index, self.draw, self.ctx)
+
+    def lazy(self, name: str) -> Lazy:
+        """Return a field without loading it."""
+        try:
+            return self._fields[name]
+        except KeyError:
+            refuse_field(name, f"Sample {self.key!r}", self._fields)
+
+    def rng(self, operation: str) -> np.random.Generator:
+        """Return a generator that depends on the delivered sample and the operation's name alone."""
+        return self.draw.rng(operation)
+
+    def bind(self, draw: Draw) -> None:
+        """Say which delivered sample this is."""
+        self._origin.draw = draw
+
+    def view(self) -> Sample:
+        """Return the sample with the fields that it has now, whatever happens to it later."""
+        view = Sample.__new__(Sample)
+        view._origin, view._fields = self._origin, dict(self._fields)
+        return view
+
+    def fork(self) -> Sample:
+        """Return the sample for another delivery: its own draw, ctx and random operations."""
+        fork = Sample.__new__(Sample)
+        fork._origin = _Origin(self.key, self.index, self.draw)
+        fork._origin.is_recording = self._origin.is_recording
+        fork._origin.names = dict(self._origin.names)
+        fork._fields = {name: value.fork() for name, value in self._fields.items()}
+        for name, promise in self._origin.promises.items():
+            field = next((field for field, value in self._fields.items() if value is promise), None)
+            if field is not None:
+                fork._origin.promises[name] = fork._fields[field]
+        return fork
+
+    def record(self) -> None:
+        """Record in `ctx` what the operations that follow report."""
+        self._origin.is_recording = True
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether `record_ctx` stands upstream."""
+        return self._origin.is_recording
+
+    def claim_name(self, operation: str) -> str:
+        """Return a name for an operation that no other operation of this sample has: "crop", "crop_2", ..."""
+        count = self._origin.names.get(operation, 0) + 1
+        self._origin.names[operation] = count
+        return operation if count == 1 else f"{operation}_{count}"
+
+    def promise_ctx(self, name: str, value: Lazy) -> None:
+        """Say that loading `value` will record the entry `name` of the ctx."""
+        self._origin.promises[name] = value
+
+    def recorded(self, name: str) -> Any:
+        """Return one entry of the ctx, loading the field that it is recorded with."""
+        promises = self._origin.promises
+        for promise in [promises[name]] if name in promises else list(promises.values()):
+            if name not in self.ctx:
+                promise.get(self)
+        if name not in self.ctx:
+            names = sorted({*self.ctx, *self._origin.promises})
+            way_out = (
+                "" if self.is_recording else "`.record_ctx()` must stand before the operations that are to be recorded."
+            )
+            refuse_field(name, f"The ctx of sample {self.key!r}", names, way_out)
+        return self.ctx[name]
+
+
+def _restore(fields: dict[str, Any], key: str, index: int, draw: Draw, ctx: dict[str, Any]) -> Sample:
+    sample = Sample(fields, key=key, index=index, draw=draw)
+    sample.ctx.update(ctx)
+    return sample
+
+
+def _short(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"<{type(value).__name__} {list(shape)} {getattr(value, 'dtype', '')}>"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def as_sample(item: Any, index: int, pipe: str) -> Sample:
+    """Return `item` as a sample: a sample as it is, a dictionary as its fields; refuse what is ambiguous."""
+    if isinstance(item, Sample):
+        return item
+    if isinstance(item, Mapping) and all(isinstance(name, str) for name in item):
+        fields = {name.lstrip("."): value for name, value in item.items() if not name.startswith("__")}
+        return Sample(fields, key=str(item.get("__key__", index)), index=index)
+    raise ChainError(
+        f"`{pipe}` takes samples, but its source gives {type(item).__name__}. "
+        'Name the fields first: `.to_samples(fields="x y")`.'
+    )

@@ -1,0 +1,128 @@
+"""Index arithmetic of plans and epochs: pure functions and small values over NumPy arrays, no torch and no pipes."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["Permutation", "class_counts", "keep_classes", "oversample_exact", "oversample_multiply", "smallest_int"]
+
+Ints = NDArray[np.integer[Any]]
+
+
+def smallest_int(stop: int) -> type[np.integer[Any]]:
+    """Return the integer type that holds positions below `stop` in the least memory: int32, or int64 from 2**31 on."""
+    return np.int32 if stop <= np.iinfo(np.int32).max else np.int64
+
+
+def keep_classes(labels: NDArray[Any], classes: ArrayLike, *, keep: bool) -> Ints:
+    """Return the positions of the labels that are (`keep`) or are not among `classes`, in order.
+
+    >>> keep_classes(np.array([2, 0, 1, 0]), [0], keep=True)
+    array([1, 3], dtype=int32)
+    """
+    chosen = np.isin(labels, np.asarray(classes))
+    return np.flatnonzero(chosen if keep else ~chosen).astype(smallest_int(len(labels)))
+
+
+def class_counts(labels: NDArray[Any]) -> dict[Any, int]:
+    """Return how many labels there are of each class, classes in ascending order.
+
+    >>> class_counts(np.array([2, 0, 2]))
+    {0: 1, 2: 2}
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    return dict(zip(classes.tolist(), counts.tolist(), strict=True))
+
+
+def _by_class(labels: NDArray[Any]) -> list[Ints]:
+    """Return the positions of each class, classes in ascending order, positions too."""
+    _, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.argsort(inverse.reshape(-1), kind="stable").astype(smallest_int(len(labels)))
+    return list(np.split(order, np.cumsum(counts)[:-1]))
+
+
+def oversample_multiply(labels: NDArray[Any]) -> Ints:
+    """Return all positions, then each rarer class again as often as it fits into the largest: KappaData's "multiply".
+
+    >>> oversample_multiply(np.array([0, 0, 0, 1, 0]))
+    array([0, 1, 2, 3, 4, 3, 3, 3], dtype=int32)
+    """
+    groups = _by_class(labels) if len(labels) else []
+    largest = max(map(len, groups), default=0)
+    everything = np.arange(len(labels), dtype=smallest_int(len(labels)))
+    return np.concatenate([everything, *(np.tile(group, largest // len(group) - 1) for group in groups)])
+
+
+def oversample_exact(labels: NDArray[Any]) -> Ints:
+    """Return class after class, each repeated up to exactly the size of the largest: KappaData's "exact".
+
+    >>> oversample_exact(np.array([0, 1, 0, 0]))
+    array([0, 2, 3, 1, 1, 1], dtype=int32)
+    """
+    groups = _by_class(labels) if len(labels) else []
+    largest = max(map(len, groups), default=0)
+    return np.concatenate(
+        [np.zeros(0, dtype=smallest_int(len(labels))), *(np.resize(group, largest) for group in groups)]
+    )
+
+
+class Permutation:
+    """A seeded permutation of `range(size)` that is a function, not an array: it takes no memory.
+
+    A balanced Feistel network of eight rounds over the next even power of two, walked until the image falls into
+    range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). `permutation[positions]` maps an array.
+    Up to 4,096 elements a sort of hashes is used instead: tiny Feistel networks reach only some of the orders.
+
+    >>> sorted(Permutation(5, key=b"epoch 0")[np.arange(5)].tolist())
+    [0, 1, 2, 3, 4]
+    """
+
+    _ROUNDS = 8
+    _SORTED_UP_TO = 4_096
+
+    def __init__(self, size: int, *, key: bytes) -> None:
+        words = np.frombuffer(hashlib.blake2b(key, digest_size=8 * self._ROUNDS).digest(), dtype=np.uint64)
+        self._size = size
+        self._half_bits = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+        self._keys = words
+        self._order = self._sorted() if size <= self._SORTED_UP_TO else None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, positions: ArrayLike) -> NDArray[np.int64]:
+        """Map positions in `range(size)` to elements of `range(size)`."""
+        wanted = np.asarray(positions, dtype=np.int64)
+        if self._order is not None:
+            return self._order[wanted]
+        image = self._network(wanted.astype(np.uint64))
+        outside = np.flatnonzero(image >= self._size)
+        while outside.size:
+            image[outside] = self._network(image[outside])
+            outside = outside[image[outside] >= self._size]
+        return image.astype(np.int64)
+
+    def _sorted(self) -> NDArray[np.int64]:
+        generator = np.random.Generator(np.random.Philox(key=self._keys[:2]))
+        return np.argsort(generator.integers(0, 1 << 63, size=self._size), kind="stable").astype(np.int64)
+
+    def _network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        bits = np.uint64(self._half_bits)
+        mask = np.uint64((1 << self._half_bits) - 1)
+        left, right = values >> bits, values & mask
+        for key in self._keys:
+            left, right = right, left ^ (_mixed(right + key) & mask)
+        image: NDArray[np.uint64] = (left << bits) | right
+        return image
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the finalizer of SplitMix64 (Steele, Lea and Flood, 2014): each output bit depends on all input bits."""
+    mixed: NDArray[np.uint64] = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed

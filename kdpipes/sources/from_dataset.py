@@ -1,0 +1,184 @@
+"""Any torch Dataset as samples, and the class to write one whose fields load singly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from kdpipes._pipe import MapPipe, as_column
+from kdpipes.callback import Callback
+from kdpipes.errors import ChainError, must_be, refuse_field
+from kdpipes.sample import Lazy, Sample
+from kdpipes.storage.shared import Shared
+
+__all__ = ["DatasetReaderMapDataPipe", "SampleSource"]
+
+_PREFIX = "getitem_"
+
+
+class DatasetReaderMapDataPipe(MapPipe):
+    """The items of a dataset as samples with named fields (`kdp.from_dataset(dataset)`).
+
+    An object with `getitem_x(index)`, `getitem_y(index)`, ... methods keeps its fields: each is loaded alone, when it
+    is read (KappaData's convention; a parameter `ctx` gets the sample's). Of any other dataset an item is loaded whole
+    when the first of its fields is read.
+
+    Args:
+        dataset: An object with `__len__` and `__getitem__`, or with `__len__` and `getitem_*` methods.
+        fields: The names of an item's parts, in order, as one string; for items that are dictionaries, which keys to
+            take. Not for datasets with `getitem_*` methods.
+        labels: The labels, `[len(dataset)]`, so that none is read from an item. By default, those of the dataset's
+            `targets` or `labels`, if it has them, as torchvision's do.
+        class_names: The names of the classes 0, 1, ...; by default, the dataset's `classes`.
+
+    Workers: The dataset is shared with workers that are forked, and pickled for others.
+
+    Example:
+        >>> pipe = kdp.from_dataset([("cat.jpg", 0), ("dog.jpg", 1)])
+        >>> pipe[1]["x"], pipe.column("y")
+        ('dog.jpg', array([0, 1]))
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        fields: str = "x y",
+        *,
+        labels: Sequence[Any] | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        if isinstance(dataset, str | bytes | Mapping) or not hasattr(dataset, "__len__"):
+            raise TypeError(must_be("dataset", "a dataset with a length and positions", dataset))
+        if not isinstance(fields, str) or not fields.split():
+            raise TypeError(must_be("fields", 'names in one string, like "x y"', fields))
+        if labels is not None and len(labels) != len(dataset):
+            raise ValueError(
+                f"`labels` must be as long as `dataset`, but has {len(labels)} entries for {len(dataset)} items."
+            )
+        self._dataset = Shared(dataset)
+        self._getters = _getters_of(dataset)
+        self._fields = " ".join(self._getters) or fields
+        self._labels = Shared(as_column(labels)) if labels is not None else None
+        self._class_names = _class_names_of(dataset) if class_names is None else tuple(class_names)
+
+    def __len__(self) -> int:
+        return len(self._dataset.value)
+
+    def fetch(self, index: int) -> Sample:
+        dataset = self._dataset.value
+        if self._getters:
+            fields = {name: _getter(dataset, name, index) for name in self._getters}
+        else:
+            item = Lazy(lambda sample: dataset[index], what="loading an item")
+            names = self._fields.split()
+            fields = {name: _part(item, names, place) for place, name in enumerate(names)}
+        if self._labels is not None:
+            label = self._labels.value[index]
+            fields["y"] = Lazy.of(label.item() if isinstance(label, np.generic) else label)
+        return Sample(fields, key=str(index), index=index)
+
+    def column(self, name: str) -> NDArray[Any]:
+        labels = self._known_labels() if name == "y" else None
+        return labels if labels is not None else super().column(name)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._class_names
+
+    def field_names(self) -> frozenset[str]:
+        return frozenset(self._fields.split()) | (set() if self._labels is None else {"y"})
+
+    def _known_labels(self) -> NDArray[Any] | None:
+        if self._labels is None and "y" not in self._getters:
+            dataset = self._dataset.value
+            for name in ("targets", "labels"):
+                found = getattr(dataset, name, None)
+                if found is not None and hasattr(found, "__len__") and len(found) == len(dataset):
+                    self._labels = Shared(np.asarray(found))
+                    break
+        return None if self._labels is None else self._labels.value
+
+
+def _class_names_of(dataset: Any) -> tuple[str, ...] | None:
+    names: Any = getattr(dataset, "classes", None)
+    is_names = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    return tuple(names) if is_names else None
+
+
+def _getter(dataset: Any, name: str, index: int) -> Lazy:
+    getter = getattr(dataset, _PREFIX + name)
+    takes_ctx = "ctx" in Callback(_PREFIX + name, getter).parameters
+
+    def load(sample: Sample) -> Any:
+        return getter(index, ctx=sample.ctx if sample.is_recording else {}) if takes_ctx else getter(index)
+
+    return Lazy(load, what=f"loading field {name!r}")
+
+
+def _part(item: Lazy, names: list[str], place: int) -> Lazy:
+    def pick(sample: Sample, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            if names[place] not in value:
+                known = " ".join(map(str, value))
+                raise ChainError(f'Item {sample.index} has no {names[place]!r}. Name what it has: `fields="{known}"`.')
+            return value[names[place]]
+        if isinstance(value, tuple | list):
+            if len(value) != len(names):
+                raise ChainError(
+                    f"Item {sample.index} has {len(value)} parts, but `fields` names {len(names)}: {' '.join(names)!r}."
+                )
+            return value[place]
+        if len(names) == 1:
+            return value
+        raise ChainError(f'Item {sample.index} is one {type(value).__name__}. Name it: `fields="x"`.')
+
+    return Lazy(pick, item, what=f"reading field {names[place]!r}")
+
+
+class SampleSource(MapPipe):
+    """A source of one's own: subclass it, give it `__len__` and a `getitem_NAME(index)` method for each field.
+
+    A method is called only when its field is read; with a parameter `ctx`, it gets the sample's ctx. `__init__` needs
+    no call of the base class's. Keep large lists in arrays, or give the object to `kdp.from_dataset`, which shares it:
+    loaders copy a pipe's attributes.
+
+    Example:
+        >>> class Squares(kdp.SampleSource):
+        ...     def __len__(self):
+        ...         return 4
+        ...     def getitem_x(self, index, ctx=None):
+        ...         return index * index
+        ...     def getitem_y(self, index, ctx=None):
+        ...         return index % 2
+        >>> Squares().filter_classes(valid=[1]).select("x y")[1]
+        (9, 1)
+    """
+
+    def fetch(self, index: int) -> Sample:
+        fields = {name: _getter(self, name, index) for name in _getters_of(self)}
+        return Sample(fields, key=self.key_of(index), index=index)
+
+    def key_of(self, index: int) -> str:
+        """Return the sample's key, stable and unique in the source; override it where samples have names."""
+        return str(index)
+
+    def column(self, name: str) -> NDArray[Any]:
+        if name not in _getters_of(self):
+            refuse_field(name, type(self).__name__, _getters_of(self))
+        return super().column(name)
+
+    def field_names(self) -> frozenset[str]:
+        return frozenset(_getters_of(self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.__dict__
+        if MapDataPipe.getstate_hook is not None:  # torch walks the graph: it is to find pipes, not to pickle lists
+            return {name: value for name, value in state.items() if isinstance(value, IterDataPipe | MapDataPipe)}
+        return state
+
+
+def _getters_of(source: Any) -> list[str]:
+    return sorted(name[len(_PREFIX) :] for name in dir(type(source)) if name.startswith(_PREFIX))

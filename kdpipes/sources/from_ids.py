@@ -1,0 +1,106 @@
+"""Samples from a list of IDs and a dictionary of labels: the partition/labels pattern of many training scripts."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kdpipes._pipe import MapPipe, as_column
+from kdpipes.callback import Callback
+from kdpipes.errors import must_be
+from kdpipes.sample import Lazy, Sample
+from kdpipes.storage.files import read_url
+from kdpipes.storage.shared import Shared
+
+__all__ = ["IdReaderMapDataPipe"]
+
+
+class IdReaderMapDataPipe(MapPipe):
+    """One sample per ID: `x` is loaded from the ID, `y` is looked up (`kdp.from_ids(ids, labels, load)`).
+
+    This is the `partition`/`labels` pattern of "A detailed example of how to generate your data in parallel with
+    PyTorch" (Amidi and Amidi, Stanford).
+
+    Args:
+        ids: The IDs, in order. `sample.key` is `str(id)`.
+        labels: The label of each ID: a dictionary by ID, or a sequence as long as `ids`. Without it there is no `y`.
+        load: Called with an ID, returns `x`; or a path or URL with `{id}` in it, read by its suffix: `.pt` as tensors
+            (`weights_only`), `.npy` as an array, all else as bytes.
+        class_names: The names of the classes 0, 1, ...
+
+    Raises:
+        ValueError: An ID has no label, or `labels` has another length than `ids`.
+
+    Example:
+        >>> pipe = kdp.from_ids(["id-1", "id-2"], {"id-1": 0, "id-2": 2}, load=lambda id: id.upper())
+        >>> pipe[1]["x"], pipe.column("y")
+        ('ID-2', array([0, 2]))
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[Any],
+        labels: Mapping[Any, Any] | Sequence[Any] | None = None,
+        load: Callable[[Any], Any] | str = "{id}",
+        *,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        if isinstance(ids, str) or not hasattr(ids, "__getitem__") or isinstance(ids, Mapping):
+            raise TypeError(must_be("ids", "a sequence of IDs", ids))
+        if isinstance(load, str) and "{id}" not in load:
+            raise ValueError(must_be("load", "a callable, or a path with '{id}' in it", load))
+        self._ids = Shared(ids)
+        self._labels = None if labels is None else Shared(_aligned(ids, labels))
+        self._load = Callback("load", _FileLoader(load) if isinstance(load, str) else load)
+        self._class_names = None if class_names is None else tuple(class_names)
+
+    def __len__(self) -> int:
+        return len(self._ids.value)
+
+    def fetch(self, index: int) -> Sample:
+        name = self._ids.value[index]
+        load = self._load
+        fields: dict[str, Any] = {"x": Lazy(lambda sample: load(name), what="loading field 'x'")}
+        if self._labels is not None:
+            fields["y"] = self._labels.value[index]
+            fields["y"] = fields["y"].item() if isinstance(fields["y"], np.generic) else fields["y"]
+        return Sample(fields, key=str(name), index=index)
+
+    def column(self, name: str) -> NDArray[Any]:
+        return self._labels.value if name == "y" and self._labels is not None else super().column(name)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._class_names
+
+    def field_names(self) -> frozenset[str]:
+        return frozenset({"x"} if self._labels is None else {"x", "y"})
+
+
+def _aligned(ids: Sequence[Any], labels: Mapping[Any, Any] | Sequence[Any]) -> NDArray[Any]:
+    if isinstance(labels, Mapping):
+        missing = next((name for name in ids if name not in labels), None)
+        if missing is not None:
+            raise ValueError(f"`labels` must have a label for every ID, but has none for {missing!r}.")
+        return as_column([labels[name] for name in ids])
+    if len(labels) != len(ids):
+        raise ValueError(f"`labels` must be as long as `ids`, but has {len(labels)} entries for {len(ids)} IDs.")
+    return as_column(labels)
+
+
+class _FileLoader:
+    """Reads the file of an ID by the suffix of its path. Nothing in the file is executed."""
+
+    def __init__(self, template: str) -> None:
+        self._template = template
+
+    def __call__(self, name: Any) -> Any:
+        path = self._template.replace("{id}", str(name))
+        content = read_url(path)
+        if path.endswith(".pt"):
+            return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        return np.load(io.BytesIO(content), allow_pickle=False) if path.endswith(".npy") else content

@@ -1,0 +1,70 @@
+"""Tar shards read front to back, from wherever fsspec reaches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kdpipes._pipe import IterPipe
+from kdpipes.errors import DataError
+from kdpipes.sample import Lazy, Sample
+from kdpipes.storage.files import expand_urls, relative_names
+from kdpipes.storage.shared import Shared
+from kdpipes.storage.tar import decode_member, read_groups
+
+__all__ = ["ShardStreamerIterDataPipe"]
+
+
+class ShardStreamerIterDataPipe(IterPipe):
+    """The samples of webdataset tars, front to back (`kdp.stream_shards(urls)`).
+
+    Fields, keys and decoding are those of `kdp.open_shards`; compressed tars (`.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.xz`)
+    are read as well. Members are grouped into samples as webdataset groups them: neighbours with the same key.
+
+    Args:
+        urls: Paths or fsspec URLs, with brace ranges: `"s3://bucket/birds-{000..127}.tar"`. `pipe:` is refused.
+        class_names: The names of the classes 0, 1, ...
+
+    Length: none; a stream ends where its shards end.
+
+    Memory: one sample.
+
+    Raises:
+        FileNotFoundError: A shard is missing.
+        DataError: A shard is truncated or no tar; it names the shard, the member and the offset.
+    """
+
+    def __init__(
+        self,
+        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._urls = Shared(expand_urls(urls))
+        self._class_names = None if class_names is None else tuple(class_names)
+
+    def samples(self) -> Iterator[Sample]:
+        urls = self._urls.value
+        index = 0
+        for url, shard in zip(urls, relative_names(urls), strict=True):
+            for key, contents in read_groups(url):
+                fields = {field: _member(url, field, content) for field, content in contents.items()}
+                yield Sample(fields, key=f"{shard}/{key}", index=index)
+                index += 1
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._class_names
+
+
+def _member(url: str, field: str, content: bytes) -> Lazy:
+    def load(sample: Sample) -> Any:
+        try:
+            return decode_member(field, content)
+        except ValueError as error:
+            raise DataError(
+                f"Member {field!r} of sample {sample.key!r} in {url!r} cannot be decoded: {error}."
+            ) from error
+
+    return Lazy(load, what=f"decoding member {field!r}")

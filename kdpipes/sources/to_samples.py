@@ -1,0 +1,187 @@
+"""The items of any stock pipe as samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from kdpipes._functional import functional_pipe
+from kdpipes._pipe import IterPipe, MapPipe
+from kdpipes.callback import Callback
+from kdpipes.errors import ChainError, must_be
+from kdpipes.sample import Lazy, Sample
+from kdpipes.storage.files import read_url
+
+__all__ = ["SampleMakerIterDataPipe", "SampleMakerMapDataPipe"]
+
+
+class _Recipe:
+    """How an item becomes a sample."""
+
+    def __init__(
+        self,
+        key: Callable[[Any], Any] | None,
+        label: Callable[[Any], Any] | None,
+        fields: str | Mapping[str, Any] | None,
+    ) -> None:
+        self._key = None if key is None else Callback("key", key)
+        self._label = None if label is None else Callback("label", label)
+        if fields is not None and not isinstance(fields, str | Mapping):
+            raise TypeError(must_be("fields", 'names in one string, like "x y", or functions by name', fields))
+        self._names = fields.split() if isinstance(fields, str) else None
+        named = fields if isinstance(fields, Mapping) else {}
+        self._functions = {name: Callback(f"fields[{name!r}]", function) for name, function in named.items()}
+
+    def __call__(self, item: Any, index: int) -> Sample:
+        fields = self._fields(item) if not self._functions else {}
+        for name, function in self._functions.items():
+            fields[name] = _computed(function, item, f"computing field {name!r}")
+        if self._label is not None:
+            fields["y"] = _computed(self._label, item, "computing the label")
+        key = self._key(item) if self._key is not None else _default_key(item, index)
+        return Sample(fields, key=str(key), index=index)
+
+    def _fields(self, item: Any) -> dict[str, Any]:
+        if isinstance(item, Sample):
+            return {name: item.lazy(name) for name in item}
+        if isinstance(item, Mapping):
+            known = {
+                str(name).lstrip("."): _content(value) for name, value in item.items() if not str(name).startswith("__")
+            }
+            return self._chosen(known)
+        if isinstance(item, str):
+            return {self._only_name("x"): Lazy(lambda sample: read_url(item), what="reading the file")}
+        if isinstance(item, tuple | list):
+            return self._named(item)
+        return {self._only_name(None, item): item}
+
+    def _chosen(self, known: dict[str, Any]) -> dict[str, Any]:
+        names = self._names or list(known)
+        missing = next((name for name in names if name not in known), None)
+        if missing is not None:
+            raise ChainError(f"`fields` names {missing!r}, but an item has only {', '.join(map(repr, known))}.")
+        return {name: known[name] for name in names}
+
+    def _named(self, item: tuple[Any, ...] | list[Any]) -> dict[str, Any]:
+        if self._names is None and len(item) == 2 and isinstance(item[0], str) and hasattr(item[1], "read"):
+            return {"x": _content(item[1])}
+        if self._names is None or len(self._names) != len(item):
+            raise ChainError(f'An item has {len(item)} parts; name each of them: `.to_samples(fields="x y ...")`.')
+        return {name: _content(part) for name, part in zip(self._names, item, strict=True)}
+
+    def _only_name(self, default: str | None, item: Any = None) -> str:
+        names = self._names or ([default] if default else [])
+        if len(names) != 1:
+            raise ChainError(f'An item is one {type(item).__name__}; give it one name: `.to_samples(fields="x")`.')
+        return names[0]
+
+
+def _computed(function: Callback, item: Any, what: str) -> Lazy:
+    return Lazy(lambda sample: function(item), what=what)
+
+
+def _content(value: Any) -> Any:
+    """Return what an open file contains: it could not be read once the stream has gone on, nor travel to a worker."""
+    if not hasattr(value, "read"):
+        return value
+    try:
+        return value.read()
+    finally:
+        value.close()
+
+
+def _default_key(item: Any, index: int) -> Any:
+    if isinstance(item, Sample):
+        return item.key
+    if isinstance(item, Mapping):
+        return item.get("__key__", index)
+    if isinstance(item, tuple) and item and isinstance(item[0], str) and hasattr(item[-1], "read"):
+        return item[0]
+    return item if isinstance(item, str) else index
+
+
+@functional_pipe("to_samples", flavour="map")
+class SampleMakerMapDataPipe(MapPipe):
+    """Makes samples of the items of any indexed pipe (functional name: ``to_samples``).
+
+    A string is taken for the path or URL of a file, whose bytes become `x`; a dictionary for fields by name, as
+    `.webdataset()` gives them, dots left out; a pair of path and open file for the key and `x`; other tuples need
+    `fields`.
+
+    Args:
+        source_datapipe: Any indexed pipe, like `SequenceWrapper(paths)`.
+        key: Called with an item, returns the sample's key: stable and unique. By default the path, `__key__` or index.
+        label: Called with an item, returns `y`, when that is read.
+        fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string; or functions of the
+            item by field name.
+
+    Raises:
+        ChainError: An item's parts cannot be named without `fields`.
+
+    Example:
+        >>> SequenceWrapper([(1, "a"), (2, "b")]).to_samples(fields="x y").select("y x")[1]
+        ('b', 2)
+    """
+
+    def __init__(
+        self,
+        source_datapipe: MapDataPipe[Any],
+        key: Callable[[Any], Any] | None = None,
+        label: Callable[[Any], Any] | None = None,
+        fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> None:
+        self._source = source_datapipe
+        self._recipe = _Recipe(key, label, fields)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def fetch(self, index: int) -> Sample:
+        return self._recipe(self._source[index], index)
+
+
+@functional_pipe("to_samples", flavour="iter")
+class SampleMakerIterDataPipe(IterPipe):
+    """Makes samples of the items of any stream (functional name: ``to_samples``).
+
+    A string is taken for the path or URL of a file, whose bytes become `x`; a dictionary for fields by name, as
+    `.webdataset()` gives them, dots left out; a pair of path and open file for the key and `x`; other tuples need
+    `fields`. Open files are read as they pass, and closed.
+
+    Args:
+        source_datapipe: Any stream, like `FileLister("photos", "*.jpg", recursive=True)`.
+        key: Called with an item, returns the sample's key: stable and unique. By default the path, `__key__` or index.
+        label: Called with an item, returns `y`, when that is read.
+        fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string; or functions of the
+            item by field name.
+
+    Length: the source's, if it has one.
+
+    Raises:
+        ChainError: An item's parts cannot be named without `fields`.
+
+    Example:
+        >>> stream = IterableWrapper(["a/1.jpg", "b/2.jpg"]).to_samples(label=lambda path: path[0])
+        >>> [(sample.key, sample["y"]) for sample in stream]
+        [('a/1.jpg', 'a'), ('b/2.jpg', 'b')]
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        key: Callable[[Any], Any] | None = None,
+        label: Callable[[Any], Any] | None = None,
+        fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> None:
+        super().__init__()
+        self._source = source_datapipe
+        self._recipe = _Recipe(key, label, fields)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def samples(self) -> Iterator[Sample]:
+        for index, item in enumerate(self._source):
+            yield self._recipe(item, index)

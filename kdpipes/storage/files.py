@@ -1,0 +1,117 @@
+"""Files by path or URL, through fsspec. Nothing is opened before it is read, and no handle is kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import braceexpand
+import fsspec
+
+from kdpipes.errors import DataError, must_be
+
+__all__ = ["expand_urls", "is_local", "list_files", "open_url", "read_url", "relative_names"]
+
+
+def is_local(url: str) -> bool:
+    """Return whether `url` is a path of this machine's file system."""
+    return "://" not in url and "::" not in url
+
+
+def _refuse_shell(url: str) -> None:
+    if url.startswith("pipe:"):
+        raise ValueError(
+            must_be("urls", "paths or fsspec URLs", url, "`pipe:` would run a shell command; give the URL itself.")
+        )
+
+
+def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the URLs with brace ranges written out, as webdataset writes them: "birds-{000..127}.tar".
+
+    >>> expand_urls("birds-{08..10}.tar")
+    ['birds-08.tar', 'birds-09.tar', 'birds-10.tar']
+    """
+    given = [urls] if isinstance(urls, str | os.PathLike) else urls
+    if not isinstance(given, Sequence) or not all(isinstance(url, str | os.PathLike) for url in given):
+        raise TypeError(must_be("urls", "a path or URL, or a sequence of them", urls))
+    if not given:
+        raise ValueError(must_be("urls", "at least one path or URL", urls))
+    texts = [os.fspath(url) for url in given]
+    for text in texts:
+        _refuse_shell(text)
+    return [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
+
+
+def relative_names(urls: Sequence[str]) -> list[str]:
+    """Return what tells the URLs apart: without the folder that all of them share.
+
+    >>> relative_names(["s3://birds/a/0.tar", "s3://birds/b/0.tar"])
+    ['a/0.tar', 'b/0.tar']
+    """
+    folders = [url.split("/")[:-1] for url in urls]
+    different = (place for place, parts in enumerate(zip(*folders, strict=False)) if len(set(parts)) > 1)
+    shared = next(different, min(map(len, folders)))
+    return ["/".join(url.split("/")[shared:]) for url in urls]
+
+
+@contextmanager
+def open_url(url: str, *, compression: str | None = None) -> Iterator[IO[bytes]]:
+    """Open `url` for reading; what cannot be opened is an error that names it."""
+    try:
+        file = fsspec.open(url, "rb", compression=compression).open()
+    except (OSError, ImportError) as error:
+        raise _as_unreadable(url, error) from error
+    with file:
+        yield file
+
+
+def read_url(url: str) -> bytes:
+    """Return the whole content of a file."""
+    try:
+        if is_local(url):
+            return Path(url).read_bytes()
+        with fsspec.open(url, "rb") as file:
+            content: bytes = file.read()
+    except (OSError, ImportError) as error:
+        raise _as_unreadable(url, error) from error
+    return content
+
+
+def _as_unreadable(url: str, error: Exception) -> Exception:
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f"There is no file {url!r}.")
+    if isinstance(error, ImportError):
+        return ImportError(f"{url!r} needs a file system that is not installed: {error}")
+    return DataError(f"{url!r} cannot be read: {error}")
+
+
+def list_files(root: str, suffixes: Sequence[str]) -> list[str]:
+    """Return the files below `root` that end with one of `suffixes` (lower case), as sorted relative paths."""
+    found = _list_local(root) if is_local(root) else _list_remote(root)
+    return sorted(path for path in found if path.lower().endswith(tuple(suffixes)))
+
+
+def _list_local(root: str) -> Iterator[str]:
+    if not Path(root).exists():
+        raise FileNotFoundError(f"There is no folder {root!r}.")
+    if not Path(root).is_dir():
+        raise NotADirectoryError(f"{root!r} is a file; a folder is needed.")
+    for folder, _, files in os.walk(root, followlinks=True):
+        prefix = os.path.relpath(folder, root).replace(os.sep, "/") + "/"
+        prefix = "" if prefix == "./" else prefix
+        yield from (prefix + file for file in files if not file.startswith("."))
+
+
+def _list_remote(root: str) -> Iterator[str]:
+    try:
+        filesystem, path = fsspec.core.url_to_fs(root)
+        if not filesystem.isdir(path):
+            raise FileNotFoundError(f"There is no folder {root!r}.")
+        found: list[Any] = filesystem.find(path)
+    except ImportError as error:
+        raise _as_unreadable(root, error) from error
+    start = len(path.rstrip("/")) + 1
+    yield from (str(file)[start:] for file in found)

@@ -1,0 +1,117 @@
+"""Large values behind small handles: copied by no traversal, no clone, and into no worker where the system allows."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import mmap
+import os
+import pickle
+import weakref
+from collections.abc import Sequence
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import Any, Generic, TypeVar
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PackedStrings", "Shared"]
+
+Value = TypeVar("Value")
+_names = itertools.count()
+
+
+class Shared(Generic[Value]):
+    """A handle to a value that all copies of a pipe share.
+
+    Torch's graph traversal pickles every collection that a pipe holds, and DataLoader2 clones the pipe by pickling it;
+    this handle is no collection, and a copy of it in the same process, or in one that was forked, is the same value.
+    A process that is spawned gets NumPy arrays by one shared memory file (Linux) and all else as a copy.
+
+    Args:
+        value: An object; an array, or an object whose large attributes are arrays, is shared best. Not to be modified.
+    """
+
+    __slots__ = ("__weakref__", "_file", "_name", "value")
+    _live: weakref.WeakValueDictionary[str, Shared[Any]] = weakref.WeakValueDictionary()
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self._file: _MemoryFile | None = None
+        self._name = f"{os.getpid()}-{next(_names)}-{os.urandom(8).hex()}"
+        Shared._live[self._name] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if get_spawning_popen() is not None and hasattr(os, "memfd_create"):
+            self._file = self._file or _MemoryFile(self.value)
+            return _attach, (self._name, *self._file.for_child())
+        return _restore, (self._name, cloudpickle.dumps(self.value, protocol=5))
+
+
+def _restore(name: str, payload: bytes) -> Shared[Any]:
+    live = Shared._live.get(name)
+    return live if live is not None else _named(name, pickle.loads(payload))  # noqa: S301 - a chain that the user pickled
+
+
+def _named(name: str, value: Any) -> Shared[Any]:
+    shared = Shared(value)
+    del Shared._live[shared._name]
+    shared._name = name
+    Shared._live[name] = shared
+    return shared
+
+
+class _MemoryFile:
+    """The buffers of a value in a file that has no name and ends with the last process that holds it open."""
+
+    def __init__(self, value: Any) -> None:
+        buffers: list[pickle.PickleBuffer] = []
+        self._payload = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        self._file = io.FileIO(os.memfd_create("kdpipes"), "w+")
+        self._places: list[tuple[int, int]] = []
+        for buffer in buffers:
+            start = -(-self._file.tell() // 64) * 64
+            self._file.seek(start)
+            view = buffer.raw()
+            while view.nbytes:
+                view = view[self._file.write(view) :]
+            self._places.append((start, self._file.tell() - start))
+
+    def for_child(self) -> tuple[Any, bytes, list[tuple[int, int]]]:
+        """Return what a process that is being spawned needs to attach."""
+        return DupFd(self._file.fileno()), self._payload, self._places
+
+
+def _attach(name: str, descriptor: Any, payload: bytes, places: list[tuple[int, int]]) -> Shared[Any]:
+    with io.FileIO(descriptor.detach(), "r") as file:
+        size = os.fstat(file.fileno()).st_size
+        memory = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
+    buffers = [memory[start : start + length] for start, length in places]
+    return _named(name, pickle.loads(payload, buffers=buffers))  # noqa: S301 - sent by the parent process
+
+
+class PackedStrings(Sequence[str]):
+    """A sequence of strings as one array of bytes: 10^6 paths take their own length and 8 bytes each, no objects.
+
+    >>> PackedStrings(["heron/1.jpg", "stork/2.jpg"])[1]
+    'stork/2.jpg'
+    """
+
+    __slots__ = ("_bytes", "_ends")
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        encoded = [string.encode("utf-8", "surrogateescape") for string in strings]
+        self._ends: NDArray[np.int64] = np.cumsum(np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded)))
+        self._bytes: NDArray[np.uint8] = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        start = int(self._ends[position - 1]) if position else 0
+        return self._bytes[start : int(self._ends[position])].tobytes().decode("utf-8", "surrogateescape")

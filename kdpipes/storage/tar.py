@@ -1,0 +1,206 @@
+"""Reading plain webdataset tars: front to back, or by member through an index of their headers."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from webdataset.tariterators import base_plus_ext
+
+from kdpipes.errors import DataError
+from kdpipes.storage.files import open_url
+from kdpipes.storage.shared import PackedStrings
+
+__all__ = ["Member", "TarIndex", "decode_member", "index_tars", "read_groups"]
+
+_BLOCK = 512
+_NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+_TEXTS = frozenset({"txt", "text", "transcript"})
+_COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file in a shard."""
+
+    key: str
+    field: str
+    name: str
+    offset: int
+    size: int
+
+
+def decode_member(field: str, content: bytes) -> Any:
+    """Return the content of a member as webdataset's basic decoders do: numbers, text and JSON; bytes for all else.
+
+    A class (`.cls`) that is no number is taken for the name of one.
+    """
+    kind = field.rsplit(".", 1)[-1].lower()
+    if kind in _NUMBERS:
+        text = content.decode("utf-8").strip()
+        return int(text) if text.lstrip("-").isdigit() else text
+    if kind in _TEXTS:
+        return content.decode("utf-8")
+    return json.loads(content) if kind in {"json", "jsn"} else content
+
+
+class _Counted:
+    """A file read front to back that knows how much of it has been read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.count = 0
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._file.read(size)
+        self.count += len(content)
+        return content
+
+
+def _members(url: str, tar: tarfile.TarFile, source: Any) -> Iterator[tuple[Member, tarfile.TarInfo]]:
+    """Yield the members that belong to samples; a tar that ends before its end mark is an error, not an end."""
+    while True:
+        try:
+            info = tar.next()
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise DataError(
+                f"Shard {url!r} cannot be read from offset {tar.offset} on: {error}. It may be truncated."
+            ) from error
+        if info is None:
+            break
+        key, field = base_plus_ext(info.name)
+        if info.isfile() and key is not None and field:
+            yield Member(key, field.lower(), info.name, info.offset_data, info.size), info
+    if source.count < tar.offset + _BLOCK:
+        raise DataError(f"Shard {url!r} is truncated: it stops at offset {source.count} without the end mark of a tar.")
+
+
+def _grouped(url: str, members: Iterator[tuple[Member, Any]]) -> Iterator[list[tuple[Member, Any]]]:
+    """Yield the members of one sample at a time: neighbours with the same key, as webdataset groups them."""
+    group: list[tuple[Member, Any]] = []
+    for member, content in members:
+        if group and group[0][0].key != member.key:
+            yield group
+            group = []
+        if any(other.field == member.field for other, _ in group):
+            raise DataError(
+                f"Shard {url!r} has two members for field {member.field!r} of sample {member.key!r}: "
+                f"the second is {member.name!r} at offset {member.offset}."
+            )
+        group.append((member, content))
+    if group:
+        yield group
+
+
+def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield (key, content of each field) of a tar's samples, front to back; compressed tars by their suffix.
+
+    Raises:
+        DataError: The tar is truncated, or is none; two members of a sample have the same extension.
+    """
+    compression = next((name for suffix, name in _COMPRESSIONS.items() if url.endswith(suffix)), None)
+    with open_url(url, compression=compression) as file:
+        source = _Counted(file)
+        try:
+            tar = tarfile.open(fileobj=source, mode="r|", bufsize=64 * _BLOCK)  # type: ignore[call-overload]  # noqa: SIM115
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise DataError(f"{url!r} is no tar file: {error}.") from error
+
+        def contents() -> Iterator[tuple[Member, bytes]]:
+            for member, info in _members(url, tar, source):
+                try:
+                    content = tar.extractfile(info).read()
+                except (tarfile.TarError, EOFError, OSError) as error:
+                    raise DataError(
+                        f"Shard {url!r} is truncated in member {member.name!r} at offset {member.offset}: {error}."
+                    ) from error
+                tar.members.clear()  # tarfile keeps every header that it has read
+                yield member, content
+
+        with tar:
+            for group in _grouped(url, contents()):
+                yield group[0][0].key, {member.field: content for member, content in group}
+
+
+@dataclass(frozen=True)
+class TarIndex:
+    """Where each field of each sample lies.
+
+    Args:
+        keys: The samples' keys, `[n]`.
+        shards: Which shard each sample lies in, `[n]`.
+        offsets: Of each field, the offset of its content in the shard, `[n]`; -1 where a sample lacks it.
+        sizes: Of each field, the size of its content in bytes, `[n]`.
+    """
+
+    keys: PackedStrings
+    shards: NDArray[np.int32]
+    offsets: dict[str, NDArray[np.int64]]
+    sizes: dict[str, NDArray[np.int64]]
+
+
+class _Seekable:
+    """The size of a file, in the place of a count of what was read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.count = file.seek(0, os.SEEK_END)
+        file.seek(0)
+
+
+def _header_groups(url: str) -> Iterator[list[Member]]:
+    with open_url(url) as file:
+        source = _Seekable(file)
+        try:
+            tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
+        except (tarfile.TarError, EOFError) as error:
+            hint = (
+                " Compressed tars have no positions: read them with `kdp.stream_shards`."
+                if _is_compressed(file)
+                else ""
+            )
+            raise DataError(f"{url!r} is no plain tar file: {error}.{hint}") from error
+        with tar:
+            for group in _grouped(url, _members(url, tar, source)):
+                last = group[-1][0]
+                if last.offset + last.size > source.count:
+                    raise DataError(
+                        f"Shard {url!r} is truncated in member {last.name!r} at offset {last.offset}: "
+                        f"{last.size} bytes are due, {source.count - last.offset} are there."
+                    )
+                tar.members.clear()  # type: ignore[attr-defined]
+                yield [member for member, _ in group]
+
+
+def _is_compressed(file: IO[bytes]) -> bool:
+    file.seek(0)
+    return file.read(4).startswith((b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd"))
+
+
+def index_tars(urls: list[str], names: list[str]) -> TarIndex:
+    """Read the headers of all members of the tars, and return where they lie; contents are skipped."""
+    keys: list[str] = []
+    shards: list[int] = []
+    places: dict[str, list[tuple[int, int, int]]] = {}
+    for shard, url in enumerate(urls):
+        seen = set()
+        for group in _header_groups(url):
+            key = group[0].key
+            if key in seen:
+                raise DataError(f"Shard {url!r} has members of sample {key!r} in two places; they must stand together.")
+            seen.add(key)
+            for member in group:
+                places.setdefault(member.field, []).append((len(keys), member.offset, member.size))
+            keys.append(f"{names[shard]}/{key}")
+            shards.append(shard)
+    offsets, sizes = {}, {}
+    for field, entries in places.items():
+        table = np.array(entries, dtype=np.int64)
+        offsets[field], sizes[field] = np.full(len(keys), -1, dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
+        offsets[field][table[:, 0]], sizes[field][table[:, 0]] = table[:, 1], table[:, 2]
+    return TarIndex(PackedStrings(keys), np.array(shards, dtype=np.int32), offsets, sizes)

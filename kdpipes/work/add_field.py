@@ -1,0 +1,52 @@
+"""One more field, computed from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kdpipes._sample_pipe import sample_pipe
+from kdpipes.callback import Callback
+from kdpipes.errors import must_be
+from kdpipes.sample import Lazy, Sample
+from kdpipes.work.transform import call_seeded
+
+__all__ = ["FieldAdder"]
+
+
+@sample_pipe("add_field")
+class FieldAdder:
+    """Adds a field that is computed from the sample when it is read (functional name: ``add_field``).
+
+    The function sees the fields as they are at this place of the chain, whatever transforms follow.
+
+    Args:
+        name: The new field's name; a field of that name is replaced.
+        function: Called with the sample, returns the value. A parameter `rng` gets a generator of its own, `ctx` the
+            sample's ctx.
+
+    Example:
+        >>> kdp.from_dataset([(3, 0)]).add_field("twice", lambda sample: 2 * sample["x"]).select("twice")[0]
+        (6,)
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(must_be("name", "a name for a field", name))
+        self._name = name
+        self._function = Callback("function", function)
+
+    def __call__(self, sample: Sample) -> Sample:
+        view, place = sample.view(), sample.claim_name(f"add_field.{self._name}")
+
+        def compute(_: Sample) -> Any:
+            return call_seeded(self._function, view, place, view)
+
+        sample[self._name] = Lazy(compute, what=f"computing field {self._name!r}")
+        return sample
+
+    def field_names(self, known: frozenset[str]) -> frozenset[str]:
+        return known | {self._name}
+
+    def column_name(self, name: str) -> str | None:
+        return None if name == self._name else name

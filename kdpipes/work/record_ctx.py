@@ -1,0 +1,37 @@
+"""From here on, what transforms did is recorded."""
+
+from __future__ import annotations
+
+from kdpipes._sample_pipe import sample_pipe
+from kdpipes.sample import Sample
+
+__all__ = ["CtxRecorder"]
+
+
+@sample_pipe("record_ctx")
+class CtxRecorder:
+    """Records the parameters of the transforms that follow in `sample.ctx` (functional name: ``record_ctx``).
+
+    An entry is plain data under the operation's name: `ctx["random_resized_crop"] == {"top": 3, ...}`; the second
+    operation of a name is `random_resized_crop_2`. It is written when the transform runs, so when its field is read.
+
+    Source: KappaData's ctx.
+
+    Example:
+        >>> def shift(x, ctx, rng):
+        ...     ctx["shift"] = int(rng.integers(5))
+        ...     return x + ctx["shift"]
+        >>> x, ctx = kdp.from_dataset([(10, 0)]).record_ctx().transform("x", shift).select("x", return_ctx=True)[0]
+        >>> x[0] == 10 + ctx["shift"]
+        True
+    """
+
+    def __call__(self, sample: Sample) -> Sample:
+        sample.record()
+        return sample
+
+    def field_names(self, known: frozenset[str]) -> frozenset[str]:
+        return known
+
+    def column_name(self, name: str) -> str | None:
+        return name

@@ -1,0 +1,65 @@
+"""Fields get other names."""
+
+from __future__ import annotations
+
+from kdpipes._sample_pipe import sample_pipe
+from kdpipes.errors import must_be, refuse_field
+from kdpipes.sample import Sample
+
+__all__ = ["FieldRenamer"]
+
+
+@sample_pipe("rename_fields")
+class FieldRenamer:
+    """Gives fields new names (functional name: ``rename_fields``).
+
+    Loads nothing. Fields that are not named stay as they are.
+
+    Args:
+        renames: New name and old name, `x="jpg"`. Of several old names, `x="jpg;jpeg;png"`, the first that a sample has
+            is taken, as webdataset does.
+
+    Raises:
+        FieldError: A sample has none of the old names, or has a field of the new name already.
+
+    Example:
+        >>> kdp.from_dataset([("a.jpg", 0)], "jpg cls").rename_fields(x="jpg;png", y="cls").select("x y")[0]
+        ('a.jpg', 0)
+    """
+
+    def __init__(self, **renames: str) -> None:
+        if not renames:
+            raise ValueError('`rename_fields` must be given at least one name, like `x="jpg;png"`.')
+        for new, old in renames.items():
+            if not isinstance(old, str) or not old.split(";"):
+                raise TypeError(must_be(new, 'the old name, or several of them, like "jpg;png"', old))
+        self._renames = {new: [name.strip() for name in old.split(";")] for new, old in renames.items()}
+
+    def __call__(self, sample: Sample) -> Sample:
+        found = {new: self._old_name(new, set(sample), f"Sample {sample.key!r}") for new in self._renames}
+        values = {new: sample.lazy(old) for new, old in found.items()}
+        for old in set(found.values()):
+            del sample[old]
+        for new, value in values.items():
+            if new in sample:
+                raise ValueError(f"Sample {sample.key!r} has a field {new!r} already; it would be lost.")
+            sample[new] = value
+        return sample
+
+    def check(self, known: frozenset[str]) -> None:
+        for new in self._renames:
+            self._old_name(new, known, "The source")
+
+    def field_names(self, known: frozenset[str]) -> frozenset[str] | None:
+        old = {name for names in self._renames.values() for name in names}
+        return (known - old) | set(self._renames)
+
+    def column_name(self, name: str) -> str | None:
+        if name in self._renames:
+            names = self._renames[name]
+            return names[0] if len(names) == 1 else None
+        return name
+
+    def _old_name(self, new: str, known: frozenset[str] | set[str], owner: str) -> str:
+        found = next((name for name in self._renames[new] if name in known), None)
+        return found if found is not None else refuse_field(";".join(self._renames[new]), owner, known)
