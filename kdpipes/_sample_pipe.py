@@ -142,8 +142,8 @@ def sample_pipe(name: str) -> Callable[[Definition], Definition]:
 
     The definition is either a function, `def brighten(sample, *, amount)`, called with each sample, or a class whose
     `__init__` takes the arguments of `.name(...)` and whose `__call__(sample)` returns the sample. A class may say
-    more: `field_names(known)` the fields after it, `column_name(name)` which column of the source is column `name` unchanged
-    (None: it is changed), `check(known)` refuses fields that are not there.
+    more: `field_names(known)` the fields after it, `column_name(name)` which column of the source is column `name`
+    unchanged (None: it is changed), `check(known)` refuses fields that are not there.
 
     Example:
         >>> @sample_pipe("doctest_scale")

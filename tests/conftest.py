@@ -1,0 +1,55 @@
+"""Fixtures of all tests: the shipped photos on disk, and the proof that a test leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import kdpipes as kdp
+from kdpipes.demo import write_photo_folder, write_photo_shards
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def photo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """160 photos in 8 class folders."""
+    return write_photo_folder(tmp_path_factory.mktemp("photos") / "folder")
+
+
+@pytest.fixture(scope="session")
+def photo_shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same photos as 4 tars, as a brace range."""
+    return write_photo_shards(tmp_path_factory.mktemp("photos") / "shards")
+
+
+@pytest.fixture
+def letters() -> kdp.MapPipe:
+    """Six samples whose x are letters, with classes 0, 1, 0, 2, 0, 1."""
+    return kdp.from_dataset(
+        list(zip("abcdef", [0, 1, 0, 2, 0, 1], strict=True)), class_names=["heron", "stork", "gull"]
+    )
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing() -> Iterator[None]:
+    """After each test there is no process and no shared memory that was not there before."""
+    before = _shared_memory()
+    yield
+    gc.collect()
+    children = multiprocessing.active_children()
+    for child in children:
+        child.join(10)
+    assert not multiprocessing.active_children()
+    mine = {name for name in _shared_memory() - before if f"_{os.getpid()}_" in name}
+    assert not mine
