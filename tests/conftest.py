@@ -38,7 +38,8 @@ def letters() -> kdp.MapPipe:
 
 
 def _shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
 @pytest.fixture(autouse=True)
