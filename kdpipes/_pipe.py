@@ -110,6 +110,11 @@ def gives_samples(source_datapipe: PipeType, name: str) -> PipeType:
         raise ChainError(
             f"`.{name}()` takes samples, but `.select()` has made tuples of them. Put `.{name}()` before `.select()`."
         )
+    return a_datapipe(source_datapipe)
+
+
+def a_datapipe(source_datapipe: PipeType) -> PipeType:
+    """Return the source of a pipe, or refuse what is none."""
     if not isinstance(source_datapipe, IterDataPipe | MapDataPipe):
         raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe))
     return source_datapipe
@@ -214,11 +219,10 @@ class IterPipe(Streaming[Any], IterChain):
 
     def _refuse_doubling(self) -> None:
         info = get_worker_info()
-        if (
-            info is not None
-            and info.num_workers > 1
-            and not any(hasattr(pipe, "apply_sharding") for pipe in walk(self))
-        ):
+        if info is None or info.num_workers < 2:
+            return
+        chain = walk(info.dataset) if isinstance(info.dataset, IterDataPipe) else []
+        if self in chain and not any(hasattr(pipe, "apply_sharding") for pipe in chain):
             raise ChainError(
                 f"Each of the {info.num_workers} workers would give every sample of {type(self).__name__}. "
                 "End the chain with `.deal(batch_size=...)`, or put `.sharding_filter()` behind its source."

@@ -18,8 +18,11 @@ from kdpipes._graph import walk
 from kdpipes._pipe import Streaming
 from kdpipes.draw import hash_key
 from kdpipes.errors import ChainError, check_count, must_be
+from kdpipes.storage.shared import sharing
 
 __all__ = ["Loader", "Shipped"]
+
+_PATIENCE_S = 2.0
 
 
 class Shipped(Streaming[Any], IterDataPipe[Any]):
@@ -91,7 +94,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self._is_closed = False
         chain = source_datapipe.to_iter_datapipe() if isinstance(source_datapipe, MapDataPipe) else source_datapipe
         self._pristine = Shipped(chain)
-        with _seeds_without_cuda():
+        with _seeds_without_cuda(), sharing():
             super().__init__(self._pristine, reading_service=self._service)
         self._pristine = self._datapipe_before_reading_service_adapt
 
@@ -128,7 +131,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     def _revive(self) -> None:
         """Begin anew after DataLoader2 has shut itself down because of an error in the chain."""
-        self.datapipe = clone(self._pristine)
+        with sharing():
+            self.datapipe = clone(self._pristine)
         for pipe in walk(self.datapipe):
             if hasattr(pipe, "set_epoch"):
                 pipe.set_epoch(self._num_begun)
@@ -136,13 +140,40 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self._adapted, self._reset_iter, self._terminated = False, True, False
 
 
+class _Workers(MultiProcessingReadingService):  # type: ignore[misc]  # torchdata carries no types
+    """torchdata's worker processes, without its prefetching threads (which cost speed), and ended without waiting.
+
+    torchdata asks each worker to end and waits for its answer, for ever if the worker is gone, as after Ctrl-C.
+    """
+
+    _worker_processes: list[Any]
+    _dispatch_process: Any
+
+    def __init__(self, num_workers: int, multiprocessing_context: str | None) -> None:
+        super().__init__(num_workers, multiprocessing_context, worker_prefetch_cnt=0, main_prefetch_cnt=0)
+
+    def finalize(self) -> None:
+        processes = [process for process, *_ in self._worker_processes]
+        if self._dispatch_process is not None:
+            processes.append(self._dispatch_process[0])
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(_PATIENCE_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for _, *queues in self._worker_processes:
+            for queue in queues:
+                queue.cancel_join_thread()
+                queue.close()
+        self._worker_processes, self._dispatch_process = [], None
+
+
 def _service(num_workers: int, multiprocessing_context: str | None) -> Any:
     if num_workers == 0:
         return InProcessReadingService()
-    # Without its prefetching threads the service is faster, and nothing of it is left behind after an interrupt.
-    return MultiProcessingReadingService(
-        num_workers, multiprocessing_context, worker_prefetch_cnt=0, main_prefetch_cnt=0
-    )
+    return _Workers(num_workers, multiprocessing_context)
 
 
 def _refuse_doubling(pipe: Any, num_workers: int) -> None:

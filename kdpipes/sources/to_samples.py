@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._functional import functional_pipe
-from kdpipes._pipe import IterPipe, MapPipe
+from kdpipes._pipe import IterPipe, MapPipe, a_datapipe
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, must_be
 from kdpipes.sample import Lazy, Sample
@@ -132,7 +132,7 @@ class SampleMakerMapDataPipe(MapPipe):
         label: Callable[[Any], Any] | None = None,
         fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
-        self._source = source_datapipe
+        self._source = a_datapipe(source_datapipe)
         self._recipe = _Recipe(key, label, fields)
 
     def __len__(self) -> int:
@@ -176,7 +176,7 @@ class SampleMakerIterDataPipe(IterPipe):
         fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
         super().__init__()
-        self._source = source_datapipe
+        self._source = a_datapipe(source_datapipe)
         self._recipe = _Recipe(key, label, fields)
 
     def __len__(self) -> int:

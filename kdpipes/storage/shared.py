@@ -8,7 +8,9 @@ import mmap
 import os
 import pickle
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any, Generic, TypeVar
@@ -17,10 +19,11 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PackedStrings", "Shared"]
+__all__ = ["PackedStrings", "Shared", "sharing"]
 
 Value = TypeVar("Value")
 _names = itertools.count()
+_is_sharing: ContextVar[bool] = ContextVar("kdpipes_sharing", default=False)
 
 
 class Shared(Generic[Value]):
@@ -44,15 +47,31 @@ class Shared(Generic[Value]):
         Shared._live[self._name] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if _is_sharing.get():
+            return _restore, (self._name, None)
         if get_spawning_popen() is not None and hasattr(os, "memfd_create"):
             self._file = self._file or _MemoryFile(self.value)
             return _attach, (self._name, *self._file.for_child())
         return _restore, (self._name, cloudpickle.dumps(self.value, protocol=5))
 
 
-def _restore(name: str, payload: bytes) -> Shared[Any]:
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Let pipes be copied inside without the values that they share: for copies that stay in this process."""
+    token = _is_sharing.set(True)
+    try:
+        yield
+    finally:
+        _is_sharing.reset(token)
+
+
+def _restore(name: str, payload: bytes | None) -> Shared[Any]:
     live = Shared._live.get(name)
-    return live if live is not None else _named(name, pickle.loads(payload))  # noqa: S301 - a chain that the user pickled
+    if live is not None:
+        return live
+    if payload is None:
+        raise RuntimeError("A copy that was to stay in its process has been read in another one.")
+    return _named(name, pickle.loads(payload))  # noqa: S301 - a chain that the user pickled
 
 
 def _named(name: str, value: Any) -> Shared[Any]:
@@ -70,6 +89,7 @@ class _MemoryFile:
         buffers: list[pickle.PickleBuffer] = []
         self._payload = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         self._file = io.FileIO(os.memfd_create("kdpipes"), "w+")
+        weakref.finalize(self, self._file.close)
         self._places: list[tuple[int, int]] = []
         for buffer in buffers:
             start = -(-self._file.tell() // 64) * 64

@@ -1,0 +1,135 @@
+"""`collate_samples`: what each kind of value becomes."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+
+
+def png(width: int, height: int, mode: str = "RGB") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (width, height), 7).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        ([1, 2], torch.int64, [1, 2]),
+        ([1, 2.5], torch.float64, [1.0, 2.5]),
+        ([True, False], torch.bool, [True, False]),
+        ([np.float32(1), np.float32(2)], torch.float32, [1.0, 2.0]),
+        ([[1, 2], [3, 4]], torch.int64, [[1, 2], [3, 4]]),
+        ([np.array([1, 2], np.int16), np.array([3, 4], np.int16)], torch.int16, [[1, 2], [3, 4]]),
+        ([torch.tensor([1.0]), torch.tensor([2.0])], torch.float32, [[1.0], [2.0]]),
+        ([np.array(3), np.array(4)], torch.int64, [3, 4]),
+    ],
+)
+def test_numbers_and_arrays_become_tensors(values: list[Any], dtype: torch.dtype, expected: list[Any]) -> None:
+    batch = kdp.collate(values)
+    assert batch.dtype == dtype
+    assert batch.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "values", [["a", "b"], [b"a", b"b"], [None, None], [1, "a"], [np.array(["a"])], [["a"], ["b"]]]
+)
+def test_what_is_no_number_stays_a_list(values: list[Any]) -> None:
+    assert kdp.collate(values) == values
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
+def test_images_become_channels_first(mode: str, channels: int) -> None:
+    batch = kdp.collate([Image.new(mode, (4, 2))] * 3)
+    assert batch.shape == (3, channels, 2, 4)
+    assert batch.dtype == torch.uint8
+
+
+def test_encoded_images_are_decoded_in_full() -> None:
+    pipe = kdp.from_dataset([(png(4, 2), 0), (png(4, 2, "L"), 1)]).decode_images("x").select("x y").deal(batch_size=2)
+    x, y = next(iter(pipe.collate_samples()))
+    assert x.shape == (2, 3, 2, 4)
+    assert x.unique().tolist() == [0, 7]
+    assert y.tolist() == [0, 1]
+
+
+def test_dictionaries_collate_by_entry_and_what_lacks_is_none() -> None:
+    batch = kdp.collate([{"crop": {"top": 1}, "flip": True}, {"crop": {"top": 2}}])
+    assert batch["crop"]["top"].tolist() == [1, 2]
+    assert batch["flip"] == [True, None]
+
+
+def test_tuples_become_tuples_of_batches() -> None:
+    class Pair(NamedTuple):
+        left: int
+        right: str
+
+    left, right = kdp.collate([Pair(1, "a"), Pair(2, "b")])
+    assert (left.tolist(), right) == ([1, 2], ["a", "b"])
+    with pytest.raises(kdp.DataError, match="tuples of different lengths"):
+        kdp.collate([(1,), (1, 2)])
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor], ids=["list", "array", "tensor"])
+def test_ragged_fields_are_padded_on_request(make: Any) -> None:
+    source = kdp.from_dataset([(make([1, 2, 3]), 0), (make([4]), 1)]).select("x y").deal(batch_size=2)
+    x, _ = next(iter(source.collate_samples(pad={"x": -1})))
+    assert x.tolist() == [[1, 2, 3], [4, -1, -1]]
+    assert x.dtype == torch.int64
+    with pytest.raises(kdp.DataError, match=r"Field 'x' has different shapes.*\[1\], \[3\].*pad=\{\"x\": 0\}"):
+        next(iter(source.collate_samples()))
+
+
+def test_padding_cannot_mend_different_numbers_of_dimensions() -> None:
+    with pytest.raises(kdp.DataError, match="different shapes") as caught:
+        kdp.collate([np.zeros(2), np.zeros((2, 2))], name="x", pad=0)
+    assert "pad=" not in str(caught.value)
+
+
+def test_the_ctx_keeps_its_place() -> None:
+    pipe = kdp.from_dataset([(1, 0), (2, 1)]).record_ctx().transform("x", with_ctx).select("x", return_ctx=True)
+    (x,), ctx = next(iter(pipe.deal(batch_size=2).collate_samples()))
+    assert x.tolist() == [2, 3]
+    assert ctx["added"].tolist() == [1, 1]
+
+
+def with_ctx(x: int, ctx: dict[str, Any]) -> int:
+    ctx["added"] = 1
+    return x + 1
+
+
+def test_samples_without_select_become_a_dictionary_of_fields() -> None:
+    batch = next(iter(kdp.from_dataset([(1, "a"), (2, "b")]).deal(batch_size=2).collate_samples()))
+    assert batch["x"].tolist() == [1, 2]
+    assert batch["y"] == ["a", "b"]
+
+
+def test_a_batch_is_writable_and_no_view_of_the_source() -> None:
+    arrays = [np.zeros(2), np.zeros(2)]
+    kdp.collate(arrays)[0, 0] = 5
+    assert arrays[0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "words"),
+    [
+        (lambda pipe: pipe.collate_samples(pad={"z": 0}), ValueError, "`pad` must be for the fields x, y, but is 'z'"),
+        (lambda pipe: pipe.collate_samples(pad=0), TypeError, "`pad` must be values by field name"),
+    ],
+)
+def test_bad_arguments_are_refused(build: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        build(kdp.from_dataset([(1, 2)]).select("x y").deal(batch_size=1))
+
+
+def test_items_that_are_no_batches_are_refused() -> None:
+    with pytest.raises(kdp.ChainError, match=r"takes lists, but got int.*deal"):
+        next(iter(IterableWrapper([1]).collate_samples()))

@@ -1,0 +1,93 @@
+"""Layouts: every ordinal once, whatever the number of ranks and workers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+
+from kdpipes.delivery.layout import Layout, Sharding
+
+
+@given(
+    num_samples=st.integers(0, 60),
+    num_ranks=st.integers(1, 4),
+    num_workers=st.integers(1, 4),
+    size=st.integers(1, 5),
+    uneven=st.sampled_from(["keep", "pad", "drop"]),
+)
+def test_ranks_and_workers_share_out_each_ordinal_once(
+    num_samples: int, num_ranks: int, num_workers: int, size: int, uneven: str
+) -> None:
+    layout = Layout(size, None, uneven)
+    num_batches = layout.num_batches(num_samples, num_ranks)
+    got: list[int] = []
+    counts = set()
+    for rank in range(num_ranks):
+        here = 0
+        for worker in range(num_workers):
+            sharding = Sharding(rank, num_ranks, worker, num_workers)
+            for batch in range(worker, num_batches, num_workers):
+                try:
+                    got += layout.ordinals(batch, num_samples, sharding)
+                except ValueError:
+                    assert uneven == "keep"
+                    assert batch == num_batches - 1
+                    return
+                here += 1
+        counts.add(here)
+    assert len(counts) == 1
+    global_size = size * num_ranks
+    whole = {"keep": num_samples, "drop": num_samples // global_size * global_size}
+    assert sorted(got) == list(range(whole.get(uneven, num_batches * global_size)))
+
+
+def test_a_rank_takes_a_contiguous_slice_of_the_global_batch() -> None:
+    layout = Layout(None, 8, "keep")
+    assert [list(layout.ordinals(1, 100, Sharding(rank, 2))) for rank in range(2)] == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    assert list(layout.ordinals(1, 100, Sharding(0, 1))) == list(range(8, 16))
+
+
+def test_a_short_batch_that_leaves_a_rank_with_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"1 samples for 2 ranks.*uneven=\"pad\""):
+        Layout(2, None, "keep").ordinals(1, 5, Sharding(0, 2))
+
+
+def test_a_global_batch_that_ranks_cannot_share_is_refused() -> None:
+    with pytest.raises(ValueError, match="divisible by the number of ranks, 3, but is 8"):
+        Layout(None, 8, "keep").size_of(3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((None, None, "keep"), "Exactly one of `batch_size` or `global_batch_size` must be given, but none"),
+        ((1, 2, "keep"), "but both is"),
+        ((0, None, "keep"), "`batch_size` must be an integer of at least 1, but is 0"),
+        ((None, 0, "keep"), "`global_batch_size` must be an integer of at least 1"),
+        ((4, None, "wrap"), "`uneven` must be one of 'keep', 'pad', 'drop', but is 'wrap'"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: tuple[object, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Layout(*arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("group", [SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING])
+def test_ranks_and_workers_are_told_one_after_the_other(group: SHARDING_PRIORITIES) -> None:
+    other = (
+        SHARDING_PRIORITIES.MULTIPROCESSING
+        if group == SHARDING_PRIORITIES.DISTRIBUTED
+        else SHARDING_PRIORITIES.DISTRIBUTED
+    )
+    numbers = {SHARDING_PRIORITIES.DISTRIBUTED: (4, 3), SHARDING_PRIORITIES.MULTIPROCESSING: (2, 1)}
+    sharding = Sharding().applied(*numbers[group], group, 1).applied(*numbers[other], other, 1)
+    assert sharding == Sharding(rank=3, num_ranks=4, worker=1, num_workers=2)
+
+
+def test_the_one_number_of_torchs_dataloader_is_taken_apart() -> None:
+    for rank in range(2):
+        for worker in range(3):
+            told = Sharding().applied(6, worker * 2 + rank, SHARDING_PRIORITIES.DEFAULT, 2)
+            assert told == Sharding(rank, 2, worker, 3)

@@ -1,0 +1,196 @@
+"""`Loader`: a DataLoader2 with a length that closes itself and can be iterated whatever happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+
+
+def numbers(size: int = 10) -> Any:
+    return kdp.from_dataset([(number, 0) for number in range(size)]).select("x")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_is_a_dataloader2_with_a_length(num_workers: int) -> None:
+    with kdp.Loader(numbers().deal(batch_size=4).collate_samples(), num_workers=num_workers) as loader:
+        assert isinstance(loader, DataLoader2)
+        assert len(loader) == len(list(loader)) == len(list(loader)) == 3
+        assert loader
+
+
+def test_an_unknown_length_is_a_type_error() -> None:
+    stream = IterableWrapper(iter(range(3)), deepcopy=False).to_samples(fields="x").deal(batch_size=2)
+    with pytest.raises(TypeError, match="len"):
+        len(kdp.Loader(stream))
+
+
+@pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_lambdas_closures_and_local_classes_reach_workers(start_method: str) -> None:
+    class Shift:
+        def __init__(self, by: int) -> None:
+            self.by = by
+
+        def __call__(self, x: int) -> int:
+            return x + self.by
+
+    pipe = kdp.from_dataset([(1, 0), (2, 0)]).transform("x", Shift(10), lambda x: -x).select("x")
+    stocked = pipe.deal(batch_size=1).map(lambda batch: batch[0][0])
+    with kdp.Loader(stocked, num_workers=2, multiprocessing_context=start_method) as loader:
+        assert list(loader) == [-11, -12]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_goes_on_with_the_next_epoch_after_an_error_in_the_chain(num_workers: int, tmp_path: Any) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+
+    def check(x: int) -> int:
+        if x == 5 and broken.exists():
+            raise ArithmeticError(f"number {x}")
+        return x
+
+    def epochs(pipe: Any) -> Any:
+        return pipe.deal(batch_size=2, shuffle=True, seed=3)
+
+    chain = kdp.from_dataset([(number, 0) for number in range(10)]).transform("x", check).select("x")
+    with kdp.Loader(epochs(chain), num_workers=num_workers) as loader:
+        with pytest.raises(ArithmeticError, match="number 5") as caught:
+            list(loader)
+        assert "sample '5'" in str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+        broken.unlink()
+        expected = epochs(numbers())
+        expected.set_epoch(1)
+        assert list(loader) == list(expected)
+        assert list(loader) == list(expected)
+
+
+def test_a_closed_loader_says_so_and_closes_again() -> None:
+    loader = kdp.Loader(numbers().deal(batch_size=4), num_workers=1)
+    list(loader)
+    loader.close()
+    loader.close()
+    with pytest.raises(RuntimeError, match="shut down; make a new one"):
+        iter(loader)
+
+
+def test_a_dropped_loader_leaves_no_process() -> None:
+    loader = kdp.Loader(numbers().deal(batch_size=1), num_workers=2)
+    next(iter(loader))
+    del loader  # the fixture of all tests looks for children
+
+
+@pytest.mark.parametrize("build", [lambda: numbers(), lambda: IterableWrapper(range(4)).to_samples(fields="x")])
+def test_a_chain_that_workers_would_double_is_refused(build: Any) -> None:
+    with pytest.raises(kdp.ChainError, match=r"Each of the 2 workers.*\.deal\(batch_size=\.\.\.\)"):
+        kdp.Loader(build(), num_workers=2)
+    with pytest.raises(kdp.ChainError, match="Each of the 3 workers"):
+        kdp.Loader(build(), reading_service=MultiProcessingReadingService(3))
+    with kdp.Loader(build(), num_workers=1) as loader:
+        assert len(list(loader)) in {4, 10}
+
+
+def test_a_sharding_filter_is_a_sharding_point_too() -> None:
+    stream = IterableWrapper(range(5)).sharding_filter()
+    with kdp.Loader(stream, num_workers=2) as loader:
+        assert Counter(loader) == Counter(range(5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"num_workers": -1}, ValueError, "`num_workers` must be an integer of at least 0"),
+        ({"num_workers": "2"}, TypeError, "`num_workers` must be an integer"),
+        ({"num_workers": 2, "reading_service": MultiProcessingReadingService(2)}, ValueError, "must be given alone"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        kdp.Loader(numbers().deal(batch_size=2), **arguments)
+
+
+def test_what_is_no_chain_is_refused() -> None:
+    with pytest.raises(TypeError, match="`source_datapipe` must be a datapipe, but is"):
+        kdp.Loader([1, 2, 3])  # type: ignore[arg-type]
+
+
+def test_a_loader_leaves_the_global_generators_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    with kdp.Loader(numbers().deal(batch_size=5)) as loader:
+        list(loader)
+    assert torch.rand(1) == expected
+
+
+def test_stock_pipes_behind_deal_draw_anew_in_each_epoch() -> None:
+    pipe = numbers(40).deal(batch_size=1).shuffle()
+    with kdp.Loader(pipe) as loader:
+        assert list(loader) != list(loader)
+
+
+def test_two_loaders_are_built_and_iterated_in_two_threads() -> None:
+    results: dict[int, list[Any]] = {}
+
+    def work(number: int) -> None:
+        with kdp.Loader(numbers().deal(batch_size=5)) as loader:
+            results[number] = [list(loader) for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results[0] == results[1] == [list(numbers().deal(batch_size=5))] * 5
+
+
+SCRIPT = """
+import os, signal, sys
+import kdpipes as kdp
+pipe = kdp.from_dataset([(n, 0) for n in range(100)]).select("x").deal(batch_size=1)
+loader = kdp.Loader(pipe, num_workers=2)
+for batch in loader:
+    {}
+print("after the loop")
+"""
+
+
+@pytest.mark.parametrize(("ending", "status"), [("break", 0), ("raise ValueError('mine')", 1), ("sys.exit(3)", 3)])
+def test_an_interpreter_ends_without_closing_its_loader(ending: str, status: int) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(ending)], timeout=60, capture_output=True, check=False)
+    assert done.returncode == status, done.stderr.decode()
+
+
+def test_ctrl_c_ends_the_loop() -> None:
+    script = SCRIPT.format("os.killpg(0, signal.SIGINT)")
+    done = subprocess.run(
+        [sys.executable, "-c", script], timeout=60, capture_output=True, check=False, start_new_session=True
+    )
+    assert done.returncode == -signal.SIGINT or b"KeyboardInterrupt" in done.stderr
+    assert b"after the loop" not in done.stdout
+
+
+def test_workers_share_a_large_list_and_do_not_copy_it() -> None:
+    class Counted(list[Any]):
+        copies = 0
+
+        def __reduce__(self) -> Any:
+            raise AssertionError("the list was copied")
+
+    items = Counted((number, 0) for number in range(1000))
+    pipe = kdp.from_dataset(items).select("x").deal(batch_size=500).collate_samples()
+    if hasattr(os, "fork"):
+        with kdp.Loader(pipe, num_workers=2, multiprocessing_context="fork") as loader:
+            assert sum(int(x.sum()) for (x,) in loader) == sum(range(1000))

@@ -1,0 +1,216 @@
+"""What every registered pipe promises, whatever it does: one test for all of them, on both flavours."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torchdata.dataloader2.graph import traverse_dps
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.map import SequenceWrapper
+
+import kdpipes as kdp
+from kdpipes._functional import registered
+from kdpipes._graph import walk
+from kdpipes.sample import Sample
+
+ITEMS = [(float(number), number % 3) for number in range(7)]
+Build = Callable[[Any], Any]
+
+# One example of each pipe; both flavours take the same arguments, or say so here.
+EXAMPLES: dict[str, Build] = {
+    "add_field": lambda source: source.add_field("twice", lambda sample: 2 * sample["x"]),
+    "collate_samples": lambda source: source.select("x y").deal(batch_size=2).collate_samples(),
+    "deal": lambda source: source.select("x y").deal(batch_size=2),
+    "decode_images": lambda source: source.add_field("image", lambda sample: None).decode_images("image"),
+    "filter_classes": lambda source: source.filter_classes(invalid=[1]),
+    "record_ctx": lambda source: source.record_ctx(),
+    "rename_fields": lambda source: source.rename_fields(image="x"),
+    "repeat_until": lambda source: source.repeat_until(repetitions=2),
+    "select": lambda source: source.select("y key x", return_ctx=True),
+    "subset": lambda source: source.subset(range(0, len(source), 2)),
+    "to_samples": lambda source: source.to_samples(key=lambda sample: sample.key + "!"),
+    "transform": lambda source: source.transform("x", lambda x, rng: x + rng.random()),
+}
+EXAMPLES_BY_FLAVOUR: dict[tuple[str, str], Build] = {
+    ("oversample", "map"): lambda source: source.oversample(mode="exact"),
+    ("oversample", "iter"): lambda source: source.oversample(mode="exact", class_counts={0: 3, 1: 2, 2: 2}),
+}
+REFUSED = {("subset", "iter")}
+
+
+def _ours() -> list[tuple[str, str]]:
+    return sorted(
+        (name, flavour)
+        for (name, flavour), function in registered().items()
+        if function.__module__.startswith("kdpipes.") and (name, flavour) not in REFUSED
+    )
+
+
+def _source(flavour: str, items: list[Any] = ITEMS) -> Any:
+    stock = SequenceWrapper(items, deepcopy=False) if flavour == "map" else IterableWrapper(items, deepcopy=False)
+    return stock.to_samples(fields="x y")
+
+
+def _build(name: str, flavour: str, items: list[Any] = ITEMS) -> Any:
+    build = EXAMPLES_BY_FLAVOUR.get((name, flavour)) or EXAMPLES[name]
+    return build(_source(flavour, items))
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, Sample):
+        return item.key, dict(item), item.ctx
+    if isinstance(item, dict):
+        return {key: _plain(value) for key, value in item.items()}
+    if isinstance(item, list | tuple):
+        return [_plain(part) for part in item]
+    return item.tolist() if hasattr(item, "tolist") else item
+
+
+def _items(pipe: Any) -> list[Any]:
+    return [_plain(item) for item in pipe]
+
+
+every_pipe = pytest.mark.parametrize(("name", "flavour"), _ours())
+
+
+def test_every_registered_pipe_has_an_example() -> None:
+    assert {name for name, _ in _ours()} == set(EXAMPLES) | {name for name, _ in EXAMPLES_BY_FLAVOUR}
+
+
+@every_pipe
+def test_two_epochs_without_randomness_are_equal(name: str, flavour: str) -> None:
+    pipe = _build(name, flavour)
+    first = _items(pipe)
+    assert first
+    if name != "transform":
+        assert _items(pipe) == first
+
+
+@every_pipe
+def test_an_abandoned_epoch_is_followed_by_a_whole_one(name: str, flavour: str) -> None:
+    pipe = _build(name, flavour)
+    whole = len(_items(pipe))
+    next(iter(pipe))
+    assert len(_items(pipe)) == whole
+
+
+@every_pipe
+def test_a_pipe_pickles_before_during_and_after_an_epoch(name: str, flavour: str) -> None:
+    pipe = _build(name, flavour)
+    expected = _items(pickle.loads(pickle.dumps(pipe)))
+    iterator = iter(pipe)
+    next(iterator)
+    assert len(_items(pickle.loads(pickle.dumps(pipe)))) == len(expected)
+    assert 1 + sum(1 for _ in iterator) == len(expected)
+    assert len(_items(pickle.loads(pickle.dumps(pipe)))) == len(expected)
+
+
+@every_pipe
+def test_a_length_is_exact_or_absent(name: str, flavour: str) -> None:
+    pipe = _build(name, flavour)
+    try:
+        length = len(pipe)
+    except TypeError:
+        assert flavour == "iter"
+        return
+    assert length == len(_items(pipe))
+
+
+@every_pipe
+def test_an_empty_source_gives_nothing(name: str, flavour: str) -> None:
+    assert _items(_build(name, flavour, [])) == []
+
+
+@every_pipe
+def test_the_input_is_not_changed(name: str, flavour: str) -> None:
+    items = [([number], number % 3) for number in range(4)]
+    before = copy.deepcopy(items)
+    if name == "transform":
+        _items(_source(flavour, items).transform("x", lambda x: [*x, 1]))
+    else:
+        source = _source(flavour, items).transform("x", lambda x: x[0])
+        _items((EXAMPLES_BY_FLAVOUR.get((name, flavour)) or EXAMPLES[name])(source))
+    assert items == before
+
+
+@every_pipe
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_give_what_one_process_gives(name: str, flavour: str, num_workers: int) -> None:
+    pipe = _build(name, flavour)
+    if name not in {"deal", "collate_samples"}:
+        pipe = (pipe if name == "select" else pipe.select("key")).deal(batch_size=2)
+    expected = _items(pipe)
+    with kdp.Loader(_fresh(pipe), num_workers=num_workers) as loader:
+        assert _items(loader) == expected
+
+
+def _fresh(pipe: Any) -> Any:
+    copied = pickle.loads(pickle.dumps(pipe))
+    for upstream in walk(copied):
+        if hasattr(upstream, "set_epoch"):
+            upstream.set_epoch(0)
+    return copied
+
+
+@every_pipe
+def test_torch_finds_the_source_behind_a_pipe(name: str, flavour: str) -> None:
+    pipe = _build(name, flavour)
+    graph = str(traverse_dps(pipe))
+    assert "SampleMaker" in graph
+
+
+@every_pipe
+def test_no_attribute_hides_a_functional_name(name: str, flavour: str) -> None:
+    names = {*IterDataPipe.functions, *MapDataPipe.functions}
+    for upstream in walk(_build(name, flavour)):
+        if type(upstream).__module__.startswith("kdpipes."):
+            assert not names & set(vars(upstream))
+
+
+@every_pipe
+def test_what_is_no_pipe_is_refused_where_the_chain_is_built(name: str, flavour: str) -> None:
+    function = registered()[name, flavour]
+    arguments = {
+        "add_field": ("z", len),
+        "rename_fields": (),
+        "select": ("x",),
+        "subset": ([0],),
+        "transform": ("x", abs),
+    }.get(name, ())
+    keywords: dict[str, Any] = {
+        "deal": {"batch_size": 1},
+        "filter_classes": {"valid": [0]},
+        "oversample": {"class_counts": {0: 1}} if flavour == "iter" else {},
+        "rename_fields": {"z": "x"},
+        "repeat_until": {"repetitions": 1},
+    }.get(name, {})
+    with pytest.raises(TypeError, match="source"):
+        function([1, 2, 3], *arguments, **keywords)
+
+
+def test_both_flavours_take_the_same_arguments() -> None:
+    flavours: dict[str, dict[str, inspect.Signature]] = {}
+    for name, flavour in _ours():
+        flavours.setdefault(name, {})[flavour] = inspect.signature(registered()[name, flavour])
+    for name, signatures in flavours.items():
+        if len(signatures) == 2:
+            indexed, stream = (set(signatures[flavour].parameters) for flavour in ("map", "iter"))
+            assert indexed == stream - {"class_counts"}, name
+
+
+@every_pipe
+def test_a_docstring_names_the_pipe(name: str, flavour: str) -> None:
+    documentation = inspect.getdoc(registered()[name, flavour]) or ""
+    assert f"(functional name: ``{name}``)" in documentation.split("\n\n")[0]
+
+
+@pytest.mark.parametrize(("name", "flavour"), sorted(REFUSED))
+def test_what_a_flavour_cannot_do_says_what_to_do_instead(name: str, flavour: str) -> None:
+    with pytest.raises(kdp.ChainError, match="indexed source"):
+        getattr(_source(flavour), name)([0])
