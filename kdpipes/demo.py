@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
-from tqdm.auto import tqdm
 from webdataset import TarWriter
 
 from kdpipes._pipe import MapPipe
@@ -91,6 +90,8 @@ def _show_counts(source: MapPipe, chain: Any) -> None:
 
 
 def _run_epochs(chain: Any, *, num_workers: int, num_epochs: int, name: str) -> Counter[int]:
+    from tqdm.auto import tqdm  # warns in a notebook without ipywidgets: only who wants a bar is to see that
+
     pipe = chain.select("x y", return_ctx=True).deal(batch_size=32, shuffle=True, seed=0).collate_samples()
     seen: Counter[int] = Counter()
     with Loader(pipe, num_workers=num_workers) as loader:

@@ -18,13 +18,36 @@ def smallest_int(stop: int) -> type[np.integer[Any]]:
     return np.int32 if stop <= np.iinfo(np.int32).max else np.int64
 
 
+def _dense(labels: NDArray[Any]) -> tuple[NDArray[np.uint16], int, int] | None:
+    """Return integer labels counted from their lowest, that lowest, and the number of values from it to the highest.
+
+    Where these fit into 16 bits, tables and radix sorts do in linear time what else takes a sort; None where not.
+    """
+    if labels.dtype.kind not in "iu" or not len(labels):
+        return None
+    lowest, highest = int(labels.min()), int(labels.max())
+    if highest - lowest > np.iinfo(np.uint16).max:
+        return None
+    numbers = labels if lowest == 0 else labels - lowest
+    return numbers.astype(np.uint16), lowest, highest - lowest + 1
+
+
 def keep_classes(labels: NDArray[Any], classes: ArrayLike, *, keep: bool) -> Ints:
     """Return the positions of the labels that are (`keep`) or are not among `classes`, in order.
 
     >>> keep_classes(np.array([2, 0, 1, 0]), [0], keep=True)
     array([1, 3], dtype=int32)
     """
-    chosen = np.isin(labels, np.asarray(classes))
+    classes = np.asarray(classes)
+    dense = _dense(labels) if classes.dtype.kind in "iu" else None
+    if dense is None:
+        chosen = np.isin(labels, classes)
+    else:
+        numbers, lowest, size = dense
+        places = classes.astype(np.int64) - lowest
+        table = np.zeros(size, dtype=bool)
+        table[places[(places >= 0) & (places < size)]] = True
+        chosen = table[numbers]
     return np.flatnonzero(chosen if keep else ~chosen).astype(smallest_int(len(labels)))
 
 
@@ -34,15 +57,25 @@ def class_counts(labels: NDArray[Any]) -> dict[Any, int]:
     >>> class_counts(np.array([2, 0, 2]))
     {0: 1, 2: 2}
     """
+    dense = _dense(labels)
+    if dense is not None:
+        numbers, lowest, size = dense
+        counts = np.bincount(numbers, minlength=size)
+        return {lowest + place: int(counts[place]) for place in np.flatnonzero(counts).tolist()}
     classes, counts = np.unique(labels, return_counts=True)
     return dict(zip(classes.tolist(), counts.tolist(), strict=True))
 
 
 def _by_class(labels: NDArray[Any]) -> list[Ints]:
     """Return the positions of each class, classes in ascending order, positions too."""
-    _, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    dense = _dense(labels)
+    inverse: NDArray[Any]
+    if dense is not None:
+        inverse, counts = dense[0], np.bincount(dense[0], minlength=dense[2])
+    else:
+        _, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.argsort(inverse.reshape(-1), kind="stable").astype(smallest_int(len(labels)))
-    return list(np.split(order, np.cumsum(counts)[:-1]))
+    return [group for group in np.split(order, np.cumsum(counts)[:-1]) if len(group)]
 
 
 def oversample_multiply(labels: NDArray[Any]) -> Ints:

@@ -1,0 +1,79 @@
+"""Every block of the README runs, and prints what the README says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kdpipes as kdp
+from kdpipes._functional import registered
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+
+
+def run(code: str, namespace: dict[str, Any]) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(compile(code, "README.md", "exec"), namespace)
+        except ValueError as error:
+            print(f"{type(error).__name__}: {error}")
+    return printed.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
+def test_every_block_prints_what_stands_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "readme"}
+    following = [*BLOCKS[1:], ("", "")]
+    checked = 0
+    for (language, code), (next_language, expected) in zip(BLOCKS, following, strict=True):
+        if language == "python":
+            printed = run(code, namespace)
+            if next_language == "text":
+                lines = printed.splitlines()
+                wanted = expected.splitlines()
+                assert lines[: len(wanted)] == wanted, code
+                checked += 1
+            else:
+                assert not printed
+    assert checked == sum(language == "text" for language, _ in BLOCKS) >= 6
+
+
+def test_the_table_lists_every_pipe() -> None:
+    listed = set(re.findall(r"`(\w+)\(", "".join(line for line in README.splitlines() if line.startswith("| `"))))
+    names = {name for (name, _), function in registered().items() if function.__module__.startswith("kdpipes.")}
+    assert listed == names
+
+
+def test_the_sources_are_all_named() -> None:
+    for name in ("image_folder", "open_shards", "stream_shards", "from_ids", "from_dataset", "SampleSource"):
+        assert name in kdp.__all__
+        assert f"`kdp.{name}" in README
+
+
+def test_every_command_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make (\w+)`", README):
+        assert f"\n{target}:" in makefile
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+    assert (ROOT / "constraints.txt").read_text().splitlines()[-1] == "torch==2.13.0"
+
+
+def test_the_extras_are_all_named() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    section = project.split("[project.optional-dependencies]")[1].split("\n\n")[0]
+    extras = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
+    line = next(line for line in README.splitlines() if "Extras:" in line)
+    assert set(re.findall(r"`(\w+)`", line)) - {"venv"} == extras
+
+
+def test_it_is_short_enough_to_read() -> None:
+    assert len(README.splitlines()) < 200
