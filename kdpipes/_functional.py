@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.errors import ChainError, check_choice
+from kdpipes.errors import ChainError, check_choice, closest
 
 __all__ = ["Flavour", "functional_pipe", "register", "registered"]
 
@@ -31,7 +33,7 @@ def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> No
         raise ValueError(f"`.{name}()` is registered by {_place(known)}; {_place(function)} needs a name of its own.")
     if known is None and (name in base.functions or hasattr(base, name)):
         raise ValueError(f"`.{name}()` belongs to torch or torchdata; {_place(function)} needs a name of its own.")
-    base.register_function(name, function)
+    base.register_function(name, _checked(name, function))
     _ours[name, flavour] = function
 
 
@@ -64,6 +66,23 @@ def refuse_flavour(name: str, *, way_out: str) -> None:
     refuse.__name__ = refuse.__qualname__ = name
     refuse.__doc__ = f"Not on streams. {way_out}"
     register(name, refuse, flavour="iter")
+
+
+def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` with errors about its arguments that speak of `.name()`, not of a class behind it."""
+    signature = inspect.signature(function)
+    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    shown = f".{name}{inspect.Signature(parameters[1:])}"
+
+    def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            signature.bind(source_datapipe, *args, **kwargs)
+        except TypeError as error:
+            unknown = next((key for key in kwargs if key not in signature.parameters), "")
+            raise TypeError(f"`{shown}`: {error}.{closest(unknown, signature.parameters)}") from None
+        return function(source_datapipe, *args, **kwargs)
+
+    return functools.update_wrapper(pipe, function)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
 
 from kdpipes._graph import walk
 from kdpipes.draw import Draw, EpochCounter, current_draw, drawing, hash_key
-from kdpipes.errors import ChainError, must_be
+from kdpipes.errors import ChainError, closest, must_be
 from kdpipes.sample import Sample, as_sample
 from kdpipes.storage.shared import Shared
 
@@ -25,7 +25,29 @@ __all__ = ["IterPipe", "MapPipe", "PlanPipe", "Streaming", "indexed", "samples_o
 Item = TypeVar("Item")
 
 
-class MapPipe(MapChain):
+class UnknownPipeError(AttributeError):
+    """The error for a method that is none; what was meant is looked up only if somebody reads it."""
+
+    def __str__(self) -> str:
+        owner, name, names = self.args
+        return f"{owner} has no pipe or attribute {name!r}.{closest(name, names)}"
+
+
+class _Suggesting:
+    """A pipe whose unknown methods are errors that name the closest one."""
+
+    functions: ClassVar[Any]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]  # torch's look-up of functional names
+        except AttributeError:
+            if name.startswith("_"):
+                raise
+            raise UnknownPipeError(type(self).__name__, name, tuple(type(self).functions)) from None
+
+
+class MapPipe(_Suggesting, MapChain):
     """An indexed pipe of samples: `len(pipe)`, `pipe[3]`, `pipe[5:-3:2]`, `pipe.column("y")`.
 
     A pipe of one's own implements `__len__` and `fetch`; a plan pipe also `column`, if it can do so without opening
@@ -169,7 +191,7 @@ class Streaming(Generic[Item]):
         return self.iterate()
 
 
-class IterPipe(Streaming[Any], IterChain):
+class IterPipe(_Suggesting, Streaming[Any], IterChain):
     """A stream of samples. A pipe of one's own implements `samples`, which yields them in order.
 
     Without `deal`, the n-th sample of the k-th iteration is ordinal n of epoch k.

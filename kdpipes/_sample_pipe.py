@@ -161,10 +161,6 @@ def sample_pipe(name: str) -> Callable[[Definition], Definition]:
 
         def bind(pipe_class: Any) -> Callable[..., Any]:
             def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
-                try:
-                    signature.bind(*args, **kwargs)
-                except TypeError as error:
-                    raise TypeError(f"`.{name}{_shown(signature)}`: {error}.") from None
                 made = definition(*args, **kwargs) if isinstance(definition, type) else _Bound(definition, args, kwargs)
                 return pipe_class(source_datapipe, made, name)
 
@@ -178,11 +174,6 @@ def sample_pipe(name: str) -> Callable[[Definition], Definition]:
         return definition
 
     return decorate
-
-
-def _shown(signature: inspect.Signature) -> str:
-    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
-    return str(inspect.Signature(bare))
 
 
 def _with_source(signature: inspect.Signature) -> inspect.Signature:

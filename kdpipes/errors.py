@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator
+import sys
 from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
@@ -97,5 +98,8 @@ def refuse_field(name: str, owner: str, fields: Iterable[str], way_out: str = ""
 def add_note(error: BaseException, note: str) -> None:
     """Attach `note` to `error`, once, keeping its type and arguments (`add_note` of Python 3.11, also on 3.10)."""
     notes: list[str] = error.__dict__.setdefault("__notes__", [])
-    if note not in notes:
-        notes.append(note)
+    if note in notes:
+        return
+    notes.append(note)
+    if sys.version_info < (3, 11) and len(error.args) == 1 and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]}\n{note}",)  # Python 3.10 does not print notes

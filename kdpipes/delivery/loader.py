@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
+import torch.distributed
 from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
 from kdpipes._graph import walk
 from kdpipes._pipe import Streaming
+from kdpipes.delivery.layout import group_size
 from kdpipes.draw import hash_key
 from kdpipes.errors import ChainError, check_count, must_be
 from kdpipes.storage.shared import sharing
@@ -51,7 +54,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     """A DataLoader2 over a chain of pipes: `for batch in loader`, each time the next epoch.
 
     It has a length, is a context manager, starts no CUDA context, can be iterated again after an error in the chain,
-    and many of them live side by side. Lambdas, closures and classes of a notebook reach its workers.
+    and many of them live side by side. In a process group of torch.distributed, each rank gets its part. Lambdas,
+    closures and classes of a notebook reach its workers.
 
     Args:
         source_datapipe: A chain that ends in a stream, as `deal` and `collate_samples` make it. It is copied: what
@@ -93,8 +97,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self._num_begun = 0
         self._is_closed = False
         chain = source_datapipe.to_iter_datapipe() if isinstance(source_datapipe, MapDataPipe) else source_datapipe
-        self._pristine = Shipped(chain)
         with _seeds_without_cuda(), sharing():
+            self._pristine = _dealt_to_this_rank(clone(Shipped(chain)))
             super().__init__(self._pristine, reading_service=self._service)
         self._pristine = self._datapipe_before_reading_service_adapt
 
@@ -174,6 +178,15 @@ def _service(num_workers: int, multiprocessing_context: str | None) -> Any:
     if num_workers == 0:
         return InProcessReadingService()
     return _Workers(num_workers, multiprocessing_context)
+
+
+def _dealt_to_this_rank(pipe: Any) -> Any:
+    """Tell the chain's `deal` which rank of torch's process group this is, where there is one."""
+    if group_size() > 1:
+        for upstream in walk(pipe):
+            if hasattr(upstream, "set_epoch"):
+                upstream.apply_sharding(group_size(), torch.distributed.get_rank(), SHARDING_PRIORITIES.DISTRIBUTED)
+    return pipe
 
 
 def _refuse_doubling(pipe: Any, num_workers: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,12 +9,14 @@ import threading
 from collections import Counter
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.storage.shared import sharing
 
 
 def numbers(size: int = 10) -> Any:
@@ -191,6 +192,17 @@ def test_workers_share_a_large_list_and_do_not_copy_it() -> None:
 
     items = Counted((number, 0) for number in range(1000))
     pipe = kdp.from_dataset(items).select("x").deal(batch_size=500).collate_samples()
-    if hasattr(os, "fork"):
-        with kdp.Loader(pipe, num_workers=2, multiprocessing_context="fork") as loader:
-            assert sum(int(x.sum()) for (x,) in loader) == sum(range(1000))
+    with kdp.Loader(pipe, num_workers=2, multiprocessing_context="fork") as loader:
+        assert sum(int(x.sum()) for (x,) in loader) == sum(range(1000))
+
+
+def test_a_chain_is_copied_without_its_index() -> None:
+    ids = [f"image-{number:06}" for number in range(50_000)]
+    plan = (
+        kdp.from_ids(ids, [number % 7 for number in range(50_000)], load=len).filter_classes(valid=[1, 2]).oversample()
+    )
+    pipe = plan.select("x y").deal(batch_size=64, shuffle=True)
+    assert len(pipe) == 224
+    with sharing():
+        assert len(cloudpickle.dumps(pipe)) < 5_000
+    assert len(cloudpickle.dumps(pipe)) > 500_000
