@@ -21,7 +21,7 @@ from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
 from kdpipes.delivery.loader import Loader
 from kdpipes.draw import Draw
-from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError
+from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
 from kdpipes.look.grid import image_grid
 from kdpipes.plan.filter_classes import ClassFilterIterDataPipe, ClassFilterMapDataPipe
 from kdpipes.plan.oversample import OversamplerIterDataPipe, OversamplerMapDataPipe
@@ -79,6 +79,7 @@ __all__ = [
     "Selector",
     "SubsetterMapDataPipe",
     "Transformer",
+    "WorkerError",
     "class_counts",
     "collate",
     "from_dataset",

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
-__all__ = ["ChainError", "DataError", "FieldError", "KdpipesError"]
+__all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
 
 
 class KdpipesError(Exception):
@@ -21,6 +21,10 @@ class DataError(KdpipesError, ValueError):
 
 class ChainError(KdpipesError, TypeError):
     """Pipes that do not fit together: names the pipe and the way out."""
+
+
+class WorkerError(KdpipesError, RuntimeError):
+    """A worker process that has died: names the process and its end."""
 
 
 class FieldError(KdpipesError, KeyError):

@@ -12,20 +12,19 @@ import cloudpickle
 import torch.distributed
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService
 from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
 from kdpipes._graph import walk
 from kdpipes._pipe import Streaming
 from kdpipes.delivery.layout import group_size
+from kdpipes.delivery.worker_processes import WorkerProcesses
 from kdpipes.draw import hash_key
 from kdpipes.errors import ChainError, check_count, must_be
 from kdpipes.storage.shared import sharing
 
 __all__ = ["Loader", "Shipped"]
-
-_PATIENCE_S = 2.0
 
 
 class Shipped(Streaming[Any], IterDataPipe[Any]):
@@ -144,40 +143,10 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self._adapted, self._reset_iter, self._terminated = False, True, False
 
 
-class _Workers(MultiProcessingReadingService):  # type: ignore[misc]  # torchdata carries no types
-    """torchdata's worker processes, without its prefetching threads (which cost speed), and ended without waiting.
-
-    torchdata asks each worker to end and waits for its answer, for ever if the worker is gone, as after Ctrl-C.
-    """
-
-    _worker_processes: list[Any]
-    _dispatch_process: Any
-
-    def __init__(self, num_workers: int, multiprocessing_context: str | None) -> None:
-        super().__init__(num_workers, multiprocessing_context, worker_prefetch_cnt=0, main_prefetch_cnt=0)
-
-    def finalize(self) -> None:
-        processes = [process for process, *_ in self._worker_processes]
-        if self._dispatch_process is not None:
-            processes.append(self._dispatch_process[0])
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join(_PATIENCE_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        for _, *queues in self._worker_processes:
-            for queue in queues:
-                queue.cancel_join_thread()
-                queue.close()
-        self._worker_processes, self._dispatch_process = [], None
-
-
 def _service(num_workers: int, multiprocessing_context: str | None) -> Any:
     if num_workers == 0:
         return InProcessReadingService()
-    return _Workers(num_workers, multiprocessing_context)
+    return WorkerProcesses(num_workers, multiprocessing_context)
 
 
 def _dealt_to_this_rank(pipe: Any) -> Any:

@@ -1,0 +1,102 @@
+"""torchdata's worker processes, made safe against their own death and against Ctrl-C."""
+
+from __future__ import annotations
+
+import queue
+import signal
+from typing import Any
+
+from torchdata.dataloader2 import MultiProcessingReadingService
+
+from kdpipes.errors import WorkerError
+
+__all__ = ["WorkerProcesses"]
+
+_PATIENCE_S = 2.0
+_LOOK_AGAIN_S = 0.2
+
+
+class WorkerProcesses(MultiProcessingReadingService):  # type: ignore[misc]  # torchdata carries no types
+    """torchdata's `MultiProcessingReadingService` without its prefetching threads, which cost speed.
+
+    A worker that dies is an error here, not a wait without end; workers leave Ctrl-C to the main process, so that the
+    loader can be iterated again after it; and they are ended without asking them first.
+
+    Args:
+        num_workers: The number of worker processes.
+        multiprocessing_context: How they start: "fork", "spawn", "forkserver"; None is the platform's way.
+    """
+
+    _worker_processes: list[Any]
+    _worker_datapipes: list[Any]
+    _dispatch_process: Any
+
+    def __init__(self, num_workers: int, multiprocessing_context: str | None = None) -> None:
+        super().__init__(
+            num_workers,
+            multiprocessing_context,
+            worker_prefetch_cnt=0,
+            main_prefetch_cnt=0,
+            worker_init_fn=_leave_interrupts,
+        )
+
+    def initialize(self, datapipe: Any) -> Any:
+        end = super().initialize(datapipe)
+        for (process, *_), received in zip(self._worker_processes, self._worker_datapipes, strict=True):
+            received.protocol.response_queue = _WatchedQueue(received.protocol.response_queue, process)
+        return end
+
+    def finalize(self) -> None:
+        processes = [process for process, *_ in self._worker_processes]
+        if self._dispatch_process is not None:
+            processes.append(self._dispatch_process[0])
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(_PATIENCE_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for _, *queues in self._worker_processes:
+            for messages in queues:
+                messages.cancel_join_thread()
+                messages.close()
+        self._worker_processes, self._dispatch_process = [], None
+
+
+def _leave_interrupts(datapipe: Any, worker_info: Any) -> Any:
+    """Let a worker ignore Ctrl-C, which reaches all processes of a terminal or a notebook."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return datapipe
+
+
+class _WatchedQueue:
+    """A queue of a worker's answers that looks after the worker while it is empty."""
+
+    def __init__(self, messages: Any, process: Any) -> None:
+        self._messages = messages
+        self._process = process
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        while True:
+            is_over = self._process.exitcode is not None  # asked before: what came earlier is still in the queue
+            try:
+                return self._messages.get(block=block, timeout=_LOOK_AGAIN_S if block and timeout is None else timeout)
+            except queue.Empty:
+                if is_over:
+                    raise WorkerError(_obituary(self._process)) from None
+                if not block or timeout is not None:
+                    raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._messages, name)
+
+
+def _obituary(process: Any) -> str:
+    code = process.exitcode
+    if code is None or code >= 0:
+        end = f"ended with status {code} before its work was done"
+    else:
+        end = f"was ended by signal {signal.Signals(-code).name}"
+    hint = " The system does so when memory runs out: try fewer workers." if code == -signal.SIGKILL else ""
+    return f"Worker process {process.pid} {end}.{hint} Iterate the loader again for the next epoch."
