@@ -26,6 +26,13 @@ def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> No
     The same definition may be registered again (a reloaded module, a notebook cell that is run twice); the name of
     somebody else's pipe or method is refused.
     """
+    refuse_taken(name, function, flavour=flavour)
+    _BASES[flavour].register_function(name, _checked(name, function))
+    _ours[name, flavour] = function
+
+
+def refuse_taken(name: str, function: Callable[..., Any], *, flavour: Flavour) -> None:
+    """Raise the error of `register` for a name that is somebody else's."""
     check_choice("flavour", flavour, ("map", "iter"))
     base = _BASES[flavour]
     known = _ours.get((name, flavour))
@@ -33,8 +40,6 @@ def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> No
         raise ValueError(f"`.{name}()` is registered by {_place(known)}; {_place(function)} needs a name of its own.")
     if known is None and (name in base.functions or hasattr(base, name)):
         raise ValueError(f"`.{name}()` belongs to torch or torchdata; {_place(function)} needs a name of its own.")
-    base.register_function(name, _checked(name, function))
-    _ours[name, flavour] = function
 
 
 def functional_pipe(name: str, *, flavour: Flavour) -> Callable[[PipeClass], PipeClass]:

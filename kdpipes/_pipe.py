@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
@@ -101,15 +102,15 @@ class MapPipe(_Suggesting, MapChain):
         return None
 
 
-def as_column(values: Sequence[Any]) -> NDArray[Any]:
+def as_column(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
     """Return values as an array of one dimension: of numbers or strings where all are, of objects otherwise."""
-    try:
-        column = np.asarray(values)
-    except ValueError:
-        column = np.empty(0)
-    if column.shape != (len(values),) or (column.dtype.kind == "U" and not all(isinstance(v, str) for v in values)):
-        column = np.empty(len(values), dtype=object)
-        column[:] = values
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        return values
+    kinds = {type(value) for value in values}
+    if all(issubclass(kind, str) for kind in kinds) or all(issubclass(kind, Number | np.generic) for kind in kinds):
+        return np.asarray(values)
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
     return column
 
 

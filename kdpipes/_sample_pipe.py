@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._functional import register
+from kdpipes._functional import refuse_taken, register
 from kdpipes._pipe import IterPipe, MapPipe, as_column, gives_samples, samples_of
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError
@@ -169,8 +169,10 @@ def sample_pipe(name: str) -> Callable[[Definition], Definition]:
             pipe.__signature__ = _with_source(signature)  # type: ignore[attr-defined]
             return pipe
 
-        register(name, bind(SampleMapperMapDataPipe), flavour="map")
-        register(name, bind(SampleMapperIterDataPipe), flavour="iter")
+        indexed, stream = bind(SampleMapperMapDataPipe), bind(SampleMapperIterDataPipe)
+        refuse_taken(name, stream, flavour="iter")
+        register(name, indexed, flavour="map")
+        register(name, stream, flavour="iter")
         return definition
 
     return decorate

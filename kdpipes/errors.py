@@ -72,13 +72,25 @@ def check_one_of(**arguments: object) -> None:
     given = [name for name, value in arguments.items() if value is not None]
     if len(given) != 1:
         names = " or ".join(f"`{name}`" for name in arguments)
-        got = "both" if given else "none of them"
-        raise ValueError(f"Exactly one of {names} must be given, but {got} is.")
+        got = "both are" if given else "none of them is"
+        raise ValueError(f"Exactly one of {names} must be given, but {got}.")
+
+
+def check_names(param: str, names: Any) -> tuple[str, ...] | None:
+    """Return `names` as a tuple of strings, or None for None; refuse one string, which is no sequence of names."""
+    if names is None:
+        return None
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise TypeError(must_be(param, "a sequence of names", names))
+    given = tuple(names)
+    if not all(isinstance(name, str) for name in given):
+        raise TypeError(must_be(param, "a sequence of names", names))
+    return given
 
 
 def check_callable(param: str, value: Any) -> None:
     """Refuse a `value` that cannot be called, or a class of which an instance is wanted."""
-    if isinstance(value, type) and "__call__" in vars(value):
+    if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
         raise TypeError(must_be(param, "a callable", value, f"Write `{value.__name__}(...)` to make one."))
     if not callable(value):
         raise TypeError(must_be(param, "a callable", value))

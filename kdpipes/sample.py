@@ -22,14 +22,18 @@ class Lazy:
         load: Called as `load(sample, *values)` with the values of `inputs`.
         inputs: The values that this one is computed from.
         what: What goes on here, for the note on an error: "reading field 'x'".
+        scope: The fields that `load` finds in the sample, where these are not the sample's own.
     """
 
-    __slots__ = ("_inputs", "_load", "_value", "_what")
+    __slots__ = ("_inputs", "_load", "_scope", "_value", "_what")
 
-    def __init__(self, load: Callable[..., Any], *inputs: Lazy, what: str) -> None:
+    def __init__(
+        self, load: Callable[..., Any], *inputs: Lazy, what: str, scope: Mapping[str, Lazy] | None = None
+    ) -> None:
         self._load = load
         self._inputs = inputs
         self._what = what
+        self._scope = scope
         self._value = _UNLOADED
 
     @classmethod
@@ -49,18 +53,26 @@ class Lazy:
         if self._value is _UNLOADED:
             values = [value.get(sample) for value in self._inputs]
             try:
-                self._value = self._load(sample, *values)
+                self._value = self._load(sample if self._scope is None else sample.view(self._scope), *values)
             except Exception as error:
                 add_note(error, f"kdpipes: while {self._what} of sample {sample.key!r} (ordinal {sample.ordinal})")
                 raise
-            self._load, self._inputs = _UNLOADED, ()
+            self._load, self._inputs, self._scope = _UNLOADED, (), None
         return self._value
 
-    def fork(self) -> Lazy:
-        """Return the same value for another delivery of the sample: what is not loaded yet is computed anew."""
-        if self.is_loaded:
-            return Lazy.of(self._value)
-        return Lazy(self._load, *(value.fork() for value in self._inputs), what=self._what)
+    def fork(self, forks: dict[Lazy, Lazy]) -> Lazy:
+        """Return the same value for another delivery of the sample: what is not loaded yet is computed anew, once.
+
+        Args:
+            forks: The values that have been forked for that delivery so far; this one is added.
+        """
+        if self not in forks:
+            forks[self] = Lazy.of(self._value) if self.is_loaded else self._unloaded_fork(forks)
+        return forks[self]
+
+    def _unloaded_fork(self, forks: dict[Lazy, Lazy]) -> Lazy:
+        scope = None if self._scope is None else {name: value.fork(forks) for name, value in self._scope.items()}
+        return Lazy(self._load, *(value.fork(forks) for value in self._inputs), what=self._what, scope=scope)
 
 
 class _Origin:
@@ -153,7 +165,7 @@ class Sample(MutableMapping[str, Any]):
         return f"Sample({self.key!r}, {fields})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (dict(self), self.key, self.index, self.draw, self.ctx)
+        return _restore, (dict(self), self.key, self.index, self.draw, self.ctx, self._origin.names, self.is_recording)
 
     def lazy(self, name: str) -> Lazy:
         """Return a field without loading it."""
@@ -170,10 +182,14 @@ class Sample(MutableMapping[str, Any]):
         """Say which delivered sample this is."""
         self._origin.draw = draw
 
-    def view(self) -> Sample:
-        """Return the sample with the fields that it has now, whatever happens to it later."""
+    def scope(self) -> dict[str, Lazy]:
+        """Return the fields that the sample has now, not loaded, whatever happens to it later."""
+        return dict(self._fields)
+
+    def view(self, scope: Mapping[str, Lazy]) -> Sample:
+        """Return the same delivered sample with other fields: an earlier `scope`."""
         view = Sample.__new__(Sample)
-        view._origin, view._fields = self._origin, dict(self._fields)
+        view._origin, view._fields = self._origin, dict(scope)
         return view
 
     def fork(self) -> Sample:
@@ -182,11 +198,10 @@ class Sample(MutableMapping[str, Any]):
         fork._origin = _Origin(self.key, self.index, self.draw)
         fork._origin.is_recording = self._origin.is_recording
         fork._origin.names = dict(self._origin.names)
-        fork._fields = {name: value.fork() for name, value in self._fields.items()}
-        for name, promise in self._origin.promises.items():
-            field = next((field for field, value in self._fields.items() if value is promise), None)
-            if field is not None:
-                fork._origin.promises[name] = fork._fields[field]
+        fork._origin.ctx.update(self.ctx)
+        forks: dict[Lazy, Lazy] = {}
+        fork._fields = {name: value.fork(forks) for name, value in self._fields.items()}
+        fork._origin.promises = {name: value.fork(forks) for name, value in self._origin.promises.items()}
         return fork
 
     def record(self) -> None:
@@ -223,9 +238,19 @@ class Sample(MutableMapping[str, Any]):
         return self.ctx[name]
 
 
-def _restore(fields: dict[str, Any], key: str, index: int, draw: Draw, ctx: dict[str, Any]) -> Sample:
+def _restore(
+    fields: dict[str, Any],
+    key: str,
+    index: int,
+    draw: Draw,
+    ctx: dict[str, Any],
+    names: dict[str, int],
+    is_recording: bool,
+) -> Sample:
     sample = Sample(fields, key=key, index=index, draw=draw)
-    sample.ctx.update(ctx)
+    sample._origin.ctx.update(ctx)
+    sample._origin.names.update(names)
+    sample._origin.is_recording = is_recording
     return sample
 
 

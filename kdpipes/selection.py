@@ -131,13 +131,13 @@ class Permutation:
         """Map positions in `range(size)` to elements of `range(size)`."""
         wanted = np.asarray(positions, dtype=np.int64)
         if self._order is not None:
-            return self._order[wanted]
-        image = self._network(wanted.astype(np.uint64))
+            return np.asarray(self._order[wanted])
+        image = self._network(wanted.astype(np.uint64).reshape(-1))
         outside = np.flatnonzero(image >= self._size)
         while outside.size:
             image[outside] = self._network(image[outside])
             outside = outside[image[outside] >= self._size]
-        return image.astype(np.int64)
+        return image.astype(np.int64).reshape(wanted.shape)
 
     def _sorted(self) -> NDArray[np.int64]:
         generator = np.random.Generator(np.random.Philox(key=self._keys[:2]))

@@ -37,6 +37,13 @@ def letters() -> kdp.MapPipe:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def keeps_collections_quick() -> None:
+    """Take what importing torch has made out of the collections that the fixture below asks for."""
+    gc.collect()
+    gc.freeze()
+
+
 def _shared_memory() -> set[str]:
     folder = Path("/dev/shm")
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

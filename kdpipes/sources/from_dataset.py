@@ -11,7 +11,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._pipe import MapPipe, as_column
 from kdpipes.callback import Callback
-from kdpipes.errors import ChainError, must_be, refuse_field
+from kdpipes.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.shared import Shared
 
@@ -51,7 +51,8 @@ class DatasetReaderMapDataPipe(MapPipe):
         labels: Sequence[Any] | None = None,
         class_names: Sequence[str] | None = None,
     ) -> None:
-        if isinstance(dataset, str | bytes | Mapping) or not hasattr(dataset, "__len__"):
+        has_items = hasattr(dataset, "__getitem__") or _getters_of(dataset)
+        if isinstance(dataset, str | bytes | Mapping) or not hasattr(dataset, "__len__") or not has_items:
             raise TypeError(must_be("dataset", "a dataset with a length and positions", dataset))
         if not isinstance(fields, str) or not fields.split():
             raise TypeError(must_be("fields", 'names in one string, like "x y"', fields))
@@ -63,7 +64,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         self._getters = _getters_of(dataset)
         self._fields = " ".join(self._getters) or fields
         self._labels = Shared(as_column(labels)) if labels is not None else None
-        self._class_names = _class_names_of(dataset) if class_names is None else tuple(class_names)
+        self._class_names = check_names("class_names", class_names) or _class_names_of(dataset)
 
     def __len__(self) -> int:
         return len(self._dataset.value)
@@ -92,7 +93,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         return frozenset(self._fields.split()) | (set() if self._labels is None else {"y"})
 
     def _known_labels(self) -> NDArray[Any] | None:
-        if self._labels is None and "y" not in self._getters:
+        if self._labels is None and "y" in self._fields.split() and not self._getters:
             dataset = self._dataset.value
             for name in ("targets", "labels"):
                 found = getattr(dataset, name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from kdpipes._pipe import MapPipe, as_column
 from kdpipes.callback import Callback
-from kdpipes.errors import must_be
+from kdpipes.errors import check_names, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import read_url
 from kdpipes.storage.shared import Shared
@@ -46,18 +47,19 @@ class IdReaderMapDataPipe(MapPipe):
         self,
         ids: Sequence[Any],
         labels: Mapping[Any, Any] | Sequence[Any] | None = None,
-        load: Callable[[Any], Any] | str = "{id}",
+        load: Callable[[Any], Any] | str | os.PathLike[str] = "{id}",
         *,
         class_names: Sequence[str] | None = None,
     ) -> None:
         if isinstance(ids, str) or not hasattr(ids, "__getitem__") or isinstance(ids, Mapping):
             raise TypeError(must_be("ids", "a sequence of IDs", ids))
+        load = os.fspath(load) if isinstance(load, os.PathLike) else load
         if isinstance(load, str) and "{id}" not in load:
             raise ValueError(must_be("load", "a callable, or a path with '{id}' in it", load))
         self._ids = Shared(ids)
         self._labels = None if labels is None else Shared(_aligned(ids, labels))
         self._load = Callback("load", _FileLoader(load) if isinstance(load, str) else load)
-        self._class_names = None if class_names is None else tuple(class_names)
+        self._class_names = check_names("class_names", class_names)
 
     def __len__(self) -> int:
         return len(self._ids.value)

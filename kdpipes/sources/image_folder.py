@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kdpipes._pipe import MapPipe
 from kdpipes.errors import DataError, must_be
 from kdpipes.sample import Lazy, Sample
-from kdpipes.storage.files import is_local, list_files, read_url
+from kdpipes.storage.files import is_local, join_url, list_files, read_url
 from kdpipes.storage.shared import PackedStrings, Shared
 
 __all__ = ["ImageFolderMapDataPipe"]
@@ -50,7 +50,7 @@ class ImageFolderMapDataPipe(MapPipe):
     def __init__(self, root: str | os.PathLike[str]) -> None:
         if not isinstance(root, str | os.PathLike):
             raise TypeError(must_be("root", "a path or a URL", root))
-        self._root = os.fspath(root).rstrip("/") or "/"
+        self._root = os.fspath(root)
         if is_local(self._root) and not os.path.isdir(self._root):  # noqa: PTH112
             raise FileNotFoundError(must_be("root", "a folder that exists", self._root))
         self._listing: Shared[_Listing] | None = None
@@ -61,7 +61,7 @@ class ImageFolderMapDataPipe(MapPipe):
     def fetch(self, index: int) -> Sample:
         listing = self._listed()
         path = listing.paths[index]
-        url = f"{self._root}/{path}"
+        url = join_url(self._root, path)
         content = Lazy(lambda sample: read_url(url), what="reading field 'x'")
         return Sample({"x": content, "y": int(listing.labels[index])}, key=path, index=index)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._pipe import MapPipe, as_column
-from kdpipes.errors import DataError, must_be, refuse_field
+from kdpipes.errors import DataError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import expand_urls, is_local, relative_names
 from kdpipes.storage.shared import Shared
@@ -50,7 +50,7 @@ class ShardReaderMapDataPipe(MapPipe):
             raise ValueError(
                 must_be("urls", "paths on this machine", remote, "`kdp.stream_shards` reads from anywhere.")
             )
-        self._class_names = None if class_names is None else tuple(class_names)
+        self._class_names = check_names("class_names", class_names)
         self._index: Shared[TarIndex] | None = None
 
     def __len__(self) -> int:

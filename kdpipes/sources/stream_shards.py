@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kdpipes._pipe import IterPipe
-from kdpipes.errors import DataError
+from kdpipes.errors import DataError, check_names
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import expand_urls, relative_names
 from kdpipes.storage.shared import Shared
@@ -43,7 +43,7 @@ class ShardStreamerIterDataPipe(IterPipe):
     ) -> None:
         super().__init__()
         self._urls = Shared(expand_urls(urls))
-        self._class_names = None if class_names is None else tuple(class_names)
+        self._class_names = check_names("class_names", class_names)
 
     def samples(self) -> Iterator[Sample]:
         urls = self._urls.value

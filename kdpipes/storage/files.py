@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import fsspec
 
 from kdpipes.errors import DataError, must_be
 
-__all__ = ["expand_urls", "is_local", "list_files", "open_url", "read_url", "relative_names"]
+__all__ = ["expand_urls", "is_local", "join_url", "list_files", "open_url", "read_url", "relative_names"]
 
 
 def is_local(url: str) -> bool:
@@ -42,7 +43,21 @@ def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     texts = [os.fspath(url) for url in given]
     for text in texts:
         _refuse_shell(text)
-    return [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
+    expanded = [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
+    twice = next((url for url, number in Counter(expanded).items() if number > 1), None)
+    if twice is not None:
+        raise ValueError(must_be("urls", "different from each other", twice, "`.repeat_until` gives samples again."))
+    return expanded
+
+
+def join_url(root: str, path: str) -> str:
+    """Return the URL of a file below `root`, also where `root` lies in another file: "zip://birds::file:///b.zip".
+
+    >>> join_url("zip://birds::file:///b.zip", "heron/1.jpg")
+    'zip://birds/heron/1.jpg::file:///b.zip'
+    """
+    folder, separator, rest = root.partition("::")
+    return f"{folder.rstrip('/')}/{path}{separator}{rest}"
 
 
 def relative_names(urls: Sequence[str]) -> list[str]:
@@ -62,7 +77,7 @@ def open_url(url: str, *, compression: str | None = None) -> Iterator[IO[bytes]]
     """Open `url` for reading; what cannot be opened is an error that names it."""
     try:
         file = fsspec.open(url, "rb", compression=compression).open()
-    except (OSError, ImportError) as error:
+    except (OSError, ImportError, ValueError) as error:
         raise _as_unreadable(url, error) from error
     with file:
         yield file
@@ -75,7 +90,7 @@ def read_url(url: str) -> bytes:
             return Path(url).read_bytes()
         with fsspec.open(url, "rb") as file:
             content: bytes = file.read()
-    except (OSError, ImportError) as error:
+    except (OSError, ImportError, ValueError) as error:
         raise _as_unreadable(url, error) from error
     return content
 
@@ -89,9 +104,9 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
 
 
 def list_files(root: str, suffixes: Sequence[str]) -> list[str]:
-    """Return the files below `root` that end with one of `suffixes` (lower case), as sorted relative paths."""
+    """Return the files below `root` that end with one of `suffixes` (lower case), sorted; hidden ones are left out."""
     found = _list_local(root) if is_local(root) else _list_remote(root)
-    return sorted(path for path in found if path.lower().endswith(tuple(suffixes)))
+    return sorted(path for path in found if path.lower().endswith(tuple(suffixes)) and "/." not in f"/{path}")
 
 
 def _list_local(root: str) -> Iterator[str]:
@@ -102,7 +117,7 @@ def _list_local(root: str) -> Iterator[str]:
     for folder, _, files in os.walk(root, followlinks=True):
         prefix = os.path.relpath(folder, root).replace(os.sep, "/") + "/"
         prefix = "" if prefix == "./" else prefix
-        yield from (prefix + file for file in files if not file.startswith("."))
+        yield from (prefix + file for file in files)
 
 
 def _list_remote(root: str) -> Iterator[str]:
@@ -111,7 +126,7 @@ def _list_remote(root: str) -> Iterator[str]:
         if not filesystem.isdir(path):
             raise FileNotFoundError(f"There is no folder {root!r}.")
         found: list[Any] = filesystem.find(path)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         raise _as_unreadable(root, error) from error
     start = len(path.rstrip("/")) + 1
     yield from (str(file)[start:] for file in found)

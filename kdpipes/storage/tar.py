@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
+import re
 import tarfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
@@ -22,6 +25,7 @@ __all__ = ["Member", "TarIndex", "decode_member", "index_tars", "read_groups"]
 _BLOCK = 512
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _TEXTS = frozenset({"txt", "text", "transcript"})
+_UNREADABLE = (tarfile.TarError, EOFError, OSError, lzma.LZMAError, zlib.error)
 _COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 
 
@@ -44,41 +48,70 @@ def decode_member(field: str, content: bytes) -> Any:
     kind = field.rsplit(".", 1)[-1].lower()
     if kind in _NUMBERS:
         text = content.decode("utf-8").strip()
-        return int(text) if text.lstrip("-").isdigit() else text
+        return int(text) if re.fullmatch(r"-?[0-9]+", text) else text
     if kind in _TEXTS:
         return content.decode("utf-8")
     return json.loads(content) if kind in {"json", "jsn"} else content
 
 
-class _Counted:
-    """A file read front to back that knows how much of it has been read."""
+class _Front:
+    """A file that is read front to back: knows where it is, and the last that it gave."""
+
+    _KEPT = 256 * _BLOCK
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.count = 0
+        self._position = 0
+        self._last = b""
+        self.size: int | None = None
 
     def read(self, size: int = -1) -> bytes:
         content = self._file.read(size)
-        self.count += len(content)
+        self._position += len(content)
+        self._last = (self._last + content)[-self._KEPT :]
         return content
 
+    def block(self, offset: int) -> bytes:
+        """Return the block at an offset that has been read just now."""
+        start = len(self._last) - (self._position - offset)
+        return self._last[start : start + _BLOCK] if start >= 0 else b""
 
-def _members(url: str, tar: tarfile.TarFile, source: Any) -> Iterator[tuple[Member, tarfile.TarInfo]]:
+
+class _Anywhere:
+    """A file with positions: knows its size."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.size: int | None = file.seek(0, os.SEEK_END)
+        file.seek(0)
+
+    def block(self, offset: int) -> bytes:
+        """Return the block at an offset."""
+        self._file.seek(offset)
+        return self._file.read(_BLOCK)
+
+
+def _members(url: str, tar: tarfile.TarFile, source: _Front | _Anywhere) -> Iterator[tuple[Member, tarfile.TarInfo]]:
     """Yield the members that belong to samples; a tar that ends before its end mark is an error, not an end."""
     while True:
         try:
             info = tar.next()
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise DataError(
-                f"Shard {url!r} cannot be read from offset {tar.offset} on: {error}. It may be truncated."
-            ) from error
+        except _UNREADABLE as error:
+            raise DataError(f"Shard {url!r} cannot be read from offset {tar.offset} on: {error}.") from error
         if info is None:
             break
+        if source.size is not None and info.offset_data + info.size > source.size:
+            raise DataError(
+                f"Shard {url!r} is truncated in member {info.name!r} at offset {info.offset_data}: "
+                f"{info.size} bytes are due, {source.size - info.offset_data} are there."
+            )
         key, field = base_plus_ext(info.name)
         if info.isfile() and key is not None and field:
             yield Member(key, field.lower(), info.name, info.offset_data, info.size), info
-    if source.count < tar.offset + _BLOCK:
-        raise DataError(f"Shard {url!r} is truncated: it stops at offset {source.count} without the end mark of a tar.")
+    last = source.block(tar.offset)
+    if last != bytes(_BLOCK):
+        what = "is damaged: no header of a member stands" if len(last) == _BLOCK else "is truncated: no end mark stands"
+        raise DataError(f"Shard {url!r} {what} at offset {tar.offset}.")
 
 
 def _grouped(url: str, members: Iterator[tuple[Member, Any]]) -> Iterator[list[tuple[Member, Any]]]:
@@ -106,17 +139,17 @@ def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:
     """
     compression = next((name for suffix, name in _COMPRESSIONS.items() if url.endswith(suffix)), None)
     with open_url(url, compression=compression) as file:
-        source = _Counted(file)
+        source = _Front(file)
         try:
             tar = tarfile.open(fileobj=source, mode="r|", bufsize=64 * _BLOCK)  # type: ignore[call-overload]  # noqa: SIM115
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise DataError(f"{url!r} is no tar file: {error}.") from error
+        except _UNREADABLE as error:
+            raise DataError(f"{url!r} cannot be read as a tar: {error}.") from error
 
         def contents() -> Iterator[tuple[Member, bytes]]:
             for member, info in _members(url, tar, source):
                 try:
                     content = tar.extractfile(info).read()
-                except (tarfile.TarError, EOFError, OSError) as error:
+                except _UNREADABLE as error:
                     raise DataError(
                         f"Shard {url!r} is truncated in member {member.name!r} at offset {member.offset}: {error}."
                     ) from error
@@ -145,34 +178,20 @@ class TarIndex:
     sizes: dict[str, NDArray[np.int64]]
 
 
-class _Seekable:
-    """The size of a file, in the place of a count of what was read."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.count = file.seek(0, os.SEEK_END)
-        file.seek(0)
-
-
 def _header_groups(url: str) -> Iterator[list[Member]]:
     with open_url(url) as file:
-        source = _Seekable(file)
+        source = _Anywhere(file)
         try:
             tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
-        except (tarfile.TarError, EOFError) as error:
+        except _UNREADABLE as error:
             hint = (
                 " Compressed tars have no positions: read them with `kdp.stream_shards`."
                 if _is_compressed(file)
                 else ""
             )
-            raise DataError(f"{url!r} is no plain tar file: {error}.{hint}") from error
+            raise DataError(f"{url!r} cannot be read as a plain tar: {error}.{hint}") from error
         with tar:
             for group in _grouped(url, _members(url, tar, source)):
-                last = group[-1][0]
-                if last.offset + last.size > source.count:
-                    raise DataError(
-                        f"Shard {url!r} is truncated in member {last.name!r} at offset {last.offset}: "
-                        f"{last.size} bytes are due, {source.count - last.offset} are there."
-                    )
                 tar.members.clear()  # type: ignore[attr-defined]
                 yield [member for member, _ in group]
 

@@ -37,12 +37,12 @@ class FieldAdder:
         self._function = Callback("function", function)
 
     def __call__(self, sample: Sample) -> Sample:
-        view, place = sample.view(), sample.claim_name(f"add_field.{self._name}")
+        place = sample.claim_name(f"add_field.{self._name}")
 
-        def compute(_: Sample) -> Any:
+        def compute(view: Sample) -> Any:
             return call_seeded(self._function, view, place, view)
 
-        sample[self._name] = Lazy(compute, what=f"computing field {self._name!r}")
+        sample[self._name] = Lazy(compute, what=f"computing field {self._name!r}", scope=sample.scope())
         return sample
 
     def field_names(self, known: frozenset[str]) -> frozenset[str]:

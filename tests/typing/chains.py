@@ -1,0 +1,97 @@
+"""Chains as users write them: mypy checks them in strict mode (`[tool.mypy] files`), `tests/test_fluent.py` runs them.
+
+An annotated assignment states a type that mypy must agree with; a `type: ignore` states a mistake that it must find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kdpipes as kdp
+from kdpipes.demo import PHOTO_CLASSES
+
+if TYPE_CHECKING:
+    from kdpipes._fluent import IterChain, MapChain
+
+
+def hero(root: str, num_workers: int) -> int:
+    """The chain of the README; returns its number of batches."""
+    source: kdp.MapPipe = kdp.image_folder(root)
+    plan: MapChain = source.filter_classes(valid=["cat", "rocket"]).oversample().repeat_until(min_size=70)
+    work: MapChain = (
+        plan.decode_images("x")
+        .record_ctx()
+        .transform("x", kdp.RandomResizedCrop(16), kdp.HorizontalFlip())
+        .select("x y", return_ctx=True)
+    )
+    pipe: IterChain = work.deal(batch_size=32, shuffle=True, seed=0).collate_samples()
+    num_batches = 0
+    with kdp.Loader(pipe, num_workers=num_workers) as loader:
+        for (x, y), ctx in loader:
+            assert x.shape[1:] == (3, 16, 16)
+            assert len(x) == len(y) == len(ctx["random_resized_crop"]["top"])
+            num_batches += 1
+    return num_batches
+
+
+def streamed(urls: str) -> int:
+    """A stream front to back; returns the number of samples of two classes."""
+    source: kdp.IterPipe = kdp.stream_shards(urls, class_names=PHOTO_CLASSES)
+    named: IterChain = source.rename_fields(x="jpg", y="cls").filter_classes(valid=["cat", "rocket"])
+    batches: IterChain = named.select("key y").deal(batch_size=10, uneven="keep")
+    items: Iterator[Any] = iter(batches)
+    return sum(len(batch) for batch in items)
+
+
+def shards(urls: str) -> tuple[str, int]:
+    """Random access; returns the class of a sample and the length of a slice."""
+    source = kdp.open_shards(urls, class_names=PHOTO_CLASSES)
+    pipe: MapChain = source.rename_fields(x="jpg", y="cls").filter_classes(valid=["cat"]).subset([4, 0, 4])
+    part: kdp.MapPipe = source[5:15:2]
+    labels: NDArray[Any] = part.column("cls")
+    names: tuple[str, ...] | None = source.class_names()
+    assert names is not None
+    sample: kdp.Sample = pipe[0]
+    return names[sample["y"]], len(labels)
+
+
+class Squares(kdp.SampleSource):
+    """A source of one's own."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def getitem_x(self, index: int) -> int:
+        return index * index
+
+    def getitem_y(self, index: int, ctx: dict[str, Any] | None = None) -> int:
+        return index % 2
+
+
+def jitter(x: int, rng: np.random.Generator) -> int:
+    return x + int(rng.integers(1))
+
+
+def own_source() -> list[Any]:
+    """A source and a transform of one's own; returns the items."""
+    pipe: MapChain = Squares().filter_classes(valid=[1]).transform("x", jitter).select("x y")
+    return [pipe[index] for index in range(2)]
+
+
+def mistakes(indexed: MapChain, stream: IterChain) -> None:
+    """Never called: what mypy must find wrong."""
+    indexed.filter_classes(vaild=["cat"])  # type: ignore[call-arg]
+    indexed.filter_classes(valid=0.5)  # type: ignore[arg-type]
+    indexed.oversample(mode="exactly")  # type: ignore[arg-type]
+    indexed.oversample(class_counts={0: 1})  # type: ignore[call-arg]
+    indexed.repeat_until(10)  # type: ignore[call-arg]
+    indexed.select(["x", "y"])  # type: ignore[arg-type]
+    indexed.transform("x", [kdp.HorizontalFlip()])  # type: ignore[arg-type]
+    indexed.deal(batch_size=64, uneven="ignore")  # type: ignore[arg-type]
+    stream.oversample(class_counts=[4, 2])  # type: ignore[arg-type]
+    wrong: MapChain = indexed.deal(batch_size=64)  # type: ignore[assignment]
+    del wrong

@@ -1,0 +1,130 @@
+"""`filter_classes`: which classes stay, by number and by name, read from the labels alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+from kdpipes.demo import PHOTO_CLASSES
+
+ITEMS = list(zip("abcdef", [0, 1, 0, 2, 0, 1], strict=True))
+
+
+def indexed(items: list[Any]) -> Any:
+    return kdp.from_dataset(items)
+
+
+def stream(items: list[Any]) -> Any:
+    return IterableWrapper(items).to_samples(fields="x y")
+
+
+FLAVOURS = pytest.mark.parametrize("make", [indexed, stream])
+
+
+def epochs(pipe: Any) -> list[list[Any]]:
+    return [[(sample["x"], sample["y"]) for sample in pipe] for _ in range(2)]
+
+
+@FLAVOURS
+@pytest.mark.parametrize("param", ["valid", "invalid"])
+def test_exactly_the_chosen_classes_stay_in_order_and_keep_their_labels(make: Any, param: str) -> None:
+    for classes in ([0], [2, 1], (1,), np.array([0, 2]), [], [9]):
+        kept = [(x, y) for x, y in ITEMS if (y in list(classes)) == (param == "valid")]
+        assert epochs(make(ITEMS).filter_classes(**{param: classes})) == [kept, kept], classes
+
+
+def test_labels_that_are_names_themselves_are_chosen_by_name() -> None:
+    for make in (indexed, stream):
+        items = [("a", "heron"), ("b", "gull"), ("c", "heron")]
+        assert epochs(make(items).filter_classes(valid="heron")) == [[items[0], items[2]]] * 2
+
+
+def test_an_indexed_source_reports_length_labels_and_class_names_of_what_is_left(letters: kdp.MapPipe) -> None:
+    pipe: Any = letters.filter_classes(invalid=["gull"])
+    assert len(pipe) == 5
+    assert pipe.column("y").tolist() == [0, 1, 0, 0, 1]
+    assert pipe.column("x").tolist() == list("abcef")
+    assert pipe.class_names() == ("heron", "stork", "gull")
+
+
+def test_class_names_mean_the_same_on_a_stream_as_on_an_index(photo_shards: str) -> None:
+    names = {"x": "jpg", "y": "cls"}
+    by_name = kdp.stream_shards(photo_shards, class_names=PHOTO_CLASSES).rename_fields(**names)
+    by_number: Any = kdp.open_shards(photo_shards).rename_fields(**names)
+    expected = [sample.key for sample in by_number.filter_classes(valid=[7, 1])]
+    assert len(expected) == 64
+    kept = by_name.filter_classes(valid=["rocket", "cat"])
+    assert [[sample.key for sample in kept] for _ in range(2)] == [expected, expected]
+
+
+class Blind(kdp.SampleSource):
+    """Labels that can be read, images that cannot."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def getitem_x(self, index: int) -> Any:
+        raise OSError("an image was opened")
+
+    def getitem_y(self, index: int) -> int:
+        return index % 2
+
+
+def unreadable(item: Any) -> Any:
+    raise OSError("an image was opened")
+
+
+def test_only_labels_are_read() -> None:
+    blind = IterableWrapper(range(4)).to_samples(fields={"x": unreadable, "y": lambda item: item % 2})
+    for source in (Blind(), blind):
+        pipe: Any = source.filter_classes(valid=[1])
+        for _ in range(2):
+            assert [sample.index for sample in pipe] == [1, 3]
+        with pytest.raises(OSError, match="an image was opened"):
+            next(iter(pipe))["x"]
+
+
+def test_an_empty_source_stays_empty() -> None:
+    for make in (indexed, stream):
+        assert epochs(make([]).filter_classes(valid=[0])) == [[], []]
+        assert epochs(make(ITEMS).filter_classes(valid=[]).filter_classes(invalid=[0])) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (["hreon"], "must be among the classes heron, stork, gull, but is 'hreon' instead. Did you mean 'heron'?"),
+        ([3], "must be class numbers below 3, or names of heron, stork, gull, but is 3 instead."),
+        ([-1], "must be class numbers below 3"),
+    ],
+)
+def test_an_unknown_class_is_refused_with_a_suggestion(
+    letters: kdp.MapPipe, photo_shards: str, classes: list[Any], message: str
+) -> None:
+    streamed = kdp.stream_shards(photo_shards, class_names=["heron", "stork", "gull"]).rename_fields(y="cls")
+    for pipe in (letters.filter_classes(valid=classes), streamed.filter_classes(valid=classes)):
+        with pytest.raises(ValueError) as error:
+            next(iter(pipe))
+        assert message in str(error.value)
+
+
+def test_names_without_class_names_are_refused_with_the_way_out() -> None:
+    for make in (indexed, stream):
+        with pytest.raises(ValueError, match=r"does not know the names: give it `class_names=\[...\]`"):
+            next(iter(make(ITEMS).filter_classes(invalid=["heron"])))
+
+
+def test_bad_arguments_are_refused_when_the_chain_is_built() -> None:
+    for make in (indexed, stream):
+        for arguments in ({}, {"valid": [0], "invalid": [1]}):
+            with pytest.raises(ValueError, match="Exactly one of `valid` or `invalid` must be given"):
+                make(ITEMS).filter_classes(**arguments)
+        for classes in ([True], [0.5], 1.5, [None]):
+            with pytest.raises(TypeError, match="`valid` must be class numbers or class names"):
+                make(ITEMS).filter_classes(valid=classes)
+        with pytest.raises(kdp.ChainError, match=r"Put `.filter_classes\(\)` before `.select\(\)`"):
+            make(ITEMS).select("x y").filter_classes(valid=[0])

@@ -1,0 +1,113 @@
+"""`repeat_until`: whole rounds of the source, until there are enough samples or rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+
+ITEMS = [("a", 0), ("b", 1), ("c", 0)]
+
+
+def indexed(items: list[Any]) -> Any:
+    return kdp.from_dataset(items)
+
+
+def stream(items: list[Any]) -> Any:
+    return IterableWrapper(items).to_samples(fields="x y")
+
+
+FLAVOURS = pytest.mark.parametrize("make", [indexed, stream])
+
+
+def epochs(pipe: Any) -> list[str]:
+    return ["".join(sample["x"] for sample in pipe) for _ in range(2)]
+
+
+@FLAVOURS
+@pytest.mark.parametrize("param", ["min_size", "repetitions"])
+def test_whole_rounds_follow_each_other(make: Any, param: str) -> None:
+    for value, rounds in [(1, 1), (3, 1), (4, 2), (9, 3)] if param == "min_size" else [(1, 1), (2, 2)]:
+        pipe = make(ITEMS).repeat_until(**{param: value})
+        assert epochs(pipe) == ["abc" * rounds] * 2
+        assert len(pipe) == 3 * rounds
+
+
+def test_an_indexed_source_repeats_its_columns_too(letters: kdp.MapPipe) -> None:
+    pipe: Any = letters.repeat_until(min_size=7)
+    assert pipe.column("y").tolist() == [0, 1, 0, 2, 0, 1] * 2
+    assert (pipe[7]["x"], pipe[-1]["x"], pipe[7].index) == ("b", "f", 1)
+    assert pipe.class_names() == ("heron", "stork", "gull")
+
+
+class Blind(kdp.SampleSource):
+    """Labels that can be read, images that cannot."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def getitem_x(self, index: int) -> Any:
+        raise OSError("an image was opened")
+
+    def getitem_y(self, index: int) -> int:
+        return index
+
+
+def unreadable(item: Any) -> Any:
+    raise OSError("an image was opened")
+
+
+def test_no_field_is_read() -> None:
+    pipe: Any = Blind().repeat_until(min_size=4)
+    assert [[sample.index for sample in pipe] for _ in range(2)] == [[0, 1, 2, 0, 1, 2]] * 2
+    assert pipe.column("y").tolist() == [0, 1, 2, 0, 1, 2]
+    blind = IterableWrapper(range(3)).to_samples(fields={"x": unreadable}).repeat_until(repetitions=2)
+    assert [[sample.key for sample in blind] for _ in range(2)] == [["0", "1", "2", "0", "1", "2"]] * 2
+
+
+def jitter(x: str, rng: np.random.Generator) -> int:
+    return int(rng.integers(1 << 60))
+
+
+@FLAVOURS
+@pytest.mark.parametrize("work_first", [True, False])
+def test_a_repeated_sample_is_augmented_anew(make: Any, work_first: bool) -> None:
+    source = make(ITEMS)
+    repeated = (
+        source.transform("x", jitter).repeat_until(min_size=9)
+        if work_first
+        else source.repeat_until(min_size=9).transform("x", jitter)
+    )
+    dealt = repeated.select("x").deal(batch_size=2)
+    drawn = [x for _ in range(2) for batch in dealt for (x,) in batch]
+    assert len(drawn) == len(set(drawn)) == 18
+
+
+def test_an_empty_source_cannot_reach_a_size() -> None:
+    for make in (indexed, stream):
+        for source in (make([]), make(ITEMS).filter_classes(valid=[])):
+            pipe = source.repeat_until(min_size=5)
+            for _ in range(2):
+                with pytest.raises(
+                    kdp.DataError, match=r"cannot reach `min_size=5`: its source is empty.*too strict\?"
+                ):
+                    list(pipe)
+            assert epochs(source.repeat_until(repetitions=3)) == ["", ""]
+
+
+def test_bad_arguments_are_refused_when_the_chain_is_built() -> None:
+    for make in (indexed, stream):
+        for arguments in ({}, {"min_size": 2, "repetitions": 2}):
+            with pytest.raises(ValueError, match="Exactly one of `min_size` or `repetitions` must be given"):
+                make(ITEMS).repeat_until(**arguments)
+        for param in ("min_size", "repetitions"):
+            with pytest.raises(ValueError, match=f"`{param}` must be an integer of at least 1, but is 0 instead"):
+                make(ITEMS).repeat_until(**{param: 0})
+            with pytest.raises(TypeError, match=f"`{param}` must be an integer of at least 1, but is 2.0 instead"):
+                make(ITEMS).repeat_until(**{param: 2.0})
+        with pytest.raises(kdp.ChainError, match=r"Put `.repeat_until\(\)` before `.select\(\)`"):
+            make(ITEMS).select("x").repeat_until(repetitions=2)

@@ -1,0 +1,119 @@
+"""`subset` and slicing: a fixed choice of positions, on indexed sources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.map import SequenceWrapper
+
+import kdpipes as kdp
+
+ITEMS = [(letter, place % 3) for place, letter in enumerate("abcdefghijkl")]
+XS = "abcdefghijkl"
+
+
+@pytest.fixture
+def pipe() -> Any:
+    return kdp.from_dataset(ITEMS, class_names=["heron", "stork", "gull"])
+
+
+def epochs(pipe: Any) -> list[str]:
+    return ["".join(sample["x"] for sample in pipe) for _ in range(2)]
+
+
+def test_a_slice_is_a_slice_of_the_list(pipe: Any) -> None:
+    assert epochs(pipe[5:-3:2]) == ["fh", "fh"]
+    for parts in ((None,), (-2, None), (None, None, -1), (8, 2, -3), (4, 4), (50, None), (-50, 3)):
+        cut = slice(*parts)
+        assert epochs(pipe[cut]) == [XS[cut]] * 2, cut
+        assert len(pipe[cut]) == len(XS[cut])
+
+
+def test_positions_are_given_in_order_and_more_than_once(pipe: Any) -> None:
+    assert epochs(pipe[[1, 1]]) == ["bb", "bb"]
+    for indices in ([], [-1, 0], range(4, 0, -1), np.array([3, -12], dtype=np.int8), np.array([5, 2], dtype=np.uint64)):
+        expected = [XS[int(index)] for index in indices]
+        assert epochs(pipe[indices]) == ["".join(expected)] * 2, indices
+        assert epochs(pipe.subset(indices)) == ["".join(expected)] * 2, indices
+        assert pipe.subset(indices).column("x").tolist() == expected
+    assert epochs(pipe.subset((2, 3))) == ["cd", "cd"]
+
+
+def test_a_choice_of_a_choice_keeps_columns_names_and_index(pipe: Any) -> None:
+    chosen = pipe[1::2][[-1, 0]]
+    assert [sample.index for sample in chosen] == [11, 1]
+    assert chosen.column("y").tolist() == [2, 1]
+    assert chosen.class_names() == ("heron", "stork", "gull")
+    assert (chosen[-1]["x"], chosen[np.int64(0)]["x"]) == ("b", "l")
+    assert (pipe[-1].index, pipe[-1].ordinal, pipe[-1].key) == (11, 11, "11"), (
+        "counted from the end, named from the start"
+    )
+
+
+class Blind(kdp.SampleSource):
+    """Labels that can be read, images that cannot."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def getitem_x(self, index: int) -> Any:
+        raise OSError("an image was opened")
+
+    def getitem_y(self, index: int) -> int:
+        return index * index
+
+
+def test_no_field_is_read() -> None:
+    pipe: Any = Blind()[4:0:-2]
+    assert [[sample.index for sample in pipe] for _ in range(2)] == [[4, 2], [4, 2]]
+    assert pipe.column("y").tolist() == [16, 4]
+
+
+def jitter(x: str, rng: np.random.Generator) -> int:
+    return int(rng.integers(1 << 60))
+
+
+def test_a_repeated_sample_is_augmented_anew(pipe: Any) -> None:
+    first, second = (sample["x"] for sample in pipe[[1, 1]].transform("x", jitter))
+    assert first != second
+
+
+def test_a_position_outside_is_refused_with_the_range(pipe: Any) -> None:
+    for index in (12, -13):
+        with pytest.raises(IndexError) as error:
+            pipe[index]
+        assert str(error.value) == f"`index` must be from -12 up to 11, but is {index} instead."
+        with pytest.raises(IndexError) as error:
+            len(pipe.subset([0, index]))
+        assert str(error.value) == f"`indices` must be from -12 up to 11, but {index} is among them."
+    with pytest.raises(IndexError):
+        kdp.from_dataset([])[0]
+
+
+def test_what_is_no_position_is_refused(pipe: Any) -> None:
+    for index in (1.0, "1", True, None, (1, 2)):
+        with pytest.raises(TypeError, match="`index` must be an integer, a slice or a sequence of integers"):
+            pipe[index]
+    for indices in ([0.5], [[1, 2]], ["a"], np.ones(12, dtype=bool)):
+        with pytest.raises(TypeError, match="`indices` must be a sequence of integers"):
+            pipe.subset(indices)
+
+
+def test_a_source_without_columns_and_a_selected_one_say_the_way_out(pipe: Any) -> None:
+    with pytest.raises(kdp.ChainError, match=r"SequenceWrapper\w* has none. Make samples of it first: `.to_samples"):
+        SequenceWrapper([1, 2]).subset([0])
+    with pytest.raises(kdp.ChainError, match=r"Put `.subset\(\)` before `.select\(\)`"):
+        pipe.select("x").subset([0])
+
+
+def test_a_stream_says_the_way_out() -> None:
+    stream = IterableWrapper(ITEMS).to_samples(fields="x y")
+    with pytest.raises(kdp.ChainError, match=r"needs an indexed source, but \w+ is a stream.*`kdp.open_shards`"):
+        stream.subset([1])
+    for index in (1, slice(2)):
+        with pytest.raises(TypeError, match=r"is a stream: it has no positions\. `kdp.open_shards` gives an indexed"):
+            stream[index]
+    assert "".join(sample["x"] for sample in stream.header(2)) == "ab", "the way out that the error names"

@@ -1,0 +1,141 @@
+"""Datasets as samples: items load whole and once, `getitem_*` fields singly, labels not at all."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import kdpipes as kdp
+
+
+class Counting:
+    """Pairs of a letter and a label; counts which items are loaded."""
+
+    def __init__(self) -> None:
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> tuple[str, int]:
+        self.loaded.append(index)
+        return "abc"[index], index % 2
+
+
+class Labelled(Counting):
+    targets = [0, 1, 0]
+    classes = ["heron", "stork"]
+
+
+class Rows(kdp.SampleSource):
+    """Fields of their own; `x` cannot be loaded, `rows` records what it did."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def key_of(self, index: int) -> str:
+        return f"row-{index}"
+
+    def getitem_x(self, index: int) -> Any:
+        raise OSError(5, f"disk {index}")
+
+    def getitem_y(self, index: int) -> int:
+        return index % 2
+
+    def getitem_rows(self, index: int, ctx: dict[str, Any]) -> int:
+        ctx["rows"] = index * 10
+        return index * 100
+
+
+def test_an_item_is_loaded_whole_and_once_when_a_field_is_read() -> None:
+    dataset = Counting()
+    samples = list(kdp.from_dataset(dataset))
+    assert [(sample.key, sample.index, list(sample)) for sample in samples] == [
+        (str(index), index, ["x", "y"]) for index in range(3)
+    ]
+    assert dataset.loaded == []
+    assert [samples[1][name] for name in "yxy"] == [1, "b", 1]
+    assert dataset.loaded == [1]
+
+
+def test_items_of_any_kind_get_names() -> None:
+    tensors = kdp.from_dataset(TensorDataset(torch.arange(2), torch.arange(2) + 5), "a b")
+    assert [{name: int(value) for name, value in sample.items()} for sample in tensors] == [
+        {"a": 0, "b": 5},
+        {"a": 1, "b": 6},
+    ]
+    assert [dict(sample) for sample in kdp.from_dataset([{"a": 1, "b": 2, "c": 3}], "c a")] == [{"c": 3, "a": 1}]
+    assert [dict(sample) for sample in kdp.from_dataset(np.array([3, 4]), "n")] == [{"n": 3}, {"n": 4}]
+    assert list(kdp.from_dataset([])) == []
+
+
+def test_labels_are_taken_from_the_argument_or_the_dataset_and_no_item_is_loaded() -> None:
+    for dataset, labels, names in ((Labelled(), None, None), (Counting(), [0, 1, 0], ["heron", "stork"])):
+        pipe = kdp.from_dataset(dataset, labels=labels, class_names=names)
+        chain = pipe.filter_classes(valid=["heron"]).oversample()
+        assert (pipe.class_names(), pipe.column("y").tolist(), len(chain)) == (("heron", "stork"), [0, 1, 0], 2)
+        assert dataset.loaded == []
+    assert kdp.from_dataset(["a", "b"], "x", labels=torch.tensor([4, 5]))[1]["y"] == 5
+
+
+def test_columns_without_known_labels_are_read_from_the_items() -> None:
+    pipe = kdp.from_dataset(Counting())
+    assert (pipe.column("x").tolist(), pipe.column("y").tolist()) == (["a", "b", "c"], [0, 1, 0])
+
+
+def test_fields_with_methods_of_their_own_load_singly() -> None:
+    for source in (Rows(), kdp.from_dataset(Rows())):
+        assert [sample["y"] for sample in source.filter_classes(valid=[0])] == [0, 0]
+        assert source.column("rows").tolist() == [0, 100, 200]
+        assert source.record_ctx().select("rows y", return_ctx=True)[2] == ((200, 0), {"rows": 20})
+        assert source.select("rows", return_ctx=True)[2] == ((200,), {})
+        with pytest.raises(OSError) as caught:
+            source[1]["x"]
+        assert caught.value.args == (5, "disk 1")
+        assert caught.value.__notes__ == [f"kdpipes: while loading field 'x' of sample {source[1].key!r} (ordinal 1)"]
+
+
+def test_a_source_of_ones_own_names_its_samples_and_fields_and_travels() -> None:
+    source = Rows()
+    source.shift = 3
+    with pytest.raises(kdp.FieldError, match=r"^Rows has no field 'z'; it has 'rows', 'x', 'y'\.$"):
+        source.column("z")
+    with pytest.raises(kdp.FieldError, match=r"has no field 'row'.* Did you mean 'rows'"):
+        source.select("row y")
+    twin = pickle.loads(pickle.dumps(source))
+    assert (twin.shift, [sample.key for sample in twin]) == (3, ["row-0", "row-1", "row-2"])
+
+
+def test_bad_arguments_are_refused_at_once() -> None:
+    refused: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+        (("heron",), {}, TypeError, "`dataset` must be a dataset with a length and positions, but is 'heron'"),
+        ((iter([1]),), {}, TypeError, "`dataset` must be a dataset with a length and positions"),
+        (({"x": 1},), {}, TypeError, "`dataset` must be a dataset with a length and positions"),
+        (([1], ["x"]), {}, TypeError, "`fields` must be names in one string, like \"x y\", but is .'x'. instead"),
+        (([1], " "), {}, TypeError, "`fields` must be names in one string"),
+        (([1, 2],), {"labels": [0]}, ValueError, "as long as `dataset`, but has 1 entries for 2 items"),
+    ]
+    for arguments, options, kind, words in refused:
+        with pytest.raises(kind, match=words):
+            kdp.from_dataset(*arguments, **options)
+
+
+def test_an_item_that_does_not_fit_the_names_is_an_error_with_the_way_out() -> None:
+    known = {
+        "Item 0 has 3 parts, but `fields` names 2: 'x y'": [(1, 2, 3)],
+        "Item 0 has no 'x'. Name what it has: `fields=\"image label\"`": [{"image": 1, "label": 2}],
+        'Item 0 is one int. Name it: `fields="x"`': [5],
+    }
+    for words, dataset in known.items():
+        with pytest.raises(kdp.ChainError) as caught:
+            kdp.from_dataset(dataset)[0]["x"]
+        assert words in str(caught.value)
+
+
+def test_a_column_of_bytes_is_complete() -> None:
+    assert list(kdp.from_dataset([b"ab\0\0", b"c"], "x").column("x")) == [b"ab\0\0", b"c"]

@@ -1,0 +1,97 @@
+"""A folder of class folders: listed late, read late, and refused in words."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+import kdpipes as kdp
+from kdpipes.demo import PHOTO_CLASSES
+
+
+@pytest.fixture
+def birds(tmp_path: Path) -> Path:
+    """Four files that only look like images, in two class folders."""
+    for name in ("stork/2.png", "heron/10.jpg", "heron/2.JPG", "heron/old/1.jpg", "heron/notes.txt", "heron/.x.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    return tmp_path
+
+
+def test_photos_come_sorted_by_class_with_key_bytes_and_number(photo_folder: Path) -> None:
+    pipe = kdp.image_folder(photo_folder)
+    files = sorted(path.relative_to(photo_folder) for path in photo_folder.glob("*/*.jpg"))
+    assert [sample.key for sample in pipe] == [path.as_posix() for path in files]
+    assert pipe.class_names() == PHOTO_CLASSES
+    assert pipe.column("y").tolist() == [PHOTO_CLASSES.index(path.parts[0]) for path in files]
+    assert pipe[3]["x"] == (photo_folder / files[3]).read_bytes()
+    assert (type(pipe[-1]["y"]), pipe[-1]["y"], pipe[-1].index) == (int, 7, 159)
+    assert np.asarray(pipe.decode_images("x")[0]["x"]).shape[2] == 3
+
+
+def test_deeper_folders_belong_to_their_class_and_other_files_to_none(birds: Path) -> None:
+    expected = [("heron/10.jpg", 0), ("heron/2.JPG", 0), ("heron/old/1.jpg", 0), ("stork/2.png", 1)]
+    for root in (birds, str(birds), f"{birds}/"):
+        assert [(sample.key, sample["y"]) for sample in kdp.image_folder(root)] == expected
+
+
+def test_urls_are_read_as_paths_are(birds: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe({f"/birds/{path.relative_to(birds)}": path.read_bytes() for path in birds.glob("*/[0-9]*")})
+    memory.pipe("/birds/heron/old/1.jpg", b"heron/old/1.jpg")
+    try:
+        pipe = kdp.image_folder("memory://birds")
+        assert [(s.key, s["x"], s["y"]) for s in pipe] == [(s.key, s["x"], s["y"]) for s in kdp.image_folder(birds)]
+    finally:
+        memory.rm("/birds", recursive=True)
+
+
+def test_a_folder_is_listed_when_needed_and_then_never_again(birds: Path) -> None:
+    pipe = kdp.image_folder(birds)
+    (birds / "stork/3.png").write_bytes(b"")
+    assert len(pipe) == 5
+    shutil.rmtree(birds)
+    twin = pickle.loads(pickle.dumps(pipe))
+    assert (len(twin), twin[4].key, twin[4]["y"], twin.column("y").tolist()) == (5, "stork/3.png", 1, [0, 0, 0, 1, 1])
+    with pytest.raises(FileNotFoundError, match=r"There is no file '.*/stork/3\.png'\.") as caught:
+        twin[4]["x"]
+    assert caught.value.__notes__ == ["kdpipes: while reading field 'x' of sample 'stork/3.png' (ordinal 4)"]
+
+
+def test_plans_read_labels_and_open_no_file(birds: Path) -> None:
+    source = kdp.image_folder(birds)
+    assert len(source) == 4
+    shutil.rmtree(birds)
+    chain = source.filter_classes(valid=["heron", "stork"]).oversample()
+    assert [(sample.key, sample["y"]) for sample in chain[3:]] == [("stork/2.png", 1)] * 3
+
+
+def test_a_root_that_is_no_folder_is_refused_at_once(birds: Path) -> None:
+    for root in (birds / "gulls", birds / "stork/2.png"):
+        with pytest.raises(FileNotFoundError, match=rf"^`root` must be a folder that exists, but is '{root}' instead"):
+            kdp.image_folder(root)
+    with pytest.raises(FileNotFoundError, match=r"^There is no folder 'memory://gulls'\.$"):
+        len(kdp.image_folder("memory://gulls"))
+    with pytest.raises(TypeError, match="`root` must be a path or a URL, but is 3 instead"):
+        kdp.image_folder(3)  # type: ignore[arg-type]
+
+
+def test_a_folder_without_class_folders_of_images_is_refused(birds: Path) -> None:
+    (birds / "0.jpg").write_bytes(b"")
+    with pytest.raises(kdp.DataError, match=r"^Image '0\.jpg' lies in '.*' itself, .* `FileLister\(root\)\.to_samples"):
+        len(kdp.image_folder(birds))
+    (birds / "empty").mkdir()
+    with pytest.raises(kdp.DataError, match=r"^There are no images in '.*/empty': no file ends with one of \.jpg, "):
+        len(kdp.image_folder(birds / "empty"))
+
+
+def test_bytes_that_are_no_image_are_an_error_that_names_the_sample(birds: Path) -> None:
+    sample = kdp.image_folder(birds).decode_images("x")[1]
+    with pytest.raises(kdp.DataError, match="11 bytes are no image that Pillow knows") as caught:
+        sample["x"]
+    assert caught.value.__notes__ == ["kdpipes: while decoding field 'x' of sample 'heron/2.JPG' (ordinal 1)"]

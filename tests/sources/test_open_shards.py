@@ -1,0 +1,114 @@
+"""Shards by position: the index is read late and once, members alone, and damage is named."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from webdataset import TarWriter
+
+import kdpipes as kdp
+
+ROWS: list[dict[str, Any]] = [
+    {"__key__": f"birds/{n}", "jpg": bytes([n]) * 2_000, "cls": str(n % 2).encode(), "json": {"n": n}} for n in range(4)
+]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def write(rows: list[dict[str, Any]], name: str = "a.tar") -> Path:
+        with TarWriter(str(tmp_path / name)) as writer:
+            for row in rows:
+                writer.write(row)
+        return tmp_path / name
+
+    return write
+
+
+def test_members_are_fields_and_keys_name_shard_and_sample(write: Callable[..., Path], tmp_path: Path) -> None:
+    write(ROWS[:2], "a-0.tar"), write(ROWS[2:], "a-1.tar")
+    pipe = kdp.open_shards(tmp_path / "a-{0..1}.tar", class_names=["heron", "stork"])
+    assert [sample.key for sample in pipe] == [f"a-{n // 2}.tar/birds/{n}" for n in range(4)]
+    assert [dict(sample) for sample in pipe] == [
+        {"jpg": bytes([n]) * 2_000, "cls": n % 2, "json": {"n": n}} for n in range(4)
+    ]
+    assert (pipe.column("cls").tolist(), pipe.class_names()) == ([0, 1, 0, 1], ("heron", "stork"))
+
+
+def test_positions_and_streams_give_the_same_photos(photo_shards: str) -> None:
+    indexed, streamed = kdp.open_shards(photo_shards), list(kdp.stream_shards(photo_shards))
+    assert len({sample.key for sample in indexed}) == len(streamed) == 160
+    order = random.Random(0).sample(range(160), 160)
+    found = {index: (indexed[index].key, dict(indexed[index])) for index in order}
+    assert [found[index] for index in range(160)] == [(sample.key, dict(sample)) for sample in streamed]
+
+
+def test_headers_are_read_when_needed_and_then_never_again(write: Callable[..., Path], tmp_path: Path) -> None:
+    missing = kdp.open_shards(tmp_path / "a.tar")
+    with pytest.raises(FileNotFoundError, match=rf"^There is no file '{tmp_path}/a\.tar'\.$"):
+        len(missing)
+    path = write(ROWS)
+    assert len(missing) == 4
+    twin = pickle.loads(pickle.dumps(missing))
+    path.unlink()
+    assert [sample.key for sample in twin] == [f"a.tar/birds/{n}" for n in range(4)]
+
+
+def test_a_field_is_read_alone_and_damage_behind_the_index_is_named(write: Callable[..., Path]) -> None:
+    path = write(ROWS)
+    pipe = kdp.open_shards(path)
+    content = path.read_bytes()
+    assert len(pipe) == 4
+    last = pipe[3]
+    path.write_bytes(content[: content.rindex(b"\3" * 2_000) + 100])
+    assert (last["cls"], pipe.column("cls").tolist()) == (1, [0, 1, 0, 1])
+    with pytest.raises(kdp.DataError, match=r"truncated: 2000 bytes are due at offset .*, 100 are there") as caught:
+        last["jpg"]
+    assert caught.value.__notes__ == ["kdpipes: while reading member 'jpg' of sample 'a.tar/birds/3' (ordinal 3)"]
+
+
+def test_cut_and_compressed_shards_are_refused(write: Callable[..., Path], tmp_path: Path) -> None:
+    whole, packed = write(ROWS), write(ROWS, "b.tar.gz")
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(whole.read_bytes()[:9_000])
+    with pytest.raises(kdp.DataError, match=r"cut\.tar'.*truncated"):
+        len(kdp.open_shards([whole, cut]))
+    with pytest.raises(kdp.DataError, match=r"b\.tar\.gz' cannot be read as a plain tar.* read them with `kdp\.stream_shards`"):
+        len(kdp.open_shards(packed))
+
+
+def test_bad_urls_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"this machine, but is 's3://b/a\.tar' .*`kdp\.stream_shards` reads from any"):
+        kdp.open_shards(["a.tar", "s3://b/a.tar"])
+    with pytest.raises(ValueError, match=r"`urls` must be paths or fsspec URLs, but is 'pipe:cat a\.tar' instead"):
+        kdp.open_shards("pipe:cat a.tar")
+    with pytest.raises(TypeError, match="`urls` must be a path or URL, or a sequence of them, but is 3 instead"):
+        kdp.open_shards(3)  # type: ignore[arg-type]
+
+
+def test_a_sample_may_lack_a_field_that_is_then_no_column(write: Callable[..., Path]) -> None:
+    pipe = kdp.open_shards(write([ROWS[0], {"__key__": "b", "png": b"1"}, {"__key__": "c", "cls": b"heron"}]))
+    assert [list(sample) for sample in pipe] == [["cls", "jpg", "json"], ["png"], ["cls"]]
+    with pytest.raises(kdp.DataError, match=r"^Sample 'a\.tar/b' has no member 'cls'; 1 samples have none\.$"):
+        pipe.column("cls")
+    with pytest.raises(kdp.FieldError, match=r"^`open_shards` has no field 'clas'; .* Did you mean 'cls'"):
+        pipe.column("clas")
+
+
+def test_a_member_that_cannot_be_decoded_is_named_when_it_is_read(write: Callable[..., Path]) -> None:
+    sample = kdp.open_shards(write([{"__key__": "a", "jpg": b"1", "json": b"{"}]))[0]
+    assert sample["jpg"] == b"1"
+    with pytest.raises(
+        kdp.DataError, match=r"^member 'json' of sample 'a\.tar/a' in '.*a\.tar' at offset \d+ cannot be"
+    ):
+        sample["json"]
+
+
+def test_an_empty_shard_has_no_samples(write: Callable[..., Path]) -> None:
+    pipe = kdp.open_shards([write([]), write(ROWS, "b.tar")])
+    assert [sample.key for sample in pipe] == [f"b.tar/birds/{n}" for n in range(4)]
+    assert list(kdp.open_shards(write([]))) == []

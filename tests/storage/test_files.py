@@ -1,0 +1,119 @@
+"""Paths and URLs: what they expand to, what they are called, and what is said when they cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.registry import known_implementations
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdpipes.errors import DataError
+from kdpipes.storage.files import expand_urls, is_local, list_files, open_url, read_url, relative_names
+
+CONTENTS = {"heron/2.JPG": b"two", "heron/1.jpg": b"one", "stork/old/3.png": b"three", "notes.txt": b"text"}
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The same files in a folder of this machine and in one of fsspec's."""
+    root = str(tmp_path / "birds") if request.param == "local" else "memory://test_files/birds"
+    filesystem, path = fsspec.core.url_to_fs(root)
+    for name, content in CONTENTS.items():
+        filesystem.makedirs(f"{path}/{name}".rsplit("/", 1)[0], exist_ok=True)
+        filesystem.pipe(f"{path}/{name}", content)
+    yield root
+    filesystem.rm(path, recursive=True)
+
+
+def test_ranges_and_sequences_of_urls_are_written_out_in_order() -> None:
+    assert expand_urls("s3://b/{a,b}-{08..10}.tar")[:4] == [f"s3://b/a-{n}.tar" for n in ("08", "09", "10")] + [
+        "s3://b/b-08.tar"
+    ]
+    assert expand_urls([Path("x/1.tar"), "{2..3}.tar"]) == ["x/1.tar", "2.tar", "3.tar"]
+    assert expand_urls(Path("x.tar")) == ["x.tar"]
+
+
+def test_what_is_no_url_is_refused() -> None:
+    refused: list[tuple[Any, type[Exception], str]] = [
+        (3, TypeError, "`urls` must be a path or URL, or a sequence of them, but is 3 instead"),
+        ([b"a.tar"], TypeError, "`urls` must be a path or URL, or a sequence of them"),
+        ([], ValueError, "`urls` must be at least one path or URL, but is"),
+        (["a.tar", "pipe:curl x"], ValueError, "`urls` must be paths or fsspec URLs, but is 'pipe:curl x' instead"),
+    ]
+    for urls, kind, words in refused:
+        with pytest.raises(kind, match=words):
+            expand_urls(urls)
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(st.sets(st.lists(st.sampled_from(["a", "b", "ab"]), min_size=1, max_size=4).map(tuple), min_size=1))
+def test_names_are_the_shortest_tails_that_tell_folders_apart(paths: set[tuple[str, ...]]) -> None:
+    urls = ["s3://bucket/" + "/".join(path) for path in sorted(paths)]
+    names = relative_names(urls)
+    assert len(set(names)) == len(urls)
+    tails = [url.split("/") for url in urls]
+    while all(len(tail) > 1 for tail in tails) and len({tail[0] for tail in tails}) == 1:
+        tails = [tail[1:] for tail in tails]
+    assert names == ["/".join(tail) for tail in tails]
+
+
+def test_a_folder_is_listed_sorted_and_by_suffix(folder: str) -> None:
+    assert list_files(folder, (".jpg", ".png")) == ["heron/1.jpg", "heron/2.JPG", "stork/old/3.png"]
+    assert list_files(folder, (".gif",)) == []
+
+
+def test_a_file_is_read_whole_or_opened(folder: str) -> None:
+    assert read_url(f"{folder}/heron/1.jpg") == b"one"
+    with open_url(f"{folder}/stork/old/3.png") as file:
+        assert (file.read(2), file.read()) == (b"th", b"ree")
+    assert is_local(folder) == (not folder.startswith("memory://"))
+
+
+def test_what_is_missing_is_named(folder: str) -> None:
+    missing = f"{folder}/heron/9.jpg"
+    for read in (read_url, lambda url: open_url(url).__enter__()):
+        with pytest.raises(FileNotFoundError, match=rf"^There is no file '{missing}'\.$"):
+            read(missing)
+    with pytest.raises(FileNotFoundError, match=rf"^There is no folder '{folder}/gulls'\.$"):
+        list_files(f"{folder}/gulls", (".jpg",))
+
+
+def test_a_file_in_the_place_of_a_folder_and_the_reverse_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"")
+    with pytest.raises(NotADirectoryError, match=r"a\.jpg' is a file; a folder is needed\.$"):
+        list_files(str(path), (".jpg",))
+    with pytest.raises(DataError, match=rf"'{tmp_path}' cannot be read: .*directory"):
+        read_url(str(tmp_path))
+
+
+def test_a_file_system_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(known_implementations, "absent", {"class": "absent_fs.Fs", "err": "Get absent"})
+    for read in (read_url, lambda url: list_files(url, (".jpg",)), lambda url: open_url(url).__enter__()):
+        with pytest.raises(ImportError, match="'absent://b/x' needs a file system that is not installed: Get absent"):
+            read("absent://b/x")
+
+
+def test_hidden_files_are_left_out(tmp_path: Path) -> None:
+    for name in (".hidden.jpg", "1.jpg"):
+        (tmp_path / name).write_bytes(b"")
+    assert list_files(str(tmp_path), (".jpg",)) == ["1.jpg"]
+
+
+def test_hidden_files_of_remote_folders_are_left_out() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/test_hidden/.hidden.jpg": b"", "/test_hidden/1.jpg": b""})
+    try:
+        assert list_files("memory://test_hidden", (".jpg",)) == ["1.jpg"]
+    finally:
+        memory.rm("/test_hidden", recursive=True)
+
+
+def test_an_unknown_protocol_is_an_error_that_names_the_url() -> None:
+    with pytest.raises(ValueError, match="nope://b/x"):
+        read_url("nope://b/x")

@@ -1,0 +1,166 @@
+"""Tars, front to back and by index: the same samples, and an error that names the place wherever one is cut."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdpipes.errors import DataError
+from kdpipes.storage.tar import decode_member, index_tars, read_groups
+
+Members = list[tuple[str, bytes]]
+Groups = list[tuple[str, dict[str, bytes]]]
+
+# Two members of 512 + 1,024 and 512 + 512 bytes each: a sample is 2,560 bytes long.
+PHOTOS: Members = [
+    entry for n in range(3) for entry in ((f"birds/{n}.jpg", bytes([n]) * 700), (f"birds/{n}.cls", b"%d" % n))
+]
+
+
+def _tar(members: Members) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., str]:
+    def write(content: bytes, name: str = "a.tar") -> str:
+        (tmp_path / name).write_bytes(content)
+        return str(tmp_path / name)
+
+    return write
+
+
+def _indexed(url: str) -> Groups:
+    index, content = index_tars([url], ["a.tar"]), Path(url).read_bytes()
+    places = {field: list(zip(index.offsets[field], index.sizes[field], strict=True)) for field in index.offsets}
+    return [
+        (
+            key.removeprefix("a.tar/"),
+            {field: content[at[n][0] : sum(at[n])] for field, at in places.items() if at[n][0] >= 0},
+        )
+        for n, key in enumerate(index.keys)
+    ]
+
+
+def _streamed(url: str) -> Groups:
+    return list(read_groups(url))
+
+
+READERS = (_indexed, _streamed)
+
+
+def test_members_with_the_same_key_are_a_sample(write: Callable[..., str]) -> None:
+    long = "birds/" + "long" * 60
+    members = [("README", b"no extension"), ("0.JPG", b"a"), ("0.seg.png", b"b"), (".hidden", b"c")]
+    expected = [("0", {"jpg": b"a", "seg.png": b"b"}), (long, {"txt": b""}), ("2.d/x", {"cls": b"7"})]
+    photos = [(f"birds/{n}", {"jpg": bytes([n]) * 700, "cls": b"%d" % n}) for n in range(3)]
+    for read in READERS:
+        assert read(write(_tar([*members, (f"{long}.txt", b""), ("2.d/x.cls", b"7")]))) == expected
+        assert read(write(_tar(PHOTOS))) == photos
+        assert read(write(_tar([]))) == []
+
+
+def test_a_cut_tar_is_an_error_that_names_it(write: Callable[..., str]) -> None:
+    cuts = {
+        2_560 + 100: "is truncated: no end mark stands at offset 2560",  # in a header
+        2_560 + 512 + 300: "truncated",  # in a content
+        2_560 + 512 + 700: "offset 4096 on: unexpected end of data",  # in the padding behind it
+        3 * 2_560: "is truncated: no end mark stands at offset 7680",  # at the end mark
+        600: "truncated",  # in the first content
+        100: "cannot be read as a (plain )?tar: truncated header",
+        0: "cannot be read as a (plain )?tar: empty file",
+    }
+    for stop, words in cuts.items():
+        url = write(_tar(PHOTOS)[:stop])
+        for read in READERS:
+            with pytest.raises(DataError, match=f"'{url}' .*{words}"):
+                read(url)
+
+
+def test_samples_before_the_cut_come_through_and_the_cut_member_is_named(write: Callable[..., str]) -> None:
+    groups = read_groups(write(_tar(PHOTOS)[: 2 * 2_560 + 512 + 300]))
+    assert next(groups) == ("birds/0", {"jpg": bytes(700), "cls": b"0"})
+    with pytest.raises(DataError, match=r"is truncated in member 'birds/2\.jpg' at offset 5632"):
+        list(groups)
+
+
+def test_a_repeated_field_is_refused(write: Callable[..., str]) -> None:
+    url = write(_tar([("0.jpg", b"a"), ("0.cls", b"1"), ("0.JPG", b"b")]))
+    for read in READERS:
+        with pytest.raises(DataError, match=r"two members for field 'jpg' of sample '0': the second is '0\.JPG' at"):
+            read(url)
+
+
+def test_an_index_refuses_a_sample_in_two_places(write: Callable[..., str]) -> None:
+    url = write(_tar([("0.jpg", b"a"), ("1.jpg", b"b"), ("0.cls", b"1")]))
+    with pytest.raises(DataError, match=r"a\.tar' has members of sample '0' in two places; they must stand together"):
+        index_tars([url], ["a.tar"])
+
+
+def test_what_is_no_tar_is_refused(write: Callable[..., str]) -> None:
+    url = write(b"heron " * 1000)
+    with pytest.raises(DataError, match=rf"^'{url}' cannot be read as a tar: invalid header"):
+        _streamed(url)
+    with pytest.raises(DataError, match=rf"^'{url}' cannot be read as a plain tar: invalid header\.$"):
+        _indexed(url)
+    packed = write(_tar(PHOTOS), "plain.tar.gz")
+    with pytest.raises(DataError, match=r"plain\.tar\.gz' cannot be read as a tar: Not a gzipped file"):
+        _streamed(packed)
+
+
+def test_compressed_tars_are_streamed_and_refused_by_the_index(tmp_path: Path) -> None:
+    (tmp_path / "0.jpg").write_bytes(b"a")
+    for suffix, kind in {"tar.gz": "gz", "tgz": "gz", "tar.bz2": "bz2", "tar.xz": "xz"}.items():
+        url = str(tmp_path / f"a.{suffix}")
+        with tarfile.open(url, f"w:{kind}") as tar:  # type: ignore[call-overload]
+            tar.add(tmp_path / "0.jpg", "0.jpg")
+        assert _streamed(url) == [("0", {"jpg": b"a"})]
+        with pytest.raises(DataError, match=r"cannot be read as a plain tar: .* read them with `kdp\.stream_shards`\."):
+            _indexed(url)
+
+
+def test_a_cut_compressed_tar_is_an_error_that_names_it(write: Callable[..., str]) -> None:
+    url = write(gzip.compress(_tar(PHOTOS))[:-20], "a.tar.gz")
+    with pytest.raises(DataError, match=rf"'{url}' .*Compressed file ended before the end-of-stream"):
+        _streamed(url)
+
+
+def test_members_are_decoded_by_their_extension() -> None:
+    known: list[tuple[str, bytes, Any]] = [
+        ("cls", b" -3\n", -3),
+        ("cls", b"heron\n", "heron"),
+        ("seg.index", b"12", 12),
+        ("txt", " wei\u00df\n".encode(), " wei\u00df\n"),
+        ("json", b'{"a": [1, null]}', {"a": [1, None]}),
+        ("jpg", b"\xff\xd8", b"\xff\xd8"),
+    ]
+    for field, content, value in known:
+        assert decode_member(field, content) == value
+    for field, content in [("json", b"{"), ("txt", b"\xff"), ("cls", b"\xff")]:
+        with pytest.raises(ValueError):
+            decode_member(field, content)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_damaged_header_is_an_error(read: Callable[[str], Groups], write: Callable[..., str]) -> None:
+    content = bytearray(_tar(PHOTOS))
+    content[2_560:2_600] = b"\xff" * 40
+    with pytest.raises(DataError, match="offset 2560"):
+        read(write(bytes(content)))
+
+
+def test_the_index_names_the_cut_member(write: Callable[..., str]) -> None:
+    with pytest.raises(DataError, match=r"is truncated in member 'birds/1\.jpg' at offset 3072"):
+        _indexed(write(_tar(PHOTOS)[: 2_560 + 512 + 300]))

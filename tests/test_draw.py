@@ -1,0 +1,147 @@
+"""Random numbers depend on (seed, epoch, ordinal, operation) alone; the globals are lent, never kept."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+from kdpipes.draw import Draw, EpochCounter, current_draw, drawing, hash_key, seeded_globals
+
+Numbers = tuple[float, float, float]
+
+
+def _globals() -> Numbers:
+    return random.random(), float(np.random.random()), float(torch.rand((), dtype=torch.float64))
+
+
+def _in_fork(function: Callable[[], Any]) -> Any:
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=lambda: answers.put(function()))
+    child.start()
+    answer = answers.get()
+    child.join()
+    return answer
+
+
+def _word(draw: Draw, operation: str = "crop") -> int:
+    return int(draw.rng(operation).bit_generator.random_raw())
+
+
+def test_generators_differ_by_seed_epoch_ordinal_and_operation() -> None:
+    draw = Draw(seed=1, epoch=2, ordinal=3)
+    others = [replace(draw, seed=2), replace(draw, epoch=3), replace(draw, ordinal=4), Draw(2, 1, 3), Draw(1, 3, 2)]
+    words = [_word(draw), _word(draw, "flip"), *map(_word, others)]
+    assert len(set(words)) == len(words)
+
+
+def test_generators_of_the_same_draw_agree_wherever_they_are_made() -> None:
+    draw = Draw(seed=1, epoch=2, ordinal=3)
+    assert _word(draw) == _word(Draw(1, 2, 3)) == _word(replace(draw, is_padding=True)) == 7660910468906000103
+    assert _in_fork(lambda: _word(draw)) == _word(draw)
+
+
+def test_the_globals_follow_the_key_and_leave_no_trace() -> None:
+    def numbers(key: bytes) -> Numbers:
+        with seeded_globals(key):
+            return _globals()
+
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    undisturbed = [_globals(), _globals()]
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    before, one, again, other, after = _globals(), numbers(b"a"), numbers(b"a"), numbers(b"b"), _globals()
+    assert one == again
+    assert all(left != right for left, right in zip(one, other, strict=True))
+    assert [before, after] == undisturbed
+
+
+def test_the_globals_are_restored_after_an_error() -> None:
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = _globals()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+
+    def fail() -> None:
+        with seeded_globals(b"key"):
+            raise OSError(_globals())
+
+    with pytest.raises(OSError):
+        fail()
+    assert _globals() == expected
+
+
+def test_seeded_globals_nest() -> None:
+    with seeded_globals(b"outer"):
+        alone = [_globals(), _globals()]
+    with seeded_globals(b"outer"):
+        first = _globals()
+        with seeded_globals(b"inner"):
+            inner = _globals()
+        assert [first, _globals()] == alone
+    assert inner not in alone
+
+
+def test_the_three_global_streams_differ() -> None:
+    with seeded_globals(b"key"):
+        streams = list(zip(*(_globals() for _ in range(100)), strict=True))
+    assert len({number for stream in streams for number in stream}) == 300
+
+
+@settings(max_examples=50, deadline=None, database=None)
+@given(st.lists(st.text(max_size=3), max_size=4), st.lists(st.text(max_size=3), max_size=4))
+def test_a_key_tells_apart_where_parts_begin(one: list[str], other: list[str]) -> None:
+    assert (hash_key(*one) == hash_key(*other)) == (one == other)
+    assert hash_key("", *one) != hash_key(*one) != hash_key("".join(one), "end")
+    assert len(hash_key(*one)) == 32
+
+
+def test_samples_capture_the_draw_that_is_open() -> None:
+    def fail() -> None:
+        with drawing(Draw(5, 6, 7)):
+            raise OSError(kdp.Sample({}, index=4).draw)
+
+    with pytest.raises(OSError) as caught:
+        fail()
+    assert caught.value.args == (Draw(5, 6, 7),)
+    assert current_draw() is None
+    assert kdp.Sample({}, index=4).draw == Draw(ordinal=4)
+
+
+def test_epochs_count_up_from_0_or_from_where_they_are_set_and_seeds_do_not_count() -> None:
+    counter, epochs = EpochCounter(), []
+    for _ in range(3):
+        counter.seeded(), counter.seeded()
+        epochs.append(counter.begin())
+    counter.set(7)
+    assert [*epochs, counter.begin(), counter.begin()] == [0, 1, 2, 7, 8]
+
+
+def test_a_counter_in_a_new_process_takes_seeds_for_epochs_that_nobody_ran_here() -> None:
+    counter, epochs = EpochCounter(), []
+    for _ in range(3):
+        counter.seeded()
+        epochs.append(_in_fork(lambda: [counter.begin(), counter.begin()]))
+        counter.seeded()
+    assert epochs == [[0, 1], [1, 2], [2, 3]]
+    assert [counter.begin(), counter.begin()] == [0, 1]
+    assert _in_fork(counter.begin) == 2
+
+
+def test_workers_of_torchs_loader_run_another_epoch_each_time() -> None:
+    chain = IterableWrapper([0, 0]).to_samples(fields="x").transform("x", lambda x, rng: int(rng.integers(10**9)))
+    drawn = [Draw(0, epoch, place).rng("function").integers(10**9) for epoch in range(3) for place in (0, 1)]
+    for persistent in (False, True):
+        loader = DataLoader(chain.select("x"), batch_size=None, num_workers=1, persistent_workers=persistent)
+        assert [x for _ in range(3) for (x,) in loader] == drawn
+        del loader

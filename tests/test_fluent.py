@@ -1,0 +1,96 @@
+"""The typed view of the chain, `_fluent.pyi`, against what is registered."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+import kdpipes as kdp
+from kdpipes._functional import registered
+
+VIEW = Path(kdp.__file__).with_name("_fluent.pyi")
+CLASSES = {"map": "MapChain", "iter": "IterChain"}
+Shape = list[tuple[str, Any, Any]]
+
+
+def typed_methods(flavour: str) -> dict[str, ast.FunctionDef]:
+    tree = ast.parse(VIEW.read_text(encoding="utf-8"))
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == CLASSES[flavour]).body
+    return {node.name: node for node in body if isinstance(node, ast.FunctionDef) and not node.name.startswith("__")}
+
+
+def pipes(flavour: str) -> dict[str, Any]:
+    """What kdpipes registers, without the names that only say the way out."""
+    return {
+        name: pipe
+        for (name, at), pipe in registered().items()
+        if at == flavour
+        and pipe.__module__.split(".")[0] == "kdpipes"
+        and not (pipe.__doc__ or "").startswith("Not on streams.")
+    }
+
+
+def typed_shape(method: ast.FunctionDef) -> Shape:
+    """Names, kinds and defaults of the parameters behind `self`."""
+    given, empty, kinds = method.args, inspect.Parameter.empty, inspect.Parameter
+    plain = [*given.posonlyargs, *given.args]
+    defaults = [empty] * (len(plain) - len(given.defaults)) + [ast.literal_eval(node) for node in given.defaults]
+    shape: Shape = [
+        (argument.arg, kinds.POSITIONAL_OR_KEYWORD, default) for argument, default in zip(plain, defaults, strict=True)
+    ]
+    shape += [(given.vararg.arg, kinds.VAR_POSITIONAL, empty)] if given.vararg else []
+    for argument, node in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        shape.append((argument.arg, kinds.KEYWORD_ONLY, empty if node is None else ast.literal_eval(node)))
+    shape += [(given.kwarg.arg, kinds.VAR_KEYWORD, empty)] if given.kwarg else []
+    return shape[1:]
+
+
+def real_shape(pipe: Any) -> Shape:
+    parameters = list(inspect.signature(pipe).parameters.values())[1:]
+    return [(parameter.name, parameter.kind, parameter.default) for parameter in parameters]
+
+
+@pytest.mark.parametrize("flavour", ["map", "iter"])
+def test_the_typed_view_names_exactly_what_is_registered(flavour: str) -> None:
+    assert sorted(typed_methods(flavour)) == sorted(pipes(flavour))
+
+
+@pytest.mark.parametrize("flavour", ["map", "iter"])
+def test_parameters_have_the_same_names_kinds_and_defaults(flavour: str) -> None:
+    methods = typed_methods(flavour)
+    assert {name: real_shape(pipe) for name, pipe in pipes(flavour).items()} == {
+        name: typed_shape(method) for name, method in methods.items()
+    }
+
+
+@pytest.mark.parametrize("flavour", ["map", "iter"])
+def test_the_typed_flavour_is_that_of_the_pipe_that_is_made(flavour: str) -> None:
+    for name, pipe in pipes(flavour).items():
+        result = ast.unparse(typed_methods(flavour)[name].returns or ast.Constant(None))
+        base: Any = (MapDataPipe if flavour == "map" else IterDataPipe) if not isinstance(pipe, type) else pipe
+        assert result == ("MapChain" if issubclass(base, MapDataPipe) else "IterChain"), name
+
+
+def test_both_flavours_of_a_name_agree_in_their_parameters() -> None:
+    indexed, streamed = pipes("map"), pipes("iter")
+    for name in sorted(set(indexed) & set(streamed)):
+        shared = [entry for entry in real_shape(streamed[name]) if entry[0] != "class_counts"]
+        assert shared == real_shape(indexed[name]), name
+
+
+def test_the_typed_chains_run(photo_folder: Path, photo_shards: str) -> None:
+    spec = importlib.util.spec_from_file_location("chains", Path(__file__).with_name("typing") / "chains.py")
+    assert spec is not None
+    assert spec.loader is not None
+    chains = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(chains)
+    assert chains.hero(str(photo_folder), num_workers=0) == 4
+    assert chains.streamed(photo_shards) == 64
+    assert chains.shards(photo_shards) == ("cat", 5)
+    assert chains.own_source() == [(1, 1), (9, 1)]

@@ -1,0 +1,53 @@
+"""Reading a chain finds the pipes that torch's traversal finds, and pickles nothing."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.graph import traverse_dps
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+from kdpipes._graph import sources_of, walk
+
+
+class Held(IterDataPipe[Any]):
+    """A pipe that holds what it is given, and something that cannot be pickled."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+        self.locks = [threading.Lock()]
+
+
+def _source() -> IterableWrapper[Any]:
+    return IterableWrapper([1])
+
+
+def test_sources_are_found_in_attributes_and_collections() -> None:
+    one, other = _source(), _source()
+    for held in ([one, 3, other], (one, other), {"a": one, 4: (other, None)}):
+        assert sources_of(Held(held)) == [one, other]
+    assert sources_of(Held(one)) == [one]
+    assert sources_of(Held([1, "a", None])) == []
+
+
+def test_each_pipe_is_listed_once_and_nearest_first() -> None:
+    source = _source()
+    left, right = Held(source), Held(source)
+    left_again = Held(left)
+    end = Held([left_again, right])
+    found = walk(end)
+    assert [id(pipe) for pipe in found] == [id(pipe) for pipe in (end, left_again, right, left, source)]
+
+
+def test_a_chain_reads_as_torch_reads_it() -> None:
+    one = kdp.from_dataset([(1, 0), (2, 1)]).transform("x", str).filter_classes(valid=[1]).deal(batch_size=1)
+    end = IterableWrapper([3]).zip(one.map(str), _source()).batch(2)
+
+    def ids(graph: Any) -> set[int]:
+        return {found for key, (_, below) in graph.items() for found in {key, *ids(below)}}
+
+    assert {id(pipe) for pipe in walk(end)} == ids(traverse_dps(end))
+    assert len(walk(end)) == 9

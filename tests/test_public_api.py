@@ -1,0 +1,104 @@
+"""What `import kdpipes` gives: names, docstrings, methods, and nothing that a user did not ask for."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from typing import Any
+
+import kdpipes as kdp
+from kdpipes._functional import registered
+
+OURS = {
+    place: definition for place, definition in registered().items() if definition.__module__.split(".")[0] == "kdpipes"
+}
+PIPES = {place: pipe for place, pipe in OURS.items() if not (pipe.__doc__ or "").startswith("Not on streams.")}
+
+ORIGINALS = """
+import json, warnings
+warnings.simplefilter("ignore")
+import torchdata.dataloader2, torchdata.datapipes
+from torch.utils.data import IterDataPipe, MapDataPipe
+bases = (MapDataPipe, IterDataPipe)
+before = [(base, dict(base.functions), set(dir(base))) for base in bases]
+import kdpipes
+print(json.dumps({
+    "replaced": [name for base, old, _ in before for name in old if base.functions[name] is not old[name]],
+    "hidden": [name for base, old, names in before for name in set(base.functions) - set(old) if name in names],
+    "added": [sorted(set(base.functions) - set(old)) for base, old, _ in before],
+}))
+"""
+
+QUIET = """
+import sys
+before = set(sys.modules)
+import kdpipes
+heavy = {"matplotlib", "IPython", "sklearn", "skimage", "pandas", "scipy", "torchvision", "pytest", "redis"}
+print(sorted(heavy & (set(sys.modules) - before)))
+"""
+
+
+def python(*arguments: str) -> tuple[str, str]:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_all_is_sorted_and_complete() -> None:
+    assert kdp.__all__ == sorted(set(kdp.__all__))
+    bound = {
+        name: value for name, value in vars(kdp).items() if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert set(bound) == set(kdp.__all__)
+
+
+def test_every_public_name_has_a_docstring_of_its_own() -> None:
+    for name in kdp.__all__:
+        public = getattr(kdp, name)
+        inherited = {base.__doc__ for base in public.__mro__[1:]} if isinstance(public, type) else set()
+        assert public.__doc__, name
+        assert public.__doc__ not in inherited, name
+        assert public.__doc__[0].isupper(), name
+        assert public.__doc__.split("\n\n")[0].rstrip().endswith((".", ":", "`).")), name
+
+
+def test_every_pipe_says_its_functional_name_in_its_first_paragraph() -> None:
+    assert len(PIPES) >= 24
+    for (name, _), pipe in PIPES.items():
+        paragraph = " ".join(inspect.getdoc(pipe).split("\n\n")[0].split())
+        assert paragraph.endswith(f"(functional name: ``{name}``)."), (name, paragraph)
+
+
+def test_the_first_parameter_of_every_pipe_is_the_source() -> None:
+    for (name, flavour), pipe in PIPES.items():
+        first = next(iter(inspect.signature(pipe).parameters.values()))
+        assert first.name == "source_datapipe", name
+        assert first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        documented = inspect.getdoc(pipe) or ""
+        missing = [
+            parameter
+            for parameter in list(inspect.signature(pipe).parameters)[1:]
+            if f"\n    {parameter}: " not in documented
+        ]
+        assert not missing, (name, flavour, missing)
+
+
+def test_pipe_classes_are_public_and_carry_their_flavour() -> None:
+    classes = {pipe for pipe in PIPES.values() if isinstance(pipe, type)}
+    assert len(classes) >= 12
+    for pipe in classes:
+        assert getattr(kdp, pipe.__name__) is pipe
+        assert pipe.__name__.endswith(("MapDataPipe", "IterDataPipe"))
+
+
+def test_no_name_of_torch_or_torchdata_is_replaced_or_hidden() -> None:
+    found: dict[str, Any] = json.loads(python("-c", ORIGINALS)[0])
+    assert found["replaced"] == found["hidden"] == []
+    added_map, added_iter = found["added"]
+    assert {(name, "map") for name in added_map} | {(name, "iter") for name in added_iter} == set(OURS)
+
+
+def test_importing_prints_no_warning_and_imports_nothing_heavy() -> None:
+    assert python("-W", "error", "-c", QUIET) == ("[]\n", "")

@@ -1,0 +1,138 @@
+"""`select`: tuples of the fields that are wanted, and nothing else is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+
+
+class Counting(kdp.SampleSource):
+    """Three samples that note what is read of them."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    def __len__(self) -> int:
+        return 3
+
+    def key_of(self, index: int) -> str:
+        return "abc"[index]
+
+    def getitem_x(self, index: int) -> int:
+        self.read.append(f"x{index}")
+        return 10 * index
+
+    def getitem_y(self, index: int) -> int:
+        self.read.append(f"y{index}")
+        return index % 2
+
+
+def stream() -> Any:
+    items = [{"__key__": "abc"[index], "x": 10 * index, "y": index % 2} for index in range(3)]
+    return IterableWrapper(items).to_samples()
+
+
+class Shift:
+    """Adds a recorded number."""
+
+    def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
+        return {"by": int(rng.integers(1, 1 << 40))}
+
+    def apply(self, value: Any, params: dict[str, Any]) -> Any:
+        return value + params["by"]
+
+
+FLAVOURS = pytest.mark.parametrize("make", [Counting, stream])
+
+
+TABLE: list[tuple[str, list[tuple[Any, ...]]]] = [
+    ("x y", [(0, 0), (10, 1), (20, 0)]),
+    (" y\tx  y ", [(0, 0, 0), (1, 10, 1), (0, 20, 0)]),
+    ("key index ordinal is_padding", [("a", 0, 0, False), ("b", 1, 1, False), ("c", 2, 2, False)]),
+    ("ctx x", [({}, 0), ({}, 10), ({}, 20)]),
+]
+
+
+@FLAVOURS
+def test_tuples_follow_the_order_of_the_names(make: Any) -> None:
+    for mode, expected in TABLE:
+        pipe = make().select(mode)
+        assert [list(pipe) for _ in range(2)] == [expected, expected], mode
+
+
+@FLAVOURS
+def test_ctx_is_what_the_operations_on_these_fields_recorded(make: Any) -> None:
+    pipe = make().record_ctx().transform("x", Shift()).transform("y", Shift())
+    for _ in range(2):
+        for index, (pair, ctx) in enumerate(pipe.select("x", return_ctx=True)):
+            assert pair == (10 * index + ctx["shift"]["by"],)
+            assert list(ctx) == ["shift"], "that of y is not there: y was not read"
+        for ctx, x, one in pipe.select("ctx x ctx.shift"):
+            assert ctx == {"shift": one}, "ctx is complete, whatever its place"
+            assert x % 10 == one["by"] % 10
+
+
+def test_only_what_is_selected_is_loaded() -> None:
+    for mode, loaded in (("y", ["y1"]), ("key index", []), ("x", ["x1"]), ("y x", ["x1", "y1"]), ("ctx", [])):
+        source: Any = Counting()
+        source.select(mode)[1]
+        assert sorted(source.read) == loaded, mode
+
+
+def test_an_entry_of_the_ctx_loads_just_what_it_needs() -> None:
+    source: Any = Counting()
+    pipe = source.record_ctx().transform("y", Shift()).transform("x", Shift(), Shift())
+    with_failure = pipe.transform("x", lambda x: 1 // 0)
+    (entry,) = with_failure.select("ctx.shift")[2]
+    assert source.read == ["y2"]
+    (later,) = with_failure.select("ctx.shift_2")[2]
+    assert source.read == ["y2", "x2"]
+    assert {"by"} == set(entry) == set(later)
+    assert entry != later
+
+
+def test_an_entry_that_nothing_records_is_refused_with_the_way_out() -> None:
+    for make in (Counting, stream):
+        recorded = make().record_ctx().transform("x", Shift()).select("ctx.shfit")
+        with pytest.raises(kdp.FieldError, match=r"The ctx of sample 'a' has no field 'shfit'.*Did you mean 'shift'\?"):
+            next(iter(recorded))
+        with pytest.raises(kdp.FieldError, match=r"`.record_ctx\(\)` must stand before the operations"):
+            next(iter(make().transform("x", Shift()).select("ctx.shift")))
+
+
+def test_ordinals_and_padding_are_those_of_the_dealt_epoch() -> None:
+    for source in (Counting(), stream()):
+        dealt = source.select("ordinal key is_padding").deal(batch_size=2, uneven="pad")
+        for _ in range(2):
+            assert list(dealt) == [[(0, "a", False), (1, "b", False)], [(2, "c", False), (3, "a", True)]]
+
+
+def test_a_field_of_a_special_name_comes_first() -> None:
+    pipe: Any = kdp.from_dataset([("mine", 7)], "key ctx")
+    assert pipe.select("key ctx index")[0] == ("mine", 7, 0)
+
+
+def test_an_unknown_field_is_refused_when_the_chain_is_built_where_that_is_known() -> None:
+    with pytest.raises(kdp.FieldError, match=r"The source has no field 'yy'; it has 'x', 'y'\. Did you mean 'y'\?"):
+        Counting().select("x yy")
+    pipe = stream().select("x yy")
+    with pytest.raises(kdp.FieldError, match=r"Sample 'a' has no field 'yy'; it has 'x', 'y'\. Did you mean 'y'\?"):
+        next(iter(pipe))
+    added: Any = Counting()
+    assert added.add_field("z", lambda sample: sample.key).rename_fields(w="x").select("z w")[1] == ("b", 10)
+
+
+def test_bad_arguments_are_refused_when_the_chain_is_built() -> None:
+    for make in (Counting, stream):
+        for mode, error in ((("x", "y"), TypeError), (" ", ValueError)):
+            with pytest.raises(error, match=r'`mode` must be .*like "x y"'):
+                make().select(mode)
+        with pytest.raises(TypeError, match="`return_ctx` must be True or False, but is 'ctx' instead"):
+            make().select("x", return_ctx="ctx")
+        with pytest.raises(kdp.ChainError, match=r"Put `.transform\(\)` before `.select\(\)`"):
+            make().select("x").transform("x", Shift())

@@ -1,0 +1,178 @@
+"""`transform`: callables on one field, with reproducible randomness wherever they draw from."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+
+ITEMS = [(n, n % 2) for n in range(4)]
+
+
+def indexed(items: list[Any] = ITEMS) -> Any:
+    return kdp.from_dataset(list(items))
+
+
+def stream(items: list[Any] = ITEMS) -> Any:
+    return IterableWrapper(list(items)).to_samples(fields="x y")
+
+
+FLAVOURS = pytest.mark.parametrize("make", [indexed, stream])
+
+
+def from_rng(x: int, rng: np.random.Generator) -> tuple[int, int]:
+    return x, int(rng.integers(1 << 60))
+
+
+def from_random(x: int) -> tuple[int, int]:
+    return x, random.getrandbits(60)
+
+
+def from_numpy(x: int) -> tuple[int, int]:
+    return x, int(np.random.randint(1 << 60))
+
+
+def from_torch(x: int) -> tuple[int, int]:
+    return x, int(torch.randint(1 << 60, ()))
+
+
+def global_states() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()
+
+
+@contextmanager
+def seeded_otherwise() -> Iterator[None]:
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(99)
+    np.random.seed(99)
+    torch.manual_seed(99)
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+def test_callables_are_applied_in_order_to_one_field() -> None:
+    for make in (indexed, stream):
+        pipe = make().transform("x", lambda x: x + 1, functools.partial(pow, 2)).transform("x", str).select("x y")
+        assert [list(pipe) for _ in range(2)] == [[("2", 0), ("4", 1), ("8", 0), ("16", 1)]] * 2
+
+
+@pytest.mark.parametrize("function", [from_rng, from_random, from_numpy, from_torch])
+def test_randomness_follows_seed_epoch_and_ordinal_alone_and_globals_are_restored(function: Any) -> None:
+    def draws(source: Any, seed: int) -> list[Any]:
+        dealt = source.transform("x", function).select("x").deal(batch_size=3, seed=seed)
+        return [item for _ in range(2) for batch in dealt for (item,) in batch]
+
+    states = global_states()
+    first = draws(indexed(), 0)
+    assert draws(stream(), 0) == first, "on a stream as on an index"
+    assert [x for x, _ in first] == [0, 1, 2, 3] * 2
+    assert len({number for _, number in first + draws(indexed(), 1)}) == 16
+    assert global_states() == states
+    with seeded_otherwise():
+        assert draws(indexed(), 0) == first
+
+
+def test_the_globals_are_restored_after_an_error_as_well() -> None:
+    states = global_states()
+    with pytest.raises(ZeroDivisionError) as error:
+        indexed().transform("x", lambda x: 1 // (from_numpy(x)[1] * 0)).select("x")[2]
+    assert global_states() == states
+    assert error.value.__notes__ == ["kdpipes: while applying 'function' to field 'x' of sample '2' (ordinal 2)"]
+
+
+def test_reading_a_position_twice_gives_the_same() -> None:
+    for function in (from_rng, from_random, from_numpy, from_torch):
+        pipe = indexed().transform("x", function)
+        assert [pipe[2]["x"], pipe[-1]["x"]] == [pipe[2]["x"], pipe[3]["x"]], function
+
+
+def test_two_transforms_of_one_name_draw_different_numbers() -> None:
+    pipe = indexed().transform("x", from_rng, from_rng).transform("y", from_rng).select("x y")
+    ((_, first), second), (_, third) = pipe[1]
+    assert len({first, second, third}) == 3
+    alone = indexed().transform("x", from_rng)[1]["x"]
+    assert alone[1] == first, "what follows a transform does not change its numbers"
+
+
+def test_ctx_is_the_samples_own_after_record_ctx_and_empty_without() -> None:
+    for make in (indexed, stream):
+
+        def note(x: int, ctx: dict[str, Any]) -> int:
+            ctx["seen"] = [*ctx.get("seen", []), x]
+            return x + 1
+
+        recorded = make().record_ctx().transform("x", note, note).select("x", return_ctx=True)
+        assert [list(recorded) for _ in range(2)] == [[((n + 2,), {"seen": [n, n + 1]}) for n in range(4)]] * 2
+        plain = make().transform("x", note, note).select("x", return_ctx=True)
+        assert list(plain) == [((n + 2,), {}) for n in range(4)]
+
+
+def test_an_image_arrives_as_pillows_and_is_not_decoded_for_other_fields(photo_folder: Any) -> None:
+    for make in (indexed, stream):
+        content = next(photo_folder.rglob("*.jpg")).read_bytes()
+        pipe = (
+            make([(content, 0), (b"no image", 1)])
+            .decode_images()
+            .transform("x", lambda image: (type(image), image.mode))
+        )
+        assert next(iter(pipe.select("x"))) == ((Image.Image, "RGB"),)
+        assert list(pipe.select("y")) == [(0,), (1,)]
+
+
+class Shift:
+    """A transform of a user's own, in two steps."""
+
+    def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
+        return {"by": int(rng.integers(1, 1 << 40))}
+
+    def apply(self, value: Any, params: dict[str, Any]) -> Any:
+        return value + params["by"]
+
+
+class Scale:
+    def __call__(self, value: Any) -> Any:
+        return 2 * value
+
+
+def test_a_transform_in_two_steps_is_recorded() -> None:
+    for make in (indexed, stream):
+        pipe = make().record_ctx().transform("x", Shift()).select("x", return_ctx=True)
+        for _ in range(2):
+            for n, ((x,), ctx) in enumerate(pipe):
+                assert x == n + ctx["shift"]["by"]
+
+
+REFUSED: list[tuple[tuple[Any, ...], str]] = [
+    ((Shift,), r"`transforms\[0\]` must be a transform, .* Write `Shift\(...\)` to make one"),
+    ((Scale(), Scale), r"`transforms\[1\]` must be a callable, .* Write `Scale\(...\)` to make one"),
+    (([Scale()],), r"`transforms\[0\]` must be a callable, .* Give the callables one after the other"),
+    (("scale",), r"`transforms\[0\]` must be a callable, but is 'scale' instead"),
+]
+
+
+def test_what_is_no_callable_is_refused_with_the_way_out() -> None:
+    for transforms, message in REFUSED:
+        for source in (indexed(), stream()):
+            with pytest.raises(TypeError, match=message):
+                source.transform("x", *transforms)
+
+
+def test_a_missing_callable_or_field_is_refused_when_the_chain_is_built() -> None:
+    with pytest.raises(ValueError, match="`transform` must be given at least one callable"):
+        indexed().transform("x")
+    with pytest.raises(TypeError, match="`field` must be the name of a field"):
+        indexed().transform(Scale())
+    with pytest.raises(kdp.FieldError, match="The source has no field 'image'; it has 'x', 'y'"):
+        indexed().transform("image", Scale())
