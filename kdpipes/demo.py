@@ -101,7 +101,8 @@ def _run_epochs(chain: Any, *, num_workers: int, num_epochs: int, name: str) -> 
                 assert x.shape[1] == 3
                 seen.update(y.tolist())
             took = time.perf_counter() - begin
-            print(f"  {len(chain) / took:,.0f} samples/s with {num_workers} workers, start-up included in epoch 0")
+            note = ", their start included" if epoch == 0 and num_workers else ""
+            print(f"  {len(chain) / took:,.0f} samples/s with {num_workers} workers{note}")
     return seen
 
 
@@ -118,7 +119,8 @@ def _write_grid(chain: Any, path: Path) -> None:
     for (original, x, y), ctx in batch:
         crop = ctx["random_resized_crop"]
         tiles += [_boxed(original, crop), x]
-        captions += [PHOTO_CLASSES[y], f"{crop['width']}x{crop['height']}+{crop['left']}+{crop['top']}"]
+        flipped = " flipped" if ctx["horizontal_flip"]["flipped"] else ""
+        captions += [PHOTO_CLASSES[y], f"{crop['width']}x{crop['height']}+{crop['left']}+{crop['top']}{flipped}"]
     image_grid(tiles, captions, num_columns=8).save(path)
 
 

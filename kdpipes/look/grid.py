@@ -45,7 +45,7 @@ def image_grid(
         shown = _fitted(picture, tile - 2)
         grid.paste(shown, (left + (tile - shown.width) // 2, top + (tile - shown.height) // 2))
         if captions is not None:
-            pen.text((left + 3, top + tile), captions[place][: tile // 6], fill="black")
+            pen.text((left + 3, top + tile), captions[place][: tile // 5], fill="black")
     return grid
 
 

@@ -94,22 +94,20 @@ def test_an_empty_source_stays_empty() -> None:
         assert epochs(make(ITEMS).filter_classes(valid=[]).filter_classes(invalid=[0])) == [[], []]
 
 
-@pytest.mark.parametrize(
-    ("classes", "message"),
-    [
-        (["hreon"], "must be among the classes heron, stork, gull, but is 'hreon' instead. Did you mean 'heron'?"),
-        ([3], "must be class numbers below 3, or names of heron, stork, gull, but is 3 instead."),
-        ([-1], "must be class numbers below 3"),
-    ],
-)
-def test_an_unknown_class_is_refused_with_a_suggestion(
-    letters: kdp.MapPipe, photo_shards: str, classes: list[Any], message: str
-) -> None:
+UNKNOWN: list[tuple[list[Any], str]] = [
+    (["hreon"], "must be among the classes heron, stork, gull, but is 'hreon' instead. Did you mean 'heron'?"),
+    ([3], "must be class numbers below 3, or names of heron, stork, gull, but is 3 instead."),
+    ([-1], "must be class numbers below 3"),
+]
+
+
+def test_an_unknown_class_is_refused_with_a_suggestion(letters: kdp.MapPipe, photo_shards: str) -> None:
     streamed = kdp.stream_shards(photo_shards, class_names=["heron", "stork", "gull"]).rename_fields(y="cls")
-    for pipe in (letters.filter_classes(valid=classes), streamed.filter_classes(valid=classes)):
-        with pytest.raises(ValueError) as error:
-            next(iter(pipe))
-        assert message in str(error.value)
+    for classes, message in UNKNOWN:
+        for source in (letters, streamed):
+            with pytest.raises(ValueError) as error:
+                next(iter(source.filter_classes(valid=classes)))
+            assert message in str(error.value)
 
 
 def test_names_without_class_names_are_refused_with_the_way_out() -> None:

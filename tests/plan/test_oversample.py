@@ -102,17 +102,20 @@ def jitter(x: str, rng: np.random.Generator) -> int:
     return int(rng.integers(1 << 60))
 
 
-@pytest.mark.parametrize("work_first", [True, False])
-def test_a_repeated_sample_is_augmented_anew(work_first: bool) -> None:
+WORK: dict[str, Any] = {
+    "transform": lambda pipe: pipe.transform("x", jitter),
+    "add_field": lambda pipe: pipe.add_field("x", lambda sample, rng: jitter(sample["y"], rng)),
+    "both": lambda pipe: pipe.transform("x", jitter).add_field("x", lambda sample: sample["x"]),
+}
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_a_repeated_sample_is_augmented_anew(work: str) -> None:
     for source, arguments in ((kdp.from_dataset(ITEMS), {}), (stream(ITEMS), {"class_counts": COUNTS})):
-        balanced: Any = (
-            source.transform("x", jitter).oversample(**arguments)
-            if work_first
-            else source.oversample(**arguments).transform("x", jitter)
-        )
-        dealt = balanced.select("x").deal(batch_size=4)
-        drawn = [x for _ in range(2) for batch in dealt for (x,) in batch]
-        assert len(drawn) == len(set(drawn)) == 24
+        for pipe in (WORK[work](source).oversample(**arguments), WORK[work](source.oversample(**arguments))):
+            dealt = pipe.select("x").deal(batch_size=4)
+            drawn = [x for _ in range(2) for batch in dealt for (x,) in batch]
+            assert len(drawn) == len(set(drawn)) == 24
 
 
 def test_an_empty_or_emptied_source_stays_empty() -> None:

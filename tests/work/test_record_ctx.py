@@ -39,16 +39,16 @@ class HTTPScale(Shift):
     """Another name."""
 
 
-@FLAVOURS
-def test_entries_stand_under_the_operations_names_in_order_and_explain_the_value(make: Any) -> None:
-    pipe = make().record_ctx().transform("x", Shift(), HTTPScale(), Shift()).transform("y", Shift())
-    for _ in range(2):
-        for ((x, y), ctx), (first_x, first_y) in zip(pipe.select("x y", return_ctx=True), ITEMS, strict=True):
-            assert list(ctx) == ["shift", "http_scale", "shift_2", "shift_3"]
-            assert x == first_x + ctx["shift"]["by"] + ctx["http_scale"]["by"] + ctx["shift_2"]["by"]
-            assert y == first_y + ctx["shift_3"]["by"]
-            assert len({entry["by"] for entry in ctx.values()}) == 4
-            assert json.loads(json.dumps(ctx)) == ctx, "plain data"
+def test_entries_stand_under_the_operations_names_in_order_and_explain_the_value() -> None:
+    for make in (indexed, stream):
+        pipe = make().record_ctx().transform("x", Shift(), HTTPScale(), Shift()).transform("y", Shift())
+        for _ in range(2):
+            for ((x, y), ctx), (first_x, first_y) in zip(pipe.select("x y", return_ctx=True), ITEMS, strict=True):
+                assert list(ctx) == ["shift", "http_scale", "shift_2", "shift_3"]
+                assert x == first_x + ctx["shift"]["by"] + ctx["http_scale"]["by"] + ctx["shift_2"]["by"]
+                assert y == first_y + ctx["shift_3"]["by"]
+                assert len({entry["by"] for entry in ctx.values()}) == 4
+                assert json.loads(json.dumps(ctx)) == ctx, "plain data"
 
 
 def test_nothing_is_recorded_without_it_or_before_it() -> None:
