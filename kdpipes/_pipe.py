@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from numbers import Number
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,12 +72,14 @@ class MapPipe(_Suggesting, MapChain):
     def __getitem__(self, index: slice | Sequence[int] | NDArray[Any]) -> MapPipe: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return self.subset(range(len(self))[index])
-        if isinstance(index, list | np.ndarray | range):
-            return self.subset(index)
+            return self.pick(range(len(self))[index])
+        if isinstance(index, list | range) or (isinstance(index, np.ndarray) and index.ndim):
+            return self.pick(index)
         if isinstance(index, bool) or not hasattr(index, "__index__"):
             raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index))
         size, position = len(self), index.__index__()
+        if not size:
+            raise IndexError(f"{type(self).__name__} is empty; there is no index {position}.")
         if not -size <= position < size:
             raise IndexError(f"`index` must be from {-size} up to {size - 1}, but is {position} instead.")
         position %= size
@@ -88,6 +90,10 @@ class MapPipe(_Suggesting, MapChain):
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
+
+    def pick(self, indices: Any) -> MapPipe:
+        """Return the pipe of the samples at some positions: what slicing does."""
+        return cast("MapPipe", self.subset(indices))
 
     def column(self, name: str) -> NDArray[Any]:
         """Return one field of all samples, `[len(self)]`; reads this field alone, and labels without opening a file."""

@@ -88,6 +88,11 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
             return self._apply(self._source.fetch(index))
         return self._apply(as_sample(self._source[index], index, self._name))
 
+    def pick(self, indices: Any) -> MapPipe:
+        if self.is_selected and isinstance(self._source, MapPipe):
+            return SampleMapperMapDataPipe(self._source.pick(indices), self._operation, self._name)
+        return super().pick(indices)
+
     def column(self, name: str) -> NDArray[Any]:
         column_name = getattr(self._operation, "column_name", None)
         passed = column_name(name) if column_name is not None else None

@@ -37,6 +37,7 @@ def image_grid(
     if captions is not None and len(captions) != len(pictures):
         raise ValueError(f"`captions` must be as many as the {len(pictures)} images, but are {len(captions)}.")
     columns = min(check_count("num_columns", num_columns), len(pictures))
+    check_count("tile", tile, minimum=8)
     height = tile + (14 if captions is not None else 0)
     grid = Image.new("RGB", (columns * tile, -(-len(pictures) // columns) * height), "white")
     pen = ImageDraw.Draw(grid)
@@ -45,7 +46,7 @@ def image_grid(
         shown = _fitted(picture, tile - 2)
         grid.paste(shown, (left + (tile - shown.width) // 2, top + (tile - shown.height) // 2))
         if captions is not None:
-            pen.text((left + 3, top + tile), captions[place][: tile // 5], fill="black")
+            pen.text((left + 3, top + tile), str(captions[place])[: tile // 5], fill="black")
     return grid
 
 

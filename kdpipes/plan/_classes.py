@@ -7,7 +7,7 @@ from typing import Any
 
 from kdpipes.errors import closest, must_be
 
-__all__ = ["check_classes", "to_labels"]
+__all__ = ["check_classes", "label_of", "to_labels"]
 
 
 def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
@@ -19,8 +19,13 @@ def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
     return tuple(given)
 
 
+def label_of(value: Any) -> Any:
+    """Return a label as a plain number or name, also where it is a scalar of NumPy's or a tensor's."""
+    return value.item() if hasattr(value, "item") else value
+
+
 def to_labels(
-    param: str, classes: Sequence[int | str], names: Sequence[str] | None, *, are_names: bool
+    param: str, classes: Sequence[int | str], names: Sequence[str] | None, *, are_names: bool, present: Any = None
 ) -> list[int | str]:
     """Return classes as they stand in field `y`: numbers, or names where the labels are names themselves.
 
@@ -29,9 +34,11 @@ def to_labels(
         classes: Numbers or names.
         names: The names of the classes 0, 1, ..., where the source knows them.
         are_names: Whether the labels are names themselves.
+        present: All labels, where they are known; a name that is not among them is refused.
     """
     if are_names:
-        return list(classes)
+        known = sorted(map(str, present)) if present is not None else []
+        return [entry if not known else _known(param, str(entry), known) for entry in classes]
     labels: list[int | str] = []
     for entry in classes:
         if isinstance(entry, str):
@@ -43,10 +50,14 @@ def to_labels(
     return labels
 
 
+def _known(param: str, name: str, names: Sequence[str]) -> str:
+    if name not in names:
+        raise ValueError(must_be(param, f"among the classes {', '.join(names)}", name) + closest(name, names))
+    return name
+
+
 def _number_of(param: str, name: str, names: Sequence[str] | None) -> int:
     if names is None:
         way_out = "Its source does not know the names: give it `class_names=[...]`."
         raise ValueError(must_be(param, "class numbers", name, way_out))
-    if name not in names:
-        raise ValueError(must_be(param, f"among the classes {', '.join(names)}", name) + closest(name, names))
-    return names.index(name)
+    return names.index(_known(param, name, names))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe
 from kdpipes._pipe import IterPipe, MapPipe, PlanPipe, gives_samples, samples_of
 from kdpipes.errors import check_one_of
-from kdpipes.plan._classes import check_classes, to_labels
+from kdpipes.plan._classes import check_classes, label_of, to_labels
 from kdpipes.sample import Sample
 from kdpipes.selection import keep_classes
 
@@ -62,10 +63,13 @@ class ClassFilterMapDataPipe(PlanPipe):
 
     def _plan(self) -> NDArray[Any]:
         labels = self._source.column("y")
+        if not len(labels):
+            return np.zeros(0, dtype=np.int32)
         choice = self._choice
-        classes = to_labels(
-            choice.param, choice.classes, self._source.class_names(), are_names=labels.dtype.kind in "UO"
-        )
+        are_names = labels.dtype.kind in "UO"
+        present = np.unique(labels).tolist() if are_names else None
+        names = self._source.class_names()
+        classes = to_labels(choice.param, choice.classes, names, are_names=are_names, present=present)
         return keep_classes(labels, classes, keep=choice.keep)
 
 
@@ -99,7 +103,7 @@ class ClassFilterIterDataPipe(IterPipe):
         choice, names = self._choice, self.class_names()
         by_kind: dict[bool, frozenset[int | str]] = {}
         for sample in samples_of(self._source, "filter_classes"):
-            label = sample["y"]
+            label = label_of(sample["y"])
             is_name = isinstance(label, str)
             if is_name not in by_kind:
                 by_kind[is_name] = frozenset(to_labels(choice.param, choice.classes, names, are_names=is_name))

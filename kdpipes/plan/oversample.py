@@ -12,6 +12,7 @@ from torch.utils.data import IterDataPipe
 from kdpipes._functional import functional_pipe
 from kdpipes._pipe import IterPipe, MapPipe, PlanPipe, gives_samples, samples_of
 from kdpipes.errors import DataError, check_choice, check_count, must_be
+from kdpipes.plan._classes import label_of
 from kdpipes.sample import Sample
 from kdpipes.selection import oversample_exact, oversample_multiply
 
@@ -96,7 +97,7 @@ class OversamplerIterDataPipe(IterPipe):
         largest = max(self._counts.values())
         seen: Counter[Any] = Counter()
         for sample in samples_of(self._source, "oversample"):
-            label = sample["y"]
+            label = label_of(sample["y"])
             if label not in self._counts:
                 raise DataError(f"Sample {sample.key!r} has class {label!r}, which is not in `class_counts`.")
             times = self._times(seen[label], self._counts[label], largest)

@@ -39,6 +39,8 @@ class SubsetterMapDataPipe(PlanPipe):
 
     def __init__(self, source_datapipe: MapPipe, indices: Sequence[int] | NDArray[Any]) -> None:
         super().__init__(source_datapipe, "subset")
+        if not hasattr(indices, "__len__"):
+            raise TypeError(must_be("indices", "a sequence of integers", indices))
         wanted = np.asarray(indices, dtype=None if len(indices) else np.int64)
         if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
             raise TypeError(must_be("indices", "a sequence of integers", indices))

@@ -37,10 +37,10 @@ class FieldAdder:
         self._function = Callback("function", function)
 
     def __call__(self, sample: Sample) -> Sample:
-        place = sample.claim_name(f"add_field.{self._name}")
+        place, is_recorded = sample.claim_name(f"add_field.{self._name}"), sample.is_recording
 
         def compute(view: Sample) -> Any:
-            return call_seeded(self._function, view, place, view)
+            return call_seeded(self._function, view, place, view, is_recorded=is_recorded)
 
         sample[self._name] = Lazy(compute, what=f"computing field {self._name!r}", scope=sample.scope())
         return sample

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.errors import DataError, must_be, refuse_field
@@ -23,16 +23,18 @@ class EncodedImage:
     left alone, as Pillow and torchvision's datasets leave them.
 
     Args:
-        content: The bytes of a file in any format that Pillow reads: JPEG, PNG, WebP, ...
+        content: The bytes of a file in any format that Pillow reads: JPEG, PNG, WebP, ... Of 16 bits, 8 are kept.
+        name: What the image is of, for errors.
 
     Raises:
         DataError: The bytes are no image, or are truncated (when pixels are read).
     """
 
-    __slots__ = ("_image", "content")
+    __slots__ = ("_image", "content", "name")
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, name: str = "") -> None:
         self.content = content
+        self.name = name
         self._image: Image.Image | None = None
 
     @property
@@ -43,9 +45,9 @@ class EncodedImage:
     def to_pil(self) -> Image.Image:
         """Return all pixels as an RGB image, a new one each time."""
         try:
-            image = self._opened().convert("RGB")
+            image = _as_rgb(self._opened())
         except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-            raise DataError(f"The image cannot be decoded: {error}.") from error
+            raise DataError(f"{self._who()} cannot be decoded: {error}.") from error
         finally:
             self._image = None
         return image
@@ -54,18 +56,31 @@ class EncodedImage:
         return np.array(self.to_pil(), dtype=dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EncodedImage, (self.content,)
+        return EncodedImage, (self.content, self.name)
 
     def __repr__(self) -> str:
         return f"EncodedImage({len(self.content)} bytes)"
+
+    def _who(self) -> str:
+        return f"The image of {self.name}" if self.name else "The image"
 
     def _opened(self) -> Image.Image:
         if self._image is None:
             try:
                 self._image = Image.open(io.BytesIO(self.content))
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                raise DataError(f"{len(self.content)} bytes are no image that Pillow knows: {error}.") from error
+                reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
+                what = f"its {len(self.content)} bytes are no image that Pillow knows{reason}"
+                raise DataError(f"{self._who()} cannot be read: {what}.") from error
         return self._image
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")
 
 
 @sample_pipe("decode_images")
@@ -111,6 +126,6 @@ def _encoded(sample: Sample, value: Any) -> Any:
         return value
     if not isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(f"`decode_images` takes bytes, but the field holds {type(value).__name__}.")
-    image = EncodedImage(bytes(value))
+    image = EncodedImage(bytes(value), f"sample {sample.key!r}")
     image.size  # noqa: B018 - a file that is no image is to fail here, where the sample is known
     return image

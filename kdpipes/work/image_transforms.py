@@ -14,6 +14,10 @@ from kdpipes.work.decode_images import EncodedImage
 __all__ = ["HorizontalFlip", "RandomResizedCrop"]
 
 
+def _size_of(image: Any, name: str) -> tuple[int, int]:
+    return image.size if isinstance(image, EncodedImage) else _as_pil(image, name).size
+
+
 def _as_pil(image: Any, name: str) -> Image.Image:
     if isinstance(image, EncodedImage):
         return image.to_pil()
@@ -68,7 +72,7 @@ class RandomResizedCrop(_Recorded):
 
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
         """Return the region for an image, drawn from `rng`."""
-        width, height = value.size
+        width, height = _size_of(value, "RandomResizedCrop")
         for _ in range(10):
             area = width * height * rng.uniform(*self._scale)
             aspect = math.exp(rng.uniform(math.log(self._ratio[0]), math.log(self._ratio[1])))
@@ -82,8 +86,8 @@ class RandomResizedCrop(_Recorded):
         """Return the region that `params` name, resized."""
         left, top = params["left"], params["top"]
         box = (left, top, left + params["width"], top + params["height"])
-        image = _as_pil(value, "RandomResizedCrop")
-        return image.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
+        region = _as_pil(value, "RandomResizedCrop").crop(box)
+        return region.resize((self._size, self._size), Image.Resampling.BILINEAR)
 
     def _central(self, width: int, height: int) -> dict[str, Any]:
         w = min(width, max(1, round(height * self._ratio[1])))
@@ -117,9 +121,9 @@ class HorizontalFlip(_Recorded):
 
 def _check_range(param: str, value: Any, *, below: float) -> tuple[float, float]:
     rule = "two numbers, the smaller first, above 0" + (f" and up to {below:g}" if below < math.inf else "")
-    if not isinstance(value, tuple | list) or len(value) != 2:
+    if not isinstance(value, tuple | list) or [isinstance(end, int | float) for end in value] != [True, True]:
         raise TypeError(must_be(param, rule, value))
     low, high = value
-    if not 0 < low <= high <= below:
+    if not (0 < low <= high <= below and math.isfinite(high)):
         raise ValueError(must_be(param, rule, value))
     return float(low), float(high)

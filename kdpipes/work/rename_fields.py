@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kdpipes._sample_pipe import sample_pipe
-from kdpipes.errors import must_be, refuse_field
+from kdpipes.errors import FieldError, must_be, refuse_field
 from kdpipes.sample import Sample
 
 __all__ = ["FieldRenamer"]
@@ -42,13 +42,15 @@ class FieldRenamer:
             del sample[old]
         for new, value in values.items():
             if new in sample:
-                raise ValueError(f"Sample {sample.key!r} has a field {new!r} already; it would be lost.")
+                raise FieldError(f"Sample {sample.key!r} has a field {new!r} already; it would be lost.")
             sample[new] = value
         return sample
 
     def check(self, known: frozenset[str]) -> None:
-        for new in self._renames:
-            self._old_name(new, known, "The source")
+        renamed = {self._old_name(new, known, "The source") for new in self._renames}
+        taken = next((new for new in self._renames if new in known - renamed), None)
+        if taken is not None:
+            raise FieldError(f"The source has a field {taken!r} already; it would be lost.")
 
     def field_names(self, known: frozenset[str]) -> frozenset[str] | None:
         old = {name for names in self._renames.values() for name in names}
@@ -58,7 +60,7 @@ class FieldRenamer:
         if name in self._renames:
             names = self._renames[name]
             return names[0] if len(names) == 1 else None
-        return name
+        return None if any(name in names for names in self._renames.values()) else name
 
     def _old_name(self, new: str, known: frozenset[str] | set[str], owner: str) -> str:
         found = next((name for name in self._renames[new] if name in known), None)

@@ -29,14 +29,14 @@ class RecordedTransform(Protocol):
     def apply(self, value: Any, params: dict[str, Any]) -> Any: ...
 
 
-def call_seeded(function: Callback, sample: Sample, place: str, *args: Any) -> Any:
+def call_seeded(function: Callback, sample: Sample, place: str, *args: Any, is_recorded: bool) -> Any:
     """Call a user's function with the `ctx` and `rng` that it asks for, and with the global generators seeded.
 
     A function that takes `rng` is trusted to draw from it alone.
     """
     given: dict[str, Any] = {}
     if "ctx" in function.parameters:
-        given["ctx"] = sample.ctx if sample.is_recording else {}
+        given["ctx"] = sample.ctx if is_recorded else {}
     if "rng" in function.parameters:
         return function(*args, rng=sample.rng(place), **given)
     with seeded_globals(sample.draw.key(place)):
@@ -88,16 +88,17 @@ class Transformer:
         if isinstance(transform, type) and issubclass(transform, RecordedTransform):
             rule, way_out = "a transform", f"Write `{transform.__name__}(...)` to make one."
             raise TypeError(must_be(f"transforms[{number - 1}]", rule, transform, way_out))
-        is_recorded = isinstance(transform, RecordedTransform)
-        return Callback(f"transforms[{number - 1}]", transform, check=not is_recorded), is_recorded
+        has_params = isinstance(transform, RecordedTransform)
+        return Callback(f"transforms[{number - 1}]", transform, check=not has_params), has_params
 
     def __call__(self, sample: Sample) -> Sample:
         value = sample.lazy(self._field)
-        for step, is_recorded in self._steps:
+        is_recorded = sample.is_recording
+        for step, has_params in self._steps:
             place = sample.claim_name(step.name)
-            run = _recorded(step, place) if is_recorded else _plain(step, place)
+            run = _in_two_steps(step, place, is_recorded) if has_params else _in_one(step, place, is_recorded)
             value = Lazy(run, value, what=f"applying {step.name!r} to field {self._field!r}")
-            if sample.is_recording and (is_recorded or "ctx" in step.parameters):
+            if is_recorded and (has_params or "ctx" in step.parameters):
                 sample.promise_ctx(place, value)
         sample[self._field] = value
         return sample
@@ -113,19 +114,20 @@ class Transformer:
         return None if name == self._field else name
 
 
-def _plain(step: Callback, place: str) -> Callable[[Sample, Any], Any]:
+def _in_one(step: Callback, place: str, is_recorded: bool) -> Callable[[Sample, Any], Any]:
     def run(sample: Sample, value: Any) -> Any:
-        return call_seeded(step, sample, place, value.to_pil() if isinstance(value, EncodedImage) else value)
+        plain = value.to_pil() if isinstance(value, EncodedImage) else value
+        return call_seeded(step, sample, place, plain, is_recorded=is_recorded)
 
     return run
 
 
-def _recorded(step: Callback, place: str) -> Callable[[Sample, Any], Any]:
+def _in_two_steps(step: Callback, place: str, is_recorded: bool) -> Callable[[Sample, Any], Any]:
     transform: RecordedTransform = step.function
 
     def run(sample: Sample, value: Any) -> Any:
         params = transform.draw(value, sample.rng(place))
-        if sample.is_recording:
+        if is_recorded:
             sample.ctx[place] = params
         return transform.apply(value, params)
 

@@ -77,7 +77,9 @@ def test_cut_and_compressed_shards_are_refused(write: Callable[..., Path], tmp_p
     cut.write_bytes(whole.read_bytes()[:9_000])
     with pytest.raises(kdp.DataError, match=r"cut\.tar'.*truncated"):
         len(kdp.open_shards([whole, cut]))
-    with pytest.raises(kdp.DataError, match=r"b\.tar\.gz' cannot be read as a plain tar.* read them with `kdp\.stream_shards`"):
+    with pytest.raises(
+        kdp.DataError, match=r"b\.tar\.gz' cannot be read as a plain tar.* read them with `kdp\.stream_shards`"
+    ):
         len(kdp.open_shards(packed))
 
 

@@ -63,7 +63,7 @@ def test_the_size_comes_from_the_header_and_pixels_are_decoded_late() -> None:
         content = encoded("RGB", suffix)
         image = indexed(content[: len(content) * 3 // 4]).decode_images()[0]["x"]
         assert image.size == (WIDTH, HEIGHT)
-        with pytest.raises(kdp.DataError, match="The image cannot be decoded"):
+        with pytest.raises(kdp.DataError, match="The image of sample '0' cannot be decoded"):
             np.asarray(image)
 
 
@@ -73,7 +73,9 @@ def test_a_truncated_image_names_the_sample() -> None:
             content = encoded("RGB", suffix)
             pipe = make(content[: len(content) // 2]).decode_images().transform("x", kdp.HorizontalFlip()).select("x")
             for _ in range(2):
-                with pytest.raises(kdp.DataError, match=r"The image cannot be decoded: .*truncated") as error:
+                with pytest.raises(
+                    kdp.DataError, match=r"The image of sample '0' cannot be decoded: .*truncated"
+                ) as error:
                     next(iter(pipe))
                 assert "of sample '0' (ordinal 0)" in error.value.__notes__[0]
 

@@ -22,9 +22,6 @@ def stream() -> Any:
     return IterableWrapper(list(ITEMS)).to_samples(fields="x y")
 
 
-FLAVOURS = pytest.mark.parametrize("make", [indexed, stream])
-
-
 class Shift:
     """Adds a recorded number."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +13,7 @@ from PIL import Image
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.draw import seeded_globals
 
 ITEMS = [(n, n % 2) for n in range(4)]
 
@@ -50,18 +49,6 @@ def global_states() -> tuple[Any, ...]:
     return random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()
 
 
-@contextmanager
-def seeded_otherwise() -> Iterator[None]:
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(99)
-    np.random.seed(99)
-    torch.manual_seed(99)
-    yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
-
-
 def test_callables_are_applied_in_order_to_one_field() -> None:
     for make in (indexed, stream):
         pipe = make().transform("x", lambda x: x + 1, functools.partial(pow, 2)).transform("x", str).select("x y")
@@ -80,7 +67,7 @@ def test_randomness_follows_seed_epoch_and_ordinal_alone_and_globals_are_restore
     assert [x for x, _ in first] == [0, 1, 2, 3] * 2
     assert len({number for _, number in first + draws(indexed(), 1)}) == 16
     assert global_states() == states
-    with seeded_otherwise():
+    with seeded_globals(b"elsewhere"):
         assert draws(indexed(), 0) == first
 
 
