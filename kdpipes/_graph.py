@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
+from torchdata.datapipes.iter import ShardingRoundRobinDispatcher
 
-__all__ = ["sources_of", "walk"]
+__all__ = ["shards", "sources_of", "walk"]
 
 AnyPipe = IterDataPipe[Any] | MapDataPipe[Any]
 
@@ -22,6 +23,11 @@ def _pipes_in(value: Any) -> Iterator[AnyPipe]:
         for entry in value:
             if isinstance(entry, IterDataPipe | MapDataPipe):
                 yield entry
+
+
+def shards(pipe: AnyPipe) -> bool:
+    """Return whether `pipe` gives each worker a part of its own."""
+    return hasattr(pipe, "apply_sharding") or isinstance(pipe, ShardingRoundRobinDispatcher)
 
 
 def sources_of(pipe: AnyPipe) -> list[AnyPipe]:

@@ -7,12 +7,14 @@ from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, overload
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import ShardingFilter
 
-from kdpipes._graph import walk
-from kdpipes.draw import Draw, EpochCounter, current_draw, drawing, hash_key
-from kdpipes.errors import ChainError, closest, must_be
+from kdpipes._graph import shards, walk
+from kdpipes.draw import Draw, EarlyDraws, EpochCounter, drawing, hash_key, is_drawing, made_under
+from kdpipes.errors import ChainError, check_count, closest, must_be
 from kdpipes.sample import Sample, as_sample
 from kdpipes.storage.shared import Shared
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 else:
     IterChain, MapChain = IterDataPipe, MapDataPipe
 
-__all__ = ["IterPipe", "MapPipe", "PlanPipe", "Streaming", "indexed", "samples_of", "seed_upstream"]
+__all__ = ["IterPipe", "MapPipe", "PlanPipe", "StreamPlanPipe", "Streaming", "indexed", "samples_of", "seed_upstream"]
 
 Item = TypeVar("Item")
 
@@ -83,7 +85,7 @@ class MapPipe(_Suggesting, MapChain):
         if not -size <= position < size:
             raise IndexError(f"`index` must be from {-size} up to {size - 1}, but is {position} instead.")
         position %= size
-        if current_draw() is not None:
+        if is_drawing():
             return self.finish(self.fetch(position))
         with drawing(Draw(ordinal=position)):
             return self.finish(self.fetch(position))
@@ -96,7 +98,16 @@ class MapPipe(_Suggesting, MapChain):
         return cast("MapPipe", self.subset(indices))
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return one field of all samples, `[len(self)]`; reads this field alone, and labels without opening a file."""
+        """Return one field of all samples, `[len(self)]`, not to be modified; `y`, the labels, is read only once."""
+        if name != "y":
+            return self.read_column(name)
+        kept: Shared[NDArray[Any]] | None = self.__dict__.get("_labels")
+        if kept is None:
+            kept = self.__dict__["_labels"] = Shared(self.read_column(name))
+        return kept.value
+
+    def read_column(self, name: str) -> NDArray[Any]:
+        """Read one field of all samples; a source that can do so without making samples overrides it."""
         return as_column([self.fetch(index)[name] for index in range(len(self))])
 
     def class_names(self) -> tuple[str, ...] | None:
@@ -110,14 +121,21 @@ class MapPipe(_Suggesting, MapChain):
 
 def as_column(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
     """Return values as an array of one dimension: of numbers or strings where all are, of objects otherwise."""
+    if hasattr(values, "numpy"):  # a tensor
+        values = values.numpy()
     if isinstance(values, np.ndarray) and values.ndim == 1:
         return values
+    values = [value.item() if _is_scalar(value) else value for value in values]
     kinds = {type(value) for value in values}
     if all(issubclass(kind, str) for kind in kinds) or all(issubclass(kind, Number | np.generic) for kind in kinds):
         return np.asarray(values)
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0
 
 
 def indexed(source_datapipe: Any, name: str) -> MapPipe:
@@ -206,7 +224,7 @@ class IterPipe(_Suggesting, Streaming[Any], IterChain):
 
     def __init__(self) -> None:
         self._epochs = EpochCounter()
-        self._seed = 0
+        self._renewed: tuple[int, int] | None = None
 
     def samples(self) -> Iterator[Sample]:
         """Yield new samples, front to back."""
@@ -219,8 +237,10 @@ class IterPipe(_Suggesting, Streaming[Any], IterChain):
     def iterate(self) -> Iterator[Any]:
         self._refuse_doubling()
         epoch = self._epochs.begin()
-        for ordinal, sample in enumerate(self.samples()):
-            sample.bind(Draw(self._seed, epoch, ordinal))
+        seed = self._renewed[0] if self._renewed is not None else 0
+        stride, offset = _part_of(self)
+        for number, sample in enumerate(made_under(EarlyDraws(seed, epoch), self.samples())):
+            sample.bind(Draw(seed, epoch, number * stride + offset))
             yield self.finish(sample)
 
     def set_seed(self, seed: int) -> IterPipe:
@@ -230,8 +250,16 @@ class IterPipe(_Suggesting, Streaming[Any], IterChain):
 
     def renew(self, seed: int, epoch: int) -> None:
         """Make the next iteration that of `epoch` under `seed`."""
-        self._seed = seed
+        self._renewed = seed, epoch
         self._epochs.set(epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the number of the next iteration, from 0."""
+        self._epochs.set(check_count("epoch", epoch, minimum=0))
+
+    def skip_epochs(self, number: int) -> None:
+        """Leave out the next `number` epochs."""
+        self._epochs.skip(number)
 
     def class_names(self) -> tuple[str, ...] | None:
         """Return the names of the classes 0, 1, ... of field `y`, or None where the source does not know them."""
@@ -251,7 +279,7 @@ class IterPipe(_Suggesting, Streaming[Any], IterChain):
         if info is None or info.num_workers < 2:
             return
         chain = walk(info.dataset) if isinstance(info.dataset, IterDataPipe) else []
-        if self in chain and not any(hasattr(pipe, "apply_sharding") for pipe in chain):
+        if self in chain and not any(shards(pipe) for pipe in chain):
             raise ChainError(
                 f"Each of the {info.num_workers} workers would give every sample of {type(self).__name__}. "
                 "End the chain with `.deal(batch_size=...)`, or put `.sharding_filter()` behind its source."
@@ -265,14 +293,40 @@ def samples_of(source_datapipe: Any, name: str) -> Iterator[Sample]:
     return (as_sample(item, index, name) for index, item in enumerate(source_datapipe))
 
 
-def seed_upstream(pipe: Any, seed: int, epoch: int) -> None:
+def _part_of(pipe: IterPipe) -> tuple[int, int]:
+    """Return how the ordinals of a stream without `deal` are spread over the parts of a sharding filter upstream."""
+    sharder = next((upstream for upstream in walk(pipe) if isinstance(upstream, ShardingFilter)), None)
+    return (1, 0) if sharder is None else (sharder.num_of_instances, sharder.instance_id)
+
+
+class StreamPlanPipe(IterPipe):
+    """A choice of a stream's samples, made as they pass."""
+
+    def __init__(self, source_datapipe: IterDataPipe[Any], name: str) -> None:
+        super().__init__()
+        self._source = gives_samples(source_datapipe, name)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._source.class_names() if isinstance(self._source, IterPipe) else None
+
+    def field_names(self) -> frozenset[str] | None:
+        return self._source.field_names() if isinstance(self._source, IterPipe) else None
+
+
+def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:
     """Tell all random pipes upstream of `pipe` which epoch begins, whatever a worker's own seeds were.
 
-    Stock pipes that draw (`shuffle`, `sample`, ...) would otherwise draw differently in every worker, and samples would
-    be lost and doubled.
+    Stock pipes that draw (`shuffle`, `sample`, ...) would otherwise draw differently in every worker, and samples
+    would be lost and doubled.
+
+    Args:
+        pipe: Where the seed comes from.
+        seed: Of the epochs.
+        epoch: The number of the epoch.
+        round: How often the stream has been read in this epoch already.
     """
     for place, upstream in enumerate(walk(pipe)[1:]):
         if isinstance(upstream, IterPipe):
             upstream.renew(seed, epoch)
         elif callable(getattr(type(upstream), "set_seed", None)):
-            upstream.set_seed(int.from_bytes(hash_key(seed, epoch, "upstream", place)[:7], "little"))
+            upstream.set_seed(int.from_bytes(hash_key(seed, epoch, "upstream", place, round)[:7], "little"))

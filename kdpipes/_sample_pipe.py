@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._functional import refuse_taken, register
-from kdpipes._pipe import IterPipe, MapPipe, as_column, gives_samples, samples_of
+from kdpipes._pipe import IterPipe, MapPipe, gives_samples, samples_of
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError
 from kdpipes.sample import Sample, as_sample
@@ -52,6 +52,10 @@ class SampleMapper:
 
     def finish(self, sample: Sample) -> Any:
         return self._operation(sample) if self.is_selected else sample
+
+    def item_names(self) -> tuple[tuple[str, ...], bool] | None:
+        """Return the names of an item's parts, and whether a ctx follows them, if items are tuples."""
+        return (self._operation.names, self._operation.return_ctx) if self.is_selected else None
 
     def class_names(self) -> tuple[str, ...] | None:
         names: Callable[[], tuple[str, ...] | None] | None = getattr(self._source, "class_names", None)
@@ -98,7 +102,7 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
         passed = column_name(name) if column_name is not None else None
         if passed is not None and isinstance(self._source, MapPipe):
             return self._source.column(passed)
-        return as_column([self.fetch(index)[name] for index in range(len(self))])
+        return super().column(name)
 
 
 class SampleMapperIterDataPipe(SampleMapper, IterPipe):
@@ -125,11 +129,21 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
 class _Bound:
     """A function of (sample, ...) with the rest of its arguments."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        changes: frozenset[str] | None,
+    ) -> None:
+        self._changes = changes
         self._function = Callback("function", functools.partial(_call_with, function, args, kwargs))
 
     def __call__(self, sample: Sample) -> Any:
         return self._function(sample)
+
+    def column_name(self, name: str) -> str | None:
+        return None if self._changes is None or name in self._changes else name
 
 
 def _call_with(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], sample: Sample) -> Any:
@@ -139,11 +153,13 @@ def _call_with(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 Definition = TypeVar("Definition", bound=Callable[..., Any])
 
 
-def sample_pipe(name: str) -> Callable[[Definition], Definition]:
+def sample_pipe(name: str, *, changes: str | None = None) -> Callable[[Definition], Definition]:
     """Register a sample-wise pipe as `.name(...)` on indexed pipes and on streams.
 
     Args:
         name: The functional name. Names of torch and torchdata are refused.
+        changes: The fields that a function changes or adds, in one string: "x mask". Other columns then come straight
+            from the source; otherwise a plan pipe that follows calls the function for every sample.
 
     The definition is either a function, `def brighten(sample, *, amount)`, called with each sample, or a class whose
     `__init__` takes the arguments of `.name(...)` and whose `__call__(sample)` returns the sample. A class may say
@@ -159,6 +175,8 @@ def sample_pipe(name: str) -> Callable[[Definition], Definition]:
         20
     """
 
+    changed = None if changes is None else frozenset(changes.split())
+
     def decorate(definition: Definition) -> Definition:
         signature = inspect.signature(definition)
         if not isinstance(definition, type):
@@ -166,7 +184,11 @@ def sample_pipe(name: str) -> Callable[[Definition], Definition]:
 
         def bind(pipe_class: Any) -> Callable[..., Any]:
             def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
-                made = definition(*args, **kwargs) if isinstance(definition, type) else _Bound(definition, args, kwargs)
+                made = (
+                    definition(*args, **kwargs)
+                    if isinstance(definition, type)
+                    else _Bound(definition, args, kwargs, changed)
+                )
                 return pipe_class(source_datapipe, made, name)
 
             pipe.__doc__, pipe.__name__, pipe.__qualname__ = definition.__doc__, name, definition.__qualname__

@@ -10,17 +10,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["Draw", "EpochCounter", "current_draw", "drawing", "hash_key", "seeded_globals"]
+__all__ = [
+    "Draw",
+    "EarlyDraws",
+    "EpochCounter",
+    "current_draw",
+    "drawing",
+    "hash_key",
+    "is_drawing",
+    "made_under",
+    "seeded_globals",
+]
 
 
 def hash_key(*parts: object) -> bytes:
     """Return 32 bytes that depend on the text of every part and on where one part ends and the next begins."""
-    text = b"".join(len(word).to_bytes(8, "little") + word for word in (str(part).encode() for part in parts))
+    text = b"".join(len(word).to_bytes(8, "little") + word for word in (_as_bytes(part) for part in parts))
     return hashlib.blake2b(text, digest_size=32).digest()
+
+
+def _as_bytes(part: object) -> bytes:
+    return part if isinstance(part, bytes) else str(part).encode()
 
 
 @dataclass(frozen=True)
@@ -32,16 +48,19 @@ class Draw:
         epoch: The number of the epoch, from 0.
         ordinal: The sample's position in the dealt, shuffled epoch, from 0.
         is_padding: Whether the sample fills up a last batch (`deal(uneven="pad")`).
+        is_early: Whether the ordinal is that of the sample's making: the sample of a stream is made before it is
+            known when it will be delivered.
     """
 
     seed: int = 0
     epoch: int = 0
     ordinal: int = 0
     is_padding: bool = False
+    is_early: bool = False
 
     def key(self, operation: str) -> bytes:
         """Return the key of one operation of this sample."""
-        return hash_key(self.seed, self.epoch, self.ordinal, operation)
+        return hash_key(self.seed, self.epoch, self.ordinal, operation, *(["early"] if self.is_early else []))
 
     def rng(self, operation: str) -> np.random.Generator:
         """Return the operation's own generator: counter-based (Philox), the same in every process."""
@@ -49,22 +68,52 @@ class Draw:
         return np.random.Generator(np.random.Philox(key=words))
 
 
-_current: ContextVar[Draw | None] = ContextVar("kdpipes_draw", default=None)
+class EarlyDraws:
+    """The draws of the samples that a stream makes in an epoch, numbered as they are made: until they are delivered."""
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        self._seed = seed
+        self._epoch = epoch
+        self._numbers = count()
+
+    def take(self) -> Draw:
+        """Return the draw of the next sample."""
+        return Draw(self._seed, self._epoch, next(self._numbers), is_early=True)
+
+
+_current: ContextVar[Draw | EarlyDraws | None] = ContextVar("kdpipes_draw", default=None)
 
 
 def current_draw() -> Draw | None:
-    """Return the draw that `deal` opened around this read, if any."""
-    return _current.get()
+    """Return the draw for a sample that is made now: what `deal` or a stream has opened around its making, if any."""
+    current = _current.get()
+    return current.take() if isinstance(current, EarlyDraws) else current
+
+
+def is_drawing() -> bool:
+    """Return whether samples that are made now are given a draw."""
+    return _current.get() is not None
 
 
 @contextmanager
-def drawing(draw: Draw) -> Iterator[None]:
+def drawing(draw: Draw | EarlyDraws) -> Iterator[None]:
     """Let the samples that are made inside capture `draw`."""
     token = _current.set(draw)
     try:
         yield
     finally:
         _current.reset(token)
+
+
+def made_under(draws: EarlyDraws, items: Iterator[Any]) -> Iterator[Any]:
+    """Yield `items`, each made while `draws` are open; they are closed while a consumer has the item."""
+    end = object()
+    while True:
+        with drawing(draws):
+            item = next(items, end)
+        if item is end:
+            return
+        yield item
 
 
 _globals_lock = threading.RLock()
@@ -96,8 +145,9 @@ class EpochCounter:
 
     Counting calls of `__iter__` alone would repeat epoch 0 for ever in torch's DataLoader, whose workers are made anew
     for each epoch from a parent that never iterates. That parent calls `set_seed` twice an epoch, once before and once
-    after it makes the workers; so a copy that finds itself in a new process takes half of the calls that no
-    iteration followed for the number of epochs that other copies have run.
+    after it makes the workers; loaders that iterate themselves call it once. So half of the calls that no iteration
+    followed, rounded down, is the number of epochs that copies in other processes have run. Persistent workers of
+    torch's DataLoader count for themselves; a pipe that is taken out of such a loader begins anew: `set_epoch`.
     """
 
     def __init__(self) -> None:
@@ -107,7 +157,9 @@ class EpochCounter:
 
     def seeded(self) -> None:
         """Note a call of `set_seed`."""
-        self._recover()
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._recover()
         self._unused_seeds += 1
 
     def set(self, epoch: int) -> None:
@@ -116,15 +168,18 @@ class EpochCounter:
         self._next = epoch
         self._unused_seeds = 0
 
+    def skip(self, number: int) -> None:
+        """Leave out the next `number` iterations."""
+        self._recover()
+        self._next += number
+
     def begin(self) -> int:
         """Return the number of the iteration that begins now."""
         self._recover()
         epoch = self._next
-        self._next, self._unused_seeds = epoch + 1, 0
+        self._next = epoch + 1
         return epoch
 
     def _recover(self) -> None:
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self._next += self._unused_seeds // 2
-            self._unused_seeds = 0
+        self._next += self._unused_seeds // 2
+        self._unused_seeds = 0

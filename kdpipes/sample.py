@@ -192,10 +192,14 @@ class Sample(MutableMapping[str, Any]):
         view._origin, view._fields = self._origin, dict(scope)
         return view
 
-    def fork(self) -> Sample:
-        """Return the sample for another delivery: its own draw, ctx and random operations."""
+    def fork(self, *, key: str | None = None) -> Sample:
+        """Return the sample for another delivery: its own draw and ctx; what is not loaded yet is computed anew.
+
+        Args:
+            key: The new sample's key, if it is to have another.
+        """
         fork = Sample.__new__(Sample)
-        fork._origin = _Origin(self.key, self.index, self.draw)
+        fork._origin = _Origin(self.key if key is None else key, self.index, current_draw() or self.draw)
         fork._origin.is_recording = self._origin.is_recording
         fork._origin.names = dict(self._origin.names)
         fork._origin.ctx.update(self.ctx)
@@ -263,9 +267,9 @@ def _short(value: Any) -> str:
 
 
 def as_sample(item: Any, index: int, pipe: str) -> Sample:
-    """Return `item` as a sample: a sample as it is, a dictionary as its fields; refuse what is ambiguous."""
+    """Return `item` as a new sample, which a stock pipe may have kept; a dictionary as its fields; or refuse it."""
     if isinstance(item, Sample):
-        return item
+        return item.fork()
     if isinstance(item, Mapping) and all(isinstance(name, str) for name in item):
         fields = {name.lstrip("."): value for name, value in item.items() if not name.startswith("__")}
         return Sample(fields, key=str(item.get("__key__", index)), index=index)

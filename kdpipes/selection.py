@@ -28,7 +28,7 @@ def _dense(labels: NDArray[Any]) -> tuple[NDArray[np.uint16], int, int] | None:
     lowest, highest = int(labels.min()), int(labels.max())
     if highest - lowest > np.iinfo(np.uint16).max:
         return None
-    numbers = labels if lowest == 0 else labels - lowest
+    numbers = labels if lowest == 0 else np.subtract(labels, lowest, dtype=np.int64)
     return numbers.astype(np.uint16), lowest, highest - lowest + 1
 
 

@@ -157,8 +157,10 @@ def test_an_entry_that_was_not_recorded_is_named_with_the_way_out() -> None:
 
 
 def test_dictionaries_pass_for_samples_and_other_items_are_refused() -> None:
-    sample = Sample({})
-    assert as_sample(sample, 3, "crop") is sample
+    sample = Sample({"x": 1}, key="a")
+    new = as_sample(sample, 3, "crop")
+    new["x"] = 2
+    assert (new.key, sample["x"]) == ("a", 1)
     named = as_sample({"__key__": "a/1", "__url__": "u", ".jpg": b"1"}, 3, "crop")
     assert (named.key, named.index, dict(named)) == ("a/1", 3, {"jpg": b"1"})
     assert as_sample({"x": 1}, 3, "crop").key == "3"

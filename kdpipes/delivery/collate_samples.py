@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Number
 from typing import Any
@@ -12,7 +13,6 @@ from PIL import Image
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe
-from kdpipes._graph import walk
 from kdpipes._pipe import Streaming
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
@@ -52,10 +52,14 @@ class SampleCollatorIterDataPipe(Streaming[Any], IterDataPipe[Any]):
             raise TypeError(
                 must_be("source_datapipe", "a stream of batches", source_datapipe, "`.deal(...)` makes one.")
             )
-        if pad is not None and not isinstance(pad, Mapping):
+        if pad is not None and (
+            not isinstance(pad, Mapping) or not all(isinstance(value, Number) for value in pad.values())
+        ):
             raise TypeError(must_be("pad", 'values by field name, like {"x": 0}', pad))
         self._source = source_datapipe
-        self._names, self._has_ctx = _selected(source_datapipe)
+        find: Any = getattr(source_datapipe, "item_names", None)
+        selected: tuple[tuple[str, ...], bool] | None = find() if find is not None else None
+        self._names, self._has_ctx = selected or ((), False)
         self._pad = dict(pad or {})
         unknown = next((name for name in self._pad if self._names and name not in self._names), None)
         if unknown is not None:
@@ -81,22 +85,14 @@ class SampleCollatorIterDataPipe(Streaming[Any], IterDataPipe[Any]):
 
     def _fields(self, items: list[Any]) -> Any:
         if isinstance(items[0], Sample):
-            return {name: self._field(name, [item[name] for item in items]) for name in items[0]}
+            names = dict.fromkeys(name for item in items for name in item)
+            return {name: self._field(name, [item.get(name) for item in items]) for name in names}
         if isinstance(items[0], tuple) and len(self._names) == len(items[0]):
             return tuple(self._field(name, [item[place] for item in items]) for place, name in enumerate(self._names))
         return collate(items)
 
     def _field(self, name: str, values: list[Any]) -> Any:
         return collate(values, name=name, pad=self._pad.get(name))
-
-
-def _selected(pipe: Any) -> tuple[tuple[str, ...], bool]:
-    """Return the names that the `select` upstream gives to an item's parts, and whether a ctx follows them."""
-    for upstream in walk(pipe):
-        operation = getattr(upstream, "_operation", None)
-        if getattr(upstream, "is_selected", False) and operation is not None:
-            return operation.names, operation.return_ctx
-    return (), False
 
 
 def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = None) -> Any:
@@ -111,6 +107,8 @@ def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = No
         DataError: The shapes differ, and there is no `pad`.
     """
     kinds = {_kind(value) for value in values}
+    if kinds == {"array", "tensor"}:
+        return collate([torch.as_tensor(np.array(value)) for value in values], name=name, pad=pad)
     kind = kinds.pop() if len(kinds) == 1 else ""
     if kind == "image":
         return _stacked([_channels_first(image) for image in values], name, pad)
@@ -165,8 +163,16 @@ def _stacked(values: list[Any], name: str, pad: float | None) -> torch.Tensor:
         raise DataError(f"Field {name!r} has different shapes in one batch: {shown}.{way_out}")
     tensors = [value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value)) for value in values]
     largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    dtype = torch.result_type(tensors[0], pad) if tensors[0].dtype.is_floating_point else tensors[0].dtype
-    batch = torch.full([len(tensors), *largest], pad, dtype=dtype)
+    batch = torch.full([len(tensors), *largest], pad, dtype=_common_dtype(tensors, name, pad))
     for row, tensor in zip(batch, tensors, strict=True):
         row[tuple(slice(size) for size in tensor.shape)] = tensor
     return batch
+
+
+def _common_dtype(tensors: list[torch.Tensor], name: str, pad: float) -> torch.dtype:
+    """Return the dtype that holds all values; an empty list has none of its own."""
+    dtypes = [tensor.dtype for tensor in tensors if tensor.numel()] or [tensors[0].dtype]
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    if torch.tensor(pad).to(dtype).item() != pad:
+        raise DataError(f"Field {name!r} is of {dtype}, which cannot hold the `pad` {pad!r}.")
+    return dtype

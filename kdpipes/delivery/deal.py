@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.datapipes.iter import Cycler
 
 from kdpipes._functional import functional_pipe
-from kdpipes._graph import walk
+from kdpipes._graph import shards, walk
 from kdpipes._pipe import IterPipe, Streaming, seed_upstream
 from kdpipes.delivery.layout import Layout, Sharding, Uneven, group_size
-from kdpipes.draw import Draw, EpochCounter, drawing, hash_key
+from kdpipes.draw import Draw, EarlyDraws, EpochCounter, drawing, hash_key, made_under
 from kdpipes.errors import ChainError, DataError, add_note, check_count, check_seed, must_be
 from kdpipes.sample import Sample
 from kdpipes.selection import Permutation
@@ -40,12 +41,28 @@ class _Dealer(Streaming[Batch]):
         self._epochs = EpochCounter()
         self._sharding = Sharding()
         self._num_ranks = 1
-        sharder = next((pipe for pipe in walk(self._source) if hasattr(pipe, "apply_sharding")), None)
+        sharder = next((pipe for pipe in walk(self._source) if shards(pipe)), None)
         if sharder is not None:
             raise ChainError(
                 f"`.deal()` shards, but {type(sharder).__name__} upstream does so as well, and samples would be lost. "
                 "Remove it."
             )
+
+        self._refuse_unseeded_rounds()
+
+    def _refuse_unseeded_rounds(self) -> None:
+        """Refuse what reads a pipe that draws again and again: from the second round on it draws as it likes."""
+        for cycler in walk(self._source):
+            if isinstance(cycler, Cycler) and any(hasattr(type(pipe), "set_seed") for pipe in walk(cycler)):
+                raise ChainError(
+                    "`.cycle()` reads a random pipe again, each worker in another order: samples would be lost "
+                    "and doubled. Put `.repeat_until(repetitions=...)` in its place."
+                )
+
+    def item_names(self) -> tuple[tuple[str, ...], bool] | None:
+        """Return the names of an item's parts, and whether a ctx follows them, where `select` stands right before."""
+        find: Any = getattr(self._source, "item_names", None)
+        return find() if find is not None else None
 
     def apply_sharding(
         self, num_of_instances: int, instance_id: int, sharding_group: Any = SHARDING_PRIORITIES.DEFAULT
@@ -64,6 +81,10 @@ class _Dealer(Streaming[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0."""
         self._epochs.set(check_count("epoch", epoch, minimum=0))
+
+    def skip_epochs(self, number: int) -> None:
+        """Leave out the next `number` epochs."""
+        self._epochs.skip(number)
 
     def __getstate__(self) -> dict[str, Any]:
         if IterDataPipe.getstate_hook is not None:
@@ -187,7 +208,8 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
 
     Length: the number of batches of one rank, over all of its workers, if the source has a length.
 
-    Memory: one global batch of samples that are not loaded.
+    Memory: one global batch of samples that are not loaded. Behind a stock pipe that follows `select`, every worker
+    loads all samples, and `ordinal` and `is_padding` are not those of the delivered sample: put `select` last.
 
     Workers: Worker w of W makes the batches w, w + W, ... alone.
 
@@ -242,7 +264,8 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
 
     def _items(self, epoch: int) -> Iterator[Any]:
         seed_upstream(self, self._seed, epoch)
-        return self._source.samples() if isinstance(self._source, IterPipe) else iter(self._source)
+        items = self._source.samples() if isinstance(self._source, IterPipe) else iter(self._source)
+        return made_under(EarlyDraws(self._seed, epoch), items)
 
     def _make(self, epoch: int, batch: int, taken: list[Any], num_samples: int) -> Batch:
         start = num_samples - len(taken)
@@ -266,5 +289,6 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
 
     def _finish(self, item: Any, draw: Draw) -> Any:
         if isinstance(item, Sample):
+            item = item if isinstance(self._source, IterPipe) else item.fork()  # a stock pipe may have kept it
             item.bind(draw)
         return self._source.finish(item) if isinstance(self._source, IterPipe) else item

@@ -39,7 +39,7 @@ class Sharding:
             return replace(self, rank=index, num_ranks=count)
         if group == SHARDING_PRIORITIES.MULTIPROCESSING:
             return replace(self, worker=index, num_workers=count)
-        if count % num_ranks:
+        if num_ranks == 1 or count % num_ranks:
             return replace(self, worker=index, num_workers=count)
         return Sharding(index % num_ranks, num_ranks, index // num_ranks, count // num_ranks)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe
-from kdpipes._pipe import IterPipe, MapPipe, PlanPipe, gives_samples, samples_of
+from kdpipes._pipe import MapPipe, PlanPipe, StreamPlanPipe, samples_of
 from kdpipes.errors import check_one_of
 from kdpipes.plan._classes import check_classes, label_of, to_labels
 from kdpipes.sample import Sample
@@ -74,7 +74,7 @@ class ClassFilterMapDataPipe(PlanPipe):
 
 
 @functional_pipe("filter_classes", flavour="iter")
-class ClassFilterIterDataPipe(IterPipe):
+class ClassFilterIterDataPipe(StreamPlanPipe):
     """Keeps or drops the samples of some classes, as they pass (functional name: ``filter_classes``).
 
     Reads the labels, field `y`, and nothing else. The labels of what is kept stay as they are.
@@ -95,8 +95,7 @@ class ClassFilterIterDataPipe(IterPipe):
     def __init__(
         self, source_datapipe: IterDataPipe[Any], *, valid: Classes | None = None, invalid: Classes | None = None
     ) -> None:
-        super().__init__()
-        self._source = gives_samples(source_datapipe, "filter_classes")
+        super().__init__(source_datapipe, "filter_classes")
         self._choice = _Choice(valid, invalid)
 
     def samples(self) -> Iterator[Sample]:
@@ -109,9 +108,3 @@ class ClassFilterIterDataPipe(IterPipe):
                 by_kind[is_name] = frozenset(to_labels(choice.param, choice.classes, names, are_names=is_name))
             if (label in by_kind[is_name]) == choice.keep:
                 yield sample
-
-    def class_names(self) -> tuple[str, ...] | None:
-        return self._source.class_names() if isinstance(self._source, IterPipe) else None
-
-    def field_names(self) -> frozenset[str] | None:
-        return self._source.field_names() if isinstance(self._source, IterPipe) else None

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe
-from kdpipes._pipe import IterPipe, MapPipe, PlanPipe, gives_samples, samples_of
+from kdpipes._pipe import MapPipe, PlanPipe, StreamPlanPipe, samples_of
 from kdpipes.errors import DataError, check_choice, check_count, must_be
 from kdpipes.plan._classes import label_of
 from kdpipes.sample import Sample
@@ -53,7 +53,7 @@ class OversamplerMapDataPipe(PlanPipe):
 
 
 @functional_pipe("oversample", flavour="iter")
-class OversamplerIterDataPipe(IterPipe):
+class OversamplerIterDataPipe(StreamPlanPipe):
     """Balances classes by repeating the samples of the rarer ones, as they pass (functional name: ``oversample``).
 
     A sample's repetitions follow it directly; a shuffle behind this pipe spreads them. A repeated sample is augmented
@@ -80,8 +80,7 @@ class OversamplerIterDataPipe(IterPipe):
         mode: Mode = "multiply",
         class_counts: Mapping[Any, int] | None = None,
     ) -> None:
-        super().__init__()
-        self._source = gives_samples(source_datapipe, "oversample")
+        super().__init__(source_datapipe, "oversample")
         check_choice("mode", mode, ("multiply", "exact"))
         if class_counts is None:
             raise ValueError(
@@ -109,9 +108,3 @@ class OversamplerIterDataPipe(IterPipe):
         if self._mode == "multiply":
             return largest // count
         return (seen + 1) * largest // count - seen * largest // count
-
-    def class_names(self) -> tuple[str, ...] | None:
-        return self._source.class_names() if isinstance(self._source, IterPipe) else None
-
-    def field_names(self) -> frozenset[str] | None:
-        return self._source.field_names() if isinstance(self._source, IterPipe) else None

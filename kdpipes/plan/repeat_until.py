@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe
-from kdpipes._pipe import IterPipe, MapPipe, gives_samples, indexed, samples_of
+from kdpipes._pipe import MapPipe, StreamPlanPipe, indexed, samples_of, seed_upstream
 from kdpipes.errors import DataError, check_count, check_one_of
 from kdpipes.sample import Sample
 
@@ -85,7 +85,7 @@ class RepeaterUntilMapDataPipe(MapPipe):
 
 
 @functional_pipe("repeat_until", flavour="iter")
-class RepeaterUntilIterDataPipe(IterPipe):
+class RepeaterUntilIterDataPipe(StreamPlanPipe):
     """Gives the whole stream again and again (functional name: ``repeat_until``).
 
     Upstream's `repeat` gives each item n times in a row. A repeated sample is augmented anew.
@@ -106,8 +106,7 @@ class RepeaterUntilIterDataPipe(IterPipe):
     def __init__(
         self, source_datapipe: IterDataPipe[Any], *, min_size: int | None = None, repetitions: int | None = None
     ) -> None:
-        super().__init__()
-        self._source = gives_samples(source_datapipe, "repeat_until")
+        super().__init__(source_datapipe, "repeat_until")
         self._goal = _Goal(min_size, repetitions)
 
     def __len__(self) -> int:
@@ -119,11 +118,7 @@ class RepeaterUntilIterDataPipe(IterPipe):
         for sample in samples_of(self._source, "repeat_until"):
             size += 1
             yield sample
-        for _ in range(self._goal.rounds(size) - 1):
+        for done in range(1, self._goal.rounds(size)):
+            if self._renewed is not None:
+                seed_upstream(self, *self._renewed, round=done)
             yield from samples_of(self._source, "repeat_until")
-
-    def class_names(self) -> tuple[str, ...] | None:
-        return self._source.class_names() if isinstance(self._source, IterPipe) else None
-
-    def field_names(self) -> frozenset[str] | None:
-        return self._source.field_names() if isinstance(self._source, IterPipe) else None

@@ -82,9 +82,9 @@ class DatasetReaderMapDataPipe(MapPipe):
             fields["y"] = Lazy.of(label.item() if isinstance(label, np.generic) else label)
         return Sample(fields, key=str(index), index=index)
 
-    def column(self, name: str) -> NDArray[Any]:
+    def read_column(self, name: str) -> NDArray[Any]:
         labels = self._known_labels() if name == "y" else None
-        return labels if labels is not None else super().column(name)
+        return labels if labels is not None else super().read_column(name)
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._class_names
@@ -93,12 +93,13 @@ class DatasetReaderMapDataPipe(MapPipe):
         return frozenset(self._fields.split()) | (set() if self._labels is None else {"y"})
 
     def _known_labels(self) -> NDArray[Any] | None:
-        if self._labels is None and "y" in self._fields.split() and not self._getters:
+        is_y_of_items = "y" in self._fields.split() and not self._getters
+        if self._labels is None and is_y_of_items and getattr(self._dataset.value, "target_transform", None) is None:
             dataset = self._dataset.value
             for name in ("targets", "labels"):
                 found = getattr(dataset, name, None)
-                if found is not None and hasattr(found, "__len__") and len(found) == len(dataset):
-                    self._labels = Shared(np.asarray(found))
+                if found is not None and np.shape(found) == (len(dataset),):
+                    self._labels = Shared(as_column(found))
                     break
         return None if self._labels is None else self._labels.value
 
@@ -166,10 +167,10 @@ class SampleSource(MapPipe):
         """Return the sample's key, stable and unique in the source; override it where samples have names."""
         return str(index)
 
-    def column(self, name: str) -> NDArray[Any]:
+    def read_column(self, name: str) -> NDArray[Any]:
         if name not in _getters_of(self):
             refuse_field(name, type(self).__name__, _getters_of(self))
-        return super().column(name)
+        return super().read_column(name)
 
     def field_names(self) -> frozenset[str]:
         return frozenset(_getters_of(self))

@@ -73,8 +73,8 @@ class IdReaderMapDataPipe(MapPipe):
             fields["y"] = fields["y"].item() if isinstance(fields["y"], np.generic) else fields["y"]
         return Sample(fields, key=str(name), index=index)
 
-    def column(self, name: str) -> NDArray[Any]:
-        return self._labels.value if name == "y" and self._labels is not None else super().column(name)
+    def read_column(self, name: str) -> NDArray[Any]:
+        return self._labels.value if name == "y" and self._labels is not None else super().read_column(name)
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._class_names

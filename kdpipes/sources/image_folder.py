@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._pipe import MapPipe
-from kdpipes.errors import DataError, must_be
+from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import is_local, join_url, list_files, read_url
 from kdpipes.storage.shared import PackedStrings, Shared
@@ -33,7 +35,9 @@ class ImageFolderMapDataPipe(MapPipe):
     needed, once for all workers.
 
     Args:
-        root: A path or an fsspec URL. Images may lie deeper inside a class's folder; hidden files are left out.
+        root: A path or an fsspec URL. Images may lie deeper inside a class's folder; what is hidden is left out.
+        class_names: The names of the classes 0, 1, ..., where they are not to be those of this folder: so that training
+            and validation agree. Folders of other names are an error.
 
     Memory: the length of the paths and 12 bytes for each image, shared by all workers.
 
@@ -47,12 +51,13 @@ class ImageFolderMapDataPipe(MapPipe):
         ('heron', 'stork')
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, class_names: Sequence[str] | None = None) -> None:
         if not isinstance(root, str | os.PathLike):
             raise TypeError(must_be("root", "a path or a URL", root))
         self._root = os.fspath(root)
         if is_local(self._root) and not os.path.isdir(self._root):  # noqa: PTH112
             raise FileNotFoundError(must_be("root", "a folder that exists", self._root))
+        self._class_names = check_names("class_names", class_names)
         self._listing: Shared[_Listing] | None = None
 
     def __len__(self) -> int:
@@ -65,8 +70,8 @@ class ImageFolderMapDataPipe(MapPipe):
         content = Lazy(lambda sample: read_url(url), what="reading field 'x'")
         return Sample({"x": content, "y": int(listing.labels[index])}, key=path, index=index)
 
-    def column(self, name: str) -> NDArray[Any]:
-        return self._listed().labels if name == "y" else super().column(name)
+    def read_column(self, name: str) -> NDArray[Any]:
+        return self._listed().labels if name == "y" else super().read_column(name)
 
     def class_names(self) -> tuple[str, ...]:
         return self._listed().class_names
@@ -76,11 +81,11 @@ class ImageFolderMapDataPipe(MapPipe):
 
     def _listed(self) -> _Listing:
         if self._listing is None:
-            self._listing = Shared(_list(self._root))
+            self._listing = Shared(_list(self._root, self._class_names))
         return self._listing.value
 
 
-def _list(root: str) -> _Listing:
+def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     paths = list_files(root, _SUFFIXES)
     if not paths:
         raise DataError(f"There are no images in {root!r}: no file ends with one of {', '.join(_SUFFIXES)}.")
@@ -91,7 +96,18 @@ def _list(root: str) -> _Listing:
             "For images without classes use `FileLister(root).to_samples()`."
         )
     paths.sort(key=lambda path: path.split("/", 1))
-    names = tuple(sorted({path.split("/", 1)[0] for path in paths}))
+    found = {path.split("/", 1)[0] for path in paths}
+    names = class_names or tuple(sorted(found | _empty_folders(root)))
+    stranger = next(iter(sorted(found - set(names))), None)
+    if stranger is not None:
+        raise DataError(f"Folder {stranger!r} in {root!r} is none of the `class_names` {', '.join(names)}.")
     numbers = {name: number for number, name in enumerate(names)}
     labels = np.fromiter((numbers[path.split("/", 1)[0]] for path in paths), dtype=np.int32, count=len(paths))
     return _Listing(PackedStrings(paths), labels, names)
+
+
+def _empty_folders(root: str) -> set[str]:
+    """Return the folders of classes, also those without images, which number the classes as well."""
+    if not is_local(root):
+        return set()
+    return {path.name for path in Path(root).iterdir() if path.is_dir() and not path.name.startswith(".")}

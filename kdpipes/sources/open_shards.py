@@ -62,7 +62,7 @@ class ShardReaderMapDataPipe(MapPipe):
         fields = {field: self._lazy(index, field) for field in present}
         return Sample(fields, key=table.keys[index], index=index)
 
-    def column(self, name: str) -> NDArray[Any]:
+    def read_column(self, name: str) -> NDArray[Any]:
         table = self._indexed()
         if name not in table.offsets:
             refuse_field(name, "`open_shards`", table.offsets)
@@ -76,8 +76,8 @@ class ShardReaderMapDataPipe(MapPipe):
     def class_names(self) -> tuple[str, ...] | None:
         return self._class_names
 
-    def field_names(self) -> frozenset[str]:
-        return frozenset(self._indexed().offsets)
+    def field_names(self) -> frozenset[str] | None:
+        return None if self._index is None else frozenset(self._index.value.offsets)
 
     def _indexed(self) -> TarIndex:
         if self._index is None:

@@ -35,24 +35,32 @@ class _Recipe:
         self._functions = {name: Callback(f"fields[{name!r}]", function) for name, function in named.items()}
 
     def __call__(self, item: Any, index: int) -> Sample:
-        fields = self._fields(item) if not self._functions else {}
-        for name, function in self._functions.items():
-            fields[name] = _computed(function, item, f"computing field {name!r}")
+        key = str(self._key(item) if self._key is not None else _default_key(item, index))
+        if isinstance(item, Sample):
+            sample = item = item.fork(key=key)
+        else:
+            sample, item = Sample({}, key=key, index=index), _without_files(item)
+        fields = self._computed_fields(item) if self._functions else self._fields(item)
         if self._label is not None:
             fields["y"] = _computed(self._label, item, "computing the label")
-        key = self._key(item) if self._key is not None else _default_key(item, index)
-        return Sample(fields, key=str(key), index=index)
+        for name in list(sample):
+            del sample[name]
+        sample.update(fields)
+        return sample
+
+    def _computed_fields(self, item: Any) -> dict[str, Any]:
+        return {name: _computed(called, item, f"computing field {name!r}") for name, called in self._functions.items()}
 
     def _fields(self, item: Any) -> dict[str, Any]:
         if isinstance(item, Sample):
-            return {name: item.lazy(name) for name in item}
+            return self._chosen({name: item.lazy(name) for name in item})
         if isinstance(item, Mapping):
-            known = {
-                str(name).lstrip("."): _content(value) for name, value in item.items() if not str(name).startswith("__")
-            }
+            known = {str(name).lstrip("."): value for name, value in item.items() if not str(name).startswith("__")}
             return self._chosen(known)
         if isinstance(item, str):
             return {self._only_name("x"): Lazy(lambda sample: read_url(item), what="reading the file")}
+        if isinstance(item, _PathAndContent) and self._names is None:
+            return {"x": item[1]}
         if isinstance(item, tuple | list):
             return self._named(item)
         return {self._only_name(None, item): item}
@@ -65,11 +73,9 @@ class _Recipe:
         return {name: known[name] for name in names}
 
     def _named(self, item: tuple[Any, ...] | list[Any]) -> dict[str, Any]:
-        if self._names is None and len(item) == 2 and isinstance(item[0], str) and hasattr(item[1], "read"):
-            return {"x": _content(item[1])}
         if self._names is None or len(self._names) != len(item):
             raise ChainError(f'An item has {len(item)} parts; name each of them: `.to_samples(fields="x y ...")`.')
-        return {name: _content(part) for name, part in zip(self._names, item, strict=True)}
+        return dict(zip(self._names, item, strict=True))
 
     def _only_name(self, default: str | None, item: Any = None) -> str:
         names = self._names or ([default] if default else [])
@@ -79,6 +85,8 @@ class _Recipe:
 
 
 def _computed(function: Callback, item: Any, what: str) -> Lazy:
+    if isinstance(item, Sample):
+        return Lazy(lambda earlier: function(earlier), what=what, scope=item.scope())
     return Lazy(lambda sample: function(item), what=what)
 
 
@@ -90,6 +98,20 @@ def _content(value: Any) -> Any:
         return value.read()
     finally:
         value.close()
+
+
+class _PathAndContent(tuple[Any, ...]):
+    """A pair of a path and what the file contains, in the place of the open file."""
+
+
+def _without_files(item: Any) -> Any:
+    """Return an item with open files read."""
+    if isinstance(item, Mapping):
+        return {name: _content(value) for name, value in item.items()}
+    if isinstance(item, tuple | list) and any(hasattr(part, "read") for part in item):
+        kind = _PathAndContent if len(item) == 2 and isinstance(item[0], str) else tuple
+        return kind(_content(part) for part in item)
+    return item
 
 
 def _default_key(item: Any, index: int) -> Any:
@@ -148,7 +170,7 @@ class SampleMakerIterDataPipe(IterPipe):
 
     A string is taken for the path or URL of a file, whose bytes become `x`; a dictionary for fields by name, as
     `.webdataset()` gives them, dots left out; a pair of path and open file for the key and `x`; other tuples need
-    `fields`. Open files are read as they pass, and closed.
+    `fields`. Open files are read as they pass, and closed: functions get bytes in their place.
 
     Args:
         source_datapipe: Any stream, like `FileLister("photos", "*.jpg", recursive=True)`.

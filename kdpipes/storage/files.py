@@ -40,7 +40,7 @@ def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
         raise TypeError(must_be("urls", "a path or URL, or a sequence of them", urls))
     if not given:
         raise ValueError(must_be("urls", "at least one path or URL", urls))
-    texts = [os.fspath(url) for url in given]
+    texts = [os.fspath(url).removeprefix("file://") for url in given]
     for text in texts:
         _refuse_shell(text)
     expanded = [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
@@ -61,11 +61,16 @@ def join_url(root: str, path: str) -> str:
 
 
 def relative_names(urls: Sequence[str]) -> list[str]:
-    """Return what tells the URLs apart: without the folder that all of them share.
+    """Return what tells the URLs apart: their file names, or also the folders that not all of them share.
 
+    >>> relative_names(["s3://birds/0.tar", "s3://birds/1.tar"])
+    ['0.tar', '1.tar']
     >>> relative_names(["s3://birds/a/0.tar", "s3://birds/b/0.tar"])
     ['a/0.tar', 'b/0.tar']
     """
+    names = [url.rsplit("/", 1)[-1] for url in urls]
+    if len(set(names)) == len(urls):
+        return names
     folders = [url.split("/")[:-1] for url in urls]
     different = (place for place, parts in enumerate(zip(*folders, strict=False)) if len(set(parts)) > 1)
     shared = next(different, min(map(len, folders)))
@@ -114,10 +119,20 @@ def _list_local(root: str) -> Iterator[str]:
         raise FileNotFoundError(f"There is no folder {root!r}.")
     if not Path(root).is_dir():
         raise NotADirectoryError(f"{root!r} is a file; a folder is needed.")
-    for folder, _, files in os.walk(root, followlinks=True):
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, files in os.walk(root, followlinks=True, onerror=_raise):
+        status = Path(folder).stat()
+        if (status.st_dev, status.st_ino) in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
         prefix = os.path.relpath(folder, root).replace(os.sep, "/") + "/"
         prefix = "" if prefix == "./" else prefix
         yield from (prefix + file for file in files)
+
+
+def _raise(error: OSError) -> None:
+    raise DataError(f"Folder {error.filename!r} cannot be listed: {error.strerror}.") from error
 
 
 def _list_remote(root: str) -> Iterator[str]:

@@ -30,8 +30,9 @@ class Shared(Generic[Value]):
     """A handle to a value that all copies of a pipe share.
 
     Torch's graph traversal pickles every collection that a pipe holds, and DataLoader2 clones the pipe by pickling it;
-    this handle is no collection, and a copy of it in the same process, or in one that was forked, is the same value.
-    A process that is spawned gets NumPy arrays by one shared memory file (Linux) and all else as a copy.
+    this handle is no collection, and a copy of it in the same process, or in one that was forked, is the same value
+    (inside `sharing`, as for `Loader`, it is not even written out for that). A process that is spawned gets NumPy
+    arrays by one shared memory file (Linux) and all else as a copy.
 
     Args:
         value: An object; an array, or an object whose large attributes are arrays, is shared best. Not to be modified.
@@ -49,9 +50,10 @@ class Shared(Generic[Value]):
     def __reduce__(self) -> tuple[Any, ...]:
         if _is_sharing.get():
             return _restore, (self._name, None)
-        if get_spawning_popen() is not None and hasattr(os, "memfd_create"):
+        child = get_spawning_popen()
+        if child is not None and hasattr(os, "memfd_create"):
             self._file = self._file or _MemoryFile(self.value)
-            return _attach, (self._name, *self._file.for_child())
+            return _attach, (self._name, *self._file.for_child(child))
         return _restore, (self._name, cloudpickle.dumps(self.value, protocol=5))
 
 
@@ -86,29 +88,43 @@ class _MemoryFile:
     """The buffers of a value in a file that has no name and ends with the last process that holds it open."""
 
     def __init__(self, value: Any) -> None:
-        buffers: list[pickle.PickleBuffer] = []
-        self._payload = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        self._value = value
         self._file = io.FileIO(os.memfd_create("kdpipes"), "w+")
         weakref.finalize(self, self._file.close)
-        self._places: list[tuple[int, int]] = []
-        for buffer in buffers:
-            start = -(-self._file.tell() // 64) * 64
-            self._file.seek(start)
-            view = buffer.raw()
-            while view.nbytes:
-                view = view[self._file.write(view) :]
-            self._places.append((start, self._file.tell() - start))
+        self._places: list[tuple[int, int]] | None = None
+        self._sent: tuple[weakref.ref[Any], Any] | None = None
 
-    def for_child(self) -> tuple[Any, bytes, list[tuple[int, int]]]:
-        """Return what a process that is being spawned needs to attach."""
-        return DupFd(self._file.fileno()), self._payload, self._places
+    def for_child(self, child: Any) -> tuple[Any, bytes, list[tuple[int, int]]]:
+        """Return what the process that is being spawned needs to attach; the buffers are written only once."""
+        buffers: list[pickle.PickleBuffer] = []
+        payload = cloudpickle.dumps(self._value, protocol=5, buffer_callback=buffers.append)
+        if self._places is None:
+            self._places = [self._write(buffer) for buffer in buffers]
+        if self._sent is None or self._sent[0]() is not child:
+            self._sent = weakref.ref(child), DupFd(self._file.fileno())  # a child takes a descriptor once
+        return self._sent[1], payload, self._places
+
+    def _write(self, buffer: pickle.PickleBuffer) -> tuple[int, int]:
+        start = -(-self._file.tell() // 64) * 64
+        self._file.seek(start)
+        view = buffer.raw()
+        while view.nbytes:
+            view = view[self._file.write(view) :]
+        return start, self._file.tell() - start
+
+
+_attached: dict[str, memoryview] = {}  # by a child, which is handed each file once and may read it later again
 
 
 def _attach(name: str, descriptor: Any, payload: bytes, places: list[tuple[int, int]]) -> Shared[Any]:
-    with io.FileIO(descriptor.detach(), "r") as file:
-        size = os.fstat(file.fileno()).st_size
-        memory = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
-    buffers = [memory[start : start + length] for start, length in places]
+    live = Shared._live.get(name)
+    if live is not None:
+        return live
+    if name not in _attached:
+        with io.FileIO(descriptor.detach(), "r") as file:
+            size = os.fstat(file.fileno()).st_size
+            _attached[name] = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
+    buffers = [_attached[name][start : start + length] for start, length in places]
     return _named(name, pickle.loads(payload, buffers=buffers))  # noqa: S301 - sent by the parent process
 
 

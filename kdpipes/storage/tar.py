@@ -8,6 +8,7 @@ import os
 import re
 import tarfile
 import zlib
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
@@ -106,6 +107,10 @@ def _members(url: str, tar: tarfile.TarFile, source: _Front | _Anywhere) -> Iter
                 f"{info.size} bytes are due, {source.size - info.offset_data} are there."
             )
         key, field = base_plus_ext(info.name)
+        if key is not None and field and (info.issparse() or info.islnk() or info.issym()):
+            raise DataError(
+                f"Member {info.name!r} of shard {url!r} is a link or has holes: it has no content of its own."
+            )
         if info.isfile() and key is not None and field:
             yield Member(key, field.lower(), info.name, info.offset_data, info.size), info
     last = source.block(tar.offset)
@@ -205,7 +210,7 @@ def index_tars(urls: list[str], names: list[str]) -> TarIndex:
     """Read the headers of all members of the tars, and return where they lie; contents are skipped."""
     keys: list[str] = []
     shards: list[int] = []
-    places: dict[str, list[tuple[int, int, int]]] = {}
+    places: dict[str, array[int]] = {}  # for each member, three numbers one after the other: sample, offset, size
     for shard, url in enumerate(urls):
         seen = set()
         for group in _header_groups(url):
@@ -214,12 +219,12 @@ def index_tars(urls: list[str], names: list[str]) -> TarIndex:
                 raise DataError(f"Shard {url!r} has members of sample {key!r} in two places; they must stand together.")
             seen.add(key)
             for member in group:
-                places.setdefault(member.field, []).append((len(keys), member.offset, member.size))
+                places.setdefault(member.field, array("q")).extend((len(keys), member.offset, member.size))
             keys.append(f"{names[shard]}/{key}")
             shards.append(shard)
     offsets, sizes = {}, {}
     for field, entries in places.items():
-        table = np.array(entries, dtype=np.int64)
+        table = np.frombuffer(entries, dtype=np.int64).reshape(-1, 3)
         offsets[field], sizes[field] = np.full(len(keys), -1, dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
         offsets[field][table[:, 0]], sizes[field][table[:, 0]] = table[:, 1], table[:, 2]
     return TarIndex(PackedStrings(keys), np.array(shards, dtype=np.int32), offsets, sizes)

@@ -42,7 +42,10 @@ class FieldAdder:
         def compute(view: Sample) -> Any:
             return call_seeded(self._function, view, place, view, is_recorded=is_recorded)
 
-        sample[self._name] = Lazy(compute, what=f"computing field {self._name!r}", scope=sample.scope())
+        value = Lazy(compute, what=f"computing field {self._name!r}", scope=sample.scope())
+        if is_recorded and "ctx" in self._function.parameters:
+            sample.promise_ctx(place, value)
+        sample[self._name] = value
         return sample
 
     def field_names(self, known: frozenset[str]) -> frozenset[str]:

@@ -57,7 +57,7 @@ class Transformer:
         transforms: Callables: called with the value, they return the new one. A parameter `ctx` gets the sample's ctx
             (an empty dictionary without `record_ctx`), a parameter `rng` a `numpy.random.Generator` of its own.
             kdpipes' own transforms, and all with the methods of `kdp.RecordedTransform`, are recorded in the ctx by
-            their name.
+            their name. A callable returns a new value, and leaves the one that it got as it is.
 
     Raises:
         FieldError: There is no such field.

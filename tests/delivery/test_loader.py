@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
 import torch
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
@@ -95,14 +97,22 @@ def test_a_dropped_loader_leaves_no_process() -> None:
     del loader  # the fixture of all tests looks for children
 
 
-@pytest.mark.parametrize("build", [lambda: numbers(), lambda: IterableWrapper(range(4)).to_samples(fields="x")])
-def test_a_chain_that_workers_would_double_is_refused(build: Any) -> None:
+def test_a_chain_that_workers_would_double_is_refused() -> None:
+    stream = IterableWrapper(range(4)).to_samples(fields="x")
     with pytest.raises(kdp.ChainError, match=r"Each of the 2 workers.*\.deal\(batch_size=\.\.\.\)"):
-        kdp.Loader(build(), num_workers=2)
+        kdp.Loader(stream, num_workers=2)
     with pytest.raises(kdp.ChainError, match="Each of the 3 workers"):
-        kdp.Loader(build(), reading_service=MultiProcessingReadingService(3))
-    with kdp.Loader(build(), num_workers=1) as loader:
-        assert len(list(loader)) in {4, 10}
+        kdp.Loader(stream, reading_service=MultiProcessingReadingService(3))
+    in_sequence = SequentialReadingService(DistributedReadingService(), MultiProcessingReadingService(4))
+    with pytest.raises(kdp.ChainError, match="Each of the 4 workers"):
+        kdp.Loader(stream, reading_service=in_sequence)
+    with kdp.Loader(stream, num_workers=1) as loader:
+        assert len(list(loader)) == 4
+
+
+def test_an_indexed_chain_has_no_epochs() -> None:
+    with pytest.raises(kdp.ChainError, match=r"End it with `\.deal\(batch_size=\.\.\.\)`"):
+        kdp.Loader(numbers())
 
 
 def test_a_sharding_filter_is_a_sharding_point_too() -> None:
@@ -176,53 +186,6 @@ def test_an_interpreter_ends_without_closing_its_loader(ending: str, status: int
     assert done.returncode == status, done.stderr.decode()
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_a_worker_that_is_killed_is_an_error_and_the_next_epoch_runs(start_method: str, tmp_path: Path) -> None:
-    deadly = tmp_path / "deadly"
-    deadly.touch()
-
-    def die_once(x: int) -> int:
-        if x == 7 and deadly.exists():
-            deadly.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return x
-
-    pipe = kdp.from_dataset([(number, 0) for number in range(10)]).transform("x", die_once).select("x")
-    with kdp.Loader(pipe.deal(batch_size=1), num_workers=2, multiprocessing_context=start_method) as loader:
-        with pytest.raises(kdp.WorkerError, match=r"Worker process \d+ was ended by signal SIGKILL"):
-            list(loader)
-        assert list(loader) == [[(number,)] for number in range(10)]
-
-
-def test_after_ctrl_c_the_next_epoch_runs() -> None:
-    script = """
-import os, signal
-import kdpipes as kdp
-pipe = kdp.from_dataset([(n, 0) for n in range(100)]).select("x").deal(batch_size=1)
-loader = kdp.Loader(pipe, num_workers=2)
-try:
-    for number, batch in enumerate(loader):
-        if number == 5:
-            os.killpg(0, signal.SIGINT)
-except KeyboardInterrupt:
-    print("interrupted")
-print(len(list(loader)))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=False, start_new_session=True
-    )
-    assert done.stdout.split() == ["interrupted", "100"], done.stderr
-
-
-def test_ctrl_c_ends_the_loop() -> None:
-    script = SCRIPT.format("os.killpg(0, signal.SIGINT)")
-    done = subprocess.run(
-        [sys.executable, "-c", script], timeout=60, capture_output=True, check=False, start_new_session=True
-    )
-    assert done.returncode == -signal.SIGINT or b"KeyboardInterrupt" in done.stderr
-    assert b"after the loop" not in done.stdout
-
-
 def test_workers_share_a_large_list_and_do_not_copy_it() -> None:
     class Counted(list[Any]):
         copies = 0
@@ -246,3 +209,24 @@ def test_a_chain_is_copied_without_its_index() -> None:
     with sharing():
         assert len(cloudpickle.dumps(pipe)) < 5_000
     assert len(cloudpickle.dumps(pipe)) > 500_000
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_epoch_can_be_set(num_workers: int) -> None:
+    pipe = numbers(30).deal(batch_size=4, shuffle=True, seed=1)
+    expected = [list(pipe) for _ in range(4)]
+    pipe.set_epoch(0)
+    with kdp.Loader(pipe.collate_samples(), num_workers=num_workers) as loader:
+
+        def epoch() -> list[list[tuple[int]]]:
+            return [list(zip(x.tolist())) for (x,) in loader]
+
+        loader.set_epoch(2)
+        assert [epoch(), epoch()] == expected[2:]
+        loader.set_epoch(1)
+        for number in (1, 2, 3):
+            loader.set_epoch(number)
+            assert epoch() == expected[number]
+        next(iter(loader))
+        loader.set_epoch(0)
+        assert epoch() == expected[0]

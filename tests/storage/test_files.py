@@ -56,9 +56,11 @@ def test_names_are_the_shortest_tails_that_tell_folders_apart(paths: set[tuple[s
     urls = ["s3://bucket/" + "/".join(path) for path in sorted(paths)]
     names = relative_names(urls)
     assert len(set(names)) == len(urls)
-    tails = [url.split("/") for url in urls]
-    while all(len(tail) > 1 for tail in tails) and len({tail[0] for tail in tails}) == 1:
-        tails = [tail[1:] for tail in tails]
+    tails = [[path[-1]] for path in sorted(paths)]
+    if len({path[-1] for path in paths}) < len(paths):
+        tails = [url.split("/") for url in urls]
+        while all(len(tail) > 1 for tail in tails) and len({tail[0] for tail in tails}) == 1:
+            tails = [tail[1:] for tail in tails]
     assert names == ["/".join(tail) for tail in tails]
 
 
