@@ -114,3 +114,10 @@ def test_a_single_position_agrees_with_the_whole() -> None:
     for size in (10, 5_000):
         permutation = Permutation(size, key=b"key")
         assert [int(permutation[place]) for place in range(10)] == permutation[np.arange(10)].tolist()
+
+
+def test_labels_of_a_narrow_type_do_not_wrap_around() -> None:
+    labels = np.array([-100, 100, 100], dtype=np.int8)
+    assert class_counts(labels) == {-100: 1, 100: 2}
+    assert keep_classes(labels, [100], keep=True).tolist() == [1, 2]
+    assert oversample_exact(labels).tolist() == [0, 0, 1, 2]

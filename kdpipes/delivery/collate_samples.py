@@ -108,7 +108,7 @@ def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = No
     """
     kinds = {_kind(value) for value in values}
     if kinds == {"array", "tensor"}:
-        return collate([torch.as_tensor(np.array(value)) for value in values], name=name, pad=pad)
+        return collate([_as_tensor(value) for value in values], name=name, pad=pad)
     kind = kinds.pop() if len(kinds) == 1 else ""
     if kind == "image":
         return _stacked([_channels_first(image) for image in values], name, pad)
@@ -161,12 +161,16 @@ def _stacked(values: list[Any], name: str, pad: float | None) -> torch.Tensor:
         )
         shown = ", ".join(str(list(shape)) for shape in sorted(set(shapes))[:4])
         raise DataError(f"Field {name!r} has different shapes in one batch: {shown}.{way_out}")
-    tensors = [value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value)) for value in values]
+    tensors = [_as_tensor(value) for value in values]
     largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
     batch = torch.full([len(tensors), *largest], pad, dtype=_common_dtype(tensors, name, pad))
     for row, tensor in zip(batch, tensors, strict=True):
         row[tuple(slice(size) for size in tensor.shape)] = tensor
     return batch
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
 
 
 def _common_dtype(tensors: list[torch.Tensor], name: str, pad: float) -> torch.dtype:

@@ -53,7 +53,7 @@ class _Dealer(Streaming[Batch]):
     def _refuse_unseeded_rounds(self) -> None:
         """Refuse what reads a pipe that draws again and again: from the second round on it draws as it likes."""
         for cycler in walk(self._source):
-            if isinstance(cycler, Cycler) and any(hasattr(type(pipe), "set_seed") for pipe in walk(cycler)):
+            if isinstance(cycler, Cycler) and any(_draws(pipe) for pipe in walk(cycler)):
                 raise ChainError(
                     "`.cycle()` reads a random pipe again, each worker in another order: samples would be lost "
                     "and doubled. Put `.repeat_until(repetitions=...)` in its place."
@@ -102,6 +102,11 @@ class _Dealer(Streaming[Batch]):
 
     def _note(self, error: Exception, epoch: int, batch: int) -> None:
         add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")
+
+
+def _draws(pipe: Any) -> bool:
+    """Return whether `pipe` is a stock pipe that draws random numbers of its own."""
+    return hasattr(type(pipe), "set_seed") and not isinstance(pipe, IterPipe)
 
 
 @functional_pipe("deal", flavour="map")

@@ -133,3 +133,37 @@ def test_bad_arguments_are_refused(build: Any, error: type[Exception], words: st
 def test_items_that_are_no_batches_are_refused() -> None:
     with pytest.raises(kdp.ChainError, match=r"takes lists, but got int.*deal"):
         next(iter(IterableWrapper([1]).collate_samples()))
+
+
+@pytest.mark.parametrize(
+    ("values", "pad", "expected"),
+    [
+        ([[1, 2], [0.5]], 0, [[1.0, 2.0], [0.5, 0.0]]),
+        ([[], [1, 2]], 0, [[0, 0], [1, 2]]),
+        ([[1, 2], []], -1, [[1, 2], [-1, -1]]),
+        ([np.zeros(1, np.float32), torch.ones(2)], 0.5, [[0.0, 0.5], [1.0, 1.0]]),
+    ],
+)
+def test_padding_keeps_a_dtype_that_holds_all_values(values: list[Any], pad: float, expected: list[Any]) -> None:
+    batch = kdp.collate(values, pad=pad)
+    assert batch.tolist() == expected
+    assert batch.dtype == kdp.collate(values[::-1], pad=pad).dtype
+
+
+@pytest.mark.parametrize(("dtype", "pad"), [(np.uint8, -1), (np.int64, 0.5)])
+def test_a_pad_that_the_dtype_cannot_hold_is_refused(dtype: Any, pad: float) -> None:
+    with pytest.raises(kdp.DataError, match=rf"cannot hold the `pad` {pad}"):
+        kdp.collate([np.zeros(1, dtype), np.zeros(2, dtype)], name="x", pad=pad)
+
+
+@pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
+def test_a_stock_pipe_behind_select_makes_items_of_its_own() -> None:
+    pipe = kdp.from_dataset([(1, 2), (3, 4)]).select("x", return_ctx=True).map(lambda item: item[0])
+    (x,) = next(iter(pipe.deal(batch_size=2).collate_samples()))
+    assert x.tolist() == [1, 3]
+
+
+def test_fields_that_only_some_samples_have_are_none_in_the_others() -> None:
+    stream = IterableWrapper([{"x": 1}, {"x": 2, "z": "b"}]).to_samples().deal(batch_size=2)
+    batch = next(iter(stream.collate_samples()))
+    assert (batch["x"].tolist(), batch["z"]) == ([1, 2], [None, "b"])

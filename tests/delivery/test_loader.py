@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 from torchdata.dataloader2 import (
@@ -230,3 +231,21 @@ def test_the_epoch_can_be_set(num_workers: int) -> None:
         next(iter(loader))
         loader.set_epoch(0)
         assert epoch() == expected[0]
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_a_source_inside_another_and_in_a_closure_reaches_workers(start_method: str) -> None:
+    inner = kdp.from_ids(["a", "b", "c"], np.arange(3), load=str.upper)
+
+    class Outer:
+        source = inner
+
+        def __len__(self) -> int:
+            return 3
+
+        def getitem_x(self, index: int) -> str:
+            return self.source[index]["x"]
+
+    chain = kdp.from_dataset(Outer()).add_field("p", lambda sample: int(inner[0]["y"]) + len(inner))
+    with kdp.Loader(chain.select("x p").deal(1), num_workers=2, multiprocessing_context=start_method) as loader:
+        assert [list(loader), list(loader)] == [[[("A", 3)], [("B", 3)], [("C", 3)]]] * 2

@@ -139,3 +139,45 @@ def test_an_item_that_does_not_fit_the_names_is_an_error_with_the_way_out() -> N
 
 def test_a_column_of_bytes_is_complete() -> None:
     assert list(kdp.from_dataset([b"ab\0\0", b"c"], "x").column("x")) == [b"ab\0\0", b"c"]
+
+
+class Items:
+    """A dataset of torchvision's kind."""
+
+    def __init__(self, targets: object, target_transform: object = None) -> None:
+        self.targets, self.target_transform, self.classes = targets, target_transform, ["heron", "stork"]
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> tuple[str, int]:
+        return "abc"[index], [0, 1, 0][index] + (10 if self.target_transform else 0)
+
+
+@pytest.mark.parametrize("targets", [[0, 1, 0], torch.tensor([0, 1, 0]), [torch.tensor(n) for n in (0, 1, 0)]])
+def test_labels_may_be_tensors(targets: object) -> None:
+    for pipe in (kdp.from_dataset(Items(targets)), kdp.from_dataset(Items(None), labels=targets)):  # type: ignore[arg-type]
+        assert pipe.filter_classes(valid=["heron"]).column("x").tolist() == ["a", "c"]
+
+
+def test_targets_that_are_not_the_labels_of_the_items_are_not_taken_for_them() -> None:
+    many = kdp.from_dataset(Items(np.zeros((3, 5))))
+    assert many.column("y").tolist() == [0, 1, 0]
+    changed = kdp.from_dataset(Items([0, 1, 0], target_transform=abs))
+    assert changed.column("y").tolist() == [sample["y"] for sample in changed] == [10, 11, 10]
+
+
+def test_labels_are_read_once_however_many_plan_pipes_ask() -> None:
+    class Counted(kdp.SampleSource):
+        reads = 0
+
+        def __len__(self) -> int:
+            return 4
+
+        def getitem_y(self, index: int) -> int:
+            Counted.reads += 1
+            return index % 2
+
+    pipe = Counted().filter_classes(valid=[0, 1]).oversample().filter_classes(valid=[1])
+    assert len(pipe) == 2
+    assert Counted.reads == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import zipfile
 from pathlib import Path
 
 import fsspec
@@ -95,3 +96,35 @@ def test_bytes_that_are_no_image_are_an_error_that_names_the_sample(birds: Path)
     with pytest.raises(kdp.DataError, match="11 bytes are no image that Pillow knows") as caught:
         sample["x"]
     assert caught.value.__notes__ == ["kdpipes: while decoding field 'x' of sample 'heron/2.JPG' (ordinal 1)"]
+
+
+def test_a_folder_without_images_is_a_class_all_the_same(tmp_path: Path) -> None:
+    for name in ("a", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").write_bytes(b"")
+    (tmp_path / "b").mkdir()
+    pipe = kdp.image_folder(tmp_path)
+    assert (pipe.class_names(), pipe.column("y").tolist()) == (("a", "b", "c"), [0, 2])
+
+
+def test_classes_may_be_given_so_that_two_folders_agree(tmp_path: Path) -> None:
+    (tmp_path / "stork").mkdir()
+    (tmp_path / "stork" / "1.jpg").write_bytes(b"")
+    pipe = kdp.image_folder(tmp_path, class_names=["heron", "stork"])
+    assert (pipe.class_names(), pipe.column("y").tolist()) == (("heron", "stork"), [1])
+    with pytest.raises(kdp.DataError, match=r"'stork' in .* is none of the `class_names` gull"):
+        len(kdp.image_folder(tmp_path, class_names=["gull"]))
+
+
+def test_a_link_that_leads_back_is_not_followed_again(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.jpg").write_bytes(b"")
+    (tmp_path / "a" / "back").symlink_to(tmp_path)
+    assert len(kdp.image_folder(tmp_path)) == 1
+
+
+def test_a_folder_inside_an_archive_is_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr("birds/heron/1.jpg", b"pixels")
+    pipe = kdp.image_folder(f"zip://birds::file://{tmp_path}/b.zip")
+    assert (pipe[0].key, pipe[0]["x"]) == ("heron/1.jpg", b"pixels")

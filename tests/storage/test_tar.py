@@ -164,3 +164,19 @@ def test_a_damaged_header_is_an_error(read: Callable[[str], Groups], write: Call
 def test_the_index_names_the_cut_member(write: Callable[..., str]) -> None:
     with pytest.raises(DataError, match=r"is truncated in member 'birds/1\.jpg' at offset 3072"):
         _indexed(write(_tar(PHOTOS)[: 2_560 + 512 + 300]))
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_link_is_refused(write: Callable[..., str], kind: bytes) -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        info = tarfile.TarInfo("0.jpg")
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"a"))
+        link = tarfile.TarInfo("1.jpg")
+        link.type, link.linkname = kind, "0.jpg"
+        tar.addfile(link)
+    url = write(content.getvalue())
+    for read in READERS:
+        with pytest.raises(DataError, match=r"Member '1\.jpg' of shard .* is a link"):
+            read(url)
