@@ -60,17 +60,17 @@ def registered() -> dict[tuple[str, str], Callable[..., Any]]:
     return dict(_ours)
 
 
-def refuse_flavour(name: str, *, way_out: str) -> None:
-    """Register `.name()` on streams as the sentence that says what to do instead."""
+def refuse_flavour(name: str, *, flavour: Flavour, way_out: str) -> None:
+    """Register `.name()` on the flavour that cannot do it, as the sentence that says what to do instead."""
+    needs, is_what = {"map": ("a stream", "indexed"), "iter": ("an indexed source", "a stream")}[flavour]
 
     def refuse(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
-        raise ChainError(
-            f"`.{name}()` needs an indexed source, but {type(source_datapipe).__name__} is a stream. {way_out}"
-        )
+        owner = type(source_datapipe).__name__
+        raise ChainError(f"`.{name}()` needs {needs}, but {owner} is {is_what}. {way_out}")
 
     refuse.__name__ = refuse.__qualname__ = name
-    refuse.__doc__ = f"Not on streams. {way_out}"
-    register(name, refuse, flavour="iter")
+    refuse.__doc__ = f"Not where the source is {is_what}. {way_out}"
+    register(name, refuse, flavour=flavour)
 
 
 def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,6 +40,16 @@ class _Suggesting:
     """A pipe whose unknown methods are errors that name the closest one."""
 
     functions: ClassVar[Any]
+    reduce_ex_hook: ClassVar[Any]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        hook = type(self).reduce_ex_hook
+        if hook is not None:  # torch walks the graph: it looks for pipes among the attributes
+            try:
+                return hook(self)
+            except NotImplementedError:
+                return object, (), self.__getstate__()  # the class may be one of a notebook, which does not pickle
+        return super().__reduce_ex__(protocol)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -75,7 +85,7 @@ class MapPipe(_Suggesting, MapChain):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.pick(range(len(self))[index])
-        if isinstance(index, list | range) or (isinstance(index, np.ndarray) and index.ndim):
+        if isinstance(index, list | range) or bool(getattr(index, "ndim", 0)):
             return self.pick(index)
         if isinstance(index, bool) or not hasattr(index, "__index__"):
             raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index))
@@ -272,6 +282,12 @@ class IterPipe(_Suggesting, Streaming[Any], IterChain):
     def __getitem__(self, index: Any) -> Any:
         raise TypeError(
             f"{type(self).__name__} is a stream: it has no positions. `kdp.open_shards` gives an indexed source."
+        )
+
+    def column(self, name: str) -> Any:
+        """Not on streams, which know nothing of what is to come."""
+        raise TypeError(
+            f"{type(self).__name__} is a stream: it has no columns. `kdp.open_shards` gives an indexed source."
         )
 
     def _refuse_doubling(self) -> None:

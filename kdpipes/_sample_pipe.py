@@ -58,6 +58,9 @@ class SampleMapper:
         return (self._operation.names, self._operation.return_ctx) if self.is_selected else None
 
     def class_names(self) -> tuple[str, ...] | None:
+        column_name = getattr(self._operation, "column_name", None)
+        if column_name is not None and column_name("y") is None:
+            return None  # the labels are no longer the source's
         names: Callable[[], tuple[str, ...] | None] | None = getattr(self._source, "class_names", None)
         return names() if names is not None else None
 

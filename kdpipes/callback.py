@@ -47,7 +47,7 @@ def _restore(payload: bytes) -> Callback:
 def _name_of(function: Any) -> str:
     wrapped = getattr(function, "func", function)
     name = getattr(wrapped, "__name__", None) or type(wrapped).__name__
-    return "function" if name == "<lambda>" else str(name)
+    return "lambda" if name == "<lambda>" else str(name)
 
 
 def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:

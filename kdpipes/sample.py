@@ -274,6 +274,17 @@ def as_sample(item: Any, index: int, pipe: str) -> Sample:
         fields = {name.lstrip("."): value for name, value in item.items() if not name.startswith("__")}
         return Sample(fields, key=str(item.get("__key__", index)), index=index)
     raise ChainError(
-        f"`{pipe}` takes samples, but its source gives {type(item).__name__}. "
+        f"`{pipe}` takes samples, but its source gives {type(item).__name__}. {_way_to_samples(item, pipe)}"
+    )
+
+
+def _way_to_samples(item: Any, pipe: str) -> str:
+    if isinstance(item, list):
+        return f"Those are batches: put `.{pipe}()` before `.deal()`."
+    if isinstance(item, str):
+        return "If those are paths, `.to_samples()` makes samples of the files."
+    return (
         'Name the fields first: `.to_samples(fields="x y")`.'
+        if isinstance(item, tuple)
+        else "`.to_samples()` makes them."
     )

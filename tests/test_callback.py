@@ -26,7 +26,7 @@ def test_a_callback_knows_its_name_and_parameters() -> None:
     known: list[tuple[Any, str, set[str]]] = [
         (to_grey, "to_grey", {"image", "ctx", "rng"}),
         (RandomCrop(), "random_crop", {"image", "rng"}),
-        (lambda x: x, "function", {"x"}),
+        (lambda x: x, "lambda", {"x"}),
         (functools.partial(to_grey, ctx={}), "to_grey", {"image", "ctx", "rng"}),
         (functools.partial(RandomCrop(), None), "random_crop", {"rng"}),
         (torch.nn.Identity(), "identity", {"args", "kwargs"}),
@@ -51,7 +51,7 @@ def test_a_closure_travels_with_what_it_closes_over() -> None:
     callback = Callback("transform", lambda x, *, rng=None: x + amount)
     twin = pickle.loads(pickle.dumps(callback))
     assert twin(4) == callback(4) == 7
-    assert (twin.name, twin.parameters) == ("function", {"x", "rng"})
+    assert (twin.name, twin.parameters) == ("lambda", {"x", "rng"})
 
 
 def test_what_cannot_be_called_is_refused_by_the_arguments_name() -> None:

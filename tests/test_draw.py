@@ -142,7 +142,7 @@ def test_a_counter_in_a_new_process_takes_seeds_for_epochs_that_nobody_ran_here(
 
 def test_workers_of_torchs_loader_run_another_epoch_each_time() -> None:
     chain = IterableWrapper([0, 0]).to_samples(fields="x").transform("x", lambda x, rng: int(rng.integers(10**9)))
-    drawn = [Draw(0, epoch, place).rng("function").integers(10**9) for epoch in range(3) for place in (0, 1)]
+    drawn = [Draw(0, epoch, place).rng("lambda").integers(10**9) for epoch in range(3) for place in (0, 1)]
     for persistent in (False, True):
         loader = DataLoader(chain.select("x"), batch_size=None, num_workers=1, persistent_workers=persistent)
         assert [x for _ in range(3) for (x,) in loader] == drawn

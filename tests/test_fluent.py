@@ -32,7 +32,7 @@ def pipes(flavour: str) -> dict[str, Any]:
         for (name, at), pipe in registered().items()
         if at == flavour
         and pipe.__module__.split(".")[0] == "kdpipes"
-        and not (pipe.__doc__ or "").startswith("Not on streams.")
+        and not (pipe.__doc__ or "").startswith("Not where the source is ")
     }
 
 

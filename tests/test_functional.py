@@ -86,7 +86,7 @@ def test_a_flavour_is_map_or_iter() -> None:
 
 
 def test_a_pipe_for_indexed_sources_alone_says_so_on_streams() -> None:
-    refuse_flavour("sentence_seek", way_out="Read tars with `kdp.open_shards`.")
+    refuse_flavour("sentence_seek", flavour="iter", way_out="Read tars with `kdp.open_shards`.")
     with pytest.raises(ChainError) as caught:
         IterableWrapper([1]).sentence_seek(3, by="key")
     assert str(caught.value) == (

@@ -14,7 +14,7 @@ from kdpipes._functional import registered
 OURS = {
     place: definition for place, definition in registered().items() if definition.__module__.split(".")[0] == "kdpipes"
 }
-PIPES = {place: pipe for place, pipe in OURS.items() if not (pipe.__doc__ or "").startswith("Not on streams.")}
+PIPES = {place: pipe for place, pipe in OURS.items() if not (pipe.__doc__ or "").startswith("Not where the source is ")}
 
 ORIGINALS = """
 import json, warnings

@@ -40,7 +40,7 @@ def test_every_block_prints_what_stands_below_it(tmp_path: Path, monkeypatch: py
             if next_language == "text":
                 lines = printed.splitlines()
                 wanted = expected.splitlines()
-                assert lines[: len(wanted)] == wanted, code
+                assert lines == wanted, code
                 checked += 1
             else:
                 assert not printed

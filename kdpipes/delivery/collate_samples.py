@@ -12,12 +12,15 @@ import torch
 from PIL import Image
 from torch.utils.data import IterDataPipe
 
-from kdpipes._functional import functional_pipe
+from kdpipes._functional import functional_pipe, refuse_flavour
 from kdpipes._pipe import Streaming
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
 
 __all__ = ["SampleCollatorIterDataPipe", "collate"]
+
+
+refuse_flavour("collate_samples", flavour="map", way_out="Put `.deal(batch_size=...)` before it.")
 
 
 @functional_pipe("collate_samples", flavour="iter")
@@ -125,6 +128,10 @@ def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = No
         return tuple(
             collate(part, name=f"{name}[{place}]", pad=pad) for place, part in enumerate(zip(*values, strict=True))
         )
+    if pad is not None:
+        raise DataError(
+            f"Field {name!r} holds {type(values[0]).__name__}, which `pad` cannot fill up: make arrays of it."
+        )
     return list(values)
 
 
@@ -156,9 +163,8 @@ def _stacked(values: list[Any], name: str, pad: float | None) -> torch.Tensor:
             return torch.stack(values)
         return torch.from_numpy(np.stack(values))
     if len({len(shape) for shape in shapes}) > 1 or pad is None:
-        way_out = (
-            f' Give them one shape, or fill them up: `.collate_samples(pad={{"{name}": 0}})`.' if pad is None else ""
-        )
+        can_pad = pad is None and name.isidentifier()
+        way_out = f' Give them one shape, or fill them up: `.collate_samples(pad={{"{name}": 0}})`.' if can_pad else ""
         shown = ", ".join(str(list(shape)) for shape in sorted(set(shapes))[:4])
         raise DataError(f"Field {name!r} has different shapes in one batch: {shown}.{way_out}")
     tensors = [_as_tensor(value) for value in values]

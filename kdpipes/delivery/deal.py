@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
@@ -167,6 +168,10 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         seed_upstream(self, self._seed, epoch)
         order = Permutation(size, key=hash_key("order", self._seed, epoch)) if self._is_shuffled else None
         num_batches = self._layout.num_batches(size, sharding.num_ranks)
+        if size and not num_batches:
+            global_size = self._layout.size_of(sharding.num_ranks)
+            text = f"`deal(uneven='drop')` drops all {size} samples: a global batch has {global_size}."
+            warnings.warn(text, stacklevel=2)
         if num_batches:
             self._layout.ordinals(num_batches - 1, size, sharding)  # a layout that ends badly is refused at its start
         for batch in range(sharding.worker, num_batches, sharding.num_workers):

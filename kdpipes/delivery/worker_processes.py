@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 import queue
 import signal
+import traceback
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import cloudpickle
+from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import MultiProcessingReadingService
 
-from kdpipes.errors import WorkerError
+from kdpipes._pipe import Streaming
+from kdpipes.errors import WorkerError, add_note
 
 __all__ = ["WorkerProcesses"]
 
@@ -41,10 +48,10 @@ class WorkerProcesses(MultiProcessingReadingService):  # type: ignore[misc]  # t
         )
 
     def initialize(self, datapipe: Any) -> Any:
-        end = super().initialize(datapipe)
+        end = super().initialize(_Packer(datapipe))
         for (process, *_), received in zip(self._worker_processes, self._worker_datapipes, strict=True):
             received.protocol.response_queue = _WatchedQueue(received.protocol.response_queue, process)
-        return end
+        return _Unpacker(end)
 
     def finalize(self) -> None:
         processes = [process for process, *_ in self._worker_processes]
@@ -68,6 +75,57 @@ def _leave_interrupts(datapipe: Any, worker_info: Any) -> Any:
     """Let a worker ignore Ctrl-C, which reaches all processes of a terminal or a notebook."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return datapipe
+
+
+class _Packer(Streaming[Any], IterDataPipe[Any]):
+    """Pickles what a worker sends, where a failure can still be told; torchdata does it later, and then hangs."""
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self._source = source_datapipe
+
+    def iterate(self) -> Iterator[tuple[bool, bytes]]:
+        try:
+            for item in self._source:
+                yield True, _packed(item)
+        except Exception as error:
+            yield False, _packed_error(error)
+
+
+class _Unpacker(Streaming[Any], IterDataPipe[Any]):
+    """What workers sent, in the main process; their errors are raised with their own types."""
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self._source = source_datapipe
+
+    def iterate(self) -> Iterator[Any]:
+        for is_item, payload in self._source:
+            content = pickle.loads(payload)  # noqa: S301 - sent by our own worker
+            if not is_item:
+                raise content
+            yield content
+
+
+def _packed(item: Any) -> bytes:
+    """Return an item as bytes: tensors by shared memory; by cloudpickle what only a notebook knows."""
+    try:
+        return bytes(ForkingPickler.dumps(item))
+    except Exception as error:
+        try:
+            payload: bytes = cloudpickle.dumps(item)
+        except Exception:
+            raise TypeError(f"A batch cannot be sent from a worker process: {error} Return plain data.") from error
+        return payload
+
+
+def _packed_error(error: Exception) -> bytes:
+    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    add_note(error, f"In a worker process:\n{lines.rstrip()}")
+    try:
+        payload: bytes = cloudpickle.dumps(error)
+        pickle.loads(payload)  # noqa: S301 - made in the line above: an error that cannot be made again is sent as text
+    except Exception:
+        payload = cloudpickle.dumps(RuntimeError(f"{type(error).__name__}: {error}\n{lines.rstrip()}"))
+    return payload
 
 
 class _WatchedQueue:
@@ -98,5 +156,6 @@ def _obituary(process: Any) -> str:
         end = f"ended with status {code} before its work was done"
     else:
         end = f"was ended by signal {signal.Signals(-code).name}"
-    hint = " The system does so when memory runs out: try fewer workers." if code == -signal.SIGKILL else ""
-    return f"Worker process {process.pid} {end}.{hint} Iterate the loader again for the next epoch."
+    if code == -signal.SIGKILL:
+        end += ", as the system does when memory runs out: try fewer workers"
+    return f"Worker process {process.pid} {end}. What it printed says more. Iterating again starts new workers."

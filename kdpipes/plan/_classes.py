@@ -5,18 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kdpipes.errors import closest, must_be
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["check_classes", "label_of", "to_labels"]
+from kdpipes._pipe import MapPipe
+from kdpipes.errors import DataError, closest, must_be
+
+__all__ = ["check_classes", "label_of", "labels_of", "to_labels"]
 
 
 def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
     """Return classes, numbers or names, as a tuple; refuse anything else."""
-    given = [classes] if isinstance(classes, int | str) else list(classes) if hasattr(classes, "__iter__") else None
+    is_one = isinstance(classes, int | str | np.integer)
+    given = [classes] if is_one else list(classes) if hasattr(classes, "__iter__") else None
     given = None if given is None else [entry.item() if hasattr(entry, "item") else entry for entry in given]
     if given is None or not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in given):
         raise TypeError(must_be(param, "class numbers or class names", classes))
     return tuple(given)
+
+
+def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
+    """Return the labels of an indexed source for the plan pipe `name`, or refuse what is neither number nor name."""
+    labels = source.column("y")
+    if labels.dtype.kind not in "biufU" and len(labels):
+        wrong = next((place for place, label in enumerate(labels) if not isinstance(label, int | str)), 0)
+        key, label = source.fetch(wrong).key, labels[wrong]
+        raise DataError(f"`{name}` takes labels that are all numbers or all names, but sample {key!r} has {label!r}.")
+    return labels
 
 
 def label_of(value: Any) -> Any:

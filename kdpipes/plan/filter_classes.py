@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.data import IterDataPipe
 from kdpipes._functional import functional_pipe
 from kdpipes._pipe import MapPipe, PlanPipe, StreamPlanPipe, samples_of
 from kdpipes.errors import check_one_of
-from kdpipes.plan._classes import check_classes, label_of, to_labels
+from kdpipes.plan._classes import check_classes, label_of, labels_of, to_labels
 from kdpipes.sample import Sample
 from kdpipes.selection import keep_classes
 
@@ -62,15 +63,23 @@ class ClassFilterMapDataPipe(PlanPipe):
         self._choice = _Choice(valid, invalid)
 
     def _plan(self) -> NDArray[Any]:
-        labels = self._source.column("y")
+        labels = labels_of(self._source, "filter_classes")
         if not len(labels):
             return np.zeros(0, dtype=np.int32)
         choice = self._choice
-        are_names = labels.dtype.kind in "UO"
+        are_names = labels.dtype.kind == "U"
         present = np.unique(labels).tolist() if are_names else None
         names = self._source.class_names()
         classes = to_labels(choice.param, choice.classes, names, are_names=are_names, present=present)
-        return keep_classes(labels, classes, keep=choice.keep)
+        positions = keep_classes(labels, classes, keep=choice.keep)
+        if not len(positions) and choice.classes:
+            known = ", ".join(map(str, np.unique(labels).tolist()[:20]))
+            warnings.warn(
+                f"`filter_classes({choice.param}={list(choice.classes)})` keeps none of {len(labels)} samples; "
+                f"their classes are {known}.",
+                stacklevel=2,
+            )
+        return positions
 
 
 @functional_pipe("filter_classes", flavour="iter")

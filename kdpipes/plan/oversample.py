@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe
 from kdpipes._functional import functional_pipe
 from kdpipes._pipe import MapPipe, PlanPipe, StreamPlanPipe, samples_of
 from kdpipes.errors import DataError, check_choice, check_count, must_be
-from kdpipes.plan._classes import label_of
+from kdpipes.plan._classes import label_of, labels_of
 from kdpipes.sample import Sample
 from kdpipes.selection import oversample_exact, oversample_multiply
 
@@ -48,7 +48,7 @@ class OversamplerMapDataPipe(PlanPipe):
         self._mode = mode
 
     def _plan(self) -> NDArray[Any]:
-        labels = self._source.column("y")
+        labels = labels_of(self._source, "oversample")
         return oversample_multiply(labels) if self._mode == "multiply" else oversample_exact(labels)
 
 

@@ -55,5 +55,7 @@ class SubsetterMapDataPipe(PlanPipe):
 
 
 refuse_flavour(
-    "subset", way_out="`kdp.open_shards` or `kdp.from_dataset` give an indexed source; `.header(n)` cuts a stream."
+    "subset",
+    flavour="iter",
+    way_out="`kdp.open_shards` or `kdp.from_dataset` give an indexed source; `.header(n)` cuts a stream.",
 )

@@ -13,7 +13,7 @@ from kdpipes._pipe import MapPipe, as_column
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
-from kdpipes.storage.shared import Shared
+from kdpipes.storage.shared import Shared, is_sharing
 
 __all__ = ["DatasetReaderMapDataPipe", "SampleSource"]
 
@@ -144,8 +144,7 @@ class SampleSource(MapPipe):
     """A source of one's own: subclass it, give it `__len__` and a `getitem_NAME(index)` method for each field.
 
     A method is called only when its field is read; with a parameter `ctx`, it gets the sample's ctx. `__init__` needs
-    no call of the base class's. Keep large lists in arrays, or give the object to `kdp.from_dataset`, which shares it:
-    loaders copy a pipe's attributes.
+    no call of the base class's. Workers that are forked share its attributes; for others they are pickled.
 
     Example:
         >>> class Squares(kdp.SampleSource):
@@ -176,10 +175,19 @@ class SampleSource(MapPipe):
         return frozenset(_getters_of(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.__dict__
         if MapDataPipe.getstate_hook is not None:  # torch walks the graph: it is to find pipes, not to pickle lists
-            return {name: value for name, value in state.items() if isinstance(value, IterDataPipe | MapDataPipe)}
-        return state
+            return {name: value for name, value in vars(self).items() if isinstance(value, IterDataPipe | MapDataPipe)}
+        return {name: value for name, value in vars(self).items() if name != "_shared"}
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if is_sharing() and MapDataPipe.reduce_ex_hook is None:  # a copy in this process is this very source
+            shared: Shared[SampleSource] = self.__dict__.setdefault("_shared", Shared(self))
+            return _value_of, (shared,)
+        return super().__reduce_ex__(protocol)
+
+
+def _value_of(shared: Shared[Any]) -> Any:
+    return shared.value
 
 
 def _getters_of(source: Any) -> list[str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kdpipes._pipe import MapPipe, as_column
 from kdpipes.callback import Callback
-from kdpipes.errors import check_names, must_be
+from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import read_url
 from kdpipes.storage.shared import Shared
@@ -103,6 +103,9 @@ class _FileLoader:
     def __call__(self, name: Any) -> Any:
         path = self._template.replace("{id}", str(name))
         content = read_url(path)
-        if path.endswith(".pt"):
-            return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-        return np.load(io.BytesIO(content), allow_pickle=False) if path.endswith(".npy") else content
+        try:
+            if path.endswith(".pt"):
+                return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+            return np.load(io.BytesIO(content), allow_pickle=False) if path.endswith(".npy") else content
+        except Exception as error:
+            raise DataError(f"{path!r} cannot be read: {type(error).__name__}: {error}") from error

@@ -54,7 +54,7 @@ class ImageFolderMapDataPipe(MapPipe):
     def __init__(self, root: str | os.PathLike[str], *, class_names: Sequence[str] | None = None) -> None:
         if not isinstance(root, str | os.PathLike):
             raise TypeError(must_be("root", "a path or a URL", root))
-        self._root = os.fspath(root)
+        self._root = os.path.expanduser(os.fspath(root))  # noqa: PTH111
         if is_local(self._root) and not os.path.isdir(self._root):  # noqa: PTH112
             raise FileNotFoundError(must_be("root", "a folder that exists", self._root))
         self._class_names = check_names("class_names", class_names)

@@ -40,7 +40,7 @@ def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
         raise TypeError(must_be("urls", "a path or URL, or a sequence of them", urls))
     if not given:
         raise ValueError(must_be("urls", "at least one path or URL", urls))
-    texts = [os.fspath(url).removeprefix("file://") for url in given]
+    texts = [os.path.expanduser(os.fspath(url).removeprefix("file://")) for url in given]  # noqa: PTH111
     for text in texts:
         _refuse_shell(text)
     expanded = [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
@@ -102,7 +102,8 @@ def read_url(url: str) -> bytes:
 
 def _as_unreadable(url: str, error: Exception) -> Exception:
     if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(f"There is no file {url!r}.")
+        hint = " Globs are not expanded: give a list, or a brace range." if "*" in url else ""
+        return FileNotFoundError(f"There is no file {url!r}.{hint}")
     if isinstance(error, ImportError):
         return ImportError(f"{url!r} needs a file system that is not installed: {error}")
     return DataError(f"{url!r} cannot be read: {error}")

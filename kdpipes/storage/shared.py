@@ -19,7 +19,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PackedStrings", "Shared", "sharing"]
+__all__ = ["PackedStrings", "Shared", "is_sharing", "sharing"]
 
 Value = TypeVar("Value")
 _names = itertools.count()
@@ -65,6 +65,11 @@ def sharing() -> Iterator[None]:
         yield
     finally:
         _is_sharing.reset(token)
+
+
+def is_sharing() -> bool:
+    """Return whether a copy that is made now stays in this process."""
+    return _is_sharing.get()
 
 
 def _restore(name: str, payload: bytes | None) -> Shared[Any]:

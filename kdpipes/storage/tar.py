@@ -122,10 +122,17 @@ def _members(url: str, tar: tarfile.TarFile, source: _Front | _Anywhere) -> Iter
 def _grouped(url: str, members: Iterator[tuple[Member, Any]]) -> Iterator[list[tuple[Member, Any]]]:
     """Yield the members of one sample at a time: neighbours with the same key, as webdataset groups them."""
     group: list[tuple[Member, Any]] = []
+    seen: set[str] = set()
     for member, content in members:
         if group and group[0][0].key != member.key:
             yield group
             group = []
+        if not group and member.key in seen:
+            raise DataError(
+                f"Shard {url!r} has members of sample {member.key!r} in two places; they must stand together. "
+                f"The second is {member.name!r} at offset {member.offset}."
+            )
+        seen.add(member.key)
         if any(other.field == member.field for other, _ in group):
             raise DataError(
                 f"Shard {url!r} has two members for field {member.field!r} of sample {member.key!r}: "
@@ -212,12 +219,8 @@ def index_tars(urls: list[str], names: list[str]) -> TarIndex:
     shards: list[int] = []
     places: dict[str, array[int]] = {}  # for each member, three numbers one after the other: sample, offset, size
     for shard, url in enumerate(urls):
-        seen = set()
         for group in _header_groups(url):
             key = group[0].key
-            if key in seen:
-                raise DataError(f"Shard {url!r} has members of sample {key!r} in two places; they must stand together.")
-            seen.add(key)
             for member in group:
                 places.setdefault(member.field, array("q")).extend((len(keys), member.offset, member.size))
             keys.append(f"{names[shard]}/{key}")

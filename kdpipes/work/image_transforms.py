@@ -22,9 +22,7 @@ def _as_pil(image: Any, name: str) -> Image.Image:
     if isinstance(image, EncodedImage):
         return image.to_pil()
     if not isinstance(image, Image.Image):
-        raise TypeError(
-            f"`{name}` takes images, but got {type(image).__name__}. `.decode_images()` must stand before it."
-        )
+        raise TypeError(f"`{name}` takes images of `.decode_images()` or of Pillow's, but got {type(image).__name__}.")
     return image
 
 

@@ -167,3 +167,13 @@ def test_fields_that_only_some_samples_have_are_none_in_the_others() -> None:
     stream = IterableWrapper([{"x": 1}, {"x": 2, "z": "b"}]).to_samples().deal(batch_size=2)
     batch = next(iter(stream.collate_samples()))
     assert (batch["x"].tolist(), batch["z"]) == ([1, 2], [None, "b"])
+
+
+def test_collating_before_deal_says_so() -> None:
+    with pytest.raises(kdp.ChainError, match=r"needs a stream, but \w+ is indexed\. Put `\.deal\(batch_size=\.\.\.\)`"):
+        kdp.from_dataset([(1, 2)]).select("x y").collate_samples()
+
+
+def test_a_pad_for_what_has_no_shape_is_refused() -> None:
+    with pytest.raises(kdp.DataError, match=r"Field 'x' holds list, which `pad` cannot fill up"):
+        kdp.collate([[[1], [2]], [[3]]], name="x", pad=0)

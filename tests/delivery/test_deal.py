@@ -193,3 +193,18 @@ def error_of(loader: Any) -> str:
     except kdp.ChainError as error:
         return str(error)
     return ""
+
+
+def test_an_epoch_that_drops_everything_says_so() -> None:
+    pipe = source("map", 3).select("x").deal(batch_size=5, uneven="drop")
+    with pytest.warns(UserWarning, match="drops all 3 samples: a global batch has 5"):
+        assert list(pipe) == []
+
+
+@pytest.mark.parametrize("name", ["select", "transform", "filter_classes"])
+def test_pipes_of_samples_behind_deal_say_where_they_belong(name: str) -> None:
+    arguments = {"select": ("x",), "transform": ("x", abs), "filter_classes": ()}[name]
+    keywords = {"valid": [0]} if name == "filter_classes" else {}
+    pipe = getattr(source("map", 3).select("x y").deal(batch_size=2), name)(*arguments, **keywords)
+    with pytest.raises(kdp.ChainError, match=rf"Those are batches: put `\.{name}\(\)` before `\.deal\(\)`"):
+        list(pipe)

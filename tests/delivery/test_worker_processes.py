@@ -6,9 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 import kdpipes as kdp
 
@@ -68,3 +71,96 @@ def test_ctrl_c_ends_the_loop() -> None:
     )
     assert done.returncode == -signal.SIGINT or b"KeyboardInterrupt" in done.stderr
     assert b"after the loop" not in done.stdout
+
+
+class Mine(Exception):
+    """An error of the user's own, with arguments of its own."""
+
+    def __init__(self, number: int, word: str) -> None:
+        super().__init__(number, word)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_an_error_of_the_user_arrives_with_its_type_its_arguments_and_the_traceback(start_method: str) -> None:
+    class Local(Exception):
+        pass
+
+    def explode(x: int) -> int:
+        raise Mine(x, "boom") if x == 1 else Local("local")
+
+    for number, kind in ((1, Mine), (2, Local)):
+        pipe = kdp.from_dataset([(number, 0)]).transform("x", explode).select("x").deal(batch_size=1)
+        loader = kdp.Loader(pipe, num_workers=1, multiprocessing_context=start_method)
+        with loader, pytest.raises(kind) as caught:
+            list(loader)
+        notes = "\n".join(caught.value.__notes__)
+        assert "while applying 'explode' to field 'x' of sample '0'" in notes
+        assert "In a worker process:\nTraceback" in notes
+        assert 'raise Mine(x, "boom")' in notes
+    assert caught.value.args == ("local",)
+
+
+def test_an_error_that_does_not_travel_is_told_all_the_same() -> None:
+    class Stuck(Exception):
+        def __reduce__(self) -> str:
+            raise TypeError("not me")
+
+    def explode(x: int) -> int:
+        raise Stuck("stuck in here")
+
+    pipe = kdp.from_dataset([(1, 0)]).transform("x", explode).select("x").deal(batch_size=1)
+    with kdp.Loader(pipe, num_workers=1) as loader, pytest.raises(RuntimeError, match="Stuck: stuck in here"):
+        list(loader)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_batches_of_any_kind_arrive(start_method: str) -> None:
+    @dataclass
+    class Box:
+        value: int
+
+    weight = torch.ones(2, requires_grad=True)
+    chain = kdp.from_dataset([(1, 0)]).transform("x", lambda x: (Box(x), weight * 2, lambda: 7, "word", b"bytes"))
+    with kdp.Loader(chain.select("x").deal(1), num_workers=1, multiprocessing_context=start_method) as loader:
+        ((((box, tensor, function, word, content),),),) = list(loader)
+    assert (box, tensor.tolist(), function(), word, content) == (Box(1), [2.0, 2.0], 7, "word", b"bytes")
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error_not_a_wait() -> None:
+    chain = kdp.from_dataset([(1, 0)]).transform("x", lambda x: threading.Lock()).select("x")
+    with (
+        kdp.Loader(chain.deal(batch_size=1), num_workers=1) as loader,
+        pytest.raises(TypeError, match=r"A batch cannot be sent from a worker process: .*lock.* Return plain data"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("start_method", [None, "fork"])
+def test_a_source_of_ones_own_needs_no_pickling(start_method: str | None) -> None:
+    class Locked(kdp.SampleSource):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __len__(self) -> int:
+            return 3
+
+        def getitem_x(self, index: int) -> int:
+            with self.lock:
+                return index
+
+    pipe = Locked().select("x").deal(batch_size=2)
+    with kdp.Loader(pipe, num_workers=2 if start_method else 0, multiprocessing_context=start_method) as loader:
+        assert [list(loader), list(loader)] == [[[(0,), (1,)], [(2,)]]] * 2
+
+
+def test_a_local_source_reaches_spawned_workers() -> None:
+    class Local(kdp.SampleSource):
+        def __len__(self) -> int:
+            return 3
+
+        def getitem_x(self, index: int) -> int:
+            return index
+
+    pipe = Local().select("x").deal(batch_size=2)
+    with kdp.Loader(pipe, num_workers=2, multiprocessing_context="spawn") as loader:
+        assert list(loader) == [[(0,), (1,)], [(2,)]]

@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*keeps none of:UserWarning")
 
 Items = list[tuple[int, int]]
 Step = tuple[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.demo import PHOTO_CLASSES
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*keeps none of:UserWarning")
 
 ITEMS = list(zip("abcdef", [0, 1, 0, 2, 0, 1], strict=True))
 
@@ -126,3 +129,35 @@ def test_bad_arguments_are_refused_when_the_chain_is_built() -> None:
                 make(ITEMS).filter_classes(valid=classes)
         with pytest.raises(kdp.ChainError, match=r"Put `.filter_classes\(\)` before `.select\(\)`"):
             make(ITEMS).select("x y").filter_classes(valid=[0])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_choice_that_leaves_nothing_is_said(letters: kdp.MapPipe) -> None:
+    unnamed = kdp.from_dataset([("a", 0), ("b", 1)])
+    with pytest.warns(UserWarning, match=r"filter_classes\(valid=\[99\]\)` keeps none of 2 samples; .* are 0, 1\."):
+        assert len(unnamed.filter_classes(valid=[99])) == 0
+    assert len(unnamed.filter_classes(valid=[])) == 0
+
+
+def test_labels_that_are_names_are_checked_by_name() -> None:
+    named = kdp.from_dataset([("a", "heron"), ("b", "stork")])
+    with pytest.raises(
+        ValueError, match=r"among the classes heron, stork, but is 'hron' instead\. Did you mean 'heron'"
+    ):
+        len(named.filter_classes(valid=["hron"]))
+
+
+def test_names_are_not_those_of_the_source_once_the_labels_have_changed(letters: kdp.MapPipe) -> None:
+    assert letters.transform("x", str.upper).class_names() == ("heron", "stork", "gull")
+    changed = letters.transform("y", lambda y: 2 - y)
+    assert changed.class_names() is None
+    with pytest.raises(ValueError, match="Its source does not know the names"):
+        len(changed.filter_classes(valid=["gull"]))
+
+
+@pytest.mark.parametrize("label", [None, [1]])
+def test_labels_that_are_neither_numbers_nor_names_are_refused(label: object) -> None:
+    pipe = kdp.from_dataset([("a", 0), ("b", label)])
+    for plan in (pipe.filter_classes(valid=[0]), pipe.oversample()):
+        with pytest.raises(kdp.DataError, match=rf"but sample '1' has {re.escape(repr(label))}"):
+            len(plan)

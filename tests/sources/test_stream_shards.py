@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import random
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,3 +101,18 @@ def test_members_are_decoded_when_read_and_damage_names_the_sample(write: Callab
     assert sample["jpg"] == b"1"
     with pytest.raises(kdp.DataError, match=r"^Member 'json' of sample 'a\.tar/a' in '.*a\.tar' cannot be decoded: "):
         sample["json"]
+
+
+def test_a_sample_in_two_places_is_an_error(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("0.jpg", "1.jpg", "0.cls"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"1"))
+    with pytest.raises(kdp.DataError, match=r"sample '0' in two places; .* The second is '0\.cls' at offset"):
+        list(kdp.stream_shards(tmp_path / "a.tar"))
+
+
+def test_a_stream_has_no_columns() -> None:
+    with pytest.raises(TypeError, match=r"is a stream: it has no columns\. `kdp\.open_shards`"):
+        kdp.stream_shards("a.tar").column("y")

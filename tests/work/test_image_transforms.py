@@ -99,7 +99,11 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda: kdp.RandomResizedCrop(8, scale=(math.nan, 1)), ValueError, "`scale` must be two numbers"),
     (lambda: kdp.HorizontalFlip(1.5), ValueError, "`p` must be a probability, from 0 to 1, but is 1.5 instead"),
     (lambda: kdp.HorizontalFlip("half"), TypeError, "`p` must be a probability, from 0 to 1, but is 'half'"),
-    (lambda: kdp.HorizontalFlip().apply(PIXELS, {}), TypeError, "`.decode_images()` must stand before it."),
+    (
+        lambda: kdp.HorizontalFlip().apply(PIXELS, {}),
+        TypeError,
+        "takes images of `.decode_images()` or of Pillow's, but got ndarray.",
+    ),
 ]
 
 

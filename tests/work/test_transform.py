@@ -76,7 +76,7 @@ def test_the_globals_are_restored_after_an_error_as_well() -> None:
     with pytest.raises(ZeroDivisionError) as error:
         indexed().transform("x", lambda x: 1 // (from_numpy(x)[1] * 0)).select("x")[2]
     assert global_states() == states
-    assert error.value.__notes__ == ["kdpipes: while applying 'function' to field 'x' of sample '2' (ordinal 2)"]
+    assert error.value.__notes__ == ["kdpipes: while applying 'lambda' to field 'x' of sample '2' (ordinal 2)"]
 
 
 def test_reading_a_position_twice_gives_the_same() -> None:
