@@ -18,6 +18,7 @@ import kdpipes as kdp
 SCRIPT = """
 import os, signal, sys
 import kdpipes as kdp
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 pipe = kdp.from_dataset([(n, 0) for n in range(100)]).select("x").deal(batch_size=1)
 loader = kdp.Loader(pipe, num_workers=2)
 for batch in loader:
@@ -48,6 +49,7 @@ def test_after_ctrl_c_the_next_epoch_runs() -> None:
     script = """
 import os, signal
 import kdpipes as kdp
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 pipe = kdp.from_dataset([(n, 0) for n in range(100)]).select("x").deal(batch_size=1)
 loader = kdp.Loader(pipe, num_workers=2)
 try:
