@@ -15,7 +15,8 @@ with _warnings.catch_warnings():
     import torchdata.datapipes  # noqa: F401
 
 from kdpipes._functional import functional_pipe
-from kdpipes._pipe import IterPipe, MapPipe
+from kdpipes._iter_pipe import IterPipe
+from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe

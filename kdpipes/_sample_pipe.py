@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._functional import refuse_taken, register
-from kdpipes._pipe import IterPipe, MapPipe, gives_samples, samples_of
+from kdpipes._iter_pipe import IterPipe, samples_of
+from kdpipes._map_pipe import MapPipe
+from kdpipes._pipe import gives_samples
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError
 from kdpipes.sample import Sample, as_sample

@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe, refuse_flavour
-from kdpipes._pipe import Streaming
+from kdpipes._iter_pipe import Streaming
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
 

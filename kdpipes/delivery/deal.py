@@ -14,7 +14,7 @@ from torchdata.datapipes.iter import Cycler
 
 from kdpipes._functional import functional_pipe
 from kdpipes._graph import shards, walk
-from kdpipes._pipe import IterPipe, Streaming, seed_upstream
+from kdpipes._iter_pipe import IterPipe, Streaming, seed_upstream
 from kdpipes.delivery.layout import Layout, Sharding, Uneven, group_size
 from kdpipes.draw import Draw, EarlyDraws, EpochCounter, drawing, hash_key, made_under
 from kdpipes.errors import ChainError, DataError, add_note, check_count, check_seed, must_be

@@ -18,7 +18,7 @@ from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
 from kdpipes._graph import shards, walk
-from kdpipes._pipe import Streaming
+from kdpipes._iter_pipe import Streaming
 from kdpipes.delivery.layout import group_size
 from kdpipes.delivery.worker_processes import WorkerProcesses
 from kdpipes.draw import hash_key

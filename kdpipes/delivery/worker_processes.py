@@ -14,7 +14,7 @@ import cloudpickle
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import MultiProcessingReadingService
 
-from kdpipes._pipe import Streaming
+from kdpipes._iter_pipe import Streaming
 from kdpipes.errors import WorkerError, add_note
 
 __all__ = ["WorkerProcesses"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._pipe import MapPipe
+from kdpipes._map_pipe import MapPipe
 from kdpipes.errors import DataError, closest, must_be
 
 __all__ = ["check_classes", "label_of", "labels_of", "to_labels"]

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe
-from kdpipes._pipe import MapPipe, PlanPipe, StreamPlanPipe, samples_of
+from kdpipes._iter_pipe import StreamPlanPipe, samples_of
+from kdpipes._map_pipe import MapPipe, PlanPipe
 from kdpipes.errors import check_one_of
 from kdpipes.plan._classes import check_classes, label_of, labels_of, to_labels
 from kdpipes.sample import Sample

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe
-from kdpipes._pipe import MapPipe, PlanPipe, StreamPlanPipe, samples_of
+from kdpipes._iter_pipe import StreamPlanPipe, samples_of
+from kdpipes._map_pipe import MapPipe, PlanPipe
 from kdpipes.errors import DataError, check_choice, check_count, must_be
 from kdpipes.plan._classes import label_of, labels_of
 from kdpipes.sample import Sample

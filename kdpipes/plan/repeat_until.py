@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe
-from kdpipes._pipe import MapPipe, StreamPlanPipe, indexed, samples_of, seed_upstream
+from kdpipes._iter_pipe import StreamPlanPipe, samples_of, seed_upstream
+from kdpipes._map_pipe import MapPipe, indexed
 from kdpipes.errors import DataError, check_count, check_one_of
 from kdpipes.sample import Sample
 

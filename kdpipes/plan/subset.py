@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._functional import functional_pipe, refuse_flavour
-from kdpipes._pipe import MapPipe, PlanPipe
+from kdpipes._map_pipe import MapPipe, PlanPipe
 from kdpipes.errors import must_be
 from kdpipes.selection import smallest_int
 from kdpipes.storage.shared import Shared

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._pipe import MapPipe, as_column
+from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample

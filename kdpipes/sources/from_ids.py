@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kdpipes._pipe import MapPipe, as_column
+from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes.callback import Callback
 from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample

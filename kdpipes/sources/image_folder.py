@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._pipe import MapPipe
+from kdpipes._map_pipe import MapPipe
 from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import is_local, join_url, list_files, read_url

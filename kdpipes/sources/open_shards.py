@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._pipe import MapPipe, as_column
+from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes.errors import DataError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import expand_urls, is_local, relative_names

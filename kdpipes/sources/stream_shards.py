@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kdpipes._pipe import IterPipe
+from kdpipes._iter_pipe import IterPipe
 from kdpipes.errors import DataError, check_names
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import expand_urls, relative_names

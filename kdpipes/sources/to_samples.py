@@ -8,7 +8,9 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._functional import functional_pipe
-from kdpipes._pipe import IterPipe, MapPipe, a_datapipe
+from kdpipes._iter_pipe import IterPipe
+from kdpipes._map_pipe import MapPipe
+from kdpipes._pipe import a_datapipe
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, must_be
 from kdpipes.sample import Lazy, Sample

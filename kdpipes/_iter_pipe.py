@@ -1,0 +1,157 @@
+"""Streams of samples: `IterPipe`, and `StreamPlanPipe`, which chooses among a stream's samples as they pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import ShardingFilter
+
+from kdpipes._graph import shards, walk
+from kdpipes._pipe import Suggesting, gives_samples
+from kdpipes.draw import Draw, EarlyDraws, EpochCounter, hash_key, made_under
+from kdpipes.errors import ChainError, check_count
+from kdpipes.sample import Sample, as_sample
+
+if TYPE_CHECKING:
+    from kdpipes._fluent import IterChain
+else:
+    IterChain = IterDataPipe
+
+__all__ = ["IterPipe", "StreamPlanPipe", "Streaming", "samples_of", "seed_upstream"]
+
+Item = TypeVar("Item")
+
+
+class Streaming(Generic[Item]):
+    """An `__iter__` that torch's metaclass does not wrap, so that errors keep their type and arguments."""
+
+    def iterate(self) -> Iterator[Item]:
+        """Yield the items of one epoch."""
+        raise TypeError(f"{type(self).__name__} must implement `iterate`.")
+
+    def __iter__(self) -> Iterator[Item]:
+        return self.iterate()
+
+
+class IterPipe(Suggesting, Streaming[Any], IterChain):
+    """A stream of samples. A pipe of one's own implements `samples`, which yields them in order.
+
+    Without `deal`, the n-th sample of the k-th iteration is ordinal n of epoch k.
+    """
+
+    def __init__(self) -> None:
+        self._epochs = EpochCounter()
+        self._renewed: tuple[int, int] | None = None
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield new samples, front to back."""
+        raise TypeError(f"{type(self).__name__} must implement `samples`.")
+
+    def finish(self, sample: Sample) -> Any:
+        """Return what leaves the chain for `sample`: the sample, or what `select` makes of it."""
+        return sample
+
+    def iterate(self) -> Iterator[Any]:
+        self._refuse_doubling()
+        epoch = self._epochs.begin()
+        seed = self._renewed[0] if self._renewed is not None else 0
+        stride, offset = _part_of(self)
+        for number, sample in enumerate(made_under(EarlyDraws(seed, epoch), self.samples())):
+            sample.bind(Draw(seed, epoch, number * stride + offset))
+            yield self.finish(sample)
+
+    def set_seed(self, seed: int) -> IterPipe:
+        """Called by loaders at the start of an epoch. Tells epochs apart; randomness comes from `deal(seed=...)`."""
+        self._epochs.seeded()
+        return self
+
+    def renew(self, seed: int, epoch: int) -> None:
+        """Make the next iteration that of `epoch` under `seed`."""
+        self._renewed = seed, epoch
+        self._epochs.set(epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the number of the next iteration, from 0."""
+        self._epochs.set(check_count("epoch", epoch, minimum=0))
+
+    def skip_epochs(self, number: int) -> None:
+        """Leave out the next `number` epochs."""
+        self._epochs.skip(number)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Return the names of the classes 0, 1, ... of field `y`, or None where the source does not know them."""
+        return None
+
+    def field_names(self) -> frozenset[str] | None:
+        """Return the names of the fields that every sample has, or None where only the samples know."""
+        return None
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} is a stream: it has no positions. `kdp.open_shards` gives an indexed source."
+        )
+
+    def column(self, name: str) -> Any:
+        """Not on streams, which know nothing of what is to come."""
+        raise TypeError(
+            f"{type(self).__name__} is a stream: it has no columns. `kdp.open_shards` gives an indexed source."
+        )
+
+    def _refuse_doubling(self) -> None:
+        info = get_worker_info()
+        if info is None or info.num_workers < 2:
+            return
+        chain = walk(info.dataset) if isinstance(info.dataset, IterDataPipe) else []
+        if self in chain and not any(shards(pipe) for pipe in chain):
+            raise ChainError(
+                f"Each of the {info.num_workers} workers would give every sample of {type(self).__name__}. "
+                "End the chain with `.deal(batch_size=...)`, or put `.sharding_filter()` behind its source."
+            )
+
+
+def samples_of(source_datapipe: Any, name: str) -> Iterator[Sample]:
+    """Yield the samples of a stream, kdpipes' own or a stock pipe's, for the pipe `name`."""
+    if isinstance(source_datapipe, IterPipe):
+        return source_datapipe.samples()
+    return (as_sample(item, index, name) for index, item in enumerate(source_datapipe))
+
+
+def _part_of(pipe: IterPipe) -> tuple[int, int]:
+    """Return how the ordinals of a stream without `deal` are spread over the parts of a sharding filter upstream."""
+    sharder = next((upstream for upstream in walk(pipe) if isinstance(upstream, ShardingFilter)), None)
+    return (1, 0) if sharder is None else (sharder.num_of_instances, sharder.instance_id)
+
+
+class StreamPlanPipe(IterPipe):
+    """A choice of a stream's samples, made as they pass."""
+
+    def __init__(self, source_datapipe: IterDataPipe[Any], name: str) -> None:
+        super().__init__()
+        self._source = gives_samples(source_datapipe, name)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._source.class_names() if isinstance(self._source, IterPipe) else None
+
+    def field_names(self) -> frozenset[str] | None:
+        return self._source.field_names() if isinstance(self._source, IterPipe) else None
+
+
+def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:
+    """Tell all random pipes upstream of `pipe` which epoch begins, whatever a worker's own seeds were.
+
+    Stock pipes that draw (`shuffle`, `sample`, ...) would otherwise draw differently in every worker, and samples
+    would be lost and doubled.
+
+    Args:
+        pipe: Where the seed comes from.
+        seed: Of the epochs.
+        epoch: The number of the epoch.
+        round: How often the stream has been read in this epoch already.
+    """
+    for place, upstream in enumerate(walk(pipe)[1:]):
+        if isinstance(upstream, IterPipe):
+            upstream.renew(seed, epoch)
+        elif callable(getattr(type(upstream), "set_seed", None)):
+            upstream.set_seed(int.from_bytes(hash_key(seed, epoch, "upstream", place, round)[:7], "little"))

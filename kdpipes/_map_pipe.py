@@ -1,0 +1,161 @@
+"""Indexed pipes of samples: `MapPipe`, and `PlanPipe`, which chooses among a source's samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from numbers import Number
+from typing import TYPE_CHECKING, Any, cast, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import MapDataPipe
+
+from kdpipes._pipe import Suggesting, gives_samples
+from kdpipes.draw import Draw, drawing, is_drawing
+from kdpipes.errors import ChainError, must_be
+from kdpipes.sample import Sample
+from kdpipes.storage.shared import Shared
+
+if TYPE_CHECKING:
+    from kdpipes._fluent import MapChain
+else:
+    MapChain = MapDataPipe
+
+__all__ = ["MapPipe", "PlanPipe", "as_column", "indexed"]
+
+
+class MapPipe(Suggesting, MapChain):
+    """An indexed pipe of samples: `len(pipe)`, `pipe[3]`, `pipe[5:-3:2]`, `pipe.column("y")`.
+
+    A pipe of one's own implements `__len__` and `fetch`; a plan pipe also `column`, if it can do so without opening
+    samples.
+    """
+
+    def __len__(self) -> int:
+        raise TypeError(f"{type(self).__name__} must implement `__len__`.")
+
+    def fetch(self, index: int) -> Sample:
+        """Return a new sample for a position from 0 up to `len(self)`."""
+        raise TypeError(f"{type(self).__name__} must implement `fetch`.")
+
+    def finish(self, sample: Sample) -> Any:
+        """Return what leaves the chain for `sample`: the sample, or what `select` makes of it."""
+        return sample
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | NDArray[Any]) -> MapPipe: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.pick(range(len(self))[index])
+        if isinstance(index, list | range) or bool(getattr(index, "ndim", 0)):
+            return self.pick(index)
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index))
+        size, position = len(self), index.__index__()
+        if not size:
+            raise IndexError(f"{type(self).__name__} is empty; there is no index {position}.")
+        if not -size <= position < size:
+            raise IndexError(f"`index` must be from {-size} up to {size - 1}, but is {position} instead.")
+        position %= size
+        if is_drawing():
+            return self.finish(self.fetch(position))
+        with drawing(Draw(ordinal=position)):
+            return self.finish(self.fetch(position))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def pick(self, indices: Any) -> MapPipe:
+        """Return the pipe of the samples at some positions: what slicing does."""
+        return cast("MapPipe", self.subset(indices))
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return one field of all samples, `[len(self)]`, not to be modified; `y`, the labels, is read only once."""
+        if name != "y":
+            return self.read_column(name)
+        kept: Shared[NDArray[Any]] | None = self.__dict__.get("_labels")
+        if kept is None:
+            kept = self.__dict__["_labels"] = Shared(self.read_column(name))
+        return kept.value
+
+    def read_column(self, name: str) -> NDArray[Any]:
+        """Read one field of all samples; a source that can do so without making samples overrides it."""
+        return as_column([self.fetch(index)[name] for index in range(len(self))])
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Return the names of the classes 0, 1, ... of field `y`, or None where the source does not know them."""
+        return None
+
+    def field_names(self) -> frozenset[str] | None:
+        """Return the names of the fields that every sample has, or None where only the samples know."""
+        return None
+
+
+def as_column(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
+    """Return values as an array of one dimension: of numbers or strings where all are, of objects otherwise."""
+    if hasattr(values, "numpy"):  # a tensor
+        values = values.numpy()
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        return values
+    values = [value.item() if _is_scalar(value) else value for value in values]
+    kinds = {type(value) for value in values}
+    if all(issubclass(kind, str) for kind in kinds) or all(issubclass(kind, Number | np.generic) for kind in kinds):
+        return np.asarray(values)
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0
+
+
+def indexed(source_datapipe: Any, name: str) -> MapPipe:
+    """Return the source of the plan pipe `name`, or refuse one that has lost its columns."""
+    if not isinstance(source_datapipe, MapPipe):
+        way_out = "Make samples of it first: `.to_samples(...)`."
+        raise ChainError(
+            f"`.{name}()` needs a source with columns, but {type(source_datapipe).__name__} has none. {way_out}"
+        )
+    return gives_samples(source_datapipe, name)
+
+
+class PlanPipe(MapPipe):
+    """A choice of the source's samples, computed from its columns when it is first needed, and then kept.
+
+    Subclasses implement `_plan`, which returns the positions of the source's samples.
+    """
+
+    def __init__(self, source_datapipe: MapPipe, name: str) -> None:
+        self._source = indexed(source_datapipe, name)
+        self._positions: Shared[NDArray[Any]] | None = None
+
+    def _plan(self) -> NDArray[Any]:
+        raise TypeError(f"{type(self).__name__} must implement `_plan`.")
+
+    def positions(self) -> NDArray[Any]:
+        """Return which samples of the source these are, in order, `[len(self)]`. Not to be modified."""
+        if self._positions is None:
+            positions = self._plan()
+            positions.flags.writeable = False
+            self._positions = Shared(positions)
+        return self._positions.value
+
+    def __len__(self) -> int:
+        return len(self.positions())
+
+    def fetch(self, index: int) -> Sample:
+        return self._source.fetch(int(self.positions()[index]))
+
+    def column(self, name: str) -> NDArray[Any]:
+        column: NDArray[Any] = self._source.column(name)[self.positions()]
+        return column
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._source.class_names()
+
+    def field_names(self) -> frozenset[str] | None:
+        return self._source.field_names()
