@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 import queue
 import signal
+import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -48,7 +50,8 @@ class WorkerProcesses(MultiProcessingReadingService):  # type: ignore[misc]  # t
         )
 
     def initialize(self, datapipe: Any) -> Any:
-        end = super().initialize(_Packer(datapipe))
+        with _without_banner():
+            end = super().initialize(_Packer(datapipe))
         for (process, *_), received in zip(self._worker_processes, self._worker_datapipes, strict=True):
             received.protocol.response_queue = _WatchedQueue(received.protocol.response_queue, process)
         return _Unpacker(end)
@@ -69,6 +72,17 @@ class WorkerProcesses(MultiProcessingReadingService):  # type: ignore[misc]  # t
                 messages.cancel_join_thread()
                 messages.close()
         self._worker_processes, self._dispatch_process = [], None
+
+
+@contextmanager
+def _without_banner() -> Iterator[None]:
+    """Keep spawned workers, which import torchdata before kdpipes, from printing its banner (see `kdpipes/__init__`)."""
+    option = "ignore::UserWarning:torchdata.datapipes"
+    sys.warnoptions.append(option)
+    try:
+        yield
+    finally:
+        sys.warnoptions.remove(option)
 
 
 def _leave_interrupts(datapipe: Any, worker_info: Any) -> Any:

@@ -166,3 +166,14 @@ def test_a_local_source_reaches_spawned_workers() -> None:
     pipe = Local().select("x").deal(batch_size=2)
     with kdp.Loader(pipe, num_workers=2, multiprocessing_context="spawn") as loader:
         assert list(loader) == [[(0,), (1,)], [(2,)]]
+
+
+def test_spawned_workers_print_nothing() -> None:
+    script = """
+import kdpipes as kdp
+pipe = kdp.from_dataset([(n, 0) for n in range(4)]).select("x").deal(batch_size=1)
+with kdp.Loader(pipe, num_workers=2, multiprocessing_context="spawn") as loader:
+    print(len(list(loader)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("4\n", "")
