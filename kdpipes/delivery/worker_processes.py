@@ -76,7 +76,7 @@ class WorkerProcesses(MultiProcessingReadingService):  # type: ignore[misc]  # t
 
 @contextmanager
 def _without_banner() -> Iterator[None]:
-    """Keep spawned workers, which import torchdata before kdpipes, from printing its banner (see `kdpipes/__init__`)."""
+    """Keep spawned workers, which import torchdata before kdpipes, from printing its banner (see `__init__`)."""
     option = "ignore::UserWarning:torchdata.datapipes"
     sys.warnoptions.append(option)
     try:
