@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 import kdpipes as kdp
 from kdpipes.demo import write_photo_folder, write_photo_shards
 
 torch.set_num_threads(1)
+settings.register_profile("kdpipes", deadline=None, database=None)  # a busy machine is slow, not wrong
+settings.load_profile("kdpipes")
 
 
 @pytest.fixture(scope="session")
