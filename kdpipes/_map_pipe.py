@@ -24,6 +24,8 @@ else:
 
 __all__ = ["MapPipe", "PlanPipe", "as_column", "indexed"]
 
+_KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
+
 
 class MapPipe(Suggesting, MapChain):
     """An indexed pipe of samples: `len(pipe)`, `pipe[3]`, `pipe[5:-3:2]`, `pipe.column("y")`.
@@ -76,9 +78,9 @@ class MapPipe(Suggesting, MapChain):
         """Return one field of all samples, `[len(self)]`, not to be modified; `y`, the labels, is read only once."""
         if name != "y":
             return self.read_column(name)
-        kept: Shared[NDArray[Any]] | None = self.__dict__.get("_labels")
+        kept: Shared[NDArray[Any]] | None = self.__dict__.get(_KEPT_LABELS)
         if kept is None:
-            kept = self.__dict__["_labels"] = Shared(self.read_column(name))
+            kept = self.__dict__[_KEPT_LABELS] = Shared(self.read_column(name))
         return kept.value
 
     def read_column(self, name: str) -> NDArray[Any]:

@@ -119,6 +119,16 @@ def made_under(draws: EarlyDraws, items: Iterator[Any]) -> Iterator[Any]:
 _globals_lock = threading.RLock()
 
 
+def _renew_lock() -> None:
+    """Take a lock that nobody holds: a process that was forked while another thread drew would wait for ever."""
+    global _globals_lock
+    _globals_lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 @contextmanager
 def seeded_globals(key: bytes) -> Iterator[None]:
     """Seed the global generators of `random`, NumPy and torch (CPU) from `key`; restore them afterwards.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -147,3 +148,27 @@ def test_workers_of_torchs_loader_run_another_epoch_each_time() -> None:
         loader = DataLoader(chain.select("x"), batch_size=None, num_workers=1, persistent_workers=persistent)
         assert [x for _ in range(3) for (x,) in loader] == drawn
         del loader
+
+
+def test_a_process_that_is_forked_while_a_thread_draws_can_draw() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def draw() -> None:
+        with seeded_globals(b"key"):
+            inside.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    inside.wait(30)
+    try:
+        in_child = _in_fork(lambda: _drawn(b"key"))
+    finally:
+        done.set()
+        thread.join()
+    assert in_child == _drawn(b"key")
+
+
+def _drawn(key: bytes) -> float:
+    with seeded_globals(key):
+        return random.random()

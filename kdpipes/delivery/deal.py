@@ -48,7 +48,6 @@ class _Dealer(Streaming[Batch]):
                 f"`.deal()` shards, but {type(sharder).__name__} upstream does so as well, and samples would be lost. "
                 "Remove it."
             )
-
         self._refuse_unseeded_rounds()
 
     def _refuse_unseeded_rounds(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import MultiProcessingReadingService
+from torchdata.dataloader2.communication.messages import GetNextResponse
 
 from kdpipes._iter_pipe import Streaming
 from kdpipes.errors import WorkerError, add_note
@@ -106,14 +107,13 @@ class _Packer(Streaming[Any], IterDataPipe[Any]):
 
 
 class _Unpacker(Streaming[Any], IterDataPipe[Any]):
-    """What workers sent, in the main process; their errors are raised with their own types."""
+    """What workers sent, in the main process: items are yielded, errors raised with their own types."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self._source = source_datapipe
 
     def iterate(self) -> Iterator[Any]:
-        for is_item, payload in self._source:
-            content = pickle.loads(payload)  # noqa: S301 - sent by our own worker
+        for is_item, content in self._source:
             if not is_item:
                 raise content
             yield content
@@ -143,7 +143,10 @@ def _packed_error(error: Exception) -> bytes:
 
 
 class _WatchedQueue:
-    """A queue of a worker's answers that looks after the worker while it is empty."""
+    """A queue of a worker's answers that looks after the worker while it is empty, and unpacks what it sent.
+
+    Everything is unpacked, also what a broken-off epoch discards: it holds descriptors of shared memory.
+    """
 
     def __init__(self, messages: Any, process: Any) -> None:
         self._messages = messages
@@ -153,7 +156,10 @@ class _WatchedQueue:
         while True:
             is_over = self._process.exitcode is not None  # asked before: what came earlier is still in the queue
             try:
-                return self._messages.get(block=block, timeout=_LOOK_AGAIN_S if block and timeout is None else timeout)
+                message = self._messages.get(
+                    block=block, timeout=_LOOK_AGAIN_S if block and timeout is None else timeout
+                )
+                return _unpacked(message)
             except queue.Empty:
                 if is_over:
                     raise WorkerError(_obituary(self._process)) from None
@@ -162,6 +168,13 @@ class _WatchedQueue:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._messages, name)
+
+
+def _unpacked(message: Any) -> Any:
+    if isinstance(message, GetNextResponse):
+        is_item, payload = message.value
+        message.value = is_item, pickle.loads(payload)  # noqa: S301 - sent by our own worker
+    return message
 
 
 def _obituary(process: Any) -> str:

@@ -47,7 +47,8 @@ class ClassFilterMapDataPipe(PlanPipe):
     Length: the number of samples of these classes.
 
     Raises:
-        ValueError: A class is not among the source's, or is named where the source has no names.
+        ValueError: A class is not among the source's names, or is named where the source has none. (When the plan is
+            made; a choice by number that leaves nothing is a warning.)
 
     Source: KappaData's ClassFilterWrapper.
 
@@ -97,7 +98,8 @@ class ClassFilterIterDataPipe(StreamPlanPipe):
     Length: none.
 
     Raises:
-        ValueError: A class is not among the source's, or is named where the source has no names.
+        ValueError: A class is not among the source's names, or is a name where labels are numbers and the source has
+            none. (When the first sample passes.)
 
     Source: KappaData's ClassFilterWrapper.
     """

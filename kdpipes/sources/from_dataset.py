@@ -18,6 +18,7 @@ from kdpipes.storage.shared import Shared, is_sharing
 __all__ = ["DatasetReaderMapDataPipe", "SampleSource"]
 
 _PREFIX = "getitem_"
+_SHARED = "_kdpipes_shared"  # an attribute of users' own classes
 
 
 class DatasetReaderMapDataPipe(MapPipe):
@@ -177,11 +178,11 @@ class SampleSource(MapPipe):
     def __getstate__(self) -> dict[str, Any]:
         if MapDataPipe.getstate_hook is not None:  # torch walks the graph: it is to find pipes, not to pickle lists
             return {name: value for name, value in vars(self).items() if isinstance(value, IterDataPipe | MapDataPipe)}
-        return {name: value for name, value in vars(self).items() if name != "_shared"}
+        return {name: value for name, value in vars(self).items() if name != _SHARED}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if is_sharing() and MapDataPipe.reduce_ex_hook is None:  # a copy in this process is this very source
-            shared: Shared[SampleSource] = self.__dict__.setdefault("_shared", Shared(self))
+            shared: Shared[SampleSource] = self.__dict__.setdefault(_SHARED, Shared(self))
             return _value_of, (shared,)
         return super().__reduce_ex__(protocol)
 

@@ -97,7 +97,7 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
         )
     paths.sort(key=lambda path: path.split("/", 1))
     found = {path.split("/", 1)[0] for path in paths}
-    names = class_names or tuple(sorted(found | _empty_folders(root)))
+    names = class_names or tuple(sorted(found | _class_folders(root)))
     stranger = next(iter(sorted(found - set(names))), None)
     if stranger is not None:
         raise DataError(f"Folder {stranger!r} in {root!r} is none of the `class_names` {', '.join(names)}.")
@@ -106,7 +106,7 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     return _Listing(PackedStrings(paths), labels, names)
 
 
-def _empty_folders(root: str) -> set[str]:
+def _class_folders(root: str) -> set[str]:
     """Return the folders of classes, also those without images, which number the classes as well."""
     if not is_local(root):
         return set()

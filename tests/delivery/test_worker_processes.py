@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -177,3 +178,18 @@ with kdp.Loader(pipe, num_workers=2, multiprocessing_context="spawn") as loader:
 """
     done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("4\n", "")
+
+
+def test_epochs_that_are_broken_off_leave_no_descriptors_open() -> None:
+    pipe = kdp.from_dataset([(torch.ones(3), 0)] * 8).select("x y").deal(batch_size=1).collate_samples()
+    with kdp.Loader(pipe, num_workers=1) as loader:
+
+        def broken_off(times: int) -> list[int]:
+            for _ in range(times):
+                next(iter(loader))
+            processes = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
+            return [len(list(Path(f"/proc/{process}/fd").iterdir())) for process in processes]
+
+        before, after = broken_off(3), broken_off(30)
+    assert len(before) == 2
+    assert all(late <= early + 8 for early, late in zip(before, after, strict=True)), (before, after)

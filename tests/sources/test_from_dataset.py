@@ -181,3 +181,29 @@ def test_labels_are_read_once_however_many_plan_pipes_ask() -> None:
     pipe = Counted().filter_classes(valid=[0, 1]).oversample().filter_classes(valid=[1])
     assert len(pipe) == 2
     assert Counted.reads == 4
+
+
+def test_reading_a_column_changes_no_sample() -> None:
+    pipe = kdp.from_dataset([("a", torch.tensor(4)), ("b", torch.tensor(5))])
+    before = pipe[1]["y"]
+    assert pipe.column("y").tolist() == [4, 5]
+    assert isinstance(pipe[1]["y"], torch.Tensor)
+    assert torch.equal(pipe[1]["y"], before)
+
+
+def test_a_source_of_ones_own_may_call_its_attributes_as_it_likes() -> None:
+    class Mine(kdp.SampleSource):
+        def __init__(self) -> None:
+            self._labels, self._shared, self._positions, self._source = [1, 0], "s", "p", "o"
+
+        def __len__(self) -> int:
+            return 2
+
+        def getitem_y(self, index: int) -> int:
+            return self._labels[index]
+
+    source = Mine()
+    assert source.filter_classes(valid=[0]).column("y").tolist() == [0]
+    with kdp.Loader(source.select("y").deal(batch_size=2), num_workers=1) as loader:
+        assert list(loader) == [[(1,), (0,)]]
+    assert source._labels == [1, 0]
