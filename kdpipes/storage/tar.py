@@ -9,6 +9,7 @@ import re
 import tarfile
 import zlib
 from array import array
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
@@ -58,24 +59,28 @@ def decode_member(field: str, content: bytes) -> Any:
 class _Front:
     """A file that is read front to back: knows where it is, and the last that it gave."""
 
-    _KEPT = 256 * _BLOCK
+    _KEPT = 128 * _BLOCK
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._position = 0
-        self._last = b""
+        self._chunks: deque[bytes] = deque()
+        self._kept = 0
         self.size: int | None = None
 
     def read(self, size: int = -1) -> bytes:
         content = self._file.read(size)
         self._position += len(content)
-        self._last = (self._last + content)[-self._KEPT :]
+        self._chunks.append(content)
+        self._kept += len(content)
+        while self._kept - len(self._chunks[0]) >= self._KEPT:
+            self._kept -= len(self._chunks.popleft())
         return content
 
     def block(self, offset: int) -> bytes:
         """Return the block at an offset that has been read just now."""
-        start = len(self._last) - (self._position - offset)
-        return self._last[start : start + _BLOCK] if start >= 0 else b""
+        start = self._kept - (self._position - offset)
+        return b"".join(self._chunks)[start : start + _BLOCK] if start >= 0 else b""
 
 
 class _Anywhere:
