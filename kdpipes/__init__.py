@@ -21,6 +21,7 @@ from kdpipes._sample_pipe import sample_pipe
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
 from kdpipes.delivery.loader import Loader
+from kdpipes.delivery.reading_services import ProcessReadingService, ThreadReadingService
 from kdpipes.draw import Draw
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
 from kdpipes.look.grid import image_grid
@@ -68,6 +69,7 @@ __all__ = [
     "MapPipe",
     "OversamplerIterDataPipe",
     "OversamplerMapDataPipe",
+    "ProcessReadingService",
     "RandomResizedCrop",
     "RecordedTransform",
     "RepeaterUntilIterDataPipe",
@@ -79,6 +81,7 @@ __all__ = [
     "SampleSource",
     "Selector",
     "SubsetterMapDataPipe",
+    "ThreadReadingService",
     "Transformer",
     "WorkerError",
     "class_counts",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import random
+from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import ShardingRoundRobinDispatcher
 
-__all__ = ["shards", "sources_of", "walk"]
+from kdpipes.draw import EpochCounter
+
+__all__ = ["copy_streams", "shards", "sources_of", "walk"]
 
 AnyPipe = IterDataPipe[Any] | MapDataPipe[Any]
 
@@ -33,6 +39,32 @@ def shards(pipe: AnyPipe) -> bool:
 def sources_of(pipe: AnyPipe) -> list[AnyPipe]:
     """Return the pipes that `pipe` reads from, as its attributes name them."""
     return [source for value in vars(pipe).values() for source in _pipes_in(value)]
+
+
+def copy_streams(pipe: AnyPipe) -> AnyPipe:
+    """Return a copy of a chain for another thread.
+
+    Streams are copied, with the collections, counters and generators that they change while they are iterated; indexed
+    pipes, functions and data are shared.
+    """
+    return cast(AnyPipe, _copied(pipe, {}))
+
+
+def _copied(value: Any, copies: dict[int, Any]) -> Any:
+    if isinstance(value, IterDataPipe):
+        if id(value) not in copies:
+            copies[id(value)] = made = type(value).__new__(type(value))
+            made.__dict__.update({name: _copied(part, copies) for name, part in vars(value).items()})
+        return copies[id(value)]
+    if isinstance(value, MapDataPipe):
+        return value
+    if isinstance(value, EpochCounter | random.Random | np.random.Generator):
+        return copy.deepcopy(value)
+    if any(True for _ in _pipes_in(value)):
+        if isinstance(value, Mapping):
+            return type(value)((name, _copied(part, copies)) for name, part in value.items())  # type: ignore[call-arg]
+        return type(value)(_copied(part, copies) for part in value)
+    return copy.copy(value) if isinstance(value, list | dict | set | deque) else value
 
 
 def walk(pipe: AnyPipe) -> list[AnyPipe]:

@@ -22,6 +22,7 @@ else:
 __all__ = ["IterPipe", "StreamPlanPipe", "Streaming", "samples_of", "seed_upstream"]
 
 Item = TypeVar("Item")
+_STANDING = ("_epochs", "_renewed", "_snapshot_state", "_number_of_samples_yielded", "_valid_iterator_id")
 
 
 class Streaming(Generic[Item]):
@@ -79,6 +80,14 @@ class IterPipe(Suggesting, Streaming[Any], IterChain):
     def skip_epochs(self, number: int) -> None:
         """Leave out the next `number` epochs."""
         self._epochs.skip(number)
+
+    def next_epoch(self) -> int:
+        """Return the number of the next iteration."""
+        return self._epochs.peek()
+
+    def identity(self) -> Any:
+        """Return what makes this pipe give what it gives, as plain data: its arguments, not where it stands."""
+        return [(name, value) for name, value in sorted(vars(self).items()) if name not in _STANDING]
 
     def class_names(self) -> tuple[str, ...] | None:
         """Return the names of the classes 0, 1, ... of field `y`, or None where the source does not know them."""

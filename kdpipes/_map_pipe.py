@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from numbers import Number
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ class MapPipe(Suggesting, MapChain):
     samples.
     """
 
+    _computed: ClassVar[tuple[str, ...]] = ()  # the attributes that are no arguments
+
     def __len__(self) -> int:
         raise TypeError(f"{type(self).__name__} must implement `__len__`.")
 
@@ -44,6 +46,12 @@ class MapPipe(Suggesting, MapChain):
     def finish(self, sample: Sample) -> Any:
         """Return what leaves the chain for `sample`: the sample, or what `select` makes of it."""
         return sample
+
+    def identity(self) -> Any:
+        """Return what makes this pipe give what it gives, as plain data: its arguments, not what it has computed."""
+        return [
+            (name, value) for name, value in sorted(vars(self).items()) if name not in (*self._computed, _KEPT_LABELS)
+        ]
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -130,6 +138,8 @@ class PlanPipe(MapPipe):
 
     Subclasses implement `_plan`, which returns the positions of the source's samples.
     """
+
+    _computed = ("_positions",)
 
     def __init__(self, source_datapipe: MapPipe, name: str) -> None:
         self._source = indexed(source_datapipe, name)

@@ -183,6 +183,11 @@ class EpochCounter:
         self._recover()
         self._next += number
 
+    def peek(self) -> int:
+        """Return the number of the next iteration."""
+        self._recover()
+        return self._next
+
     def begin(self) -> int:
         """Return the number of the iteration that begins now."""
         self._recover()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kdpipes import _record
 from kdpipes.draw import Draw, current_draw
 from kdpipes.errors import ChainError, add_note, refuse_field
 
@@ -52,13 +53,21 @@ class Lazy:
         """Return the value; an error gains a note that names the sample and the operation."""
         if self._value is _UNLOADED:
             values = [value.get(sample) for value in self._inputs]
+            record = _record.current
+            before = record.enter(self._doing(sample)) if record is not None else ""
             try:
                 self._value = self._load(sample if self._scope is None else sample.view(self._scope), *values)
             except Exception as error:
-                add_note(error, f"kdpipes: while {self._what} of sample {sample.key!r} (ordinal {sample.ordinal})")
+                add_note(error, f"kdpipes: while {self._doing(sample)} (ordinal {sample.ordinal})")
                 raise
+            finally:
+                if record is not None:
+                    record.enter(before)
             self._load, self._inputs, self._scope = _UNLOADED, (), None
         return self._value
+
+    def _doing(self, sample: Sample) -> str:
+        return f"{self._what} of sample {sample.key!r}"
 
     def fork(self, forks: dict[Lazy, Lazy]) -> Lazy:
         """Return the same value for another delivery of the sample: what is not loaded yet is computed anew, once.

@@ -122,7 +122,7 @@ def test_spawned_workers_give_the_same_batches(
 ) -> None:
     pipe = from_shards(photo_folder, photo_shards, batch_size=16)
     if make_loader is _loader:
-        with kdp.Loader(pipe, num_workers=2, multiprocessing_context="spawn") as loader:
+        with kdp.Loader(pipe, num_workers=2, start_method="spawn") as loader:
             assert two_epochs(loader) == expected["from_shards"]
     else:
         spawned = DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context="spawn")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count, islice
 from typing import Any
 
@@ -24,6 +24,7 @@ from kdpipes.selection import Permutation
 __all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
 
 Batch = list[Any]
+Listener = Callable[[int, int], None]
 
 
 class _Dealer(Streaming[Batch]):
@@ -40,6 +41,8 @@ class _Dealer(Streaming[Batch]):
         self._is_shuffled = shuffle
         self._seed = check_seed(seed)
         self._epochs = EpochCounter()
+        self._first_batch = 0
+        self._listener: Listener | None = None
         self._sharding = Sharding()
         self._num_ranks = 1
         sharder = next((pipe for pipe in walk(self._source) if shards(pipe)), None)
@@ -85,6 +88,37 @@ class _Dealer(Streaming[Batch]):
     def skip_epochs(self, number: int) -> None:
         """Leave out the next `number` epochs."""
         self._epochs.skip(number)
+
+    def next_epoch(self) -> int:
+        """Return the number of the next iteration."""
+        return self._epochs.peek()
+
+    def start_at(self, batch: int, listener: Listener | None = None) -> None:
+        """Let the next iteration leave out what comes before `batch`; those after it are whole again.
+
+        Args:
+            batch: The number of a batch of this rank.
+            listener: Told of each batch before it is made: its number, and how many samples it has.
+        """
+        self._first_batch = batch
+        self._listener = listener
+
+    def identity(self) -> Any:
+        """Return what makes the batches what they are, but for the size of a global batch, which a state names."""
+        return self._seed, self._is_shuffled, self._layout.uneven
+
+    def _begin(self) -> tuple[int, int]:
+        """Return the epoch that begins and its first batch."""
+        first, self._first_batch = self._first_batch, 0
+        return self._epochs.begin(), first
+
+    def _announce(self, batch: int, num_samples: int) -> None:
+        if self._listener is not None:
+            self._listener(batch, num_samples)
+
+    def global_batch_size(self) -> int:
+        """Return the number of samples in the batches of all ranks together."""
+        return self._layout.size_of(self._sharding.num_ranks)
 
     def __getstate__(self) -> dict[str, Any]:
         if IterDataPipe.getstate_hook is not None:
@@ -163,7 +197,7 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         return self._layout.num_batches(len(self._source), self._sharding.num_ranks)
 
     def iterate(self) -> Iterator[Batch]:
-        epoch, sharding, size = self._epochs.begin(), self._sharding, len(self._source)
+        (epoch, first), sharding, size = self._begin(), self._sharding, len(self._source)
         seed_upstream(self, self._seed, epoch)
         order = Permutation(size, key=hash_key("order", self._seed, epoch)) if self._is_shuffled else None
         num_batches = self._layout.num_batches(size, sharding.num_ranks)
@@ -173,8 +207,9 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
             warnings.warn(text, stacklevel=2)
         if num_batches:
             self._layout.ordinals(num_batches - 1, size, sharding)  # a layout that ends badly is refused at its start
-        for batch in range(sharding.worker, num_batches, sharding.num_workers):
+        for batch in range(sharding.first_from(first), num_batches, sharding.num_workers):
             ordinals = self._layout.ordinals(batch, size, sharding)
+            self._announce(batch, len(ordinals))
             try:
                 yield self._make(epoch, ordinals, order, size)
             except Exception as error:
@@ -253,11 +288,11 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         return self._layout.num_batches(len(self._source), self._sharding.num_ranks)
 
     def iterate(self) -> Iterator[Batch]:
-        epoch, sharding = self._epochs.begin(), self._sharding
+        (epoch, first), sharding = self._begin(), self._sharding
         global_size = self._layout.size_of(sharding.num_ranks)
         items, num_samples = self._items(epoch), 0
         for batch in count():
-            is_mine = batch % sharding.num_workers == sharding.worker
+            is_mine = batch >= first and batch % sharding.num_workers == sharding.worker
             taken = list(islice(items, global_size)) if is_mine else None
             number = len(taken) if taken is not None else sum(1 for _ in islice(items, global_size))
             num_samples += number
@@ -279,6 +314,7 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
     def _make(self, epoch: int, batch: int, taken: list[Any], num_samples: int) -> Batch:
         start = num_samples - len(taken)
         ordinals = self._layout.ordinals(batch, num_samples, self._sharding)
+        self._announce(batch, len(ordinals))
         if ordinals.stop > num_samples:
             taken += self._padding(epoch, self._layout.size_of(self._sharding.num_ranks) - len(taken))
         return [

@@ -24,6 +24,10 @@ class Sharding:
     worker: int = 0
     num_workers: int = 1
 
+    def first_from(self, batch: int) -> int:
+        """Return the first batch from `batch` on that is this worker's."""
+        return batch + (self.worker - batch) % self.num_workers
+
     def applied(self, count: int, index: int, group: Any, num_ranks: int) -> Sharding:
         """Return the sharding after one call of `apply_sharding`.
 

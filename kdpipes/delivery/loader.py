@@ -1,74 +1,57 @@
-"""A DataLoader2 that knows its length, closes itself, and can be iterated again whatever happened."""
+"""A DataLoader2 that knows its length and its state, closes itself, and can be iterated again whatever happened."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing import get_all_start_methods
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import cloudpickle
 import torch.distributed
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService
+from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
 from kdpipes._graph import shards, walk
-from kdpipes._iter_pipe import Streaming
+from kdpipes.delivery.checkpoint import Checkpointer, main_part
 from kdpipes.delivery.layout import group_size
-from kdpipes.delivery.worker_processes import WorkerProcesses
+from kdpipes.delivery.producer import Counting, Position
+from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadingService, ReadingService
+from kdpipes.delivery.shipped import Shipped
 from kdpipes.draw import hash_key
-from kdpipes.errors import ChainError, check_choice, check_count, must_be
+from kdpipes.errors import ChainError, check_count, must_be
 from kdpipes.storage.shared import sharing
 
-__all__ = ["Loader", "Shipped"]
-
-
-class Shipped(Streaming[Any], IterDataPipe[Any]):
-    """A chain that is copied by cloudpickle, so that lambdas and classes of a notebook come along.
-
-    Args:
-        source_datapipe: The chain.
-    """
-
-    def __init__(self, source_datapipe: Any) -> None:
-        self._chain = source_datapipe
-
-    def iterate(self) -> Iterator[Any]:
-        return iter(self._chain)
-
-    def __getstate__(self) -> Any:
-        if IterDataPipe.getstate_hook is not None:
-            return IterDataPipe.getstate_hook(self.__dict__)
-        return {"payload": cloudpickle.dumps(self._chain)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._chain = cloudpickle.loads(state["payload"])
+__all__ = ["Loader"]
 
 
 class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no types
     """A DataLoader2 over a chain of pipes: `for batch in loader`, each time the next epoch.
 
-    It has a length, is a context manager, starts no CUDA context, can be iterated again after an error in the chain,
-    and many of them live side by side. In a process group of torch.distributed, each rank gets its part. Lambdas,
-    closures and classes of a notebook reach its workers.
+    It has a length, a state and statistics, is a context manager, starts no CUDA context, can be iterated again after
+    an error in the chain, and many of them live side by side. In a process group of torch.distributed, each rank gets
+    its part. Lambdas, closures and classes of a notebook reach its workers.
 
     Args:
         source_datapipe: A chain that ends in a stream, as `deal` and `collate_samples` make it. It is copied: what
             happens to it later does not reach the loader.
         num_workers: The number of worker processes; 0 loads in this process.
-        multiprocessing_context: How workers start, "fork", "spawn" or "forkserver"; by default, the platform's way.
-        reading_service: One of torchdata's, or of your own, in place of the two arguments above.
+        prefetch: How many batches each worker makes ahead; 2 by default.
+        start_method: How workers start, "fork", "spawn" or "forkserver"; by default, the platform's way.
+        timeout_s: After how long without a batch a worker is replaced; never by default.
+        progress: Whether to show a progress bar.
+        reading_service: `ProcessReadingService` with more arguments, `ThreadReadingService`, one of torchdata's, or
+            one of your own, in place of the arguments from `num_workers` to `timeout_s`.
 
     Length: the number of batches of an epoch, where the chain knows it.
 
     Raises:
         ChainError: The chain ends indexed; or there are several workers or ranks, but nothing in the chain shards, so
             that each would give everything.
+        WorkerError: While it is iterated: see `ProcessReadingService`.
 
     Example:
         >>> pipe = kdp.from_dataset([(n, n % 2) for n in range(4)]).select("x y").deal(batch_size=2).collate_samples()
@@ -84,28 +67,31 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         source_datapipe: Any,
         num_workers: int = 0,
         *,
-        multiprocessing_context: str | None = None,
+        prefetch: int | None = None,
+        start_method: str | None = None,
+        timeout_s: float | None = None,
+        progress: bool = False,
         reading_service: Any = None,
     ) -> None:
         if isinstance(source_datapipe, MapDataPipe):
             raise ChainError("An indexed chain has no epochs. End it with `.deal(batch_size=...)`.")
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe))
-        check_count("num_workers", num_workers, minimum=0)
-        if multiprocessing_context is not None:
-            check_choice("multiprocessing_context", multiprocessing_context, get_all_start_methods())
-        if reading_service is not None and (num_workers or multiprocessing_context):
-            raise ValueError("`reading_service` must be given alone: it has `num_workers` and the like of its own.")
-        self._service = reading_service or _service(num_workers, multiprocessing_context)
+        given = {"prefetch": prefetch, "start_method": start_method, "timeout_s": timeout_s}
+        self._service = _service(check_count("num_workers", num_workers, minimum=0), given, reading_service)
         _refuse_doubling(source_datapipe, _num_workers(self._service))
+        self._progress = progress
         self._base_seed = int.from_bytes(os.urandom(7), "little")
         self._num_begun = 0
         self._epoch_set: tuple[int, int] | None = None
+        self._start: Position | None = None  # where kdpipes' services begin, once they do
         self._is_closed = False
         with _one_at_a_time, _seeds_without_cuda(), sharing():
             self._pristine = _dealt_to_this_rank(clone(Shipped(source_datapipe)))
             super().__init__(self._pristine, reading_service=self._service)
         self._pristine = self._datapipe_before_reading_service_adapt
+        own = _own(self._service)
+        self._checkpointer = Checkpointer(main_part(self._pristine._chain)[1], own.num_workers) if own else None
 
     def __len__(self) -> int:
         return len(self._pristine._chain)
@@ -120,26 +106,112 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             if self._terminated:
                 self._revive()
             if self._reset_iter:
-                super().seed(int.from_bytes(hash_key(self._base_seed, self._num_begun)[:7], "little"))
+                super().seed(int.from_bytes(hash_key(self._base_seed, self._next_epoch())[:7], "little"))
                 self._num_begun += 1
-            return super().__iter__()
+                if self._own is not None and self._start is not None:
+                    self._own.start_at(self._start)
+                    self._start = None
+            batches = super().__iter__()
+        return iter(self._shown(batches)) if self._progress else batches
 
     def seed(self, seed: int) -> None:
         """Seed the stock pipes behind `deal`. Order and augmentation come from `deal(seed=...)` alone."""
         self._base_seed = seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration, from 0: to go on after a restart, say.
+        """Make `epoch` the number of the next iteration, from 0.
 
-        Workers are started anew, unless it is the number that comes next anyway.
+        torchdata's services are started anew for it, unless it is the number that comes next anyway.
         """
         check_count("epoch", epoch, minimum=0)
+        if self._own is not None:
+            self._start, self._reset_iter = Position(epoch), True
+            return
         if self._epoch_set is not None and epoch == self._epoch_set[0] + self._num_begun - self._epoch_set[1]:
             return
         self._epoch_set = epoch, self._num_begun
         if self._adapted:
             self.shutdown()
         self._terminated = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands, after the batch that it gave last: small plain data, fit for JSON.
+
+        Prefetched batches do not count. A state fits any number and kind of workers, and any number of ranks at the
+        same global batch. Under torchdata's own services it is DataLoader2's, which knows whole epochs only.
+        """
+        if self._checkpointer is None:
+            state: dict[str, Any] = super().state_dict()
+            return state
+        own = self._own
+        position = self._start or (own.position if own is not None and self._adapted else None)
+        return {
+            **self._checkpointer.state_at(position or self._checkpointer.first_position()),
+            "seed": self._base_seed,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Let the next iteration go on where `state_dict` was taken, with the very next batch.
+
+        A state that was taken after the last batch means the next epoch.
+
+        Args:
+            state_dict: What `state_dict` returned.
+            strict: Whether a state of another chain is refused; otherwise there is a warning.
+
+        Raises:
+            ValueError: The state does not fit: it names the pipe that differs.
+        """
+        if self._checkpointer is None:
+            super().load_state_dict(state_dict)
+            return
+        self._start = self._checkpointer.position_in(state_dict, strict=strict)
+        self._base_seed = state_dict.get("seed", self._base_seed)
+        self._reset_iter = True
+
+    @classmethod
+    def from_state(cls, state: Any, reading_service: Any) -> Any:
+        """Not here: a state is plain data and holds no chain. Use `Loader(pipe, ...)` and `load_state_dict(state)`."""
+        raise TypeError(
+            "A Loader's state holds no chain. Make the loader as before, `kdp.Loader(pipe, ...)`, and call its "
+            "`load_state_dict(state)`."
+        )
+
+    def warm_up(self) -> None:
+        """Start the workers now, and wait until each has made the first batch of the epoch that comes next."""
+        Loader.__iter__(self)
+        if self._own is not None:
+            self._own.wait()
+
+    def stats(self) -> dict[str, float]:
+        """Return what has been counted since the loader was made or had to begin anew.
+
+        Returns:
+            `batches` and `samples` delivered (samples where `deal` counts them); `batches_per_s` and `samples_per_s`,
+            between the first request and the last delivery of each epoch; `wait_s`, how long of that no batch was
+            there, and `wait_share`, its part; `queue_depth`, batches received and not given out yet;
+            `worker_deaths`; `copied_batches`, given out as copies because the user held many; `slow_batches`, that
+            found no shared memory.
+
+        Raises:
+            TypeError: The reading service is not one of kdpipes'.
+        """
+        own = self._own
+        if own is None:
+            raise TypeError("Only kdpipes' own reading services count: `num_workers=`, or `ThreadReadingService`.")
+        tally, busy_s = own.tally, own.tally.busy_s or float("inf")
+        return {
+            "batches": tally.num_items,
+            "samples": tally.num_samples,
+            "batches_per_s": tally.num_items / busy_s,
+            "samples_per_s": tally.num_samples / busy_s,
+            "wait_s": tally.wait_s,
+            "wait_share": min(tally.wait_s / busy_s, 1.0),
+            "queue_depth": own.queue_depth(),
+            "worker_deaths": tally.num_deaths,
+            "copied_batches": tally.num_copied,
+            "slow_batches": tally.num_slow,
+        }
 
     def __enter__(self) -> Loader:
         return self
@@ -152,32 +224,67 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self._is_closed = True
         self.shutdown()
 
+    @property
+    def _own(self) -> ReadingService | None:
+        return _own(self.reading_service)
+
+    def _next_epoch(self) -> int:
+        """Return a number that is another one for every epoch, and the same when an epoch is resumed."""
+        if self._checkpointer is None:
+            return self._num_begun
+        own = self._own
+        start = self._start or (own.next_start if own is not None else None)
+        return (start or self._checkpointer.first_position()).epoch
+
+    def _shown(self, batches: Any) -> Any:
+        from tqdm.auto import tqdm  # it warns notebooks that lack widgets, which only a bar's user should see
+
+        try:
+            total = len(self)
+        except TypeError:
+            total = None
+        own = self._own
+        return tqdm(batches, total=total, initial=own.position.number if own is not None else 0, unit="batch")
+
     def _revive(self) -> None:
         """Begin anew after DataLoader2 has shut itself down: after an error in the chain, or to set the epoch."""
         with sharing():
             self.datapipe = clone(self._pristine)
+        if self._own is not None:
+            self._start = self._start or self._own.next_start
+        else:
+            self._recount()
+        self.reading_service = clone(self._service)
+        self._adapted, self._reset_iter, self._terminated = False, True, False
+
+    def _recount(self) -> None:
         for pipe in walk(self.datapipe):
-            if isinstance(pipe, _Counting):
+            if isinstance(pipe, Counting):
                 if self._epoch_set is None:
                     pipe.skip_epochs(self._num_begun)
                 else:
                     pipe.set_epoch(self._epoch_set[0] + self._num_begun - self._epoch_set[1])
-        self.reading_service = clone(self._service)
-        self._adapted, self._reset_iter, self._terminated = False, True, False
 
 
-@runtime_checkable
-class _Counting(Protocol):
-    """A pipe that counts its epochs."""
+def _service(num_workers: int, given: Mapping[str, Any], reading_service: Any) -> Any:
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if reading_service is not None and (num_workers or chosen):
+        raise ValueError("`reading_service` must be given alone: it has `num_workers` and the like of its own.")
+    if reading_service is not None:
+        return reading_service
+    if num_workers:
+        return ProcessReadingService(num_workers, **chosen)
+    if chosen:
+        raise ValueError(f"`{next(iter(chosen))}` is for workers, but `num_workers` is 0: give both, or neither.")
+    return InlineReadingService()
 
-    def set_epoch(self, epoch: int) -> None: ...
-    def skip_epochs(self, number: int) -> None: ...
 
-
-def _service(num_workers: int, multiprocessing_context: str | None) -> Any:
-    if num_workers == 0:
-        return InProcessReadingService()
-    return WorkerProcesses(num_workers, multiprocessing_context)
+def _own(service: Any) -> ReadingService | None:
+    """Return kdpipes' service, or the one among several in sequence; None where there is none."""
+    if isinstance(service, ReadingService):
+        return service
+    nested = (_own(inner) for inner in getattr(service, "reading_services", ()))
+    return next((inner for inner in nested if inner is not None), None)
 
 
 def _num_workers(service: Any) -> int:

@@ -67,6 +67,9 @@ class DatasetReaderMapDataPipe(MapPipe):
         self._labels = Shared(as_column(labels)) if labels is not None else None
         self._class_names = check_names("class_names", class_names) or _class_names_of(dataset)
 
+    def identity(self) -> Any:
+        return type(self._dataset.value).__qualname__, len(self), self._fields, self._class_names
+
     def __len__(self) -> int:
         return len(self._dataset.value)
 
@@ -162,6 +165,10 @@ class SampleSource(MapPipe):
     def fetch(self, index: int) -> Sample:
         fields = {name: _getter(self, name, index) for name in _getters_of(self)}
         return Sample(fields, key=self.key_of(index), index=index)
+
+    def identity(self) -> Any:
+        """Return what tells this source from another, as plain data: a state is refused where it has changed."""
+        return type(self).__qualname__, len(self), _getters_of(self)
 
     def key_of(self, index: int) -> str:
         """Return the sample's key, stable and unique in the source; override it where samples have names."""

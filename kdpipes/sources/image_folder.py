@@ -60,6 +60,10 @@ class ImageFolderMapDataPipe(MapPipe):
         self._class_names = check_names("class_names", class_names)
         self._listing: Shared[_Listing] | None = None
 
+    def identity(self) -> Any:
+        listing = self._listed()
+        return listing.paths, listing.labels, listing.class_names
+
     def __len__(self) -> int:
         return len(self._listed().labels)
 

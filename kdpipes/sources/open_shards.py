@@ -62,6 +62,10 @@ class ShardReaderMapDataPipe(MapPipe):
         fields = {field: self._lazy(index, field) for field in present}
         return Sample(fields, key=table.keys[index], index=index)
 
+    def identity(self) -> Any:
+        table = self._indexed()
+        return table.keys, table.sizes, self._class_names
+
     def read_column(self, name: str) -> NDArray[Any]:
         table = self._indexed()
         if name not in table.offsets:

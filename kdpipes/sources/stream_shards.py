@@ -45,6 +45,9 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._urls = Shared(expand_urls(urls))
         self._class_names = check_names("class_names", class_names)
 
+    def identity(self) -> Any:
+        return relative_names(self._urls.value), self._class_names
+
     def samples(self) -> Iterator[Sample]:
         urls = self._urls.value
         index = 0

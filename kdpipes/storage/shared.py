@@ -147,6 +147,10 @@ class PackedStrings(Sequence[str]):
         self._ends: NDArray[np.int64] = np.cumsum(np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded)))
         self._bytes: NDArray[np.uint8] = np.frombuffer(b"".join(encoded), dtype=np.uint8)
 
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """Return where each string ends, and the bytes of all of them."""
+        return self._ends, self._bytes
+
     def __len__(self) -> int:
         return len(self._ends)
 

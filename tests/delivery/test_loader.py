@@ -54,7 +54,7 @@ def test_lambdas_closures_and_local_classes_reach_workers(start_method: str) -> 
 
     pipe = kdp.from_dataset([(1, 0), (2, 0)]).transform("x", Shift(10), lambda x: -x).select("x")
     stocked = pipe.deal(batch_size=1).map(lambda batch: batch[0][0])
-    with kdp.Loader(stocked, num_workers=2, multiprocessing_context=start_method) as loader:
+    with kdp.Loader(stocked, num_workers=2, start_method=start_method) as loader:
         assert list(loader) == [-11, -12]
 
 
@@ -196,7 +196,7 @@ def test_workers_share_a_large_list_and_do_not_copy_it() -> None:
 
     items = Counted((number, 0) for number in range(1000))
     pipe = kdp.from_dataset(items).select("x").deal(batch_size=500).collate_samples()
-    with kdp.Loader(pipe, num_workers=2, multiprocessing_context="fork") as loader:
+    with kdp.Loader(pipe, num_workers=2, start_method="fork") as loader:
         assert sum(int(x.sum()) for (x,) in loader) == sum(range(1000))
 
 
@@ -247,5 +247,5 @@ def test_a_source_inside_another_and_in_a_closure_reaches_workers(start_method: 
             return self.source[index]["x"]
 
     chain = kdp.from_dataset(Outer()).add_field("p", lambda sample: int(inner[0]["y"]) + len(inner))
-    with kdp.Loader(chain.select("x p").deal(1), num_workers=2, multiprocessing_context=start_method) as loader:
+    with kdp.Loader(chain.select("x p").deal(1), num_workers=2, start_method=start_method) as loader:
         assert [list(loader), list(loader)] == [[[("A", 3)], [("B", 3)], [("C", 3)]]] * 2

@@ -40,8 +40,10 @@ def test_a_worker_that_is_killed_is_an_error_and_the_next_epoch_runs(start_metho
         return x
 
     pipe = kdp.from_dataset([(number, 0) for number in range(10)]).transform("x", die_once).select("x")
-    with kdp.Loader(pipe.deal(batch_size=1), num_workers=2, multiprocessing_context=start_method) as loader:
-        with pytest.raises(kdp.WorkerError, match=r"Worker process \d+ was ended by signal SIGKILL"):
+    service = kdp.ProcessReadingService(2, start_method=start_method, on_worker_death="raise")
+    with kdp.Loader(pipe.deal(batch_size=1), reading_service=service) as loader:
+        told = r"Worker process \d+ was ended by signal SIGKILL.*, while applying 'die_once' to field 'x' of sample '7'"
+        with pytest.raises(kdp.WorkerError, match=told):
             list(loader)
         assert list(loader) == [[(number,)] for number in range(10)]
 
@@ -93,12 +95,12 @@ def test_an_error_of_the_user_arrives_with_its_type_its_arguments_and_the_traceb
 
     for number, kind in ((1, Mine), (2, Local)):
         pipe = kdp.from_dataset([(number, 0)]).transform("x", explode).select("x").deal(batch_size=1)
-        loader = kdp.Loader(pipe, num_workers=1, multiprocessing_context=start_method)
+        loader = kdp.Loader(pipe, num_workers=1, start_method=start_method)
         with loader, pytest.raises(kind) as caught:
             list(loader)
         notes = "\n".join(caught.value.__notes__)
         assert "while applying 'explode' to field 'x' of sample '0'" in notes
-        assert "In a worker process:\nTraceback" in notes
+        assert "In a worker:\nTraceback" in notes
         assert 'raise Mine(x, "boom")' in notes
     assert caught.value.args == ("local",)
 
@@ -124,7 +126,7 @@ def test_batches_of_any_kind_arrive(start_method: str) -> None:
 
     weight = torch.ones(2, requires_grad=True)
     chain = kdp.from_dataset([(1, 0)]).transform("x", lambda x: (Box(x), weight * 2, lambda: 7, "word", b"bytes"))
-    with kdp.Loader(chain.select("x").deal(1), num_workers=1, multiprocessing_context=start_method) as loader:
+    with kdp.Loader(chain.select("x").deal(1), num_workers=1, start_method=start_method) as loader:
         ((((box, tensor, function, word, content),),),) = list(loader)
     assert (box, tensor.tolist(), function(), word, content) == (Box(1), [2.0, 2.0], 7, "word", b"bytes")
 
@@ -133,7 +135,7 @@ def test_a_batch_that_cannot_be_sent_is_an_error_not_a_wait() -> None:
     chain = kdp.from_dataset([(1, 0)]).transform("x", lambda x: threading.Lock()).select("x")
     with (
         kdp.Loader(chain.deal(batch_size=1), num_workers=1) as loader,
-        pytest.raises(TypeError, match=r"A batch cannot be sent from a worker process: .*lock.* Return plain data"),
+        pytest.raises(TypeError, match=r"A batch cannot be sent from a worker: .*lock.* Return plain data"),
     ):
         list(loader)
 
@@ -152,7 +154,7 @@ def test_a_source_of_ones_own_needs_no_pickling(start_method: str | None) -> Non
                 return index
 
     pipe = Locked().select("x").deal(batch_size=2)
-    with kdp.Loader(pipe, num_workers=2 if start_method else 0, multiprocessing_context=start_method) as loader:
+    with kdp.Loader(pipe, num_workers=2 if start_method else 0, start_method=start_method) as loader:
         assert [list(loader), list(loader)] == [[[(0,), (1,)], [(2,)]]] * 2
 
 
@@ -165,7 +167,7 @@ def test_a_local_source_reaches_spawned_workers() -> None:
             return index
 
     pipe = Local().select("x").deal(batch_size=2)
-    with kdp.Loader(pipe, num_workers=2, multiprocessing_context="spawn") as loader:
+    with kdp.Loader(pipe, num_workers=2, start_method="spawn") as loader:
         assert list(loader) == [[(0,), (1,)], [(2,)]]
 
 
@@ -173,7 +175,7 @@ def test_spawned_workers_print_nothing() -> None:
     script = """
 import kdpipes as kdp
 pipe = kdp.from_dataset([(n, 0) for n in range(4)]).select("x").deal(batch_size=1)
-with kdp.Loader(pipe, num_workers=2, multiprocessing_context="spawn") as loader:
+with kdp.Loader(pipe, num_workers=2, start_method="spawn") as loader:
     print(len(list(loader)))
 """
     done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=False)

@@ -1,0 +1,124 @@
+"""The items of several workers in one order: that of their numbers."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kdpipes.delivery.producer import Frame, Kind, Order, Position
+
+__all__ = ["Lane", "Merger", "Tally"]
+
+
+@dataclass
+class Tally:
+    """What is counted over the life of a reading service."""
+
+    num_items: int = 0
+    num_samples: int = 0
+    num_deaths: int = 0
+    num_copied: int = 0
+    num_slow: int = 0
+    busy_s: float = 0.0  # from the first item asked for to the last one delivered, epoch by epoch
+    wait_s: float = 0.0  # of that, the time in which no item was there
+
+
+class Lane(ABC):
+    """One worker, as the one who waits for it sees it."""
+
+    is_torn = False  # whether it was interrupted while something was taken out of it
+
+    @abstractmethod
+    def begin(self, order: Order) -> None:
+        """Let the worker begin an epoch, whatever it was doing."""
+
+    @abstractmethod
+    def peek(self) -> Frame:
+        """Wait for the next frame, and return it; an item may not be opened yet."""
+
+    @abstractmethod
+    def take(self) -> Any:
+        """Remove the frame that `peek` has returned, and return its content."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the worker."""
+
+    @property
+    def num_waiting(self) -> int:
+        """How many frames are there."""
+        return 0
+
+
+class Merger:
+    """The items of one epoch, from all lanes.
+
+    What has the number n comes from lane n modulo the number of lanes; numbers that a lane leaves out are passed over.
+
+    Args:
+        lanes: The workers.
+        orders: What each of them is told.
+        tally: What is counted.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], orders: Sequence[Order], tally: Tally) -> None:
+        self._lanes = lanes
+        self._orders = orders
+        self._tally = tally
+        self._ended: set[int] = set()
+        self.position: Position = orders[0].position
+        self._begin()
+
+    def __iter__(self) -> Merger:
+        return self
+
+    def __next__(self) -> Any:
+        started = time.perf_counter()
+        try:
+            if any(lane.is_torn for lane in self._lanes):
+                self._begin()
+            return self._next()
+        except StopIteration:
+            raise
+        except Exception:
+            self._ended.update(range(len(self._lanes)))  # nothing comes after an error
+            raise
+        except BaseException:  # Ctrl-C: what was on its way may be lost
+            for lane in self._lanes:
+                lane.is_torn = True
+            raise
+        finally:
+            self._tally.wait_s += time.perf_counter() - started
+
+    def _begin(self) -> None:
+        self._ended.clear()
+        for lane, order in zip(self._lanes, self._orders, strict=True):
+            lane.begin(replace(order, position=self.position))
+            lane.is_torn = False
+
+    def _next(self) -> Any:
+        while len(self._ended) < len(self._lanes):
+            number = self.position.number
+            place = number % len(self._lanes)
+            lane = self._lanes[place]
+            frame = None if place in self._ended else lane.peek()
+            if frame is not None and frame.kind is Kind.ERROR:
+                raise lane.take()
+            if frame is not None and frame.kind is Kind.END:
+                lane.take()
+                self._ended.add(place)
+                continue
+            if frame is None or frame.number > number:
+                self.position = Position(self.position.epoch, number + 1)
+                continue
+            item = lane.take()
+            is_item = frame.kind is Kind.ITEM
+            self.position = self.position.after(number, is_over=frame.is_last or not is_item)
+            if is_item:
+                self._tally.num_items += 1
+                self._tally.num_samples += frame.num_samples
+                return item
+        raise StopIteration

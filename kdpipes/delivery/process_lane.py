@@ -1,0 +1,344 @@
+"""A worker process as the main process sees it: what it says, its death, and its successor."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from kdpipes._record import read_record
+from kdpipes.delivery.merger import Lane, Tally
+from kdpipes.delivery.packing import unpack
+from kdpipes.delivery.producer import Frame, Kind, Order
+from kdpipes.delivery.shared_slots import LentSlots
+from kdpipes.delivery.wire import NO_SLOT, Message, Reader, Said, Told, message
+from kdpipes.delivery.worker import Options, Parcel, work
+from kdpipes.errors import WorkerError
+
+__all__ = ["NUM_LENT", "ProcessLane", "end_processes"]
+
+NUM_LENT = 2  # slots of a worker that users may hold, before they get copies
+_FEW = 16  # small batches that are acknowledged together
+_MAX_DEATHS = 10  # without a batch in between, whatever the workers died of
+_START_UP_S = 60.0
+_PATIENCE_S = 1.0
+
+_log = logging.getLogger("kdpipes")
+_one_at_a_time = threading.RLock()  # so that a worker does not inherit the other end of another one's link
+
+
+def _renew_lock() -> None:
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+@dataclass(eq=False)
+class _Life:
+    """One worker process."""
+
+    process: Any
+    link: socket.socket
+    reader: Reader
+    slots: LentSlots = field(default_factory=LentSlots)
+    record: int | None = None
+    is_ready: bool = False
+    is_over: bool = False
+
+    def doing(self) -> str:
+        """Return what the worker was doing last."""
+        return "" if self.record is None else read_record(self.record)
+
+    def close(self) -> None:
+        """Close what the main process holds of a worker that has ended."""
+        self.link.close()
+        self.slots.close()
+        if self.record is not None:
+            os.close(self.record)
+            self.record = None
+
+
+class _Unopened(NamedTuple):
+    """An item as a worker has sent it."""
+
+    life: _Life
+    said: Message
+
+
+def end_processes(lives: list[_Life], owner: int) -> None:
+    """End workers of the process `owner`: those that wait at once, others after a moment."""
+    if os.getpid() != owner:
+        return  # a process that was forked from it, and has inherited the list
+    for life in lives:
+        with contextlib.suppress(OSError):  # it has ended already
+            life.link.sendall(message(Told.STOP))
+            life.link.shutdown(socket.SHUT_RDWR)
+    deadline = time.monotonic() + _PATIENCE_S
+    for end in ("terminate", "kill", None):
+        for life in lives:
+            life.process.join(max(deadline - time.monotonic(), 0.0))
+        if end is None or not any(life.process.is_alive() for life in lives):
+            break
+        for life in lives:
+            getattr(life.process, end)()
+        deadline = time.monotonic() + _PATIENCE_S / 2
+    for life in lives:
+        life.process.join()
+        life.process.close()
+        life.close()
+    lives.clear()
+
+
+class ProcessLane(Lane):
+    """A worker process, and its successors.
+
+    Args:
+        parcel: The chain.
+        options: How the worker works.
+        start_method: How its process starts; None is the platform's way.
+        timeout_s: How long to wait for one batch, before the worker is taken for stuck; None is for ever.
+        is_restarted: Whether a worker that dies gets a successor.
+        num_deaths: How many workers may die at the same sample.
+        tally: What is counted.
+    """
+
+    def __init__(
+        self,
+        parcel: Parcel,
+        options: Options,
+        *,
+        start_method: str | None,
+        timeout_s: float | None,
+        is_restarted: bool,
+        num_deaths: int,
+        tally: Tally,
+    ) -> None:
+        self._parcel = parcel
+        self._options = options
+        self._context: Any = multiprocessing.get_context(start_method)
+        self._timeout_s = timeout_s
+        self._is_restarted = is_restarted
+        self._num_deaths = num_deaths
+        self._tally = tally
+        self._generation = 0
+        self._order: Order | None = None
+        self._frames: deque[Frame] = deque()
+        self._num_done = 0
+        self._deaths: list[str] = []  # what workers were doing when they died, since the last batch
+        self._lives: list[_Life] = []
+        self._finalizer = weakref.finalize(self, end_processes, self._lives, os.getpid())
+        self._start()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._frames)
+
+    def begin(self, order: Order) -> None:
+        self._drop_frames()
+        self._deaths.clear()
+        self._order = order
+        if self.is_torn or not self._lives or not self._is_sound(self._lives[0]):
+            self._restart()
+        self._generation += 1
+        self._send_order()
+
+    def peek(self) -> Frame:
+        while not self._frames:
+            self._wait()
+        return self._frames[0]
+
+    def take(self) -> Any:
+        content = self._frames.popleft().content
+        return self._open(*content) if isinstance(content, _Unopened) else content
+
+    def close(self) -> None:
+        self._frames.clear()
+        self._finalizer.detach()
+        end_processes(self._lives, os.getpid())
+
+    def _start(self) -> None:
+        with _one_at_a_time:
+            ours, theirs = socket.socketpair()
+            process = self._context.Process(
+                target=work, args=(self._parcel, theirs, self._options), name="kdpipes worker", daemon=True
+            )
+            try:
+                process.start()
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+        self._lives.append(_Life(process, ours, Reader(ours)))
+        self._num_done = 0
+
+    def _restart(self) -> None:
+        end_processes(self._lives, os.getpid())
+        self._start()
+
+    def _is_sound(self, life: _Life) -> bool:
+        return not life.is_over and life.process.exitcode is None
+
+    def _send_order(self) -> None:
+        payload = cloudpickle.dumps(self._order)
+        self._send(message(Told.ORDER, [payload], generation=self._generation))
+
+    def _send(self, content: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has died: reading what it said last comes to that
+            self._lives[0].link.sendall(content)
+
+    def _done(self, number: int, *, at_once: bool) -> None:
+        """Tell the worker that batches have been taken, and which slots it may write again."""
+        self._num_done += number
+        returned = self._lives[0].slots.returned
+        if self._num_done and (at_once or returned or self._num_done >= _FEW):
+            slots = b"".join(returned.popleft().to_bytes(2, "little") for _ in range(len(returned)))
+            self._send(message(Told.DONE, [slots], num=self._num_done))
+            self._num_done = 0
+
+    def _wait(self) -> None:
+        """Wait for the worker to say something, or to die."""
+        life = self._lives[0]
+        self._done(0, at_once=True)
+        poll = select.poll()
+        poll.register(life.link, select.POLLIN)
+        poll.register(life.process.sentinel, select.POLLIN)
+        timeout_s = self._timeout_s if self._timeout_s is None or life.is_ready else self._timeout_s + _START_UP_S
+        ready = [file for file, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]
+        if not ready:
+            os.kill(life.process.pid, signal.SIGKILL)
+            self._bury(life, f"made no batch in {self._timeout_s:g} s, and was ended")
+            return
+        messages = life.reader.read(wait=False) if life.link.fileno() in ready else None
+        if messages is None:
+            self._bury(life, "")
+            return
+        for said in messages:
+            self._hear(life, said)
+
+    def _hear(self, life: _Life, said: Message) -> None:
+        if said.kind == Said.READY:
+            life.is_ready = True
+        elif said.kind == Said.SLOT and said.file is not None:
+            life.slots.attach(said.slot, said.file)
+        elif said.kind == Said.RECORD:
+            life.record = said.file
+        elif said.kind == Said.TALE:
+            self._tally.num_slow += 1
+            _log.warning("%s", said.payload.decode())
+        elif said.generation == self._generation or (said.kind == Kind.ERROR and not said.generation):
+            self._queue(life, said)
+        elif said.kind == Kind.ITEM:
+            self._discard(life, said.slot)
+
+    def _queue(self, life: _Life, said: Message) -> None:
+        frame = Frame(Kind(said.kind), said.number, is_last=bool(said.flags & 1), num_samples=said.num)
+        if frame.kind is Kind.ITEM:
+            frame.content = _Unopened(life, said)
+        elif frame.kind is Kind.ERROR:
+            frame.content = unpack(said.payload, [])
+            life.is_over = life.is_over or not said.generation
+        assert self._order is not None
+        self._deaths.clear()
+        if frame.kind in (Kind.ITEM, Kind.OVER):
+            is_over = frame.is_last or frame.kind is Kind.OVER
+            self._order = replace(self._order, position=self._order.position.after(frame.number, is_over=is_over))
+        self._frames.append(frame)
+
+    def _open(self, life: _Life, said: Message) -> Any:
+        """Return an item; its tensors are views of a slot, or of memory of their own."""
+        number = int.from_bytes(said.payload[:8], "little")
+        sizes = [int.from_bytes(said.payload[8 * place + 8 : 8 * place + 16], "little") for place in range(number)]
+        rest = memoryview(said.payload)[8 * number + 8 :]
+        if said.slot == NO_SLOT:
+            buffers, rest = _cut(rest, sizes)
+        elif life.slots.num_lent < NUM_LENT:
+            buffers = life.slots.lend(said.slot, sizes)
+        else:
+            self._tally.num_copied += 1
+            buffers = life.slots.copy(said.slot, sizes)
+        stream = buffers.pop(0) if said.flags & 2 else rest
+        item = unpack(stream, buffers)
+        del stream, buffers
+        if life in self._lives:
+            self._done(1, at_once=said.slot != NO_SLOT)
+        return item
+
+    def _discard(self, life: _Life, slot: int) -> None:
+        if slot != NO_SLOT:
+            life.slots.returned.append(slot)
+        if life in self._lives:
+            self._done(1, at_once=slot != NO_SLOT)
+
+    def _drop_frames(self) -> None:
+        for frame in self._frames:
+            if isinstance(frame.content, _Unopened):
+                self._discard(frame.content.life, frame.content.said.slot)
+        self._frames.clear()
+
+    def _bury(self, life: _Life, cause: str) -> None:
+        """Put a successor in the place of a worker that has died, or raise the error that says how it died."""
+        life.process.join()
+        pid, code, doing = life.process.pid, life.process.exitcode, life.doing()
+        cause = cause or _cause(code)
+        self._tally.num_deaths += 1
+        number = self._order.position.number if self._order is not None else 0
+        doing = doing or f"making batch {number} or later" if life.is_ready else "starting"
+        self._deaths.append(doing)
+        self._lives.remove(life)
+        life.process.close()
+        self._keep_alive(life)
+        told = f"Worker process {pid} {cause}, while {doing}."
+        if not life.is_ready and code >= 0:
+            raise WorkerError(f"{told} {_GUARD}")
+        if not self._is_restarted:
+            raise WorkerError(f"{told} {_ADVICE}")
+        if self._deaths.count(doing) >= self._num_deaths or len(self._deaths) >= _MAX_DEATHS:
+            raise WorkerError(f"{told} It was worker number {len(self._deaths)} to die here. {_ADVICE}")
+        _log.warning("%s Another one takes its place.", told)
+        self._start()
+        self._generation += 1
+        self._send_order()
+
+    def _keep_alive(self, life: _Life) -> None:
+        """Keep what a dead worker has left behind while batches of it wait; the views of users keep their own."""
+        for frame in self._frames:
+            if isinstance(frame.content, _Unopened) and frame.content.life is life:
+                frame.content = self._open(*frame.content)
+        life.close()
+
+
+_ADVICE = "What it printed says more. The next iteration starts new workers."
+
+
+_GUARD = 'What it printed says why. Under spawn, a script makes its loaders under `if __name__ == "__main__":`.'
+
+
+def _cause(code: int) -> str:
+    if code >= 0:
+        return f"ended with status {code} before its work was done"
+    end = f"was ended by signal {signal.Signals(-code).name}"
+    return f"{end}, as the system does when memory runs out" if code == -signal.SIGKILL else end
+
+
+def _cut(content: memoryview, sizes: list[int]) -> tuple[list[memoryview], memoryview]:
+    buffers, start = [], 0
+    for size in sizes:
+        buffers.append(content[start : start + size])
+        start += size
+    return buffers, content[start:]

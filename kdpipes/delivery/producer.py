@@ -1,0 +1,187 @@
+"""What one worker does in an epoch, wherever it runs: it numbers the items of its copy of the chain."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch.utils.data import graph_settings
+from torch.utils.data.datapipes.iter import Collator, Mapper
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.dataloader2.graph.settings import set_graph_random_seed
+from torchdata.datapipes.iter import Filter, FlatMapper, UnBatcher
+
+from kdpipes._graph import sources_of, walk
+from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe
+from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
+
+__all__ = ["Counting", "Frame", "Kind", "Order", "Position", "Producer", "dealer_of"]
+
+_ONE_TO_ONE = (SampleCollatorIterDataPipe, Mapper, Collator)
+_STATELESS = (*_ONE_TO_ONE, Filter, FlatMapper, UnBatcher)
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A pipe that counts its epochs."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+    def skip_epochs(self, number: int) -> None: ...
+    def next_epoch(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place between two items of an epoch.
+
+    Args:
+        epoch: The number of the epoch, from 0.
+        number: The number of the batch that is next, or that is being delivered; the number of the item, where nothing
+            is dealt.
+        offset: How many items of that batch have been delivered, where a batch becomes several items behind `deal`.
+    """
+
+    epoch: int = 0
+    number: int = 0
+    offset: int = 0
+
+    def after(self, number: int, *, is_over: bool) -> Position:
+        """Return the position after an item of batch `number`, or after the batch."""
+        if is_over:
+            return Position(self.epoch, number + 1)
+        return Position(self.epoch, number, self.offset + 1 if number == self.number else 1)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker is told when an epoch begins.
+
+    Args:
+        position: Where it begins.
+        seeds: torchdata's generator of seeds for the stock pipes of this worker.
+    """
+
+    position: Position
+    seeds: Any = None
+
+
+class Kind(enum.IntEnum):
+    """What a worker says."""
+
+    ITEM = 0
+    OVER = 1  # a batch is over that became several items, or none
+    END = 2  # of the epoch
+    ERROR = 3
+
+
+@dataclass
+class Frame:
+    """One thing that a worker says.
+
+    Args:
+        kind: What it is.
+        number: Of the batch that it belongs to.
+        content: The item or the error, as the lane carries it.
+        is_last: Whether the item is the last one of its batch.
+        num_samples: How many samples the batch has that the item is the first of.
+    """
+
+    kind: Kind
+    number: int = 0
+    content: Any = None
+    is_last: bool = False
+    num_samples: int = 0
+
+
+def dealer_of(chain: Any) -> Any:
+    """Return the `deal` whose batches number the items of a chain; None where behind it pipes keep items back."""
+    pipe = chain
+    while isinstance(pipe, _STATELESS):
+        (pipe,) = sources_of(pipe)
+    return pipe if isinstance(pipe, DealerMapDataPipe | DealerIterDataPipe) else None
+
+
+class Producer:
+    """One worker's copy of the chain.
+
+    Items carry the number of the batch that they come from. Where no `deal` numbers them, the k-th item of worker w of
+    W has the number k * W + w.
+
+    Args:
+        chain: The copy; it is sharded here.
+        worker: The number of the worker.
+        num_workers: How many there are.
+    """
+
+    def __init__(self, chain: Any, worker: int, num_workers: int) -> None:
+        self._chain = chain
+        self._worker, self._num_workers = worker, num_workers
+        graph_settings.apply_sharding(chain, num_workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+        self._dealer = dealer_of(chain)
+        pipe, self._is_one_to_one = chain, self._dealer is not None
+        while pipe is not self._dealer and self._is_one_to_one:
+            self._is_one_to_one = isinstance(pipe, _ONE_TO_ONE)
+            (pipe,) = sources_of(pipe)
+        self._counting = [pipe for pipe in walk(chain) if isinstance(pipe, Counting)]
+        self._first_epochs = [pipe.next_epoch() for pipe in self._counting]
+
+    def epoch(self, order: Order, first_epoch: int, send: Callable[[Frame], None]) -> Iterator[None]:
+        """Make the items of one epoch, and send each; to be resumed for the next one.
+
+        Args:
+            order: Where to begin.
+            first_epoch: The number of the chain's first epoch, which the order's is counted from.
+            send: Takes what there is to say, in order.
+        """
+        try:
+            if order.seeds is not None:
+                set_graph_random_seed(self._chain, order.seeds)
+            for pipe, first in zip(self._counting, self._first_epochs, strict=True):
+                pipe.set_epoch(max(first + order.position.epoch - first_epoch, 0))
+            yield from (
+                self._dealt(order.position, send) if self._dealer is not None else self._counted(order.position, send)
+            )
+        except Exception as error:
+            send(Frame(Kind.ERROR, content=error))
+        else:
+            send(Frame(Kind.END))
+
+    def _dealt(self, start: Position, send: Callable[[Frame], None]) -> Iterator[None]:
+        batch: int | None = None
+        num_samples = made = 0
+
+        def listen(number: int, size: int) -> None:
+            nonlocal batch, num_samples, made
+            if batch is not None and not self._is_one_to_one:
+                send(Frame(Kind.OVER, batch))
+            batch, num_samples, made = number, size, 0
+
+        self._dealer.start_at(start.number, listen)
+        for item in self._chain:
+            made += 1
+            if batch == start.number and made <= start.offset:
+                continue
+            assert batch is not None
+            send(Frame(Kind.ITEM, batch, item, self._is_one_to_one, num_samples if made == 1 else 0))
+            yield
+        if batch is not None and not self._is_one_to_one:
+            send(Frame(Kind.OVER, batch))
+
+    def _counted(self, start: Position, send: Callable[[Frame], None]) -> Iterator[None]:
+        for count, item in enumerate(self._chain):
+            number = count * self._num_workers + self._worker
+            if number >= start.number:
+                send(Frame(Kind.ITEM, number, item, is_last=True))
+                yield
+
+
+def seed_process(seeds: Any) -> None:
+    """Seed the global generators of a worker process, which stock pipes and users' code may draw from."""
+    random.seed(seeds.generate_seed())
+    torch.manual_seed(seeds.generate_seed())
+    np.random.seed(seeds.generate_seed() >> 32)

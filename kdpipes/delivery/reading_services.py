@@ -1,0 +1,373 @@
+"""kdpipes' own reading services for DataLoader2: workers that are processes, or threads."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from torch.utils.data import IterDataPipe
+from torchdata.dataloader2 import CheckpointableReadingServiceInterface
+from torchdata.datapipes.iter import FullSync, ShardingRoundRobinDispatcher
+
+from kdpipes._graph import copy_streams, walk
+from kdpipes._iter_pipe import Streaming
+from kdpipes.delivery.checkpoint import Checkpointer, main_part
+from kdpipes.delivery.merger import Lane, Merger, Tally
+from kdpipes.delivery.process_lane import NUM_LENT, ProcessLane
+from kdpipes.delivery.producer import Order, Position, dealer_of
+from kdpipes.delivery.shipped import Shipped
+from kdpipes.delivery.thread_lane import InlineLane, ThreadLane
+from kdpipes.delivery.worker import Options, Parcel
+from kdpipes.errors import ChainError, check_choice, check_count, must_be
+
+__all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "ThreadReadingService"]
+
+
+class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata carries no types
+    """What kdpipes' reading services share: one order, whatever the number and the kind of workers; and their state."""
+
+    num_workers = 1
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._chain: Any = None
+        self._lanes: list[Lane] = []
+        self._seeds: Any = None
+        self._start: Position | None = None
+        self._position = Position()
+        self._first_epoch = 0
+        self._passed: deque[Position] = deque()  # where the workers' items end that the main part has not given out
+        self._items: IterDataPipe[Any] | None = None
+        self._checkpointer = Checkpointer(None, 1)
+        self.tally = Tally()
+
+    def _open_lanes(self) -> list[Lane]:
+        raise TypeError(f"{type(self).__name__} must implement `_open_lanes`.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel as the arguments alone."""
+        own = vars(self)
+        runtime = vars(ReadingService())
+        return {name: value for name, value in own.items() if name not in runtime}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._forget()
+        self.__dict__.update(state)
+
+    def initialize(self, datapipe: Any) -> Any:
+        """Called by DataLoader2 once: start the workers."""
+        ends, chain = main_part(datapipe._chain if isinstance(datapipe, Shipped) else datapipe)
+        if any(isinstance(pipe, ShardingRoundRobinDispatcher) for pipe in walk(chain)):
+            raise ChainError(
+                "`.sharding_round_robin_dispatch()` needs torchdata's MultiProcessingReadingService. `.deal()` gives "
+                "each worker batches of its own, without a process in between."
+            )
+        self._chain, self._checkpointer = chain, Checkpointer(chain, self.num_workers)
+        if dealer_of(chain) is not None:
+            ends = [pipe for pipe in ends if not isinstance(pipe, FullSync)]  # `deal` makes the ranks' batches equal
+        self._first_epoch = self._checkpointer.first_position().epoch
+        if self._start is None:
+            self.start_at(Position(self._first_epoch))
+        self._lanes = self._open_lanes()
+        self._items = _with_source(ends, _Merged(self))
+        return _Delivered(self)
+
+    def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
+        """Called by DataLoader2 at the start of an epoch."""
+        self._seeds = seed_generator
+        return iter_reset_fn
+
+    def finalize(self) -> None:
+        """Called by DataLoader2 at the end: end the workers."""
+        for lane in self._lanes:
+            lane.close()
+        self._lanes = []
+
+    def checkpoint(self) -> bytes:
+        """Called by DataLoader2's `state_dict`."""
+        return json.dumps(self.state_dict()).encode()
+
+    def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
+        """Called by DataLoader2 in place of `initialize`, after its `from_state` or `load_state_dict`."""
+        end = self.initialize(datapipe)
+        self.load_state_dict(json.loads(serialized_state))
+        return end
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands: after the item that was delivered last."""
+        return self._checkpointer.state_at(self._position)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Let the next iteration go on where a state was taken."""
+        self.start_at(self._checkpointer.position_in(state_dict, strict=strict))
+
+    def start_at(self, position: Position) -> None:
+        """Let the next iteration begin at `position`."""
+        self._start = self._position = position
+
+    @property
+    def position(self) -> Position:
+        """After the item that was delivered last."""
+        return self._position
+
+    @property
+    def next_start(self) -> Position | None:
+        """Where the next iteration begins; None is the chain's first epoch."""
+        return self._start
+
+    def wait(self) -> None:
+        """Wait until every worker has made its first batch of the epoch that has begun."""
+        for lane in self._lanes:
+            lane.peek()
+
+    def queue_depth(self) -> int:
+        """Return how many items the main process has received and not given out."""
+        return sum(lane.num_waiting for lane in self._lanes) + len(self._passed)
+
+    def _begin(self) -> Iterator[Any]:
+        assert self._start is not None
+        assert self._items is not None
+        self._position, self._start = self._start, Position(self._start.epoch + 1)
+        self._passed.clear()
+        return iter(self._items)
+
+    def _merger(self) -> Merger:
+        seeds = [None if self._seeds is None else self._seeds.spawn(lane) for lane in range(len(self._lanes))]
+        return Merger(self._lanes, [Order(self._position, seed) for seed in seeds], self.tally)
+
+    def _pause(self, pause_fn: Any = None) -> Any:
+        """Called by DataLoader2's `limit`. There is nothing to halt: the state is right at any moment."""
+        return pause_fn
+
+    def _resume(self, resume_fn: Any = None) -> Any:
+        return resume_fn
+
+    def _limit(self, num_batches: int | None, limit_fn: Any = None) -> Any:
+        return limit_fn
+
+
+class InlineReadingService(ReadingService):
+    """No worker: items are made when they are asked for, in the thread that asks."""
+
+    def _open_lanes(self) -> list[Lane]:
+        return [InlineLane(self._chain, self._first_epoch)]
+
+
+class ThreadReadingService(ReadingService):
+    """Workers that are threads: nothing is pickled or copied, and nothing is forked.
+
+    Order and state are those of every other service of kdpipes. Threads share functions and datasets, which must be fit
+    for that; reading, decoding and NumPy run side by side, Python code takes turns. Transforms that take no `rng` take
+    turns as well. A thread that is stuck in a user's code cannot be ended.
+
+    Args:
+        num_threads: The number of threads.
+        prefetch: How many batches each of them makes ahead.
+        timeout_s: After how long without a batch `WorkerError` is raised; None is never.
+
+    Example:
+        >>> pipe = kdp.from_dataset([(n, 0) for n in range(4)]).select("x").deal(batch_size=2)
+        >>> with kdp.Loader(pipe, reading_service=kdp.ThreadReadingService(2)) as loader:
+        ...     list(loader)
+        [[(0,), (1,)], [(2,), (3,)]]
+    """
+
+    def __init__(self, num_threads: int, *, prefetch: int = 2, timeout_s: float | None = None) -> None:
+        super().__init__()
+        self.num_workers = check_count("num_threads", num_threads)
+        self.prefetch = check_count("prefetch", prefetch)
+        self.timeout_s = _check_timeout(timeout_s)
+
+    def _open_lanes(self) -> list[Lane]:
+        chains = [copy_streams(self._chain) for _ in range(self.num_workers)]
+        return [
+            ThreadLane(
+                chain,
+                worker,
+                self.num_workers,
+                first_epoch=self._first_epoch,
+                prefetch=self.prefetch,
+                timeout_s=self.timeout_s,
+                tally=self.tally,
+            )
+            for worker, chain in enumerate(chains)
+        ]
+
+
+class ProcessReadingService(ReadingService):
+    """Workers that are processes, for Linux and macOS.
+
+    Batches come through shared memory that is used again: the tensors that the loader gives are views of it, and give
+    it back when they are dropped; who keeps many gets copies. A worker that dies is replaced at the batch that it was
+    dealt, so that what is delivered does not change. Errors come with their own type and the worker's traceback.
+    Nothing is left in /dev/shm, whatever happens.
+
+    Args:
+        num_workers: The number of worker processes.
+        prefetch: How many batches each of them makes ahead; of small ones, up to 32 times as many, while they take less
+            than 64 KiB together.
+        max_bytes: How many bytes of batches all workers together make ahead; at least one each.
+        start_method: How processes start: "fork", "spawn" or "forkserver"; None is the platform's way.
+        on_worker_death: "restart" puts another worker in the place of one that dies, until `num_deaths` of them have
+            died at the same sample; "raise" raises `WorkerError` at once.
+        num_deaths: See above.
+        timeout_s: After how long without a batch a worker is taken for stuck, and ended; None is never.
+        threads_per_worker: How many threads torch's operations use in a worker.
+
+    Raises:
+        WorkerError: Workers have died; it names the process, the signal, the sample and the operation.
+
+    Example:
+        >>> service = kdp.ProcessReadingService(2, timeout_s=300)
+        >>> pipe = kdp.from_dataset([(n, 0) for n in range(4)]).select("x").deal(batch_size=2)
+        >>> with kdp.Loader(pipe, reading_service=service) as loader:
+        ...     list(loader)
+        [[(0,), (1,)], [(2,), (3,)]]
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        prefetch: int = 2,
+        max_bytes: int = 1 << 30,
+        start_method: str | None = None,
+        on_worker_death: Literal["restart", "raise"] = "restart",
+        num_deaths: int = 3,
+        timeout_s: float | None = None,
+        threads_per_worker: int = 1,
+    ) -> None:
+        super().__init__()
+        if os.name != "posix":
+            raise RuntimeError("Worker processes need Linux or macOS. Use `ThreadReadingService`.")
+        self.num_workers = check_count("num_workers", num_workers)
+        self.prefetch = check_count("prefetch", prefetch)
+        self.max_bytes = check_count("max_bytes", max_bytes)
+        if start_method is not None:
+            check_choice("start_method", start_method, multiprocessing.get_all_start_methods())
+        check_choice("on_worker_death", on_worker_death, ("restart", "raise"))
+        self.start_method = start_method
+        self.on_worker_death = on_worker_death
+        self.num_deaths = check_count("num_deaths", num_deaths)
+        self.timeout_s = _check_timeout(timeout_s)
+        self.threads_per_worker = check_count("threads_per_worker", threads_per_worker)
+
+    def _open_lanes(self) -> list[Lane]:
+        parcel = Parcel(self._chain)
+        return [
+            ProcessLane(
+                parcel,
+                Options(
+                    worker=worker,
+                    num_workers=self.num_workers,
+                    first_epoch=self._first_epoch,
+                    prefetch=self.prefetch,
+                    num_slots=self.prefetch + NUM_LENT,
+                    max_bytes=self.max_bytes // self.num_workers,
+                    num_threads=self.threads_per_worker,
+                ),
+                start_method=self.start_method,
+                timeout_s=self.timeout_s,
+                is_restarted=self.on_worker_death == "restart",
+                num_deaths=self.num_deaths,
+                tally=self.tally,
+            )
+            for worker in range(self.num_workers)
+        ]
+
+
+def _check_timeout(timeout_s: Any) -> float | None:
+    if timeout_s is None:
+        return None
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise TypeError(must_be("timeout_s", "a number of seconds, or None", timeout_s))
+    if not timeout_s > 0:
+        raise ValueError(must_be("timeout_s", "above 0", timeout_s))
+    return float(timeout_s)
+
+
+class _Merged(Streaming[Any], IterDataPipe[Any]):
+    """What comes from the workers, where the chain's main part takes it."""
+
+    def __init__(self, service: ReadingService) -> None:
+        self._service = service
+
+    def iterate(self) -> Iterator[Any]:
+        return _Passing(self._service)
+
+
+class _Passing:
+    """Notes after each item of the workers where it ends."""
+
+    def __init__(self, service: ReadingService) -> None:
+        self._passed = service._passed
+        self._merger = service._merger()
+
+    def __iter__(self) -> _Passing:
+        return self
+
+    def __next__(self) -> Any:
+        item = next(self._merger)
+        self._passed.append(self._merger.position)
+        return item
+
+
+class _Delivered(Streaming[Any], IterDataPipe[Any]):
+    """The end of the adapted chain: what the user gets."""
+
+    def __init__(self, service: ReadingService) -> None:
+        self._service = service
+
+    def iterate(self) -> Iterator[Any]:
+        return _Delivering(self._service)
+
+
+class _Delivering:
+    """Notes after each item that the user gets where the loader stands.
+
+    An epoch that is resumed behind its last batch is over; the next one begins in its place.
+    """
+
+    def __init__(self, service: ReadingService) -> None:
+        self._service = service
+        self._items = service._begin()
+        self._is_empty_end = service._position.number > 0
+        self._asked, self._is_first = 0.0, True
+
+    def __iter__(self) -> _Delivering:
+        return self
+
+    def __next__(self) -> Any:
+        service = self._service
+        self._asked = time.perf_counter() if self._is_first else self._asked
+        try:
+            item = next(self._items)
+        except StopIteration:
+            service._position = Position(service._position.epoch + 1)
+            if not self._is_empty_end:
+                raise
+            self._is_empty_end = False
+            self._items = service._begin()
+            return self.__next__()
+        self._is_empty_end = False
+        service._position = service._passed.popleft()
+        now = time.perf_counter()
+        service.tally.busy_s += now - self._asked
+        self._asked, self._is_first = now, False
+        return item
+
+
+def _with_source(ends: list[Any], source: Any) -> Any:
+    """Return the pipes of the main part, last one first, with `source` in the place of the workers' part."""
+    for pipe in reversed(ends):
+        name = next(name for name, value in vars(pipe).items() if isinstance(value, IterDataPipe))
+        setattr(pipe, name, source)
+        source = pipe
+    return source

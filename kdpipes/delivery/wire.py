@@ -1,0 +1,110 @@
+"""The messages between the main process and a worker, over a socket that passes descriptors as well."""
+
+from __future__ import annotations
+
+import enum
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+__all__ = ["NO_SLOT", "Message", "Reader", "Said", "Told", "message"]
+
+NO_SLOT = 0xFFFF
+_HEADER = struct.Struct("<QBBHIqI")
+_READ_SIZE = 1 << 18
+_ANCILLARY_SIZE = socket.CMSG_SPACE(16 * 4)  # 16 descriptors
+
+
+class Said(enum.IntEnum):
+    """What a worker says, besides the frames of an epoch (whose kinds are 0 to 3)."""
+
+    READY = 16
+    SLOT = 17  # a descriptor comes with it
+    RECORD = 18  # a descriptor comes with it: where the worker writes down what it does
+    TALE = 19  # a line for the log
+
+
+class Told(enum.IntEnum):
+    """What a worker is told."""
+
+    ORDER = 32
+    DONE = 33  # batches have been taken, and slots are free again
+    STOP = 34
+
+
+class Message(NamedTuple):
+    """One message.
+
+    Of `flags`, 1 says that an item is the last one of its batch, and 2 that its pickle is the first buffer of the slot;
+    `num` is the number of samples in the batch, or of batches that have been taken.
+    """
+
+    kind: int
+    flags: int
+    slot: int
+    generation: int
+    number: int
+    num: int
+    payload: bytearray
+    file: int | None = None
+
+
+def message(
+    kind: int,
+    payloads: Sequence[bytes | memoryview] = (),
+    *,
+    flags: int = 0,
+    slot: int = NO_SLOT,
+    generation: int = 0,
+    number: int = 0,
+    num: int = 0,
+) -> bytes:
+    """Return a message as bytes."""
+    size = sum(map(len, payloads))
+    return b"".join([_HEADER.pack(size, kind, flags, slot, generation, number, num), *payloads])
+
+
+class Reader:
+    """Reads messages from a socket, as many at a time as have come.
+
+    Args:
+        link: The socket.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._bytes = bytearray()
+        self._received = bytearray(_READ_SIZE)
+        self._files: deque[int] = deque()
+
+    def read(self, *, wait: bool = True) -> Iterator[Message] | None:
+        """Return the messages that have come, after waiting for some bytes; None at the end of the link."""
+        try:
+            flags = 0 if wait else socket.MSG_DONTWAIT
+            number, ancillary, *_ = self._link.recvmsg_into([self._received], _ANCILLARY_SIZE, flags)
+        except BlockingIOError:
+            return iter(())
+        except ConnectionResetError:
+            return None
+        if not number:
+            return None
+        for _, _, content in ancillary:
+            self._files.extend(memoryview(content).cast("i"))
+        self._bytes += memoryview(self._received)[:number]
+        return iter(list(self._messages()))
+
+    def _messages(self) -> Iterator[Message]:
+        start = 0
+        while len(self._bytes) - start >= _HEADER.size:
+            size, *fields = _HEADER.unpack_from(self._bytes, start)
+            end = start + _HEADER.size + size
+            if len(self._bytes) < end:
+                break
+            file = self._files.popleft() if fields[0] in (Said.SLOT, Said.RECORD) else None
+            kind, flags, slot, generation, number, num = fields
+            payload = self._bytes[start + _HEADER.size : end]
+            yield Message(kind, flags, slot, generation, number, num, payload, file)
+            start = end
+        del self._bytes[:start]
