@@ -22,6 +22,7 @@ from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.reading_services import ProcessReadingService, ThreadReadingService
+from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.draw import Draw
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
 from kdpipes.look.grid import image_grid
@@ -41,6 +42,7 @@ from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDa
 from kdpipes.work.add_field import FieldAdder
 from kdpipes.work.decode_images import EncodedImage, ImageDecoder
 from kdpipes.work.image_transforms import HorizontalFlip, RandomResizedCrop
+from kdpipes.work.on_error import ErrorHandler
 from kdpipes.work.record_ctx import CtxRecorder
 from kdpipes.work.rename_fields import FieldRenamer
 from kdpipes.work.select import Selector
@@ -56,8 +58,10 @@ __all__ = [
     "DataError",
     "DealerIterDataPipe",
     "DealerMapDataPipe",
+    "DeviceMoverIterDataPipe",
     "Draw",
     "EncodedImage",
+    "ErrorHandler",
     "FieldAdder",
     "FieldError",
     "FieldRenamer",

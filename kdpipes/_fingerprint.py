@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import hashlib
+import itertools
+import logging
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.datapipes.iter import ShardingFilter
 
 from kdpipes._graph import walk
 from kdpipes.callback import Callback
@@ -20,7 +26,23 @@ from kdpipes.storage.shared import PackedStrings, Shared
 __all__ = ["fingerprint", "fingerprints"]
 
 _MANY = 1000  # of a longer sequence of objects, the length and this many entries are hashed
-_DEEP = 20
+_OF_THIS_PROCESS = (
+    IterDataPipe,
+    MapDataPipe,
+    ModuleType,
+    logging.Logger,
+    np.random.Generator,
+    random.Random,
+    torch.Generator,
+)
+_PLAIN = (bytes, str, bool, int, float, complex, np.generic)
+
+
+@runtime_checkable
+class _Fingerprinted(Protocol):
+    """An object that says itself what tells it from another."""
+
+    def fingerprinted(self) -> Any: ...
 
 
 def fingerprints(pipe: Any) -> list[str]:
@@ -34,10 +56,15 @@ def fingerprints(pipe: Any) -> list[str]:
 
 def fingerprint(value: Any) -> str:
     """Return the short hash of one value; of a pipe, without what is upstream of it."""
-    digest = hashlib.blake2b(digest_size=4)
-    for token in _pipe(value) if isinstance(value, IterDataPipe | MapDataPipe) else _tokens(value, 0):
+    tokens = _Tokens()
+    return _hash(tokens.of_pipe(value) if isinstance(value, IterDataPipe | MapDataPipe) else tokens.of(value), 4).hex()
+
+
+def _hash(tokens: Iterator[bytes], size: int) -> bytes:
+    digest = hashlib.blake2b(digest_size=size)
+    for token in tokens:
         digest.update(len(token).to_bytes(8, "little") + token)
-    return digest.hexdigest()
+    return digest.digest()
 
 
 def _name_of(pipe: Any) -> str:
@@ -45,54 +72,64 @@ def _name_of(pipe: Any) -> str:
     return name if isinstance(name, str) else type(pipe).__name__.removesuffix("DataPipe").removesuffix("Iter")
 
 
-def _pipe(pipe: Any) -> Iterator[bytes]:
-    yield type(pipe).__qualname__.encode()
-    identity: Callable[[], Any] | None = getattr(type(pipe), "identity", None)
-    if identity is not None:
-        yield from _tokens(pipe.identity(), 0)
-        return
-    is_ours = type(pipe).__module__.startswith("kdpipes.")
-    for name, value in sorted(vars(pipe).items()):
-        if is_ours or not name.startswith("_"):
-            yield name.encode()
-            yield from _tokens(value, 0)
+class _Tokens:
+    """Says what values are, each object once: one that is met again is the number of its first meeting."""
 
+    def __init__(self, met: dict[int, tuple[int, Any]] | None = None) -> None:
+        self._met = dict(met or {})
 
-def _tokens(value: Any, depth: int) -> Iterator[bytes]:
-    """Yield what `value` is; of what it is only for this process (generators, locks, pipes upstream), nothing."""
-    if isinstance(value, IterDataPipe | MapDataPipe | random.Random | np.random.Generator | ModuleType):
-        return
-    yield type(value).__name__.encode()
-    if depth == _DEEP or value is None:
-        return
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        yield from (str(value.dtype).encode(), str(value.shape).encode(), np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, torch.Tensor):
-        yield from _tokens(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), depth + 1)
-    elif isinstance(value, bytes | str | bool | int | float | complex | np.generic):
-        yield value if isinstance(value, bytes) else repr(value).encode()
-    else:
-        yield from _compound(value, depth + 1)
+    def of_pipe(self, pipe: Any) -> Iterator[bytes]:
+        yield type(pipe).__qualname__.encode()
+        identity: Callable[[], Any] | None = getattr(type(pipe), "identity", None)
+        if identity is not None:
+            yield from self.of(pipe.identity())
+        elif not isinstance(pipe, ShardingFilter):  # whose attributes say which rank this is
+            is_ours = type(pipe).__module__.startswith("kdpipes.")
+            public = {name: value for name, value in vars(pipe).items() if is_ours or not name.startswith("_")}
+            yield from self.of(public)
 
+    def of(self, value: Any) -> Iterator[bytes]:
+        """Yield what `value` is; nothing of what it is only for this process."""
+        if isinstance(value, _OF_THIS_PROCESS):
+            return
+        yield type(value).__name__.encode()
+        if isinstance(value, _PLAIN):
+            yield value if isinstance(value, bytes) else repr(value).encode()
+        elif isinstance(value, PurePath | torch.dtype | slice):
+            yield str(value).encode()
+        elif isinstance(value, np.ndarray) and value.dtype != object:
+            yield from (str(value.dtype).encode(), str(value.shape).encode(), np.ascontiguousarray(value).tobytes())
+        elif value is not None and id(value) in self._met:
+            yield str(self._met[id(value)][0]).encode()
+        elif value is not None:
+            self._met[id(value)] = len(self._met), value  # held, so that no other object gets its address
+            for part in self._parts(value):
+                yield from self.of(part)
 
-def _compound(value: Any, depth: int) -> Iterator[bytes]:
-    parts: Any
-    if isinstance(value, Shared):
-        parts = [value.value]
-    elif isinstance(value, PackedStrings):
-        parts = value.arrays()
-    elif isinstance(value, Mapping):
-        parts = [part for entry in sorted(value.items(), key=lambda item: str(item[0])) for part in entry]
-    elif isinstance(value, Set):
-        parts = sorted(map(repr, value))
-    elif isinstance(value, Sequence | np.ndarray):
-        parts = [len(value), *value[:_MANY]]
-    elif isinstance(value, Callback):
-        parts = [value.function]
-    else:
-        parts = list(_object_parts(value))
-    for part in parts:
-        yield from _tokens(part, depth)
+    def _hash_of(self, value: Any) -> bytes:
+        return _hash(_Tokens(self._met).of(value), 16)
+
+    def _parts(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, Shared):
+            yield value.value
+        elif isinstance(value, PackedStrings):
+            yield from value.arrays()
+        elif isinstance(value, torch.Tensor):
+            yield from (str(value.dtype), tuple(value.shape))
+            yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        elif isinstance(value, Mapping):
+            yield from sorted(value.items(), key=lambda entry: self._hash_of(entry[0]))
+        elif isinstance(value, Set):
+            yield from sorted(value, key=self._hash_of)
+        elif isinstance(value, np.ndarray):
+            yield from (value.shape, value.reshape(-1).tolist()[:_MANY])
+        elif isinstance(value, Sequence | deque):
+            yield len(value)
+            yield from itertools.islice(value, _MANY)
+        elif isinstance(value, Callback):
+            yield value.function
+        else:
+            yield from _object_parts(value)
 
 
 def _object_parts(value: Any) -> Iterator[Any]:
@@ -104,10 +141,14 @@ def _object_parts(value: Any) -> Iterator[Any]:
         yield from (value.__qualname__, *_code_parts(value.__code__), value.__defaults__, value.__kwdefaults__)
         for cell in value.__closure__ or ():
             yield _content_of(cell)
-    elif isinstance(value, BuiltinFunctionType | type):
+    elif isinstance(value, BuiltinFunctionType):
+        yield value.__qualname__
+        yield value.__self__
+    elif isinstance(value, type):
         yield value.__qualname__
     else:
-        yield from (type(value).__qualname__, _attributes(value))
+        yield getattr(value, "__qualname__", type(value).__qualname__)
+        yield value.fingerprinted() if isinstance(value, _Fingerprinted) else _attributes(value) or _reduced(value)
 
 
 def _content_of(cell: Any) -> Any:
@@ -124,6 +165,22 @@ def _code_parts(code: CodeType) -> Iterator[Any]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
-    slots = {name: getattr(value, name) for name in names if not name.startswith("__")}
-    return slots | getattr(value, "__dict__", {})
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            is_private = name.startswith("__") and not name.endswith("__")
+            mangled = f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
+            if mangled not in {"__dict__", "__weakref__"} and hasattr(value, mangled):
+                found[mangled] = getattr(value, mangled)
+    return found
+
+
+def _reduced(value: Any) -> Any:
+    """Return what an object of a C type would pickle; nothing where it would not."""
+    reduce = copyreg.dispatch_table.get(type(value))
+    try:
+        reduced = reduce(value) if reduce is not None else value.__reduce_ex__(2)
+    except Exception:
+        return None
+    return reduced if isinstance(reduced, str) else [part for part in reduced[1:3] if not hasattr(part, "__next__")]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import ShardingRoundRobinDispatcher
 
@@ -17,18 +18,19 @@ from kdpipes.draw import EpochCounter
 __all__ = ["copy_streams", "shards", "sources_of", "walk"]
 
 AnyPipe = IterDataPipe[Any] | MapDataPipe[Any]
+_MANY = 1000  # a longer collection holds data, not pipes
+_DEEP = 4
 
 
-def _pipes_in(value: Any) -> Iterator[AnyPipe]:
+def _pipes_in(value: Any, depth: int = 0) -> Iterator[AnyPipe]:
     if isinstance(value, IterDataPipe | MapDataPipe):
         yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _pipes_in(entry)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            if isinstance(entry, IterDataPipe | MapDataPipe):
-                yield entry
+    elif isinstance(value, Mapping | list | tuple | set) and len(value) <= _MANY and depth < _DEEP:
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _pipes_in(entry, depth + 1)
+        if isinstance(value, Mapping):
+            for entry in value:
+                yield from _pipes_in(entry, depth + 1)
 
 
 def shards(pipe: AnyPipe) -> bool:
@@ -52,19 +54,40 @@ def copy_streams(pipe: AnyPipe) -> AnyPipe:
 
 def _copied(value: Any, copies: dict[int, Any]) -> Any:
     if isinstance(value, IterDataPipe):
-        if id(value) not in copies:
-            copies[id(value)] = made = type(value).__new__(type(value))
-            made.__dict__.update({name: _copied(part, copies) for name, part in vars(value).items()})
-        return copies[id(value)]
-    if isinstance(value, MapDataPipe):
-        return value
-    if isinstance(value, EpochCounter | random.Random | np.random.Generator):
-        return copy.deepcopy(value)
-    if any(True for _ in _pipes_in(value)):
-        if isinstance(value, Mapping):
-            return type(value)((name, _copied(part, copies)) for name, part in value.items())  # type: ignore[call-arg]
-        return type(value)(_copied(part, copies) for part in value)
-    return copy.copy(value) if isinstance(value, list | dict | set | deque) else value
+        return _copied_stream(value, copies)
+    if isinstance(value, EpochCounter | random.Random | np.random.Generator | torch.Generator):
+        return copy.deepcopy(value) if not isinstance(value, torch.Generator) else value.clone_state()
+    if isinstance(value, list | dict | set | deque) and len(value) > _MANY:
+        return copy.copy(value)
+    if isinstance(value, dict):
+        parts = {_copied(name, copies): _copied(part, copies) for name, part in value.items()}
+        same = copy.copy(value)  # a subclass keeps what it has besides
+        same.clear()
+        same.update(parts)
+        return same
+    if isinstance(value, list | deque):
+        made = copy.copy(value)
+        for place, part in enumerate(value):
+            made[place] = _copied(part, copies)
+        return made
+    if isinstance(value, set):
+        return copy.copy(value)
+    if isinstance(value, tuple):
+        entries = [_copied(part, copies) for part in value]
+        return type(value)._make(entries) if hasattr(value, "_make") else tuple(entries)
+    return value
+
+
+def _copied_stream(pipe: IterDataPipe[Any], copies: dict[int, Any]) -> Any:
+    """Return a copy of one pipe, made of what it would pickle."""
+    if id(pipe) not in copies:
+        copies[id(pipe)] = made = type(pipe).__new__(type(pipe))
+        state = _copied(pipe.__getstate__(), copies)  # type: ignore[no-untyped-call]
+        if hasattr(type(pipe), "__setstate__"):
+            made.__setstate__(state)
+        else:
+            made.__dict__.update(state)
+    return copies[id(pipe)]
 
 
 def walk(pipe: AnyPipe) -> list[AnyPipe]:

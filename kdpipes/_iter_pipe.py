@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import ShardingFilter
+from torchdata.datapipes.iter import SampleMultiplexer
 
 from kdpipes._graph import shards, walk
 from kdpipes._pipe import Suggesting, gives_samples
@@ -41,6 +42,9 @@ class IterPipe(Suggesting, Streaming[Any], IterChain):
 
     Without `deal`, the n-th sample of the k-th iteration is ordinal n of epoch k.
     """
+
+    is_straight = False  # whether each sample is passed on, or dropped, before the next one is read
+    is_about_whole = False  # whether what is given depends on the whole stream, not on the sample alone
 
     def __init__(self) -> None:
         self._epochs = EpochCounter()
@@ -164,3 +168,5 @@ def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:
             upstream.renew(seed, epoch)
         elif callable(getattr(type(upstream), "set_seed", None)):
             upstream.set_seed(int.from_bytes(hash_key(seed, epoch, "upstream", place, round)[:7], "little"))
+        elif isinstance(upstream, SampleMultiplexer):  # it has no `set_seed`, and would draw on from where it stands
+            upstream.random.seed(int.from_bytes(hash_key(seed, epoch, "upstream", place, round)[:7], "little"))

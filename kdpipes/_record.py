@@ -10,7 +10,7 @@ _SIZE = mmap.PAGESIZE
 
 
 class Record:
-    """A line of text in memory that another process holds as well.
+    """A line of text in memory that another process holds as well: a sample's key, a zero, what is done with it.
 
     Args:
         file: The descriptor of the memory.
@@ -38,8 +38,9 @@ def start_record(file: int) -> None:
     current = Record(file)
 
 
-def read_record(file: int) -> str:
-    """Return what the process that wrote `file` was doing last."""
+def read_record(file: int) -> tuple[str, str]:
+    """Return the key of the sample that the process that wrote `file` was at last, and what it did with it."""
     with mmap.mmap(file, _SIZE) as memory:
         size = int.from_bytes(memory[:2], "little")
-        return memory[2 : 2 + size].decode(errors="replace")
+        key, _, doing = memory[2 : 2 + size].decode(errors="replace").partition("\0")
+        return key, doing

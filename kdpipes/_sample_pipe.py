@@ -119,6 +119,8 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
         name: The functional name, for errors.
     """
 
+    is_straight = True
+
     def __init__(self, source_datapipe: IterDataPipe[Any], operation: Operation, name: str) -> None:
         super().__init__()
         self._configure(source_datapipe, operation, name)

@@ -71,10 +71,10 @@ class Draw:
 class EarlyDraws:
     """The draws of the samples that a stream makes in an epoch, numbered as they are made: until they are delivered."""
 
-    def __init__(self, seed: int, epoch: int) -> None:
+    def __init__(self, seed: int, epoch: int, *, start: int = 0) -> None:
         self._seed = seed
         self._epoch = epoch
-        self._numbers = count()
+        self._numbers = count(start)
 
     def take(self) -> Draw:
         """Return the draw of the next sample."""

@@ -54,7 +54,7 @@ class Lazy:
         if self._value is _UNLOADED:
             values = [value.get(sample) for value in self._inputs]
             record = _record.current
-            before = record.enter(self._doing(sample)) if record is not None else ""
+            before = record.enter(f"{sample.key}\0{self._doing(sample)}") if record is not None else ""
             try:
                 self._value = self._load(sample if self._scope is None else sample.view(self._scope), *values)
             except Exception as error:

@@ -29,11 +29,13 @@ EXAMPLES: dict[str, Build] = {
     "deal": lambda source: source.select("x y").deal(batch_size=2),
     "decode_images": lambda source: source.add_field("image", lambda sample: None).decode_images("image"),
     "filter_classes": lambda source: source.filter_classes(invalid=[1]),
+    "on_error": lambda source: source.on_error("skip"),
     "record_ctx": lambda source: source.record_ctx(),
     "rename_fields": lambda source: source.rename_fields(image="x"),
     "repeat_until": lambda source: source.repeat_until(repetitions=2),
     "select": lambda source: source.select("y key x", return_ctx=True),
     "subset": lambda source: source.subset(range(0, len(source), 2)),
+    "to_device": lambda source: source.select("x y").deal(batch_size=2).collate_samples().to_device("cpu"),
     "to_samples": lambda source: source.to_samples(key=lambda sample: sample.key + "!"),
     "transform": lambda source: source.transform("x", lambda x, rng: x + rng.random()),
 }
@@ -41,7 +43,7 @@ EXAMPLES_BY_FLAVOUR: dict[tuple[str, str], Build] = {
     ("oversample", "map"): lambda source: source.oversample(mode="exact"),
     ("oversample", "iter"): lambda source: source.oversample(mode="exact", class_counts={0: 3, 1: 2, 2: 2}),
 }
-REFUSED = {("subset", "iter"), ("collate_samples", "map")}
+REFUSED = {("subset", "iter"), ("collate_samples", "map"), ("to_device", "map")}
 
 
 def _ours() -> list[tuple[str, str]]:
@@ -143,7 +145,7 @@ def test_the_input_is_not_changed(name: str, flavour: str) -> None:
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_give_what_one_process_gives(name: str, flavour: str, num_workers: int) -> None:
     pipe = _build(name, flavour)
-    if name not in {"deal", "collate_samples"}:
+    if name not in {"deal", "collate_samples", "to_device"}:
         pipe = (pipe if name == "select" else pipe.select("key")).deal(batch_size=2)
     expected = _items(pipe)
     with kdp.Loader(_fresh(pipe), num_workers=num_workers) as loader:
@@ -181,6 +183,7 @@ def test_what_is_no_pipe_is_refused_where_the_chain_is_built(name: str, flavour:
         "rename_fields": (),
         "select": ("x",),
         "subset": ([0],),
+        "to_device": ("cpu",),
         "transform": ("x", abs),
     }.get(name, ())
     keywords: dict[str, Any] = {
@@ -201,7 +204,7 @@ def test_both_flavours_take_the_same_arguments() -> None:
     for name, signatures in flavours.items():
         if len(signatures) == 2:
             indexed, stream = (set(signatures[flavour].parameters) for flavour in ("map", "iter"))
-            assert indexed == stream - {"class_counts"}, name
+            assert indexed == stream - {"class_counts", "split"}, name
 
 
 @every_pipe

@@ -10,8 +10,9 @@ from typing import Any
 from torchdata.datapipes.iter import FullSync
 
 from kdpipes._fingerprint import fingerprints
-from kdpipes._graph import sources_of
-from kdpipes.delivery.producer import Position, dealer_of
+from kdpipes._graph import sources_of, walk
+from kdpipes.delivery.layout import group_size
+from kdpipes.delivery.producer import Counting, Position, dealer_of
 from kdpipes.errors import ChainError, check_count, must_be
 
 __all__ = ["Checkpointer", "main_part"]
@@ -52,19 +53,25 @@ class Checkpointer:
 
     def first_position(self) -> Position:
         """Return where the chain's next iteration begins, if nobody says otherwise."""
-        dealer = dealer_of(self._chain)
-        return Position(dealer.next_epoch() if dealer is not None else 0)
+        counting = (pipe for pipe in walk(self._chain) if isinstance(pipe, Counting))
+        return Position(next((pipe.next_epoch() for pipe in counting), 0))
 
     def state_at(self, position: Position) -> dict[str, Any]:
         """Return the state at a position: plain data, well under 2 KB."""
+        state: dict[str, Any] = {"version": _VERSION, "epoch": position.epoch, "batch": position.number}
+        if position.offset:
+            state["offset"] = position.offset
+        if position.cursors:
+            state["cursors"] = [[lane, *cursor] for lane, cursor in sorted(position.cursors.items())]
+        return {**state, **self._sizes(), "pipes": list(self._pipes)}
+
+    def _sizes(self) -> dict[str, int]:
+        """Return the numbers on which the order depends."""
         dealer = dealer_of(self._chain)
-        if dealer is not None:
-            size = {"global_batch_size": dealer.global_batch_size()}
-        else:
-            size = {"num_workers": self._num_workers}
-        offset = {"offset": position.offset} if position.offset else {}
-        state = {"version": _VERSION, "epoch": position.epoch, "batch": position.number, **offset, **size}
-        return {**state, "pipes": self._pipes}
+        batch = {} if dealer is None else {"global_batch_size": dealer.global_batch_size()}
+        if dealer is None or dealer.is_split_by_shard:
+            return {**batch, "num_workers": self._num_workers, "num_ranks": group_size()}
+        return batch
 
     def position_in(self, state: Any, *, strict: bool) -> Position:
         """Return the position that a state names, or refuse a state that does not fit the chain.
@@ -76,30 +83,38 @@ class Checkpointer:
             raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))
         if state["version"] != _VERSION:
             raise ValueError(f"The state is of version {state['version']}, but this kdpipes reads version {_VERSION}.")
-        self._refuse_other_numbers(state)
-        difference = _difference(list(state["pipes"]), self._pipes)
+        pipes = state["pipes"]
+        if not isinstance(pipes, list | tuple) or not all(isinstance(entry, str) for entry in pipes):
+            raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))
+        difference = _difference(list(pipes), self._pipes)
         if difference and strict:
             way_out = "`load_state_dict(state, strict=False)` goes on all the same."
             raise ValueError(f"The state does not fit the chain: {difference} {way_out}")
+        self._refuse_other_numbers(state)
         if difference:
             warnings.warn(f"The state does not fit the chain: {difference}", stacklevel=3)
-        values = (check_count(name, state.get(name, 0), minimum=0) for name in ("epoch", "batch", "offset"))
-        return Position(*values)
+        epoch, batch, offset = (
+            check_count(name, state.get(name, 0), minimum=0) for name in ("epoch", "batch", "offset")
+        )
+        cursors = {lane: (shard, place, index) for lane, shard, place, index in state.get("cursors", ())}
+        return Position(epoch, batch, offset, cursors)
 
     def _refuse_other_numbers(self, state: Mapping[str, Any]) -> None:
-        dealer = dealer_of(self._chain)
-        then, now = state.get("global_batch_size"), None if dealer is None else dealer.global_batch_size()
-        if then != now and then is not None and now is not None:
+        now = self._sizes()
+        size = state.get("global_batch_size")
+        if size != now.get("global_batch_size"):
             raise ValueError(
-                f"The state counts global batches of {then} samples, but this loader's have {now}. "
-                f"Use `deal(global_batch_size={then})`."
+                f"The state counts global batches of {size} samples, but this loader's have "
+                f"{now.get('global_batch_size')}. Use `deal(global_batch_size={size})`."
             )
-        if dealer is None and state.get("num_workers") != self._num_workers:
-            raise ValueError(
-                f"The state was taken with {state.get('num_workers')} workers, but there are {self._num_workers}: the "
-                "order of a chain that does not end in `.deal()`, or has pipes behind it that keep items back, depends "
-                "on that."
-            )
+        for name in ("num_workers", "num_ranks"):
+            if name in now and now[name] != state.get(name):
+                what = name.removeprefix("num_")
+                raise ValueError(
+                    f"The state was taken with {state.get(name)} {what}, but there are {now[name]}. The order depends "
+                    'on that where no `.deal()` stands at the end, or one with `split="shards"`, or pipes behind it '
+                    "that hold items back."
+                )
 
 
 def _difference(then: list[str], now: list[str]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -15,22 +16,45 @@ from torchdata.datapipes.iter import Cycler
 from kdpipes._functional import functional_pipe
 from kdpipes._graph import shards, walk
 from kdpipes._iter_pipe import IterPipe, Streaming, seed_upstream
+from kdpipes._map_pipe import MapPipe
+from kdpipes.delivery.cursor import Cursor, is_passed_straight, refuse_whole, shards_behind
 from kdpipes.delivery.layout import Layout, Sharding, Uneven, group_size
+from kdpipes.delivery.skipping import LEFT_OUT, Skip, Skipper, handler_in, refuse_empty
 from kdpipes.draw import Draw, EarlyDraws, EpochCounter, drawing, hash_key, made_under
-from kdpipes.errors import ChainError, DataError, add_note, check_count, check_seed, must_be
+from kdpipes.errors import ChainError, DataError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.sample import Sample
 from kdpipes.selection import Permutation
 
 __all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
 
 Batch = list[Any]
-Listener = Callable[[int, int], None]
+Split = Literal["samples", "shards"]
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What is known of a batch before it is made.
+
+    Args:
+        number: Among those of this rank.
+        num_samples: How many it has.
+        cursor: Where a stream of shards stands behind it: shard, sample in the shard, sample; None where the pipes
+            between hold samples back.
+    """
+
+    number: int
+    num_samples: int
+    cursor: Cursor | None = None
+
+
+Listener = Callable[[Dealt], None]
 
 
 class _Dealer(Streaming[Batch]):
     """What both flavours share: the cut, the count of epochs, and which part of the batches is this copy's."""
 
     _source: Any
+    is_split_by_shard = False  # whether workers and ranks read shards of their own
 
     def _configure(
         self, batch_size: int | None, global_batch_size: int | None, shuffle: bool, seed: int, uneven: Uneven
@@ -42,7 +66,11 @@ class _Dealer(Streaming[Batch]):
         self._seed = check_seed(seed)
         self._epochs = EpochCounter()
         self._first_batch = 0
+        self._cursor: Cursor | None = None
         self._listener: Listener | None = None
+        self._told_of_skips: Callable[[Skip], None] | None = None
+        self._banned: Mapping[str, str] = {}
+        self._skipper: Skipper | None = None
         self._sharding = Sharding()
         self._num_ranks = 1
         sharder = next((pipe for pipe in walk(self._source) if shards(pipe)), None)
@@ -93,28 +121,39 @@ class _Dealer(Streaming[Batch]):
         """Return the number of the next iteration."""
         return self._epochs.peek()
 
-    def start_at(self, batch: int, listener: Listener | None = None) -> None:
-        """Let the next iteration leave out what comes before `batch`; those after it are whole again.
+    def start_at(self, batch: int, listener: Listener | None = None, *, cursor: Cursor | None = None) -> None:
+        """Let the next iteration leave out what comes before `batch`.
 
         Args:
             batch: The number of a batch of this rank.
-            listener: Told of each batch before it is made: its number, and how many samples it has.
+            listener: Told of each batch before it is made.
+            cursor: Where the stream stood behind the last batch before that, if the listener was told so.
         """
         self._first_batch = batch
+        self._cursor = cursor
         self._listener = listener
 
     def identity(self) -> Any:
         """Return what makes the batches what they are, but for the size of a global batch, which a state names."""
         return self._seed, self._is_shuffled, self._layout.uneven
 
+    def skip(self, banned: Mapping[str, str], tell: Callable[[Skip], None]) -> None:
+        """Where `on_error` lets samples be left out: leave these out untried, and tell of each that is left out.
+
+        Args:
+            banned: Why, by the sample's key.
+            tell: Called in the process that makes the batch.
+        """
+        self._banned, self._told_of_skips = dict(banned), tell
+
     def _begin(self) -> tuple[int, int]:
         """Return the epoch that begins and its first batch."""
         first, self._first_batch = self._first_batch, 0
         return self._epochs.begin(), first
 
-    def _announce(self, batch: int, num_samples: int) -> None:
+    def _announce(self, dealt: Dealt) -> None:
         if self._listener is not None:
-            self._listener(batch, num_samples)
+            self._listener(dealt)
 
     def global_batch_size(self) -> int:
         """Return the number of samples in the batches of all ranks together."""
@@ -131,11 +170,23 @@ class _Dealer(Streaming[Batch]):
         """Do once, before the chain is copied, what every copy would do again."""
         self._num_ranks = max(self._num_ranks, group_size())
 
+    def _starts_epoch(self) -> Skipper | None:
+        """Return what leaves bad samples out in the epoch that begins, if `on_error` wants that."""
+        handler = handler_in(self)
+        self._skipper = None if handler is None else Skipper(handler, self._banned, self._told_of_skips)
+        return self._skipper
+
+    def _batch(self, item: Callable[..., Any], epoch: int, batch: int, parts: Iterable[tuple[Any, Draw]]) -> Batch:
+        """Return the items of a batch, but for those that are left out."""
+        try:
+            made = (item(part, draw, batch) for part, draw in parts)
+            return refuse_empty([one for one in made if one is not LEFT_OUT], batch)
+        except Exception as error:
+            add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")
+            raise
+
     def _draw(self, epoch: int, ordinal: int, *, is_padding: bool) -> Draw:
         return Draw(self._seed, epoch, ordinal, is_padding)
-
-    def _note(self, error: Exception, epoch: int, batch: int) -> None:
-        add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")
 
 
 def _draws(pipe: Any) -> bool:
@@ -207,23 +258,26 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
             warnings.warn(text, stacklevel=2)
         if num_batches:
             self._layout.ordinals(num_batches - 1, size, sharding)  # a layout that ends badly is refused at its start
+        item = self._item_or_nothing if self._starts_epoch() is not None else self._item
         for batch in range(sharding.first_from(first), num_batches, sharding.num_workers):
             ordinals = self._layout.ordinals(batch, size, sharding)
-            self._announce(batch, len(ordinals))
-            try:
-                yield self._make(epoch, ordinals, order, size)
-            except Exception as error:
-                self._note(error, epoch, batch)
-                raise
+            self._announce(Dealt(batch, len(ordinals)))
+            positions = np.arange(ordinals.start, ordinals.stop) % size
+            positions = positions if order is None else order[positions]
+            draws = (self._draw(epoch, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)
+            yield self._batch(item, epoch, batch, zip(positions.tolist(), draws, strict=True))
 
-    def _make(self, epoch: int, ordinals: range, order: Permutation | None, size: int) -> Batch:
-        positions = np.arange(ordinals.start, ordinals.stop) % size
-        positions = positions if order is None else order[positions]
-        items = []
-        for ordinal, position in zip(ordinals, positions.tolist(), strict=True):
-            with drawing(self._draw(epoch, ordinal, is_padding=ordinal >= size)):
-                items.append(self._source[position])
-        return items
+    def _item(self, position: int, draw: Draw, batch: int) -> Any:
+        with drawing(draw):
+            return self._source[position]
+
+    def _item_or_nothing(self, position: int, draw: Draw, batch: int) -> Any:
+        source = self._source
+        assert self._skipper is not None
+        with drawing(draw):
+            if isinstance(source, MapPipe):
+                return self._skipper.make(draw, batch, lambda: source.fetch(position), source.finish)
+            return self._skipper.make(draw, batch, lambda: source[position], lambda item: item)
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -236,7 +290,8 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
 
     Yields lists of items. Every worker of every rank reads the whole stream, but loads the fields of its own samples
     only; so the batches of an epoch are the same for any number of workers, in every loader, and, at the same global
-    batch, for any number of ranks. Each iteration is the next epoch, also after one that was broken off.
+    batch, for any number of ranks. `split="shards"` reads each shard once, and depends on those numbers. Each iteration
+    is the next epoch, also after one that was broken off.
 
     Args:
         source_datapipe: A stream, endless ones included. Stock pipes that draw (`.shuffle()`) are seeded from `seed`
@@ -249,6 +304,9 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (an error where a rank
             would get nothing), "pad" it with samples from the stream's start, marked (`is_padding` can be selected), or
             "drop" it.
+        split: "samples": see above. "shards": each worker of each rank reads shards of its own of `stream_shards`, and
+            makes batches of them, the last of which may be short. Several ranks need `uneven="drop"` and `kdp.Loader`:
+            they end together, with the shortest.
 
     Length: the number of batches of one rank, over all of its workers, if the source has a length.
 
@@ -260,7 +318,8 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
     Seed: That of the loader is not used.
 
     Raises:
-        ValueError: An argument is out of range; at the end of the epoch, if a rank would get nothing.
+        ValueError: An argument is out of range; with `split="shards"`, the epoch begins on several ranks that would not
+            end together; at the end of the epoch, if a rank would get nothing.
         ChainError: A pipe upstream shards already.
     """
 
@@ -273,11 +332,16 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         shuffle: bool = False,
         seed: int = 0,
         uneven: Uneven = "keep",
+        split: Split = "samples",
     ) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a stream", source_datapipe))
+        check_choice("split", split, ("samples", "shards"))
         self._source = source_datapipe
+        self.is_split_by_shard = split == "shards"
         self._configure(batch_size, global_batch_size, shuffle, seed, uneven)
+        if self.is_split_by_shard:
+            refuse_whole(self)
         if shuffle:
             raise ChainError(
                 "`deal(shuffle=True)` needs an indexed source (`kdp.open_shards`), but "
@@ -287,40 +351,88 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
     def __len__(self) -> int:
         return self._layout.num_batches(len(self._source), self._sharding.num_ranks)
 
+    def identity(self) -> Any:
+        return *super().identity(), self.is_split_by_shard
+
     def iterate(self) -> Iterator[Batch]:
-        (epoch, first), sharding = self._begin(), self._sharding
-        global_size = self._layout.size_of(sharding.num_ranks)
-        items, num_samples = self._items(epoch), 0
-        for batch in count():
+        epoch, first = self._begin()
+        self._starts_epoch()
+        return self._own_shards(epoch, first) if self.is_split_by_shard else self._all_samples(epoch, first)
+
+    def _all_samples(self, epoch: int, first: int) -> Iterator[Batch]:
+        sharding, global_size = self._sharding, self._layout.size_of(self._sharding.num_ranks)
+        items, begin = self._items_from(epoch, first)
+        num_samples = begin * global_size
+        for batch in count(begin):
             is_mine = batch >= first and batch % sharding.num_workers == sharding.worker
             taken = list(islice(items, global_size)) if is_mine else None
             number = len(taken) if taken is not None else sum(1 for _ in islice(items, global_size))
             num_samples += number
             is_last = number < global_size
             if number and taken is not None and not (is_last and self._layout.uneven == "drop"):
-                try:
-                    yield self._make(epoch, batch, taken, num_samples)
-                except Exception as error:
-                    self._note(error, epoch, batch)
-                    raise
+                start, ordinals = num_samples - number, self._layout.ordinals(batch, num_samples, sharding)
+                self._announce(Dealt(batch, len(ordinals), self._cursor_now()))
+                if ordinals.stop > num_samples:
+                    taken += self._padding(epoch, global_size - number)
+                yield self._make(epoch, batch, taken[ordinals.start - start :], ordinals, num_samples)
             if is_last:
                 return
 
-    def _items(self, epoch: int) -> Iterator[Any]:
-        seed_upstream(self, self._seed, epoch)
-        items = self._source.samples() if isinstance(self._source, IterPipe) else iter(self._source)
-        return made_under(EarlyDraws(self._seed, epoch), items)
+    def _own_shards(self, epoch: int, first: int) -> Iterator[Batch]:
+        sharding, uneven = self._sharding, self._layout.uneven
+        if sharding.num_ranks > 1 and (uneven != "drop" or self._listener is None):
+            raise ValueError(
+                "Ranks that read shards of their own end at different times, and would wait for each other. Use "
+                '`deal(split="shards", uneven="drop")` in a `kdp.Loader`, or `split="samples"`.'
+            )
+        global_size = self._layout.size_of(sharding.num_ranks)
+        size = global_size // sharding.num_ranks
+        if sharding.rank >= (num_shards := shards_behind(self).num_shards):
+            raise ValueError(f"There are {num_shards} shards for {sharding.num_ranks} ranks: some would get nothing.")
+        items, begin = self._items_from(epoch, first)
+        for batch in count(begin, sharding.num_workers):
+            taken = list(islice(items, size))
+            num_samples = len(taken)
+            if not taken or (num_samples < size and uneven == "drop"):
+                return
+            if batch >= first:
+                self._announce(Dealt(batch, num_samples, self._cursor_now()))
+                start = batch * global_size + sharding.rank * size
+                if num_samples < size and uneven == "pad":
+                    taken += self._padding(epoch, size - num_samples)
+                ordinals = range(start, start + len(taken))
+                yield self._make(epoch, batch, taken, ordinals, start + num_samples)
+            if num_samples < size:
+                return
 
-    def _make(self, epoch: int, batch: int, taken: list[Any], num_samples: int) -> Batch:
-        start = num_samples - len(taken)
-        ordinals = self._layout.ordinals(batch, num_samples, self._sharding)
-        self._announce(batch, len(ordinals))
-        if ordinals.stop > num_samples:
-            taken += self._padding(epoch, self._layout.size_of(self._sharding.num_ranks) - len(taken))
-        return [
-            self._finish(taken[ordinal - start], self._draw(epoch, ordinal, is_padding=ordinal >= num_samples))
-            for ordinal in ordinals
-        ]
+    def _items_from(self, epoch: int, first: int) -> tuple[Iterator[Any], int]:
+        """Return this copy's items from a batch up to `first` on, and the number of that batch."""
+        cursor, self._cursor = self._cursor, None
+        if cursor is not None:
+            return self._items(epoch, cursor), self._sharding.first_from(first) if self.is_split_by_shard else first
+        return self._items(epoch), self._sharding.first_from(0) if self.is_split_by_shard else 0
+
+    def _items(self, epoch: int, cursor: Cursor | None = None) -> Iterator[Any]:
+        seed_upstream(self, self._seed, epoch)
+        part, shards = 0, shards_behind(self)
+        if self.is_split_by_shard and shards is not None:
+            part, num_parts = self._sharding.part()
+            shards.read_part(part, num_parts)
+        if cursor is not None and shards is not None:
+            shards.seek(cursor)
+        items = self._source.samples() if isinstance(self._source, IterPipe) else iter(self._source)
+        seed = int.from_bytes(hash_key(self._seed, "part", part)[:7], "little") if part else self._seed
+        return made_under(EarlyDraws(seed, epoch, start=cursor[2] if cursor is not None else 0), items)
+
+    def _cursor_now(self) -> Cursor | None:
+        """Return where the stream stands, if nothing between here and the shards holds samples back."""
+        shards = shards_behind(self)
+        return shards.cursor if shards is not None and is_passed_straight(self, shards) else None
+
+    def _make(self, epoch: int, batch: int, items: list[Any], ordinals: range, num_samples: int) -> Batch:
+        draws = (self._draw(epoch, ordinal, is_padding=ordinal >= num_samples) for ordinal in ordinals)
+        item = self._item if self._skipper is None else self._item_or_nothing
+        return self._batch(item, epoch, batch, zip(items, draws, strict=False))
 
     def _padding(self, epoch: int, number: int) -> list[Any]:
         """Read the stream again from its start, as often as it takes."""
@@ -332,7 +444,11 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
             padding += found
         return padding
 
-    def _finish(self, item: Any, draw: Draw) -> Any:
+    def _item_or_nothing(self, item: Any, draw: Draw, batch: int) -> Any:
+        assert self._skipper is not None
+        return self._skipper.make(draw, batch, lambda: item, lambda item: self._item(item, draw, batch))
+
+    def _item(self, item: Any, draw: Draw, batch: int) -> Any:
         if isinstance(item, Sample):
             item = item if isinstance(self._source, IterPipe) else item.fork()  # a stock pipe may have kept it
             item.bind(draw)

@@ -28,6 +28,10 @@ class Sharding:
         """Return the first batch from `batch` on that is this worker's."""
         return batch + (self.worker - batch) % self.num_workers
 
+    def part(self) -> tuple[int, int]:
+        """Return which part of how many this copy is, over all workers of all ranks."""
+        return self.worker * self.num_ranks + self.rank, self.num_ranks * self.num_workers
+
     def applied(self, count: int, index: int, group: Any, num_ranks: int) -> Sharding:
         """Return the sharding after one call of `apply_sharding`.
 
@@ -68,10 +72,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         check_one_of(batch_size=self.batch_size, global_batch_size=self.global_batch_size)
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size)
-        else:
-            check_count("global_batch_size", self.global_batch_size)
+        name = "batch_size" if self.batch_size is not None else "global_batch_size"
+        object.__setattr__(self, name, check_count(name, getattr(self, name)))  # an int, also of a NumPy integer
         check_choice("uneven", self.uneven, ("keep", "pad", "drop"))
 
     def size_of(self, num_ranks: int) -> int:

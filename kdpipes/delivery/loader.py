@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from kdpipes.delivery.producer import Counting, Position
 from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadingService, ReadingService
 from kdpipes.delivery.shipped import Shipped
 from kdpipes.draw import hash_key
-from kdpipes.errors import ChainError, check_count, must_be
+from kdpipes.errors import ChainError, check_count, check_seed, must_be
 from kdpipes.storage.shared import sharing
 
 __all__ = ["Loader"]
@@ -106,24 +107,27 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             if self._terminated:
                 self._revive()
             if self._reset_iter:
-                super().seed(int.from_bytes(hash_key(self._base_seed, self._next_epoch())[:7], "little"))
+                super().seed(_seed_of(self._base_seed, self._num_begun))
                 self._num_begun += 1
-                if self._own is not None and self._start is not None:
-                    self._own.start_at(self._start)
-                    self._start = None
+                self._is_paused = False
+                if self._own is not None:
+                    self._own.seed_epochs(functools.partial(_seed_of, self._base_seed))
+                    if self._start is not None:
+                        self._own.start_at(self._start)
+                        self._start = None
             batches = super().__iter__()
         return iter(self._shown(batches)) if self._progress else batches
 
     def seed(self, seed: int) -> None:
         """Seed the stock pipes behind `deal`. Order and augmentation come from `deal(seed=...)` alone."""
-        self._base_seed = seed
+        self._base_seed = check_seed(seed)
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0.
 
         torchdata's services are started anew for it, unless it is the number that comes next anyway.
         """
-        check_count("epoch", epoch, minimum=0)
+        epoch = check_count("epoch", epoch, minimum=0)
         if self._own is not None:
             self._start, self._reset_iter = Position(epoch), True
             return
@@ -190,8 +194,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             `batches` and `samples` delivered (samples where `deal` counts them); `batches_per_s` and `samples_per_s`,
             between the first request and the last delivery of each epoch; `wait_s`, how long of that no batch was
             there, and `wait_share`, its part; `queue_depth`, batches received and not given out yet;
-            `worker_deaths`; `copied_batches`, given out as copies because the user held many; `slow_batches`, that
-            found no shared memory.
+            `worker_deaths`; `skipped_samples`, by `on_error`; `copied_batches`, given out as copies because the user
+            held many; `slow_batches`, that found no shared memory.
 
         Raises:
             TypeError: The reading service is not one of kdpipes'.
@@ -209,9 +213,15 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             "wait_share": min(tally.wait_s / busy_s, 1.0),
             "queue_depth": own.queue_depth(),
             "worker_deaths": tally.num_deaths,
+            "skipped_samples": len(tally.skips),
             "copied_batches": tally.num_copied,
             "slow_batches": tally.num_slow,
         }
+
+    @property
+    def skipped(self) -> list[dict[str, Any]]:
+        """The samples that `on_error` has left out: `epoch`, `batch`, `ordinal`, `key` and `error` of each."""
+        return [skip.as_dict() for skip in self._own.tally.skips.values()] if self._own is not None else []
 
     def __enter__(self) -> Loader:
         return self
@@ -227,14 +237,6 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     @property
     def _own(self) -> ReadingService | None:
         return _own(self.reading_service)
-
-    def _next_epoch(self) -> int:
-        """Return a number that is another one for every epoch, and the same when an epoch is resumed."""
-        if self._checkpointer is None:
-            return self._num_begun
-        own = self._own
-        start = self._start or (own.next_start if own is not None else None)
-        return (start or self._checkpointer.first_position()).epoch
 
     def _shown(self, batches: Any) -> Any:
         from tqdm.auto import tqdm  # it warns notebooks that lack widgets, which only a bar's user should see
@@ -264,6 +266,10 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
                     pipe.skip_epochs(self._num_begun)
                 else:
                     pipe.set_epoch(self._epoch_set[0] + self._num_begun - self._epoch_set[1])
+
+
+def _seed_of(base_seed: int, epoch: int) -> int:
+    return int.from_bytes(hash_key(base_seed, epoch)[:7], "little")
 
 
 def _service(num_workers: int, given: Mapping[str, Any], reading_service: Any) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kdpipes.delivery.producer import Frame, Kind, Order, Position
+from kdpipes.delivery.skipping import Skip
 
 __all__ = ["Lane", "Merger", "Tally"]
 
@@ -24,6 +25,14 @@ class Tally:
     num_slow: int = 0
     busy_s: float = 0.0  # from the first item asked for to the last one delivered, epoch by epoch
     wait_s: float = 0.0  # of that, the time in which no item was there
+    skips: dict[tuple[int, int], Skip] = field(default_factory=dict)  # by epoch and ordinal
+    banned: dict[str, str] = field(default_factory=dict)  # why samples are left out untried, by key
+
+    def note(self, skip: Skip) -> None:
+        """Note a sample that was left out, once."""
+        if (skip.epoch, skip.ordinal) not in self.skips:
+            skip.log()
+        self.skips[skip.epoch, skip.ordinal] = skip
 
 
 class Lane(ABC):
@@ -62,9 +71,13 @@ class Merger:
         lanes: The workers.
         orders: What each of them is told.
         tally: What is counted.
+        has_own_cursors: Whether each lane reads shards of its own.
     """
 
-    def __init__(self, lanes: Sequence[Lane], orders: Sequence[Order], tally: Tally) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane], orders: Sequence[Order], tally: Tally, *, has_own_cursors: bool = False
+    ) -> None:
+        self._has_own_cursors = has_own_cursors
         self._lanes = lanes
         self._orders = orders
         self._tally = tally
@@ -96,7 +109,7 @@ class Merger:
     def _begin(self) -> None:
         self._ended.clear()
         for lane, order in zip(self._lanes, self._orders, strict=True):
-            lane.begin(replace(order, position=self.position))
+            lane.begin(replace(order, position=self.position, banned=self._tally.banned))
             lane.is_torn = False
 
     def _next(self) -> Any:
@@ -106,18 +119,23 @@ class Merger:
             lane = self._lanes[place]
             frame = None if place in self._ended else lane.peek()
             if frame is not None and frame.kind is Kind.ERROR:
-                raise lane.take()
+                error = lane.take()
+                if isinstance(error, StopIteration):  # which would end the loop as if all had been delivered
+                    raise RuntimeError(f"A worker raised StopIteration: {error}") from error
+                raise error
             if frame is not None and frame.kind is Kind.END:
                 lane.take()
                 self._ended.add(place)
                 continue
             if frame is None or frame.number > number:
-                self.position = Position(self.position.epoch, number + 1)
+                self.position = replace(self.position, number=number + 1)
                 continue
             item = lane.take()
-            is_item = frame.kind is Kind.ITEM
-            self.position = self.position.after(number, is_over=frame.is_last or not is_item)
-            if is_item:
+            if frame.kind is Kind.SKIP:
+                self._tally.note(item)
+                continue
+            self.position = self.position.after(frame, place if self._has_own_cursors else 0)
+            if frame.kind is Kind.ITEM:
                 self._tally.num_items += 1
                 self._tally.num_samples += frame.num_samples
                 return item

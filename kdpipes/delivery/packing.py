@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import traceback
@@ -11,9 +12,11 @@ import cloudpickle
 import numpy as np
 import torch
 
+from kdpipes._graph import walk
 from kdpipes.errors import add_note
+from kdpipes.storage.shared import Shared, sharing
 
-__all__ = ["add_traceback", "pack", "pack_error", "unpack"]
+__all__ = ["add_traceback", "name_classes", "pack", "pack_error", "unpack"]
 
 
 def pack(item: Any) -> tuple[bytes, list[memoryview]]:
@@ -32,6 +35,19 @@ def pack(item: Any) -> tuple[bytes, list[memoryview]]:
     return file.getvalue(), [buffer.raw() for buffer in buffers]
 
 
+def name_classes(chain: Any) -> None:
+    """Let cloudpickle name the classes of a notebook or a function that a chain uses, before workers are forked.
+
+    It pickles such a class by value, under a name that it gives it when it first meets it. A worker that named it would
+    send objects of a class of its own, which are no instances of the main process's.
+    """
+    held = (value.value for pipe in walk(chain) for value in vars(pipe).values() if isinstance(value, Shared))
+    with sharing():
+        for part in [chain, *map(type, walk(chain)), *map(type, held)]:
+            with contextlib.suppress(Exception):  # what does not pickle does not matter: forks inherit it
+                cloudpickle.dumps(part)
+
+
 def unpack(stream: bytes | bytearray | memoryview, buffers: list[Any]) -> Any:
     """Return what was packed; its tensors and arrays are views of `buffers`."""
     return pickle.loads(stream, buffers=buffers)  # noqa: S301 - sent by a worker of ours, which runs the user's chain
@@ -42,7 +58,8 @@ def pack_error(error: BaseException) -> bytes:
     lines = add_traceback(error)
     try:
         payload: bytes = cloudpickle.dumps(error)
-        pickle.loads(payload)  # noqa: S301 - made in the line above
+        if not isinstance(pickle.loads(payload), BaseException):  # noqa: S301 - made in the line above
+            raise TypeError("What comes back is no error.")
     except Exception:
         payload = cloudpickle.dumps(RuntimeError(f"{type(error).__name__}: {error}\n{lines}"))
     return payload
@@ -50,9 +67,17 @@ def pack_error(error: BaseException) -> bytes:
 
 def add_traceback(error: BaseException) -> str:
     """Attach the traceback of an error in a worker to it as a note, and return it."""
+    if isinstance(error, RuntimeError) and "CUDA in forked subprocess" in str(error):
+        add_note(error, _CUDA_IN_WORKER)
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     add_note(error, f"In a worker:\n{lines}")
     return lines
+
+
+_CUDA_IN_WORKER = (
+    "kdpipes: CUDA cannot be used in a worker that was forked from a process that uses it. Leave the device to the "
+    'main process, by `.to_device("cuda")` at the end of the chain; or start workers with `start_method="spawn"`.'
+)
 
 
 class _DeviceTensorError(TypeError):

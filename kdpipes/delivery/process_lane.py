@@ -9,11 +9,13 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 import weakref
 from collections import deque
 from dataclasses import dataclass, field, replace
+from multiprocessing import connection
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -39,15 +41,6 @@ _log = logging.getLogger("kdpipes")
 _one_at_a_time = threading.RLock()  # so that a worker does not inherit the other end of another one's link
 
 
-def _renew_lock() -> None:
-    global _one_at_a_time
-    _one_at_a_time = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
-
-
 @dataclass(eq=False)
 class _Life:
     """One worker process."""
@@ -55,22 +48,41 @@ class _Life:
     process: Any
     link: socket.socket
     reader: Reader
+    owner: int  # the process that it is a child of
+    end: int  # a descriptor that can be read once the process has ended
+    outgoing: bytearray = field(default_factory=bytearray)
     slots: LentSlots = field(default_factory=LentSlots)
     record: int | None = None
     is_ready: bool = False
     is_over: bool = False
 
-    def doing(self) -> str:
-        """Return what the worker was doing last."""
-        return "" if self.record is None else read_record(self.record)
+    def doing(self) -> tuple[str, str]:
+        """Return the key of the sample that the worker was at last, and what it did with it."""
+        return ("", "") if self.record is None else read_record(self.record)
+
+    def has_ended(self, timeout_s: float = 0.0) -> bool:
+        """Return whether the process has ended, after waiting for that."""
+        return bool(connection.wait([self.end], max(timeout_s, 0.0)))
+
+    def kill(self, number: int) -> None:
+        """Send the process a signal, and never another one that has got its number."""
+        with contextlib.suppress(ProcessLookupError):
+            if hasattr(signal, "pidfd_send_signal"):
+                signal.pidfd_send_signal(self.end, number)
+            else:
+                os.kill(self.process.pid, number)
 
     def close(self) -> None:
         """Close what the main process holds of a worker that has ended."""
+        _forget(self.process)
+        if self.end != self.process.sentinel:
+            os.close(self.end)
+        with contextlib.suppress(ValueError):  # somebody else has waited for it: its status is not known
+            self.process.close()
         self.link.close()
         self.slots.close()
         if self.record is not None:
             os.close(self.record)
-            self.record = None
 
 
 class _Unopened(NamedTuple):
@@ -80,28 +92,53 @@ class _Unopened(NamedTuple):
     said: Message
 
 
-def end_processes(lives: list[_Life], owner: int) -> None:
-    """End workers of the process `owner`: those that wait at once, others after a moment."""
-    if os.getpid() != owner:
-        return  # a process that was forked from it, and has inherited the list
-    for life in lives:
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _forget(process: Any) -> None:
+    """Take a process from multiprocessing's list of children, which it ends when the interpreter exits."""
+    getattr(multiprocessing.process, "_children", set()).discard(process)
+    _alive.discard(process)
+
+
+def _after_fork() -> None:
+    """Let a process that the user forks neither wait for the lock of another one nor end the workers of its parent."""
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+    for process in list(_alive):
+        _forget(process)
+
+
+def _before_fork() -> None:
+    if not _starting.is_set():  # our own workers read nothing that they inherit
+        LentSlots.wear_out()
+
+
+_starting = threading.Event()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+
+
+def end_processes(lives: list[_Life]) -> None:
+    """End workers: those that wait at once, others after a moment."""
+    if sys.is_finalizing():
+        return  # the interpreter has ended them
+    own = [life for life in lives if life.owner == os.getpid()]  # a process that was forked has inherited others
+    lives.clear()
+    for life in own:
         with contextlib.suppress(OSError):  # it has ended already
-            life.link.sendall(message(Told.STOP))
+            life.link.send(message(Told.STOP), socket.MSG_DONTWAIT)
             life.link.shutdown(socket.SHUT_RDWR)
     deadline = time.monotonic() + _PATIENCE_S
-    for end in ("terminate", "kill", None):
-        for life in lives:
-            life.process.join(max(deadline - time.monotonic(), 0.0))
-        if end is None or not any(life.process.is_alive() for life in lives):
-            break
-        for life in lives:
-            getattr(life.process, end)()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        late = [life for life in own if not life.has_ended(deadline - time.monotonic())]
+        for life in late:
+            life.kill(number)
         deadline = time.monotonic() + _PATIENCE_S / 2
-    for life in lives:
-        life.process.join()
-        life.process.close()
+    for life in own:
+        life.has_ended(_PATIENCE_S)
+        life.process.join(0)
         life.close()
-    lives.clear()
 
 
 class ProcessLane(Lane):
@@ -115,6 +152,8 @@ class ProcessLane(Lane):
         is_restarted: Whether a worker that dies gets a successor.
         num_deaths: How many workers may die at the same sample.
         tally: What is counted.
+        handler: What `on_error` says, if it lets samples be left out.
+        has_own_cursor: Whether the worker reads shards of its own.
     """
 
     def __init__(
@@ -127,6 +166,8 @@ class ProcessLane(Lane):
         is_restarted: bool,
         num_deaths: int,
         tally: Tally,
+        handler: Any,
+        has_own_cursor: bool,
     ) -> None:
         self._parcel = parcel
         self._options = options
@@ -135,13 +176,15 @@ class ProcessLane(Lane):
         self._is_restarted = is_restarted
         self._num_deaths = num_deaths
         self._tally = tally
+        self._handler = handler
+        self._cursor_place = options.worker if has_own_cursor else 0
         self._generation = 0
         self._order: Order | None = None
         self._frames: deque[Frame] = deque()
         self._num_done = 0
         self._deaths: list[str] = []  # what workers were doing when they died, since the last batch
         self._lives: list[_Life] = []
-        self._finalizer = weakref.finalize(self, end_processes, self._lives, os.getpid())
+        self._finalizer = weakref.finalize(self, end_processes, self._lives)
         self._start()
 
     @property
@@ -153,6 +196,7 @@ class ProcessLane(Lane):
         self._deaths.clear()
         self._order = order
         if self.is_torn or not self._lives or not self._is_sound(self._lives[0]):
+            self._tally.num_deaths += any(life.has_ended() and not life.is_over for life in self._lives)
             self._restart()
         self._generation += 1
         self._send_order()
@@ -169,7 +213,7 @@ class ProcessLane(Lane):
     def close(self) -> None:
         self._frames.clear()
         self._finalizer.detach()
-        end_processes(self._lives, os.getpid())
+        end_processes(self._lives)
 
     def _start(self) -> None:
         with _one_at_a_time:
@@ -177,30 +221,38 @@ class ProcessLane(Lane):
             process = self._context.Process(
                 target=work, args=(self._parcel, theirs, self._options), name="kdpipes worker", daemon=True
             )
+            _starting.set()
             try:
                 process.start()
             except BaseException:
                 ours.close()
                 raise
             finally:
+                _starting.clear()
                 theirs.close()
-        self._lives.append(_Life(process, ours, Reader(ours)))
+        _alive.add(process)
+        end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else process.sentinel
+        self._lives.append(_Life(process, ours, Reader(ours), os.getpid(), end))
         self._num_done = 0
 
     def _restart(self) -> None:
-        end_processes(self._lives, os.getpid())
+        end_processes(self._lives)
         self._start()
 
     def _is_sound(self, life: _Life) -> bool:
-        return not life.is_over and life.process.exitcode is None
+        return not life.is_over and life.owner == os.getpid() and not life.has_ended()
 
     def _send_order(self) -> None:
         payload = cloudpickle.dumps(self._order)
         self._send(message(Told.ORDER, [payload], generation=self._generation))
 
     def _send(self, content: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has died: reading what it said last comes to that
-            self._lives[0].link.sendall(content)
+        """Send as much as goes without waiting; the rest follows when this side waits."""
+        life = self._lives[0]
+        life.outgoing += content
+        with contextlib.suppress(OSError):  # it is busy; or it has died, which reading what it said last comes to
+            while life.outgoing:
+                del life.outgoing[: life.link.send(life.outgoing, socket.MSG_DONTWAIT)]
 
     def _done(self, number: int, *, at_once: bool) -> None:
         """Tell the worker that batches have been taken, and which slots it may write again."""
@@ -215,16 +267,17 @@ class ProcessLane(Lane):
         """Wait for the worker to say something, or to die."""
         life = self._lives[0]
         self._done(0, at_once=True)
+        self._send(b"")
         poll = select.poll()
-        poll.register(life.link, select.POLLIN)
-        poll.register(life.process.sentinel, select.POLLIN)
+        poll.register(life.link, select.POLLIN | (select.POLLOUT if life.outgoing else 0))
+        poll.register(life.end, select.POLLIN)
         timeout_s = self._timeout_s if self._timeout_s is None or life.is_ready else self._timeout_s + _START_UP_S
-        ready = [file for file, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]
-        if not ready:
-            os.kill(life.process.pid, signal.SIGKILL)
+        events = dict(poll.poll(None if timeout_s is None else timeout_s * 1000))
+        if not events:
+            life.kill(signal.SIGKILL)
             self._bury(life, f"made no batch in {self._timeout_s:g} s, and was ended")
             return
-        messages = life.reader.read(wait=False) if life.link.fileno() in ready else None
+        messages = life.reader.read(wait=False) if life.link.fileno() in events else None
         if messages is None:
             self._bury(life, "")
             return
@@ -239,7 +292,6 @@ class ProcessLane(Lane):
         elif said.kind == Said.RECORD:
             life.record = said.file
         elif said.kind == Said.TALE:
-            self._tally.num_slow += 1
             _log.warning("%s", said.payload.decode())
         elif said.generation == self._generation or (said.kind == Kind.ERROR and not said.generation):
             self._queue(life, said)
@@ -247,17 +299,18 @@ class ProcessLane(Lane):
             self._discard(life, said.slot)
 
     def _queue(self, life: _Life, said: Message) -> None:
-        frame = Frame(Kind(said.kind), said.number, is_last=bool(said.flags & 1), num_samples=said.num)
+        frame = Frame(
+            Kind(said.kind), said.number, is_last=bool(said.flags & 1), num_samples=said.num, cursor=said.cursor
+        )
         if frame.kind is Kind.ITEM:
             frame.content = _Unopened(life, said)
-        elif frame.kind is Kind.ERROR:
+        elif frame.kind in (Kind.ERROR, Kind.SKIP):
             frame.content = unpack(said.payload, [])
             life.is_over = life.is_over or not said.generation
         assert self._order is not None
-        self._deaths.clear()
         if frame.kind in (Kind.ITEM, Kind.OVER):
-            is_over = frame.is_last or frame.kind is Kind.OVER
-            self._order = replace(self._order, position=self._order.position.after(frame.number, is_over=is_over))
+            self._deaths.clear()
+            self._order = replace(self._order, position=self._order.position.after(frame, self._cursor_place))
         self._frames.append(frame)
 
     def _open(self, life: _Life, said: Message) -> Any:
@@ -267,6 +320,7 @@ class ProcessLane(Lane):
         rest = memoryview(said.payload)[8 * number + 8 :]
         if said.slot == NO_SLOT:
             buffers, rest = _cut(rest, sizes)
+            self._tally.num_slow += bool(said.flags & 4)
         elif life.slots.num_lent < NUM_LENT:
             buffers = life.slots.lend(said.slot, sizes)
         else:
@@ -293,26 +347,32 @@ class ProcessLane(Lane):
 
     def _bury(self, life: _Life, cause: str) -> None:
         """Put a successor in the place of a worker that has died, or raise the error that says how it died."""
-        life.process.join()
-        pid, code, doing = life.process.pid, life.process.exitcode, life.doing()
+        life.has_ended(_PATIENCE_S)
+        life.process.join(0)
+        pid, code, (key, doing) = life.process.pid, life.process.exitcode, life.doing()
         cause = cause or _cause(code)
         self._tally.num_deaths += 1
         number = self._order.position.number if self._order is not None else 0
         doing = doing or f"making batch {number} or later" if life.is_ready else "starting"
         self._deaths.append(doing)
         self._lives.remove(life)
-        life.process.close()
         self._keep_alive(life)
         told = f"Worker process {pid} {cause}, while {doing}."
-        if not life.is_ready and code >= 0:
+        if not life.is_ready and code is not None and code >= 0:
             raise WorkerError(f"{told} {_GUARD}")
         if not self._is_restarted:
             raise WorkerError(f"{told} {_ADVICE}")
-        if self._deaths.count(doing) >= self._num_deaths or len(self._deaths) >= _MAX_DEATHS:
+        if self._handler is not None and key and self._deaths.count(doing) >= self._num_deaths:
+            self._tally.banned[key] = told
+            self._handler.write_down(key, told)
+            self._deaths.clear()
+        elif self._deaths.count(doing) >= self._num_deaths or len(self._deaths) >= _MAX_DEATHS:
             raise WorkerError(f"{told} It was worker number {len(self._deaths)} to die here. {_ADVICE}")
         _log.warning("%s Another one takes its place.", told)
         self._start()
         self._generation += 1
+        assert self._order is not None
+        self._order = replace(self._order, banned=self._tally.banned)
         self._send_order()
 
     def _keep_alive(self, life: _Life) -> None:
@@ -329,7 +389,9 @@ _ADVICE = "What it printed says more. The next iteration starts new workers."
 _GUARD = 'What it printed says why. Under spawn, a script makes its loaders under `if __name__ == "__main__":`.'
 
 
-def _cause(code: int) -> str:
+def _cause(code: int | None) -> str:
+    if code is None:
+        return "ended, and somebody else was told how"
     if code >= 0:
         return f"ended with status {code} before its work was done"
     end = f"was ended by signal {signal.Signals(-code).name}"

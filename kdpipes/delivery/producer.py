@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch.utils.data import graph_settings
-from torch.utils.data.datapipes.iter import Collator, Mapper
+from torch.utils.data.datapipes.iter import Collator, Mapper, ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2.graph.settings import set_graph_random_seed
 from torchdata.datapipes.iter import Filter, FlatMapper, UnBatcher
 
 from kdpipes._graph import sources_of, walk
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe
-from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
+from kdpipes.delivery.cursor import Cursor
+from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe, Dealt
 
 __all__ = ["Counting", "Frame", "Kind", "Order", "Position", "Producer", "dealer_of"]
 
@@ -44,17 +44,21 @@ class Position:
         number: The number of the batch that is next, or that is being delivered; the number of the item, where nothing
             is dealt.
         offset: How many items of that batch have been delivered, where a batch becomes several items behind `deal`.
+        cursors: Where a stream of shards stands: of each worker, if they read shards of their own.
     """
 
     epoch: int = 0
     number: int = 0
     offset: int = 0
+    cursors: Mapping[int, Cursor] = field(default_factory=dict)
 
-    def after(self, number: int, *, is_over: bool) -> Position:
-        """Return the position after an item of batch `number`, or after the batch."""
-        if is_over:
-            return Position(self.epoch, number + 1)
-        return Position(self.epoch, number, self.offset + 1 if number == self.number else 1)
+    def after(self, frame: Frame, lane: int = 0) -> Position:
+        """Return the position after an item, or the end, of a batch that `lane` has made."""
+        if not frame.is_over:
+            offset = self.offset + 1 if frame.number == self.number else 1
+            return replace(self, number=frame.number, offset=offset)
+        cursors = self.cursors if frame.cursor is None else {**self.cursors, lane: frame.cursor}
+        return Position(self.epoch, frame.number + 1, cursors=cursors)
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,12 @@ class Order:
     Args:
         position: Where it begins.
         seeds: torchdata's generator of seeds for the stock pipes of this worker.
+        banned: Why samples are to be left out, by key.
     """
 
     position: Position
     seeds: Any = None
+    banned: Mapping[str, str] = field(default_factory=dict)
 
 
 class Kind(enum.IntEnum):
@@ -77,6 +83,7 @@ class Kind(enum.IntEnum):
     OVER = 1  # a batch is over that became several items, or none
     END = 2  # of the epoch
     ERROR = 3
+    SKIP = 4  # a sample has been left out of the batch that comes
 
 
 @dataclass
@@ -89,6 +96,7 @@ class Frame:
         content: The item or the error, as the lane carries it.
         is_last: Whether the item is the last one of its batch.
         num_samples: How many samples the batch has that the item is the first of.
+        cursor: Where a stream of shards stands behind the batch.
     """
 
     kind: Kind
@@ -96,6 +104,12 @@ class Frame:
     content: Any = None
     is_last: bool = False
     num_samples: int = 0
+    cursor: Cursor | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes of the batch."""
+        return self.is_last or self.kind is Kind.OVER
 
 
 def dealer_of(chain: Any) -> Any:
@@ -140,37 +154,45 @@ class Producer:
         """
         try:
             if order.seeds is not None:
-                set_graph_random_seed(self._chain, order.seeds)
+                _seed_stock_pipes(self._chain, order.seeds)
             for pipe, first in zip(self._counting, self._first_epochs, strict=True):
                 pipe.set_epoch(max(first + order.position.epoch - first_epoch, 0))
-            yield from (
-                self._dealt(order.position, send) if self._dealer is not None else self._counted(order.position, send)
-            )
+            if self._dealer is None:
+                yield from self._counted(order.position, send)
+            else:
+                self._dealer.skip(order.banned, lambda skip: send(Frame(Kind.SKIP, skip.batch, skip)))
+                yield from self._dealt(order.position, send)
         except Exception as error:
             send(Frame(Kind.ERROR, content=error))
         else:
             send(Frame(Kind.END))
 
     def _dealt(self, start: Position, send: Callable[[Frame], None]) -> Iterator[None]:
-        batch: int | None = None
-        num_samples = made = 0
+        batch: Dealt | None = None
+        made = 0
 
-        def listen(number: int, size: int) -> None:
-            nonlocal batch, num_samples, made
+        def finish() -> None:
             if batch is not None and not self._is_one_to_one:
-                send(Frame(Kind.OVER, batch))
-            batch, num_samples, made = number, size, 0
+                send(Frame(Kind.OVER, batch.number, cursor=batch.cursor))
 
-        self._dealer.start_at(start.number, listen)
+        def listen(dealt: Dealt) -> None:
+            nonlocal batch, made
+            finish()
+            batch, made = dealt, 0
+
+        self._dealer.start_at(start.number, listen, cursor=self._cursor_in(start))
         for item in self._chain:
             made += 1
-            if batch == start.number and made <= start.offset:
-                continue
             assert batch is not None
-            send(Frame(Kind.ITEM, batch, item, self._is_one_to_one, num_samples if made == 1 else 0))
+            if batch.number == start.number and made <= start.offset:
+                continue
+            num_samples = batch.num_samples if made == 1 else 0
+            send(Frame(Kind.ITEM, batch.number, item, self._is_one_to_one, num_samples, batch.cursor))
             yield
-        if batch is not None and not self._is_one_to_one:
-            send(Frame(Kind.OVER, batch))
+        finish()
+
+    def _cursor_in(self, position: Position) -> Cursor | None:
+        return position.cursors.get(self._worker if self._dealer.is_split_by_shard else 0)
 
     def _counted(self, start: Position, send: Callable[[Frame], None]) -> Iterator[None]:
         for count, item in enumerate(self._chain):
@@ -178,6 +200,19 @@ class Producer:
             if number >= start.number:
                 send(Frame(Kind.ITEM, number, item, is_last=True))
                 yield
+
+
+def _seed_stock_pipes(chain: Any, seeds: Any) -> None:
+    """Seed as torchdata does, all workers alike before a `sharding_filter`, but without its traversal.
+
+    That sets hooks on torch's classes, which threads would find there.
+    """
+    pipes = walk(chain)
+    shared = [pipe for filter_ in pipes if type(filter_) is ShardingFilter for pipe in walk(filter_)]
+    for pipe in pipes:
+        if callable(getattr(pipe, "set_seed", None)):
+            is_shared = any(pipe is upstream for upstream in shared)
+            pipe.set_seed(seeds.generate_shared_seed() if is_shared else seeds.generate_seed())
 
 
 def seed_process(seeds: Any) -> None:

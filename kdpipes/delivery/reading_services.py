@@ -7,20 +7,25 @@ import multiprocessing
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import CheckpointableReadingServiceInterface
+from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import FullSync, ShardingRoundRobinDispatcher
 
 from kdpipes._graph import copy_streams, walk
 from kdpipes._iter_pipe import Streaming
+from kdpipes.delivery.agreement import Agreement
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
+from kdpipes.delivery.layout import group_size
 from kdpipes.delivery.merger import Lane, Merger, Tally
+from kdpipes.delivery.packing import name_classes
 from kdpipes.delivery.process_lane import NUM_LENT, ProcessLane
 from kdpipes.delivery.producer import Order, Position, dealer_of
 from kdpipes.delivery.shipped import Shipped
+from kdpipes.delivery.skipping import handler_in
 from kdpipes.delivery.thread_lane import InlineLane, ThreadLane
 from kdpipes.delivery.worker import Options, Parcel
 from kdpipes.errors import ChainError, check_choice, check_count, must_be
@@ -40,9 +45,12 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._chain: Any = None
         self._lanes: list[Lane] = []
         self._seeds: Any = None
+        self._seed_of: Callable[[int], int] | None = None
         self._start: Position | None = None
         self._position = Position()
         self._first_epoch = 0
+        self._is_split_by_shard = False
+        self._agreement: Agreement | None = None
         self._passed: deque[Position] = deque()  # where the workers' items end that the main part has not given out
         self._items: IterDataPipe[Any] | None = None
         self._checkpointer = Checkpointer(None, 1)
@@ -70,7 +78,10 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
                 "each worker batches of its own, without a process in between."
             )
         self._chain, self._checkpointer = chain, Checkpointer(chain, self.num_workers)
-        if dealer_of(chain) is not None:
+        dealer = dealer_of(chain)
+        self._is_split_by_shard = dealer is not None and dealer.is_split_by_shard
+        self._agreement = Agreement() if self._is_split_by_shard and group_size() > 1 else None
+        if dealer is not None:
             ends = [pipe for pipe in ends if not isinstance(pipe, FullSync)]  # `deal` makes the ranks' batches equal
         self._first_epoch = self._checkpointer.first_position().epoch
         if self._start is None:
@@ -83,6 +94,14 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         """Called by DataLoader2 at the start of an epoch."""
         self._seeds = seed_generator
         return iter_reset_fn
+
+    def seed_epochs(self, seed_of: Callable[[int], int]) -> None:
+        """Seed stock pipes by the number of the epoch, in place of DataLoader2's generator.
+
+        Args:
+            seed_of: Called with the number of an epoch.
+        """
+        self._seed_of = seed_of
 
     def finalize(self) -> None:
         """Called by DataLoader2 at the end: end the workers."""
@@ -139,8 +158,11 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         return iter(self._items)
 
     def _merger(self) -> Merger:
+        if self._seed_of is not None:
+            self._seeds = SeedGenerator(self._seed_of(self._position.epoch))
         seeds = [None if self._seeds is None else self._seeds.spawn(lane) for lane in range(len(self._lanes))]
-        return Merger(self._lanes, [Order(self._position, seed) for seed in seeds], self.tally)
+        orders = [Order(self._position, seed) for seed in seeds]
+        return Merger(self._lanes, orders, self.tally, has_own_cursors=self._is_split_by_shard)
 
     def _pause(self, pause_fn: Any = None) -> Any:
         """Called by DataLoader2's `limit`. There is nothing to halt: the state is right at any moment."""
@@ -260,6 +282,7 @@ class ProcessReadingService(ReadingService):
         self.threads_per_worker = check_count("threads_per_worker", threads_per_worker)
 
     def _open_lanes(self) -> list[Lane]:
+        name_classes(self._chain)
         parcel = Parcel(self._chain)
         return [
             ProcessLane(
@@ -278,6 +301,8 @@ class ProcessReadingService(ReadingService):
                 is_restarted=self.on_worker_death == "restart",
                 num_deaths=self.num_deaths,
                 tally=self.tally,
+                handler=handler_in(self._chain),
+                has_own_cursor=self._is_split_by_shard,
             )
             for worker in range(self.num_workers)
         ]
@@ -304,17 +329,18 @@ class _Merged(Streaming[Any], IterDataPipe[Any]):
 
 
 class _Passing:
-    """Notes after each item of the workers where it ends."""
+    """Notes after each item of the workers where it ends; ends on all ranks together, where those differ."""
 
     def __init__(self, service: ReadingService) -> None:
         self._passed = service._passed
+        self._agreement = service._agreement
         self._merger = service._merger()
 
     def __iter__(self) -> _Passing:
         return self
 
     def __next__(self) -> Any:
-        item = next(self._merger)
+        item = next(self._merger) if self._agreement is None else self._agreement.next_of(self._merger)
         self._passed.append(self._merger.position)
         return item
 
@@ -338,7 +364,7 @@ class _Delivering:
     def __init__(self, service: ReadingService) -> None:
         self._service = service
         self._items = service._begin()
-        self._is_empty_end = service._position.number > 0
+        self._is_empty_end = service._position.number > 0 or service._position.offset > 0
         self._asked, self._is_first = 0.0, True
 
     def __iter__(self) -> _Delivering:
@@ -346,6 +372,8 @@ class _Delivering:
 
     def __next__(self) -> Any:
         service = self._service
+        if not service._lanes:
+            raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
         self._asked = time.perf_counter() if self._is_first else self._asked
         try:
             item = next(self._items)

@@ -9,13 +9,14 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LentSlots", "Slots", "anonymous_file", "places_of"]
+__all__ = ["WORN", "LentSlots", "Slots", "anonymous_file", "places_of"]
 
+WORN = 0x8000  # in the number of a slot whose memory another process may still read
 _ALIGNMENT = 64
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Linux: the pages are there at once, not one fault after the other
 
@@ -72,7 +73,11 @@ class Slots:
         return slot, self._files[slot] if is_new else None
 
     def give_back(self, slot: int) -> None:
-        """Take a slot back that the main process is done with."""
+        """Take a slot back that the main process is done with; a worn one gets memory of its own anew."""
+        if slot & WORN:
+            slot ^= WORN
+            os.close(self._files.pop(slot))
+            del self._maps[slot]
         heapq.heappush(self._free, slot)
 
     def _reserve(self, slot: int, size: int) -> None:
@@ -101,10 +106,15 @@ def _allocate(file: int, size: int) -> None:
 class LentSlots:
     """The slots of one worker, in the main process.
 
-    Views of a slot may be handed to the user; when the last of them is gone, the slot's number is in `returned`.
+    Views of a slot may be handed to the user; when the last of them is gone, the slot's number is in `returned`. A
+    process that the user forks meanwhile has the views as well: the memory is not written again then.
     """
 
+    _all: ClassVar[weakref.WeakSet[LentSlots]] = weakref.WeakSet()
+
     def __init__(self) -> None:
+        LentSlots._all.add(self)
+        self._worn: set[int] = set()
         self.returned: deque[int] = deque()  # appended to wherever the last view is dropped
         self._files: dict[int, int] = {}
         self._maps: dict[int, mmap.mmap] = {}
@@ -117,16 +127,20 @@ class LentSlots:
 
     def attach(self, slot: int, file: int) -> None:
         """Take the descriptor of a slot's memory, which is closed with the others."""
+        if slot in self._files:
+            os.close(self._files[slot])
+            self._maps.pop(slot, None)
         self._files[slot] = file
 
     def lend(self, slot: int, sizes: Sequence[int]) -> list[memoryview]:
         """Return the buffers in a slot as views, all of which keep it from being written again."""
         memory, places = self._memory(slot, sizes)
-        returned, lent = self.returned, self._lent
+        returned, lent, worn = self.returned, self._lent, self._worn
 
         def give_back(_: Any) -> None:
             lent.pop(slot, None)
-            returned.append(slot)
+            returned.append(slot | WORN if slot in worn else slot)
+            worn.discard(slot)
 
         lent[slot] = weakref.ref(memory, give_back)
         whole = memoryview(memory)  # type: ignore[arg-type]  # an array is a buffer from Python 3.12 on, for mypy
@@ -145,6 +159,12 @@ class LentSlots:
             os.close(file)
         self._files.clear()
         self._maps.clear()
+
+    @classmethod
+    def wear_out(cls) -> None:
+        """Let no memory that is lent now be written again: a process is about to be forked."""
+        for slots in list(cls._all):
+            slots._worn.update(slots._lent)
 
     def _memory(self, slot: int, sizes: Sequence[int]) -> tuple[NDArray[Any], list[tuple[int, int]]]:
         places, size = places_of(sizes)

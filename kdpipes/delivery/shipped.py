@@ -1,4 +1,4 @@
-"""Chains that travel with lambdas, closures and classes of a notebook."""
+"""Chains that are copied with lambdas, closures and classes of a notebook."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 import cloudpickle
 from torch.utils.data import IterDataPipe
 
+from kdpipes._graph import copy_streams
 from kdpipes._iter_pipe import Streaming
+from kdpipes.storage.shared import Shared, is_sharing
 
 __all__ = ["Shipped"]
 
 
 class Shipped(Streaming[Any], IterDataPipe[Any]):
-    """A chain that is copied by cloudpickle, so that lambdas and classes of a notebook come along.
+    """A chain of which a copy in this process shares what does not move, and a copy for another one is cloudpickle's.
 
     Args:
         source_datapipe: The chain.
@@ -22,14 +24,19 @@ class Shipped(Streaming[Any], IterDataPipe[Any]):
 
     def __init__(self, source_datapipe: Any) -> None:
         self._chain = source_datapipe
+        self._copy: Shared[Any] | None = None
 
     def iterate(self) -> Iterator[Any]:
         return iter(self._chain)
 
     def __getstate__(self) -> Any:
         if IterDataPipe.getstate_hook is not None:
-            return IterDataPipe.getstate_hook(self.__dict__)
+            return IterDataPipe.getstate_hook({"_chain": self._chain})
+        if is_sharing():
+            self._copy = Shared(copy_streams(self._chain))  # kept until it has arrived
+            return {"copy": self._copy}
         return {"payload": cloudpickle.dumps(self._chain)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._chain = cloudpickle.loads(state["payload"])
+        self._chain = state["copy"].value if "copy" in state else cloudpickle.loads(state["payload"])
+        self._copy = None

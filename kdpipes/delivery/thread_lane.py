@@ -91,10 +91,16 @@ class ThreadLane(Lane):
     ) -> None:
         self._timeout_s = timeout_s
         self._tally = tally
-        self._shared = _Shared(prefetch)
-        producer = Producer(chain, worker, num_workers)
+        self._prefetch = prefetch
+        self._producer = Producer(chain, worker, num_workers)
+        self._first_epoch = first_epoch
+        self._name = f"kdpipes worker {worker}"
+        self._start()
+
+    def _start(self) -> None:
+        self._shared = _Shared(self._prefetch)
         self._thread = threading.Thread(
-            target=_run, args=(producer, first_epoch, self._shared), name=f"kdpipes worker {worker}", daemon=True
+            target=_run, args=(self._producer, self._first_epoch, self._shared), name=self._name, daemon=True
         )
         self._thread.start()
         self._finalizer = weakref.finalize(self, _stop, self._shared, self._thread)
@@ -104,6 +110,9 @@ class ThreadLane(Lane):
         return len(self._shared.frames)
 
     def begin(self, order: Order) -> None:
+        if not self._thread.is_alive():  # this is a process that was forked from the thread's own
+            self._finalizer.detach()
+            self._start()
         with self._shared.changed:
             self._shared.frames.clear()
             self._shared.order = order

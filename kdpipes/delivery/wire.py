@@ -12,7 +12,8 @@ from typing import NamedTuple
 __all__ = ["NO_SLOT", "Message", "Reader", "Said", "Told", "message"]
 
 NO_SLOT = 0xFFFF
-_HEADER = struct.Struct("<QBBHIqI")
+_HEADER = struct.Struct("<QBBHIqIIIq")
+_NOWHERE = (0, 0, -1)
 _READ_SIZE = 1 << 18
 _ANCILLARY_SIZE = socket.CMSG_SPACE(16 * 4)  # 16 descriptors
 
@@ -37,7 +38,8 @@ class Told(enum.IntEnum):
 class Message(NamedTuple):
     """One message.
 
-    Of `flags`, 1 says that an item is the last one of its batch, and 2 that its pickle is the first buffer of the slot;
+    Of `flags`, 1 says that an item is the last one of its batch, 2 that its pickle is the first buffer of the slot, and
+    4 that it is large and comes without a slot;
     `num` is the number of samples in the batch, or of batches that have been taken.
     """
 
@@ -49,6 +51,7 @@ class Message(NamedTuple):
     num: int
     payload: bytearray
     file: int | None = None
+    cursor: tuple[int, int, int] | None = None
 
 
 def message(
@@ -60,10 +63,11 @@ def message(
     generation: int = 0,
     number: int = 0,
     num: int = 0,
+    cursor: tuple[int, int, int] | None = None,
 ) -> bytes:
     """Return a message as bytes."""
     size = sum(map(len, payloads))
-    return b"".join([_HEADER.pack(size, kind, flags, slot, generation, number, num), *payloads])
+    return b"".join([_HEADER.pack(size, kind, flags, slot, generation, number, num, *(cursor or _NOWHERE)), *payloads])
 
 
 class Reader:
@@ -83,13 +87,15 @@ class Reader:
         """Return the messages that have come, after waiting for some bytes; None at the end of the link."""
         try:
             flags = 0 if wait else socket.MSG_DONTWAIT
-            number, ancillary, *_ = self._link.recvmsg_into([self._received], _ANCILLARY_SIZE, flags)
+            number, ancillary, told, _ = self._link.recvmsg_into([self._received], _ANCILLARY_SIZE, flags)
         except BlockingIOError:
             return iter(())
         except ConnectionResetError:
             return None
         if not number:
             return None
+        if told & socket.MSG_CTRUNC:
+            raise OSError("The memory of a worker cannot be opened: too many files are open. Raise `ulimit -n`.")
         for _, _, content in ancillary:
             self._files.extend(memoryview(content).cast("i"))
         self._bytes += memoryview(self._received)[:number]
@@ -103,8 +109,9 @@ class Reader:
             if len(self._bytes) < end:
                 break
             file = self._files.popleft() if fields[0] in (Said.SLOT, Said.RECORD) else None
-            kind, flags, slot, generation, number, num = fields
+            kind, flags, slot, generation, number, num, *place = fields
             payload = self._bytes[start + _HEADER.size : end]
-            yield Message(kind, flags, slot, generation, number, num, payload, file)
+            cursor = None if place[2] < 0 else (place[0], place[1], place[2])
+            yield Message(kind, flags, slot, generation, number, num, payload, file, cursor)
             start = end
         del self._bytes[:start]

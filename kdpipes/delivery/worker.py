@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import gc
 import multiprocessing
@@ -81,8 +82,10 @@ def _work(parcel: Parcel, link: socket.socket, options: Options) -> None:
         return
     teller.ready()
     while (order := teller.next_order()) is not None:
+        if not teller.may_go_on():  # broken off before it has begun
+            continue
         if order.seeds is not None:
-            seed_process(order.seeds)
+            seed_process(copy.deepcopy(order.seeds))
         try:
             for _ in producer.epoch(order, options.first_epoch, teller.tell):
                 if not teller.may_go_on():
@@ -112,9 +115,13 @@ def _keep_memory() -> None:
 
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
+    if parent is None or parent.pid is None:
+        return
+    ends: list[Any] = [parent.sentinel]  # which the parent's other children hold open
+    with contextlib.suppress(OSError, AttributeError):
+        ends.append(os.pidfd_open(parent.pid))
+    connection.wait(ends)
+    os._exit(1)
 
 
 class _Teller:
@@ -161,8 +168,11 @@ class _Teller:
     def tell(self, frame: Frame) -> None:
         """Send a frame."""
         place: dict[str, Any] = {"generation": self._generation, "number": frame.number, "num": frame.num_samples}
+        place["cursor"] = frame.cursor
         if frame.kind is Kind.ERROR:
             self._send(message(frame.kind, [pack_error(frame.content)], **place))
+        elif frame.kind is Kind.SKIP:
+            self._send(message(frame.kind, [pack(frame.content)[0]], **place))
         elif frame.kind is Kind.ITEM:
             self._tell_item(frame.content, int(frame.is_last), place)
         else:
@@ -176,6 +186,7 @@ class _Teller:
         if size > _SMALL:
             in_slot = [memoryview(stream), *buffers] if len(stream) > _SMALL else buffers
             slot = self._put(in_slot)
+            flags |= 4 if slot == NO_SLOT else 0
             if slot != NO_SLOT:
                 flags |= 2 if in_slot is not buffers else 0
                 stream = b"" if in_slot is not buffers else stream

@@ -104,6 +104,8 @@ class ClassFilterIterDataPipe(StreamPlanPipe):
     Source: KappaData's ClassFilterWrapper.
     """
 
+    is_straight = True
+
     def __init__(
         self, source_datapipe: IterDataPipe[Any], *, valid: Classes | None = None, invalid: Classes | None = None
     ) -> None:

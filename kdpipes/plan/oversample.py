@@ -74,6 +74,8 @@ class OversamplerIterDataPipe(StreamPlanPipe):
     Source: KappaData's OversamplingWrapper.
     """
 
+    is_about_whole = True
+
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],

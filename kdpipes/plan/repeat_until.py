@@ -104,6 +104,8 @@ class RepeaterUntilIterDataPipe(StreamPlanPipe):
     Source: KappaData's RepeatWrapper.
     """
 
+    is_about_whole = True
+
     def __init__(
         self, source_datapipe: IterDataPipe[Any], *, min_size: int | None = None, repetitions: int | None = None
     ) -> None:

@@ -68,7 +68,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         self._class_names = check_names("class_names", class_names) or _class_names_of(dataset)
 
     def identity(self) -> Any:
-        return type(self._dataset.value).__qualname__, len(self), self._fields, self._class_names
+        return type(self._dataset.value).__qualname__, len(self), self._fields, self._class_names, self._known_labels()
 
     def __len__(self) -> int:
         return len(self._dataset.value)

@@ -61,6 +61,9 @@ class IdReaderMapDataPipe(MapPipe):
         self._load = Callback("load", _FileLoader(load) if isinstance(load, str) else load)
         self._class_names = check_names("class_names", class_names)
 
+    def identity(self) -> Any:
+        return self._ids, self._labels, self._load, self._class_names
+
     def __len__(self) -> int:
         return len(self._ids.value)
 
@@ -99,6 +102,10 @@ class _FileLoader:
 
     def __init__(self, template: str) -> None:
         self._template = template
+
+    def fingerprinted(self) -> Any:
+        """Return what tells it from another, wherever the files lie."""
+        return self._template.rsplit("/", 1)[-1]
 
     def __call__(self, name: Any) -> Any:
         path = self._template.replace("{id}", str(name))

@@ -44,18 +44,41 @@ class ShardStreamerIterDataPipe(IterPipe):
         super().__init__()
         self._urls = Shared(expand_urls(urls))
         self._class_names = check_names("class_names", class_names)
+        self._part = (0, 1)
+        self._start = (0, 0, 0)
+        self.cursor = self._start
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards there are."""
+        return len(self._urls.value)
+
+    def read_part(self, part: int, num_parts: int) -> None:
+        """Read every `num_parts`-th shard from `part` on, and no other."""
+        self._part = part, num_parts
+
+    def seek(self, cursor: tuple[int, int, int]) -> None:
+        """Let the next iteration begin behind the sample at which `cursor` was taken."""
+        self._start = cursor
 
     def identity(self) -> Any:
         return relative_names(self._urls.value), self._class_names
 
     def samples(self) -> Iterator[Sample]:
         urls = self._urls.value
-        index = 0
-        for url, shard in zip(urls, relative_names(urls), strict=True):
-            for key, contents in read_groups(url):
+        part, num_parts = self._part
+        (first, skipped, index), self._start = self._start, (0, 0, 0)
+        own = list(zip(urls, relative_names(urls), strict=True))[part::num_parts]
+        for shard, (url, name) in enumerate(own[first:], first):
+            for place, (key, contents) in enumerate(read_groups(url)):
+                if place < skipped:
+                    continue
                 fields = {field: _member(url, field, content) for field, content in contents.items()}
-                yield Sample(fields, key=f"{shard}/{key}", index=index)
+                sample = Sample(fields, key=f"{name}/{key}", index=index)
                 index += 1
+                self.cursor = shard, place + 1, index
+                yield sample
+            skipped = 0
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._class_names

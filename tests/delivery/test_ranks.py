@@ -13,48 +13,72 @@ import pytest
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 import kdpipes as kdp
+from kdpipes.storage.files import expand_urls
 
 SCRIPT = """
 import json, sys
+from datetime import timedelta
 import torch, torch.distributed
+import torchdata.dataloader2 as dl2
 import kdpipes as kdp
 
-rank, num_ranks, store, kind = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
-source = kdp.from_dataset([(number, 0) for number in range(22)]).transform("x", lambda x, rng: [x, rng.random()])
+kind, *urls = sys.argv[1:]
+torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank = torch.distributed.get_rank()
+
+def look(x, rng):
+    if kind == "one fails" and x == 5:
+        raise KeyError("mine")
+    return [x, rng.random()]
+
+source = kdp.from_dataset([(number, 0) for number in range(22)]).transform("x", look)
 pipe = source.select("x").deal(global_batch_size=8, shuffle=True, seed=2)
 if kind == "dataloader":
     loader = torch.utils.data.DataLoader(pipe, batch_size=None, num_workers=2)
+elif kind == "sequential":
+    service = dl2.SequentialReadingService(dl2.DistributedReadingService(), kdp.ProcessReadingService(2))
+    loader = dl2.DataLoader2(pipe, reading_service=service)
+elif urls:
+    stream = kdp.stream_shards(urls).select("key")
+    loader = kdp.Loader(stream.deal(batch_size=2, split="shards", uneven="drop"), num_workers=2)
 else:
-    loader = kdp.Loader(pipe, num_workers=int(kind))
+    loader = kdp.Loader(pipe, num_workers=int(kind) if kind.isdigit() else 2)
 epochs = [list(loader) for _ in range(2)]
-print(json.dumps({"epochs": epochs, "length": len(loader)}))
-torch.distributed.barrier()
+length = len(loader) if kind.isdigit() else None
+gathered = [None] * torch.distributed.get_world_size()
+torch.distributed.all_gather_object(gathered, {"epochs": epochs, "length": length})
+if rank == 0:
+    print(json.dumps(gathered))
+if kind == "sequential":
+    loader.shutdown()
 torch.distributed.destroy_process_group()
 """
 
 
-def run(tmp_path: Path, num_ranks: int, kind: str) -> list[Any]:
-    arguments = [str(num_ranks), str(tmp_path / "store"), kind]
-    started = [
-        subprocess.Popen([sys.executable, "-c", SCRIPT, str(rank), *arguments], stdout=subprocess.PIPE, text=True)
-        for rank in range(num_ranks)
-    ]
-    printed = [process.communicate(timeout=120)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * num_ranks
-    return [json.loads(text.splitlines()[-1]) for text in printed]
+def run(tmp_path: Path, num_ranks: int, *arguments: str) -> list[Any]:
+    """Run the script under torchrun; return what each rank got."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    done = subprocess.run([*command, str(script), *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    ranks: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return ranks
 
 
-@pytest.mark.parametrize(("num_ranks", "kind"), [(2, "0"), (2, "2"), (2, "dataloader")])
+@pytest.mark.parametrize(("num_ranks", "kind"), [(2, "0"), (4, "1"), (2, "dataloader"), (2, "sequential")])
 def test_the_ranks_share_what_one_process_gets(tmp_path: Path, num_ranks: int, kind: str) -> None:
-    source = kdp.from_dataset([(number, 0) for number in range(22)]).transform("x", lambda x, rng: [x, rng.random()])
+    def look(x: int, rng: Any) -> list[float]:
+        return [x, rng.random()]
+
+    source = kdp.from_dataset([(number, 0) for number in range(22)]).transform("x", look)
     pipe = source.select("x").deal(global_batch_size=8, shuffle=True, seed=2)
     expected = json.loads(json.dumps([list(pipe) for _ in range(2)]))
     found = run(tmp_path, num_ranks, kind)
     for epoch in range(2):
         parts = [rank["epochs"][epoch] for rank in found]
         assert [list(chain(*batches)) for batches in zip(*parts, strict=True)] == expected[epoch]
-    if kind != "dataloader":
+    if kind.isdigit():
         assert {rank["length"] for rank in found} == {3}
 
 
@@ -63,3 +87,17 @@ def test_a_rank_is_told_once_whoever_tells_it() -> None:
     for _ in range(2):
         pipe.apply_sharding(2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
     assert list(pipe) == [[(2,), (3,)], [(6,), (7,)]]
+
+
+def test_ranks_that_read_shards_of_their_own_end_together(tmp_path: Path, photo_shards: str) -> None:
+    urls = expand_urls(photo_shards)[:3]  # 40 samples each: two shards for rank 0, one for rank 1
+    for ranks in zip(*(rank["epochs"] for rank in run(tmp_path, 2, "shards", *urls)), strict=True):
+        keys = [[key for batch in epoch for (key,) in batch] for epoch in ranks]
+        assert [len(part) for part in keys] == [40, 40]
+        assert len({*keys[0], *keys[1]}) == 80
+        assert {key.split("/")[0] for key in keys[1]} == {"photos-001.tar"}
+
+
+def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="KeyError: 'mine'"):
+        run(tmp_path, 2, "one fails")

@@ -1,0 +1,111 @@
+"""Samples that are left out of their batch, because they cannot be made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kdpipes._graph import walk
+from kdpipes.draw import Draw
+from kdpipes.errors import DataError
+from kdpipes.sample import Sample
+
+__all__ = ["LEFT_OUT", "Skip", "Skipper", "handler_in", "refuse_empty"]
+
+LEFT_OUT: Any = object()
+
+_log = logging.getLogger("kdpipes")
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A sample that was left out of its batch.
+
+    Args:
+        epoch: The number of the epoch.
+        batch: The number of the batch, among those of the rank.
+        ordinal: The sample's position in the epoch.
+        key: Its key.
+        error: Why.
+    """
+
+    epoch: int
+    batch: int
+    ordinal: int
+    key: str
+    error: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+    def log(self) -> None:
+        """Say so in the log."""
+        _log.warning("Sample %r is left out of batch %d: %s", self.key, self.batch, self.error)
+
+
+def handler_in(pipe: Any) -> Any:
+    """Return what `.on_error(...)` nearest upstream of `pipe` says, if it lets samples be left out."""
+    for upstream in walk(pipe):
+        operation: Any = getattr(upstream, "_operation", None)
+        if getattr(operation, "handles_errors", False):
+            return operation if operation.is_tolerant else None
+    return None
+
+
+class Skipper:
+    """Makes samples, and leaves out those that cannot be made.
+
+    Args:
+        handler: What `.on_error(...)` says.
+        banned: Why samples are not even tried, by key: workers have died of them.
+        tell: Called with each sample that is left out.
+    """
+
+    def __init__(self, handler: Any, banned: Mapping[str, str], tell: Callable[[Skip], None] | None) -> None:
+        self._handler = handler
+        self._listed: Mapping[str, str] = {**handler.listed(), **banned}
+        self._tell = tell
+
+    def make(self, draw: Draw, batch: int, fetch: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
+        """Return an item, or LEFT_OUT.
+
+        Args:
+            draw: Which delivered sample it is.
+            batch: The number of its batch.
+            fetch: Returns the sample, not loaded.
+            finish: Returns what leaves the chain for it.
+        """
+        sample: Any = None
+        try:
+            sample = fetch()
+            if isinstance(sample, Sample) and sample.key in self._listed:
+                error = self._listed[sample.key]
+                return self._leave_out(Skip(draw.epoch, batch, draw.ordinal, sample.key, error))
+            item = finish(sample)
+            if isinstance(item, Sample):
+                dict(item)  # what is loaded later would fail where nobody can leave it out
+        except Exception as raised:
+            if not self._handler.tolerates(raised):
+                raise
+            key = sample.key if isinstance(sample, Sample) else f"ordinal {draw.ordinal}"
+            skip = Skip(draw.epoch, batch, draw.ordinal, key, f"{type(raised).__name__}: {raised}")
+            self._handler.write_down(key, skip.error)
+            return self._leave_out(skip)
+        return item
+
+    def _leave_out(self, skip: Skip) -> Any:
+        if self._tell is not None:
+            self._tell(skip)
+        else:
+            skip.log()
+        return LEFT_OUT
+
+
+def refuse_empty(items: list[Any], batch: int) -> list[Any]:
+    """Return the items of a batch, or refuse one that has lost all of its samples."""
+    if not items:
+        raise DataError(f"Every sample of batch {batch} had to be left out: see the log for why.")
+    return items

@@ -1,0 +1,141 @@
+"""Batches on the device that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe, get_worker_info
+
+from kdpipes._functional import functional_pipe, refuse_flavour
+from kdpipes._iter_pipe import Streaming
+from kdpipes.errors import ChainError, must_be
+
+__all__ = ["DeviceMoverIterDataPipe"]
+
+refuse_flavour("to_device", flavour="map", way_out="Put `.deal(batch_size=...).collate_samples()` before it.")
+
+
+@functional_pipe("to_device", flavour="iter")
+class DeviceMoverIterDataPipe(Streaming[Any], IterDataPipe[Any]):
+    """Moves the tensors of each batch to a device (functional name: ``to_device``).
+
+    Runs in the main process, after the workers. For a CUDA device, a batch is copied to pinned memory and sent on a
+    stream of its own while the one before it is used; it is there when the stream that is current at that moment needs
+    it. Send images as uint8, which is a quarter of float32, and normalise them there: `x.float().div_(255)`.
+
+    Args:
+        source_datapipe: A stream of batches: tensors in tuples, lists and dictionaries; all else stays as it is.
+        device: `"cuda"`, `"cuda:1"`, `"cpu"`, or a `torch.device`.
+
+    Length: the source's.
+
+    Memory: two batches on the device.
+
+    Workers: None of its own; it is refused inside those of torch's DataLoader.
+
+    Raises:
+        ChainError: It runs in a worker process.
+
+    Example:
+        >>> pipe = kdp.from_dataset([(1, 0), (2, 1)]).select("x y").deal(batch_size=2).collate_samples()
+        >>> next(iter(pipe.to_device("cpu")))
+        (tensor([1, 2]), tensor([0, 1]))
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[Any], device: str | torch.device) -> None:
+        if not isinstance(source_datapipe, IterDataPipe):
+            raise TypeError(must_be("source_datapipe", "a stream of batches", source_datapipe))
+        if not isinstance(device, str | torch.device):
+            raise TypeError(must_be("device", 'a device like "cuda" or "cuda:1"', device))
+        try:
+            self._device = torch.device(device)
+        except RuntimeError:
+            raise ValueError(must_be("device", 'a device like "cuda" or "cuda:1"', device)) from None
+        self._source = source_datapipe
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def is_replicable(self) -> bool:
+        """Tell reading services that this pipe belongs in the main process."""
+        return False
+
+    def iterate(self) -> Iterator[Any]:
+        if get_worker_info() is not None:
+            raise ChainError(
+                "`.to_device()` runs in the main process, but this is a worker of torch's DataLoader. Use "
+                "`kdp.Loader`, or move the batches in the loop."
+            )
+        if self._device.type == "cuda":
+            return _ahead(iter(self._source), _OnStream(self._device))
+        return (_mapped(batch, self._move) for batch in self._source)
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+
+class _OnStream:
+    """Sends batches to a CUDA device on a stream of its own.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def send(self, batch: Any) -> Any:
+        """Begin to send a batch; it is not there yet."""
+        with torch.cuda.stream(self._stream):
+            return _mapped(batch, self._send)
+
+    def receive(self, batch: Any) -> Any:
+        """Return a batch that was sent, once the current stream may use it: no process waits here."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(current)  # its memory is not given to the next batch before that stream is done
+            return tensor
+
+        return _mapped(batch, keep)
+
+    def _send(self, tensor: torch.Tensor) -> torch.Tensor:
+        pinned = tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(self._device, non_blocking=True)
+
+
+def _ahead(batches: Iterator[Any], stream: Any) -> Iterator[Any]:
+    """Yield batches, each while the next one is being sent; an error comes after the batches before it."""
+    end: Any = object()
+    sent, error = end, None
+    while error is None:
+        following = end
+        try:
+            batch = next(batches, end)
+            following = end if batch is end else stream.send(batch)
+            del batch
+        except Exception as raised:
+            error = raised
+        if sent is not end:
+            yield stream.receive(sent)
+        sent = following
+        if sent is end and error is None:
+            return
+    raise error
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a batch with `function` applied to each of its tensors."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: _mapped(part, function) for name, part in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(part, function) for part in value))
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(part, function) for part in value)
+    return value

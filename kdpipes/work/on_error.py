@@ -1,0 +1,83 @@
+"""What becomes of samples that cannot be made."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Literal
+
+from kdpipes._sample_pipe import sample_pipe
+from kdpipes.errors import ChainError, FieldError, check_choice, must_be
+from kdpipes.sample import Sample
+
+__all__ = ["ErrorHandler"]
+
+Action = Literal["raise", "skip", "quarantine"]
+
+
+@sample_pipe("on_error")
+class ErrorHandler:
+    """Says what `deal` does with a sample that cannot be made (functional name: ``on_error``).
+
+    Holds for the whole chain, wherever it stands; the last one counts. A sample that is left out shortens its batch and
+    moves no other. Each is logged, counted in `Loader.stats()`, and listed in `Loader.skipped`. Mistakes in the chain
+    (`ChainError`, `FieldError`) are raised all the same, and so is the error of a batch that has no good sample.
+
+    Args:
+        action: "raise" the error; "skip" the sample; or put it into "quarantine": skip it, write it down in the file
+            `path`, and try no sample that is listed there again, in later epochs and runs as well. With the last two, a
+            sample at which worker processes die is left out, too.
+        path: A local file of one JSON object per line, `{"key": ..., "error": ...}`.
+
+    Raises:
+        ValueError: `path` is given without "quarantine", or the other way round.
+
+    Example:
+        >>> ones = kdp.from_dataset([(1, 0), (0, 0), (4, 0)]).transform("x", lambda x: 1 / x)
+        >>> list(ones.on_error("skip").select("x").deal(batch_size=3))
+        [[(1.0,), (0.25,)]]
+    """
+
+    handles_errors = True
+
+    def __init__(self, action: Action = "raise", *, path: str | os.PathLike[str] | None = None) -> None:
+        check_choice("action", action, ("raise", "skip", "quarantine"))
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise TypeError(must_be("path", "a path", path))
+        if (path is not None) != (action == "quarantine"):
+            raise ValueError('`path` must be given with `on_error("quarantine", path=...)`, and only there.')
+        self._action = action
+        self._path = None if path is None else Path(path)
+
+    def __call__(self, sample: Sample) -> Sample:
+        return sample
+
+    def field_names(self, known: frozenset[str]) -> frozenset[str]:
+        return known
+
+    def column_name(self, name: str) -> str | None:
+        return name
+
+    def tolerates(self, error: Exception) -> bool:
+        """Return whether a sample may be left out for `error`."""
+        return self._action != "raise" and not isinstance(error, ChainError | FieldError)
+
+    @property
+    def is_tolerant(self) -> bool:
+        """Whether samples may be left out at all."""
+        return self._action != "raise"
+
+    def listed(self) -> dict[str, str]:
+        """Return the errors of the samples in quarantine, by key."""
+        if self._path is None or not self._path.exists():
+            return {}
+        lines = self._path.read_text(encoding="utf-8").splitlines()
+        return {entry["key"]: entry["error"] for entry in map(json.loads, lines)}
+
+    def write_down(self, key: str, error: str) -> None:
+        """Put a sample into quarantine: one line, which processes append whole."""
+        if self._path is not None:
+            line = json.dumps({"key": key, "error": error}) + "\n"
+            with self._path.open("ab", buffering=0) as file:
+                file.write(line.encode())

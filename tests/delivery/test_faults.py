@@ -1,0 +1,473 @@
+"""Workers that die, get stuck, run out of memory or raise: what is delivered stays that of `list(pipe)`."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+from kdpipes.delivery import shared_slots
+from kdpipes.delivery.process_lane import ProcessLane
+
+Step = Callable[[Any], Any]
+
+
+def numbers(*steps: Step, size: int = 20, shuffle: bool = False) -> Any:
+    chain = kdp.from_dataset([(number, 0) for number in range(size)])
+    for step in steps:
+        chain = chain.transform("x", step)
+    return chain.select("x").deal(batch_size=2, shuffle=shuffle, seed=3 if shuffle else 0)
+
+
+def end_process(how: str) -> None:
+    faulthandler.disable()
+    if how == "exit":
+        os._exit(3)
+    os.kill(os.getpid(), getattr(signal, how))
+
+
+def while_armed(flag: Path, at: int, act: Callable[[], Any], *, once: bool = False) -> Step:
+    """Return a step that does something to the number `at` as long as `flag` is there."""
+    flag.touch()
+
+    def step(x: int) -> int:
+        if x == at and flag.exists():
+            if once:
+                flag.unlink()
+            act()
+        return x
+
+    return step
+
+
+def wait_for_ever(fifo: str) -> Callable[[], None]:
+    return lambda: os.close(os.open(fifo, os.O_RDONLY))
+
+
+def within_patience(function: Callable[[], Any]) -> Any:
+    """Return what `function` returns, or fail where it hangs; its workers are ended then."""
+    result: list[Any] = []
+
+    def run() -> None:
+        try:
+            result.append((function(), None))
+        except BaseException as error:
+            result.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(10)
+    if not result:
+        for child in multiprocessing.active_children():
+            child.kill()
+        pytest.fail("it hangs")
+    value, error = result[0]
+    if error is not None:
+        raise error
+    return value
+
+
+def services() -> Any:
+    return pytest.mark.parametrize(
+        "service",
+        [kdp.ProcessReadingService(2, start_method="fork"), kdp.ThreadReadingService(2)],
+        ids=["processes", "threads"],
+    )
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "exit"])
+@pytest.mark.parametrize("at", [0, 9, 19])
+def test_a_worker_that_dies_once_is_replaced_and_nothing_else_changes(how: str, at: int, tmp_path: Path) -> None:
+    pipe = numbers(while_armed(tmp_path / "flag", at, lambda: end_process(how), once=True))
+    with kdp.Loader(pipe, num_workers=2, start_method="fork") as loader:
+        assert list(loader) == list(loader) == list(numbers())
+        assert loader.stats()["worker_deaths"] == 1
+
+
+def test_a_spawned_worker_that_dies_is_replaced_in_the_same_order(tmp_path: Path) -> None:
+    pipe = numbers(while_armed(tmp_path / "flag", 9, lambda: end_process("SIGSEGV"), once=True), shuffle=True)
+    with kdp.Loader(pipe, num_workers=2, start_method="spawn") as loader:
+        assert list(loader) == list(numbers(shuffle=True))
+        assert loader.stats()["worker_deaths"] == 1
+
+
+@pytest.mark.parametrize("kind", ["one_to_one", "several_items", "stream"])
+def test_workers_killed_from_outside_at_any_moment_change_nothing(kind: str) -> None:
+    def chain() -> Any:
+        if kind == "stream":
+            source = IterableWrapper(range(40), deepcopy=False).to_samples(fields="x")
+        else:
+            source = kdp.from_dataset([(number, 0) for number in range(40)])
+        grown = source.transform("x", lambda x: torch.full([6000 * (x % 3)], x)).select("x")
+        dealt = grown.deal(batch_size=2) if kind == "stream" else grown.deal(batch_size=2, shuffle=True, seed=1)
+        return dealt.unbatch() if kind == "several_items" else dealt
+
+    draw, kills, reference = random.Random(7), 0, chain()
+    with kdp.Loader(chain(), num_workers=2, start_method="fork") as loader:
+        while kills < 30:
+            delivered = []
+            for item in loader:
+                delivered.append(item)
+                if draw.random() < 0.2:
+                    os.kill(draw.choice(multiprocessing.active_children()).pid or 0, signal.SIGKILL)
+                    kills += 1
+            assert same(delivered, list(reference))
+
+
+def test_a_sample_that_always_kills_is_named_and_the_loader_goes_on_without_it(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    service = kdp.ProcessReadingService(2, start_method="fork", num_deaths=2)
+    with kdp.Loader(numbers(while_armed(flag, 5, lambda: end_process("SIGSEGV"))), reading_service=service) as loader:
+        told = r"SIGSEGV, while applying 'step' to field 'x' of sample '5'.*worker number 2 to die"
+        with pytest.raises(kdp.WorkerError, match=told):
+            list(loader)
+        assert loader.stats()["worker_deaths"] == 2
+        with pytest.raises(kdp.WorkerError, match=told):
+            list(loader)
+        flag.unlink()
+        assert list(loader) == list(numbers())
+
+
+def test_a_death_is_an_error_at_once_where_that_is_asked_for(tmp_path: Path) -> None:
+    pipe = numbers(while_armed(tmp_path / "flag", 5, lambda: end_process("exit"), once=True))
+    service = kdp.ProcessReadingService(2, on_worker_death="raise")
+    with kdp.Loader(pipe, reading_service=service) as loader:
+        with pytest.raises(kdp.WorkerError, match=r"ended with status 3 before its work was done.*sample '5'"):
+            list(loader)
+        assert list(loader) == list(numbers())
+
+
+def test_a_worker_that_gets_stuck_once_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    stuck = while_armed(tmp_path / "flag", 9, wait_for_ever(str(tmp_path / "fifo")), once=True)
+    with kdp.Loader(numbers(stuck), num_workers=2, timeout_s=1) as loader:
+        assert list(loader) == list(loader) == list(numbers())
+        assert loader.stats()["worker_deaths"] >= 1
+
+
+@pytest.mark.parametrize("kind", ["processes", "threads"])
+def test_a_worker_that_always_gets_stuck_is_an_error(kind: str, tmp_path: Path) -> None:
+    flag, fifo = tmp_path / "flag", tmp_path / "fifo"
+    os.mkfifo(fifo)
+    processes = kdp.ProcessReadingService(2, timeout_s=1, num_deaths=2)
+    service = processes if kind == "processes" else kdp.ThreadReadingService(2, timeout_s=1)
+    with kdp.Loader(numbers(while_armed(flag, 9, wait_for_ever(str(fifo)))), reading_service=service) as loader:
+        with pytest.raises(kdp.WorkerError, match="made no batch in 1 s"):
+            list(loader)
+        flag.unlink()
+        if kind == "threads":
+            os.close(os.open(fifo, os.O_WRONLY))  # lets go of the thread
+        assert list(loader) == list(numbers())
+
+
+class Torn(Exception):
+    """An error that is made with two arguments, and passes on one."""
+
+    def __init__(self, first: str, second: int) -> None:
+        super().__init__(f"{first} {second}")
+
+
+class Locked(Exception):
+    """An error that cannot be pickled."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class Turncoat(Exception):
+    """An error whose pickle is something else."""
+
+    def __reduce__(self) -> Any:
+        return str, ("not an error",)
+
+
+class Mute(Exception):
+    """An error without words."""
+
+    def __str__(self) -> str:
+        raise ValueError("boom: no words")
+
+
+def local_error() -> Exception:
+    class Local(Exception):
+        pass
+
+    return Local("boom")
+
+
+CUDA = "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use 'spawn'"
+ERRORS: dict[str, tuple[Callable[[], BaseException], type[BaseException], str]] = {
+    "exit": (lambda: SystemExit("boom"), SystemExit, "boom"),
+    "interrupt": (lambda: KeyboardInterrupt("boom"), KeyboardInterrupt, "boom"),
+    "generator": (lambda: GeneratorExit("boom"), BaseException, "boom"),
+    "stop": (lambda: StopIteration("boom"), RuntimeError, "StopIteration"),
+    "local": (local_error, Exception, "boom"),
+    "two": (lambda: Torn("boom", 2), Exception, "boom 2"),
+    "locked": (lambda: Locked("boom"), Exception, "boom"),
+    "turncoat": (lambda: Turncoat("boom"), Exception, "boom"),
+    "mute": (lambda: Mute("boom"), Exception, "Mute"),
+    "key": (lambda: KeyError(7), KeyError, "7"),
+    "errno": (lambda: OSError(5, "boom", "file"), OSError, "[Errno 5] boom: 'file'"),
+    "cuda": (lambda: RuntimeError(CUDA), RuntimeError, CUDA),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+@services()
+def test_an_error_of_any_kind_arrives_with_its_text_and_the_next_epoch_runs(
+    service: Any, name: str, tmp_path: Path
+) -> None:
+    make, kind, text = ERRORS[name]
+
+    def explode() -> None:
+        raise make()
+
+    flag = tmp_path / "flag"
+    with kdp.Loader(numbers(while_armed(flag, 5, explode)), reading_service=service) as loader:
+        with pytest.raises(kind) as caught:
+            list(loader)
+        told = type(caught.value).__name__ + "\n".join(getattr(caught.value, "__notes__", []))
+        with contextlib.suppress(ValueError):
+            told += str(caught.value)
+        assert text in told
+        flag.unlink()
+        assert list(loader) == list(numbers())
+
+
+@pytest.mark.parametrize("kind", [ValueError, StopIteration])
+def test_an_error_while_a_spawned_worker_unpickles_the_chain_is_told(kind: type[Exception], tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+
+    class Fragile:
+        def __setstate__(self, state: Any) -> None:
+            if flag.exists() and multiprocessing.parent_process() is not None:
+                raise kind("boom")
+
+        def __getstate__(self) -> Any:
+            return {"some": "state"}
+
+        def __call__(self, x: int) -> int:
+            return x
+
+    service = kdp.ProcessReadingService(1, start_method="spawn")
+    with kdp.Loader(numbers(Fragile()), reading_service=service) as loader:
+        with pytest.raises(Exception, match="boom"):
+            list(loader)
+        flag.unlink()
+        assert list(loader) == list(numbers())
+
+
+def test_an_error_in_the_length_of_a_source_is_told(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+
+    class Source(kdp.SampleSource):
+        def __len__(self) -> int:
+            if flag.exists() and multiprocessing.parent_process() is not None:
+                raise ArithmeticError("boom")
+            return 3
+
+        def getitem_x(self, index: int) -> int:
+            return index
+
+    with kdp.Loader(Source().select("x").deal(batch_size=1), num_workers=2, start_method="fork") as loader:
+        with pytest.raises(ArithmeticError, match="boom"):
+            list(loader)
+        flag.unlink()
+        assert list(loader) == [[(0,)], [(1,)], [(2,)]]
+
+
+def test_what_cannot_be_pickled_is_an_error_under_spawn_each_time() -> None:
+    class Source(kdp.SampleSource):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __len__(self) -> int:
+            return 3
+
+        def getitem_x(self, index: int) -> int:
+            return index
+
+    for _ in range(2):
+        with (
+            pytest.raises(TypeError, match="lock"),
+            kdp.Loader(Source().select("x").deal(batch_size=1), num_workers=2, start_method="spawn") as loader,
+        ):
+            list(loader)
+
+
+def test_without_shared_memory_batches_arrive_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(file: int, size: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(shared_slots, "_allocate", refuse)
+    pipe = numbers(lambda x: torch.full([50_000], x), size=8)
+    with (
+        caplog.at_level(logging.WARNING, "kdpipes"),
+        kdp.Loader(pipe, num_workers=1, start_method="fork") as loader,
+    ):
+        assert same([list(loader), list(loader)], [list(pipe), list(pipe)])
+        assert [record.name for record in caplog.records] == ["kdpipes"]
+        assert "Cannot allocate memory" in caplog.text
+        assert loader.stats()["slow_batches"] == 8  # "batches that found no shared memory": 4 in each epoch
+
+
+@services()
+def test_who_keeps_every_batch_gets_memory_of_its_own(service: Any) -> None:
+    pipe = numbers(lambda x: torch.full([1 << 17], x), size=24)
+    with kdp.Loader(pipe, reading_service=service) as loader:
+        kept, again = list(loader), list(loader)
+        for (tensor,), _ in kept:
+            tensor += 100  # reaches nothing else
+        assert same(again, list(pipe))
+        for child in multiprocessing.active_children():
+            child.kill()
+        third = list(loader)
+    del loader
+    expected = list(pipe)
+    assert same([again, third], [expected, expected])
+    assert [int(tensor[-1]) for ((tensor,), _) in kept] == [100 + 2 * number for number in range(12)]
+
+
+class Tagged(torch.Tensor):
+    """A tensor with an attribute."""
+
+
+@dataclass
+class Box:
+    """A dataclass around a tensor."""
+
+    content: torch.Tensor
+    name: str | None = None
+
+
+def any_kind(x: int) -> Any:
+    tagged = torch.full([3], float(x)).as_subclass(Tagged)
+    tagged.tag = ("tag", x)
+    frozen = np.full(5000 * x, x)
+    frozen.flags.writeable = False
+    objects = np.empty(2, dtype=object)
+    objects[:] = ["word", torch.tensor(x)]
+    return {
+        "growing": torch.full([x * 4000, 2], x),
+        "empty": (torch.empty(0, 3), np.empty((2, 0)), torch.empty(0, dtype=torch.bool)),
+        "nested": {"deep": [{"scalar": torch.tensor(x), "flag": torch.tensor([True, False])}, None]},
+        "half": torch.full([3], x, dtype=torch.bfloat16),
+        "strided": torch.arange(12).reshape(3, 4).t()[::2],
+        "complex": torch.full([2], x + 1j).conj(),
+        "fortran": np.asfortranarray(np.full((30, 40), x)),
+        "frozen": frozen,
+        "objects": objects,
+        "dates": np.array(["2020-01-01"], dtype="M8[D]"),
+        "record": np.zeros(2, dtype=[("a", "f4"), ("b", "S3")]),
+        "bytes": bytes([x]) * (1 << 20),
+        "words": ("word", "ä" * x, 1.5, x),
+        "tagged": tagged,
+        "box": Box(torch.full([2], x)),
+        "sparse": torch.eye(3).to_sparse(),
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        attributes = vars(one) == vars(other) and one.dtype == other.dtype and one.shape == other.shape
+        return attributes and bool((one.to_dense() == other.to_dense()).all())
+    if isinstance(one, np.ndarray) and one.dtype != object:
+        layout = one.flags.writeable == other.flags.writeable and one.flags.f_contiguous == other.flags.f_contiguous
+        return layout and one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, Box):
+        return same(vars(one), vars(other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple | np.ndarray):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@services()
+def test_batches_of_any_kind_and_size_travel(service: Any) -> None:
+    pipe = kdp.from_dataset([(x, 0) for x in (0, 5, 1, 4, 2, 3)]).transform("x", any_kind).select("x").deal(1)
+    with kdp.Loader(pipe, reading_service=service) as loader:
+        assert same([list(loader), list(loader)], [list(pipe), list(pipe)])
+
+
+@services()
+def test_epochs_that_are_broken_off_many_times_and_loaders_side_by_side_keep_their_order(service: Any) -> None:
+    expected = list(numbers())
+    with (
+        kdp.Loader(numbers(), reading_service=service) as one,
+        kdp.Loader(numbers(), reading_service=service) as other,
+    ):
+        for number in range(30):
+            assert [batch for batch, _ in zip(one, range(number % 11), strict=False)] == expected[: number % 11]
+        assert list(zip(one, other, strict=True)) == list(zip(expected, expected, strict=True))
+        first, second = iter(one), iter(one)
+        assert list(second) == expected
+        with pytest.raises(RuntimeError, match="invalidated"):
+            next(first)
+
+
+def test_taking_the_first_batch_of_very_many_epochs_does_not_block() -> None:
+    pipe = numbers(lambda x: torch.full([10_000], x), size=8)
+    with kdp.Loader(pipe, num_workers=2, start_method="fork") as loader:
+        first = within_patience(lambda: [next(iter(loader)) for _ in range(600)])
+    assert all(int(batch[0][0][0]) == 0 for batch in first)
+
+
+@services()
+def test_an_iterator_that_outlives_its_loader_ends_with_an_error(service: Any) -> None:
+    loader = kdp.Loader(numbers(), reading_service=service)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    with pytest.raises(RuntimeError):
+        within_patience(lambda: list(batches))
+
+
+@services()
+def test_ctrl_c_while_a_batch_is_awaited_surfaces_and_the_next_epoch_is_whole(service: Any, tmp_path: Path) -> None:
+    main = os.getpid()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupt = while_armed(tmp_path / "flag", 9, lambda: os.kill(main, signal.SIGINT), once=True)
+    try:
+        with kdp.Loader(numbers(interrupt), reading_service=service) as loader:
+            with pytest.raises(KeyboardInterrupt):
+                assert [list(loader) for _ in range(1000)]
+            assert list(loader) == list(numbers())
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_the_midst_of_an_order_leaves_a_loader_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(lane: Any, content: bytes) -> None:
+        lane._lives[0].link.send(content[:40])
+        raise KeyboardInterrupt
+
+    with kdp.Loader(numbers(), num_workers=2, start_method="fork") as loader:
+        list(loader)
+        with monkeypatch.context() as patched:
+            patched.setattr(ProcessLane, "_send", half)
+            with pytest.raises(KeyboardInterrupt):
+                list(loader)
+        assert within_patience(lambda: list(loader)) == list(numbers())

@@ -1,0 +1,308 @@
+"""What a loader leaves behind: nothing, however it ends; and processes that users fork while it lives."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kdpipes as kdp
+
+HEAD = """
+import multiprocessing, os, signal, sys, torch
+import kdpipes as kdp
+
+def loader_of(service):
+    rows = [(torch.full([10_000], n), 0) for n in range(20)]
+    return kdp.Loader(kdp.from_dataset(rows).select("x").deal(batch_size=1), reading_service=service)
+
+def tell():
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+
+loader = loader_of(kdp.ProcessReadingService(2, start_method="fork"))
+threaded = loader_of(kdp.ThreadReadingService(2))
+batches = iter(loader)
+held = [next(batches), next(iter(threaded))]
+"""
+
+
+def numbers(size: int = 20) -> Any:
+    return kdp.from_dataset([(torch.full([5000], number), 0) for number in range(size)]).select("x").deal(batch_size=1)
+
+
+def values(batches: Any) -> list[int]:
+    return [int(batch[0][0][-1]) for batch in batches]
+
+
+def is_gone(pid: int) -> bool:
+    """Wait until a process that need not be a child has ended."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    ended = bool(poll.poll(5_000))
+    os.close(process)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    return ended
+
+
+def run_script(script: str, folder: Path) -> tuple[int, str, str]:
+    """Return the exit status, the output and the errors of a script, whose processes are all ended afterwards."""
+    out, err = folder / "out", folder / "err"
+    with out.open("w") as stdout, err.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=stdout,
+            stderr=stderr,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            status: int = process.wait(15)
+        except subprocess.TimeoutExpired:
+            pytest.fail("it hangs")
+        finally:
+            process.kill() if process.returncode is None else None
+            process.wait()
+    return status, out.read_text(), err.read_text()
+
+
+def in_a_fork(action: Callable[[], Any]) -> int:
+    """Return the exit status of a forked child that does `action`."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def traces() -> tuple[int, int, int, set[str]]:
+    gc.collect()
+    shared = {path.name for path in Path("/dev/shm").iterdir() if f"_{os.getpid()}_" in path.name}
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    return len(multiprocessing.active_children()), descriptors, threading.active_count(), shared
+
+
+def drop(loader: Any) -> None:
+    next(iter(loader))
+
+
+def close(loader: Any) -> None:
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+
+
+def leave(loader: Any) -> None:
+    with loader:
+        for _ in loader:
+            break
+
+
+def fail(loader: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        assert [1 / int(batch[0][0][0]) for batch in loader]
+
+
+def turn_in_a_circle(loader: Any) -> None:
+    circle = [loader, iter(loader)]
+    next(circle[1])
+    circle.append(circle)
+
+
+@pytest.mark.parametrize("kind", ["processes", "threads"])
+def test_a_hundred_loaders_that_end_in_any_way_leave_nothing(kind: str) -> None:
+    def make() -> Any:
+        processes = kdp.ProcessReadingService(2, start_method="fork")
+        return kdp.Loader(numbers(4), reading_service=processes if kind == "processes" else kdp.ThreadReadingService(2))
+
+    endings = [drop, close, leave, fail, turn_in_a_circle]
+    for end in endings:
+        end(make())
+    before = traces()
+    for number in range(100):
+        endings[number % len(endings)](make())
+    assert traces() == before
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "told"),
+    [
+        ("", 0, ""),
+        ("sys.exit(7)", 7, ""),
+        ("raise ArithmeticError('boom')", 1, "ArithmeticError: boom"),
+        (
+            "signal.signal(signal.SIGINT, signal.default_int_handler); os.killpg(0, signal.SIGINT)",
+            -2,
+            "KeyboardInterrupt",
+        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
+        ("loader.close(); threaded.close(); del held", 0, ""),
+    ],
+    ids=["end", "exit", "error", "interrupt", "kill", "close"],
+)
+def test_a_script_that_ends_without_a_word_leaves_no_process(
+    ending: str, status: int, told: str, tmp_path: Path
+) -> None:
+    code, out, err = run_script(f"{HEAD}\ntell()\n{ending}", tmp_path)
+    assert code == status, err
+    assert err.count("Traceback") == bool(told)
+    assert told in err
+    assert told or not err
+    pids = [int(pid) for pid in out.split()]
+    assert len(pids) == 2
+    assert [is_gone(pid) for pid in pids] == [True, True]
+
+
+def test_workers_end_with_their_parent_even_while_a_child_of_its_own_lives_on() -> None:
+    script = (
+        HEAD
+        + """
+tell()
+if os.fork() == 0:
+    signal.pause()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    try:
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        process.wait(60)
+        assert [is_gone(pid) for pid in pids] == [True, True]
+    finally:
+        process.stdout.close()
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "action", ["sys.exit(0)", "loader.close()", "signal.alarm(5); list(loader)"], ids=["ends", "closes", "iterates"]
+)
+def test_a_forked_child_that_ends_or_uses_the_loader_leaves_the_parents_workers_alone(
+    action: str, tmp_path: Path
+) -> None:
+    script = f"""
+child = os.fork()
+if child == 0:
+    {action}
+    sys.exit(0)
+status = os.waitpid(child, 0)[1]
+assert [int(batch[0][0][-1]) for batch in batches] == list(range(1, 20))
+assert loader.stats()["worker_deaths"] == 0
+assert status == 0 or "list" in {action!r}, status  # an error would do for who iterates
+loader.close()
+"""
+    status, _, told = run_script(HEAD + script, tmp_path)
+    assert status == 0, told
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "[(child.kill(), os.waitpid(child.pid, 0)) for child in multiprocessing.active_children()]",
+    ],
+    ids=["ignored", "killed and waited for"],
+)
+def test_a_loader_lives_where_somebody_else_waits_for_its_workers(trouble: str, tmp_path: Path) -> None:
+    script = (
+        HEAD
+        + f"""
+{trouble}
+assert [int(batch[0][0][-1]) for batch in batches] == list(range(1, 20))
+loader.close()
+"""
+    )
+    status, _, told = run_script(script, tmp_path)
+    assert (status, told.count("Traceback")) == (0, 0), told
+
+
+def test_children_of_the_user_that_end_leave_the_workers_alone() -> None:
+    with kdp.Loader(numbers(), num_workers=2, start_method="fork") as loader:
+        delivered = []
+        for batch in loader:
+            delivered.append(batch)
+            assert in_a_fork(lambda: None) == 0
+            child = multiprocessing.get_context("fork").Process(target=gc.collect)
+            child.start()
+            child.join()
+            assert child.exitcode == 0
+            child.close()
+        assert values(delivered) == list(range(20))
+        assert loader.stats()["worker_deaths"] == 0
+
+
+def test_a_batch_that_a_forked_child_holds_is_not_written_over() -> None:
+    go_on, say_go = os.pipe()
+    with kdp.Loader(numbers(200), num_workers=1, start_method="fork") as loader:
+        batches = iter(loader)
+        held = next(batches)
+        child = os.fork()
+        if child == 0:
+            os.read(go_on, 1)
+            os._exit(int(held[0][0].ne(0).any()))
+        del held
+        assert values(batches) == list(range(1, 200))
+        os.write(say_go, b"!")
+        assert os.waitpid(child, 0)[1] == 0
+    os.close(go_on)
+    os.close(say_go)
+
+
+def test_a_worker_that_dies_while_a_child_of_its_own_lives_on_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    once = tmp_path / "once"
+    once.touch()
+
+    def leave_a_child(x: torch.Tensor) -> torch.Tensor:
+        if x[0] == 5 and once.exists():
+            once.unlink()
+            if os.fork() == 0:
+                os.read(os.open(tmp_path / "fifo", os.O_RDONLY), 1)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    chain = kdp.from_dataset([(torch.full([2], number), 0) for number in range(20)]).transform("x", leave_a_child)
+    delivered: list[int] = []
+    with kdp.Loader(chain.select("x").deal(batch_size=1), num_workers=2, start_method="fork") as loader:
+        thread = threading.Thread(target=lambda: delivered.extend(values(loader)), daemon=True)
+        thread.start()
+        thread.join(5)
+        came = list(delivered)
+        os.close(os.open(tmp_path / "fifo", os.O_WRONLY))
+        thread.join()
+    assert came == delivered == list(range(20))
+
+
+def test_kept_batches_survive_their_loader_and_its_workers() -> None:
+    kept = []
+    for end in (lambda loader: loader.close(), lambda loader: None):
+        loader = kdp.Loader(numbers(), num_workers=2, start_method="fork")
+        for batch in loader:
+            kept.append(batch)
+        for child in multiprocessing.active_children():
+            child.kill()
+        end(loader)
+        del loader
+        gc.collect()
+    assert values(kept) == 2 * list(range(20))
+    assert all(bool((batch[0][0] == batch[0][0][0]).all()) for batch in kept)

@@ -1,0 +1,285 @@
+"""Fingerprints: the same in every process for the same chain, another one for what changes its items."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, ItemsView
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
+
+import kdpipes as kdp
+from kdpipes._fingerprint import fingerprint, fingerprints
+
+pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
+
+SCRIPT = """
+import enum, functools, re
+from collections import OrderedDict, deque
+from pathlib import Path
+import numpy as np, torch
+import kdpipes as kdp
+from kdpipes._fingerprint import fingerprint, fingerprints
+
+class Colour(enum.Enum):
+    RED = 1
+
+class Plain:
+    def __init__(self, *parts):
+        self.parts, self.names = parts, {"x", "y", "z"}
+    def __call__(self, x):
+        return x
+    def method(self, x):
+        return x in {"p", "q", "r"}
+
+class Slotted:
+    __slots__ = ("a", "b")
+    def __init__(self):
+        self.a, self.b = {"1", "2", "3"}, Plain(1)
+
+def closing(over):
+    return lambda x: (x, over, [y in ("a", "b") for y in over])
+
+def decorated(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args)
+    return wrapper
+
+path = Path("data/birds")
+hash(path)
+values = {
+    "strings": {"a", "b", "c", "d"},
+    "frozen": frozenset({1, "x", (2, "y")}),
+    "sets_in_sets": {frozenset({"a", "b", "c"}), frozenset({"d", "e", "f"})},
+    "objects_in_sets": {len, Plain, closing},
+    "dictionary": dict.fromkeys({"a", "b", "c"}, 1),
+    "array": np.arange(6).reshape(2, 3),
+    "objects": np.array([None, {"a", "b"}], dtype=object),
+    "tensor": torch.arange(3),
+    "lambda": lambda x, y={"a", "b", "c"}: x in {"d", "e", "f"},
+    "closure": closing({"a", "b", "c"}),
+    "decorated": decorated(closing(1)),
+    "partial": functools.partial(closing, over={"a", "b"}),
+    "method": Plain({"g", "h", "i"}).method,
+    "object": Plain(Slotted(), Colour.RED, np.float32(1)),
+    "class": Plain,
+    "enum": Colour.RED,
+    "regex": re.compile("a+"),
+    "path": path,
+    "queue": deque([1, 2]),
+    "nothing": object(),
+    "module": np,
+}
+for name, value in values.items():
+    try:
+        print(name, fingerprint(value))
+    except Exception as error:
+        print(name, repr(error))
+chain = kdp.from_dataset([(1, 0)]).transform("x", Plain(1), closing({"a", "b"})).select("x").deal(1).map(len)
+print("chain", *fingerprints(chain))
+"""
+
+
+def test_another_process_with_another_hash_seed_finds_the_same() -> None:
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    one, other = (run.communicate(timeout=60)[0].splitlines() for run in runs)
+    assert [run.returncode for run in runs] == [0, 0]
+    assert len(one) == 22
+    assert [pair for pair in zip(one, other, strict=True) if pair[0] != pair[1] or "Error" in pair[0]] == []
+
+
+class Holder:
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def method(self) -> Any:
+        return self.value
+
+
+class Slotted:
+    __slots__ = ("__hidden",)
+
+    def __init__(self, value: Any) -> None:
+        self.__hidden = value
+
+
+def adding(number: int) -> Callable[..., Any]:
+    return lambda x: x + number
+
+
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "numbers": (1, 2),
+    "a number and its text": (1, "1"),
+    "a number and a truth": (1, True),
+    "arrays": (np.arange(3), np.arange(1, 4)),
+    "objects without dimensions": (np.array(None, dtype=object), np.array(1, dtype=object)),
+    "shapes": (np.zeros((2, 3)), np.zeros((3, 2))),
+    "dtypes": (np.zeros(2, np.int64), np.zeros(2)),
+    "tensors": (torch.arange(3), torch.arange(1, 4)),
+    "shapes of tensors": (torch.zeros(2, 3), torch.zeros(3, 2)),
+    "dtypes of tensors": (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+    "closures": (adding(1), adding(2)),
+    "code": (lambda x: x + 1, lambda x: x - 1),
+    "inner code": (lambda xs: [x + 1 for x in xs], lambda xs: [x - 1 for x in xs]),
+    "names": (lambda x: x.real, lambda x: x.imag),
+    "defaults": (lambda x=1: x, lambda x=2: x),
+    "keyword defaults": (lambda *, x=1: x, lambda *, x=2: x),
+    "partials": (functools.partial(pow, 1), functools.partial(pow, 2)),
+    "keywords of partials": (functools.partial(sorted, reverse=True), functools.partial(sorted, reverse=False)),
+    "methods": (Holder(1).method, Holder(2).method),
+    "builtin functions": (abs, max),
+    "builtin methods": (str.upper, str.lower),
+    "classes": (int, float),
+    "objects": (Holder([1, [2]]), Holder([1, [3]])),
+    "hidden slots": (Slotted(1), Slotted(2)),
+    "getters of items": (operator.itemgetter(0), operator.itemgetter(1)),
+    "getters of attributes": (operator.attrgetter("a"), operator.attrgetter("b")),
+    "patterns": (re.compile("a"), re.compile("b")),
+    "types of torch": (torch.float32, torch.float16),
+    "types of numpy": (np.dtype("f4"), np.dtype("f8")),
+    "functions of numpy": (np.sin, np.cos),
+    "functions of torch": (torch.sin, torch.cos),
+    "slices": (slice(1), slice(2)),
+    "ranges": (range(10_000), range(1, 10_001)),
+    "dates": (date(2020, 1, 1), date(2021, 1, 1)),
+    "queues": (deque([1]), deque([2])),
+    "sets": ({"a", "b"}, {"a", "c"}),
+    "dictionaries": ({"a": 1}, {"a": 2}),
+    "keys": ({1: 0}, {"1": 0}),
+    "nesting": ([[1], [2]], [[1, 2]]),
+    "a list that ends otherwise": ([0] * 1000, [0] * 1001),
+    "modules of torch": (torch.nn.Linear(1, 1), torch.nn.Linear(1, 2)),
+}
+
+
+@pytest.mark.parametrize("what", PAIRS)
+def test_what_differs_has_another_fingerprint(what: str) -> None:
+    one, other = PAIRS[what]
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_what_is_equal_has_the_same_fingerprint() -> None:
+    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    assert fingerprint(OrderedDict(a=1, b=2)) == fingerprint(OrderedDict(b=2, a=1))
+    assert fingerprint({"a", "b"}) == fingerprint({"b", "a"})
+    assert fingerprint(np.arange(6)[::2]) == fingerprint(np.arange(0, 6, 2))
+    assert fingerprint(np.asfortranarray(np.ones((2, 3)))) == fingerprint(np.ones((2, 3)))
+    assert fingerprint(torch.arange(6)[::2]) == fingerprint(torch.arange(0, 6, 2))
+    assert fingerprint(torch.ones(2, requires_grad=True)) == fingerprint(torch.ones(2))
+    assert fingerprint(adding(1)) == fingerprint(adding(1))
+    assert fingerprint(Holder(Holder(adding(1)))) == fingerprint(Holder(Holder(adding(1))))
+    assert fingerprint(Holder(threading.Lock())) == fingerprint(Holder(threading.Lock()))
+    assert fingerprint(Holder(object())) == fingerprint(Holder(object()))
+
+
+def test_memory_addresses_do_not_count() -> None:
+    kept = [Holder(number) for number in range(100)]
+    assert fingerprint({Holder(1)}) == fingerprint({Holder(1)})
+    assert fingerprint({adding(1): 1, adding(2): 2}) == fingerprint({adding(1): 1, adding(2): 2})
+    assert len(kept) == 100
+
+
+def test_what_an_object_remembers_of_its_use_does_not_count() -> None:
+    path = Path("data") / "birds"
+    before = fingerprint(path)
+    assert str(path)
+    assert hash(path)
+    assert fingerprint(path) == before
+
+
+class Watched(dict[str, Any]):
+    """A dictionary that is not to be read again and again."""
+
+    num_reads = 0
+
+    def items(self) -> ItemsView[str, Any]:
+        Watched.num_reads += 1
+        assert Watched.num_reads < 1000
+        return super().items()
+
+
+def test_objects_that_know_each_other_are_read_once() -> None:
+    everyone: dict[str, Watched] = {name: Watched() for name in "abc"}
+    for one in everyone.values():
+        one.update(everyone)
+    Watched.num_reads = 0
+    assert fingerprint(everyone)
+
+
+def test_functions_that_call_themselves_and_each_other_have_a_fingerprint() -> None:
+    def make(step: int) -> Callable[[int], int]:
+        def down(x: int) -> int:
+            return x if x <= 0 else up(x - step)
+
+        def up(x: int) -> int:
+            return down(x - step)
+
+        return down
+
+    assert fingerprint(make(1)) == fingerprint(make(1)) != fingerprint(make(2))
+
+
+def peeked_chains() -> list[Any]:
+    one, other = IterableWrapper(range(8)).fork(2)
+    even, odd = IterableWrapper(range(8)).shuffle().demux(2, lambda x: x % 2)
+    plan = kdp.from_dataset([(n, n % 2) for n in range(8)]).filter_classes(valid=[0, 1]).oversample()
+    return [
+        plan.repeat_until(min_size=20).subset(range(12)).select("x y").deal(2, shuffle=True),
+        kdp.from_ids(list("abcd"), [0, 1, 0, 1], load=len).filter_classes(valid=[0]).deal(1),
+        IterableWrapper(range(8)).shuffle().header(6).to_samples(fields="x").deal(2).batch(2),
+        one.zip(other).to_samples(fields="x y").deal(2),
+        even.concat(odd).to_samples(fields="x").deal(2),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_chain_that_was_looked_at_is_what_it_was(number: int) -> None:
+    pipe, looked_at = peeked_chains()[number], peeked_chains()[number]
+    list(looked_at)
+    next(iter(looked_at))
+    assert fingerprints(kdp.Loader(looked_at)._pristine._chain) == fingerprints(kdp.Loader(pipe)._pristine._chain)
+
+
+def test_every_pipe_of_a_chain_counts_wherever_its_reader_keeps_it() -> None:
+    def mixed(size: int) -> Any:
+        source = IterableWrapper(range(size)).map(abs)
+        return SampleMultiplexer({source: 1.0, IterableWrapper([0]): 2.0}, seed=1)
+
+    assert fingerprints(mixed(3)) == fingerprints(mixed(3)) != fingerprints(mixed(4))
+
+
+def test_a_plan_needs_no_sample_for_its_fingerprint() -> None:
+    namespace = SimpleNamespace(num_reads=0)
+
+    class Counted(kdp.SampleSource):
+        def __len__(self) -> int:
+            return 4
+
+        def getitem_x(self, index: int) -> int:
+            namespace.num_reads += 1
+            return index
+
+    assert fingerprints(Counted().select("x").deal(1))
+    assert not namespace.num_reads

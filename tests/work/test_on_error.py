@@ -1,0 +1,145 @@
+"""Samples that cannot be made, and what becomes of their batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+
+BAD = {3, 4, 9}
+EXPECTED = [[0, 1, 2], [5], [6, 7, 8], [10, 11]]
+
+
+def fail(x: int) -> int:
+    if x in BAD:
+        raise OSError(f"{x} is broken")
+    return x
+
+
+def indexed(action: Any, function: Callable[[int], Any] = fail, **given: Any) -> Any:
+    source = kdp.from_dataset([(number, 0) for number in range(12)])
+    return source.transform("x", function).on_error(action, **given).select("x").deal(batch_size=3)
+
+
+def stream(action: Any) -> Any:
+    source = IterableWrapper([(number, 0) for number in range(12)]).to_samples(fields="x y")
+    return source.transform("x", fail).on_error(action).select("x").deal(batch_size=3)
+
+
+def numbers(batches: Any) -> list[list[Any]]:
+    return [[x for (x,) in batch] for batch in batches]
+
+
+@pytest.mark.parametrize("chain", [indexed, stream])
+@pytest.mark.parametrize("service", [None, kdp.ProcessReadingService(2), kdp.ThreadReadingService(3)])
+def test_a_bad_sample_shortens_its_batch_and_moves_no_other(
+    chain: Any, service: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with kdp.Loader(chain("skip"), reading_service=service) as loader:
+        for epoch in (1, 2):
+            assert numbers(loader) == EXPECTED
+            assert loader.stats()["skipped_samples"] == 3 * epoch
+        skipped = loader.skipped
+    assert [(skip["epoch"], skip["batch"], skip["ordinal"], skip["key"]) for skip in skipped[:3]] == [
+        (0, 1, 3, "3"),
+        (0, 1, 4, "4"),
+        (0, 3, 9, "9"),
+    ]
+    assert skipped[0]["error"] == "OSError: 3 is broken"
+    assert "Sample '3' is left out of batch 1: OSError: 3 is broken" in caplog.text
+
+
+def test_bad_samples_are_left_out_in_every_loader(caplog: pytest.LogCaptureFixture) -> None:
+    assert numbers(indexed("skip")) == EXPECTED
+    assert numbers(DataLoader(indexed("skip"), batch_size=None, num_workers=2)) == EXPECTED
+    assert "Sample '9' is left out" in caplog.text
+
+
+def test_samples_that_no_select_has_loaded_are_tried_before_they_leave() -> None:
+    source = kdp.from_dataset([(number, 0) for number in range(12)]).transform("x", fail).on_error("skip")
+    assert [x["x"].tolist() for x in source.deal(batch_size=3).collate_samples()] == EXPECTED
+
+
+def test_the_nearest_policy_counts_and_raise_raises() -> None:
+    source = kdp.from_dataset([(3, 0)]).transform("x", fail).on_error("skip").on_error("raise")
+    for pipe in (source.select("x").deal(batch_size=1), indexed("raise")):
+        with pytest.raises(OSError, match="3 is broken"):
+            list(pipe)
+
+
+def test_mistakes_in_the_chain_are_raised_all_the_same() -> None:
+    pipe = kdp.from_dataset([(1, 0)]).add_field("z", lambda sample: sample["zz"]).on_error("skip").select("z")
+    with pytest.raises(kdp.FieldError, match="has no field 'zz'"):
+        list(pipe.deal(batch_size=1))
+
+
+def test_a_batch_without_a_good_sample_is_an_error() -> None:
+    def never(x: int) -> int:
+        raise OSError("all are broken")
+
+    with pytest.raises(kdp.DataError, match="Every sample of batch 0 had to be left out"):
+        list(indexed("skip", never))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_is_in_quarantine_is_not_tried_again(num_workers: int, tmp_path: Path) -> None:
+    tried = tmp_path / "tried"
+    tried.touch()
+
+    def fail_and_tell(x: int) -> int:
+        with tried.open("a") as file:
+            file.write(f"{x}\n")
+        return fail(x)
+
+    path = tmp_path / "bad.jsonl"
+    for _ in range(2):  # two runs of two epochs
+        pipe = indexed("quarantine", fail_and_tell, path=path)
+        with kdp.Loader(pipe, num_workers=num_workers) as loader:
+            assert [numbers(loader), numbers(loader)] == [EXPECTED] * 2
+            assert loader.stats()["skipped_samples"] == 6
+    assert [tried.read_text().split().count(str(x)) for x in (3, 8, 9)] == [1, 4, 1]
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(entry["key"] for entry in entries) == ["3", "4", "9"]
+    assert entries[0]["error"].startswith("OSError: ")
+
+
+@pytest.mark.parametrize("action", ["skip", "quarantine"])
+def test_a_sample_at_which_workers_die_is_left_out(action: Any, tmp_path: Path) -> None:
+    def die(x: int) -> int:
+        if x == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return fail(x)
+
+    path = {"path": tmp_path / "bad.jsonl"} if action == "quarantine" else {}
+    with kdp.Loader(indexed(action, die, **path), num_workers=2) as loader:
+        for _ in range(2):
+            assert numbers(loader) == [[0, 1, 2], [5], [6, 8], [10, 11]]
+        assert loader.stats()["worker_deaths"] == 3
+        errors = [skip["error"] for skip in loader.skipped if skip["key"] == "7"]
+    assert len(errors) == 2
+    assert "was ended by signal SIGKILL" in errors[0]
+    assert not path or "SIGKILL" in path["path"].read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (("ignore",), ValueError),
+        (("quarantine",), ValueError),
+        (("skip", "bad.jsonl"), TypeError),
+    ],
+)
+def test_bad_arguments_are_refused(given: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"`action`|`path`|on_error"):
+        kdp.from_dataset([(1, 0)]).on_error(*given)
+    with pytest.raises(ValueError, match="`path` must be given with"):
+        kdp.from_dataset([(1, 0)]).on_error("skip", path="bad.jsonl")
