@@ -62,7 +62,7 @@ class Checkpointer:
         if position.offset:
             state["offset"] = position.offset
         if position.cursors:
-            state["cursors"] = [[lane, *cursor] for lane, cursor in sorted(position.cursors.items())]
+            state["cursors"] = [[lane, *cursor] for lane, cursor in position.cursors]
         return {**state, **self._sizes(), "pipes": list(self._pipes)}
 
     def _sizes(self) -> dict[str, int]:
@@ -96,8 +96,8 @@ class Checkpointer:
         epoch, batch, offset = (
             check_count(name, state.get(name, 0), minimum=0) for name in ("epoch", "batch", "offset")
         )
-        cursors = {lane: (shard, place, index) for lane, shard, place, index in state.get("cursors", ())}
-        return Position(epoch, batch, offset, cursors)
+        cursors = ((lane, (shard, place, index)) for lane, shard, place, index in state.get("cursors", ()))
+        return Position(epoch, batch, offset, tuple(cursors))
 
     def _refuse_other_numbers(self, state: Mapping[str, Any]) -> None:
         now = self._sizes()

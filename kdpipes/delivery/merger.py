@@ -128,7 +128,7 @@ class Merger:
                 self._ended.add(place)
                 continue
             if frame is None or frame.number > number:
-                self.position = replace(self.position, number=number + 1)
+                self.position = self.position._replace(number=number + 1)
                 continue
             item = lane.take()
             if frame.kind is Kind.SKIP:

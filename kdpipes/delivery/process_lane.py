@@ -23,7 +23,7 @@ import cloudpickle
 from kdpipes._record import read_record
 from kdpipes.delivery.merger import Lane, Tally
 from kdpipes.delivery.packing import unpack
-from kdpipes.delivery.producer import Frame, Kind, Order
+from kdpipes.delivery.producer import Frame, Kind, Order, Position
 from kdpipes.delivery.shared_slots import LentSlots
 from kdpipes.delivery.wire import NO_SLOT, Message, Reader, Said, Told, message
 from kdpipes.delivery.worker import Options, Parcel, work
@@ -180,6 +180,7 @@ class ProcessLane(Lane):
         self._cursor_place = options.worker if has_own_cursor else 0
         self._generation = 0
         self._order: Order | None = None
+        self._position = Position()  # after what has come from the worker
         self._frames: deque[Frame] = deque()
         self._num_done = 0
         self._deaths: list[str] = []  # what workers were doing when they died, since the last batch
@@ -194,7 +195,7 @@ class ProcessLane(Lane):
     def begin(self, order: Order) -> None:
         self._drop_frames()
         self._deaths.clear()
-        self._order = order
+        self._order, self._position = order, order.position
         if self.is_torn or not self._lives or not self._is_sound(self._lives[0]):
             self._tally.num_deaths += any(life.has_ended() and not life.is_over for life in self._lives)
             self._restart()
@@ -307,10 +308,9 @@ class ProcessLane(Lane):
         elif frame.kind in (Kind.ERROR, Kind.SKIP):
             frame.content = unpack(said.payload, [])
             life.is_over = life.is_over or not said.generation
-        assert self._order is not None
         if frame.kind in (Kind.ITEM, Kind.OVER):
             self._deaths.clear()
-            self._order = replace(self._order, position=self._order.position.after(frame, self._cursor_place))
+            self._position = self._position.after(frame, self._cursor_place)
         self._frames.append(frame)
 
     def _open(self, life: _Life, said: Message) -> Any:
@@ -352,7 +352,7 @@ class ProcessLane(Lane):
         pid, code, (key, doing) = life.process.pid, life.process.exitcode, life.doing()
         cause = cause or _cause(code)
         self._tally.num_deaths += 1
-        number = self._order.position.number if self._order is not None else 0
+        number = self._position.number
         doing = doing or f"making batch {number} or later" if life.is_ready else "starting"
         self._deaths.append(doing)
         self._lives.remove(life)
@@ -372,7 +372,7 @@ class ProcessLane(Lane):
         self._start()
         self._generation += 1
         assert self._order is not None
-        self._order = replace(self._order, banned=self._tally.banned)
+        self._order = replace(self._order, position=self._position, banned=self._tally.banned)
         self._send_order()
 
     def _keep_alive(self, life: _Life) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,8 +35,7 @@ class Counting(Protocol):
     def next_epoch(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """A place between two items of an epoch.
 
     Args:
@@ -44,21 +43,23 @@ class Position:
         number: The number of the batch that is next, or that is being delivered; the number of the item, where nothing
             is dealt.
         offset: How many items of that batch have been delivered, where a batch becomes several items behind `deal`.
-        cursors: Where a stream of shards stands: of each worker, if they read shards of their own.
+        cursors: Where a stream of shards stands, by worker, if they read shards of their own; by 0 if not.
     """
 
     epoch: int = 0
     number: int = 0
     offset: int = 0
-    cursors: Mapping[int, Cursor] = field(default_factory=dict)
+    cursors: tuple[tuple[int, Cursor], ...] = ()
 
     def after(self, frame: Frame, lane: int = 0) -> Position:
         """Return the position after an item, or the end, of a batch that `lane` has made."""
         if not frame.is_over:
             offset = self.offset + 1 if frame.number == self.number else 1
-            return replace(self, number=frame.number, offset=offset)
-        cursors = self.cursors if frame.cursor is None else {**self.cursors, lane: frame.cursor}
-        return Position(self.epoch, frame.number + 1, cursors=cursors)
+            return self._replace(number=frame.number, offset=offset)
+        if frame.cursor is None:
+            return Position(self.epoch, frame.number + 1, 0, self.cursors)
+        cursors = {**dict(self.cursors), lane: frame.cursor}
+        return Position(self.epoch, frame.number + 1, 0, tuple(sorted(cursors.items())))
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class Producer:
         finish()
 
     def _cursor_in(self, position: Position) -> Cursor | None:
-        return position.cursors.get(self._worker if self._dealer.is_split_by_shard else 0)
+        return dict(position.cursors).get(self._worker if self._dealer.is_split_by_shard else 0)
 
     def _counted(self, start: Position, send: Callable[[Frame], None]) -> Iterator[None]:
         for count, item in enumerate(self._chain):
