@@ -15,7 +15,7 @@ NO_SLOT = 0xFFFF
 _HEADER = struct.Struct("<QBBHIqIIIq")
 _NOWHERE = (0, 0, -1)
 _READ_SIZE = 1 << 18
-_ANCILLARY_SIZE = socket.CMSG_SPACE(16 * 4)  # 16 descriptors
+_ANCILLARY_SIZE = 16 * 4 + 64  # 16 descriptors, and what the system puts around them
 
 
 class Said(enum.IntEnum):

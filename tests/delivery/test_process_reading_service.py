@@ -195,3 +195,22 @@ def test_epochs_that_are_broken_off_leave_no_descriptors_open() -> None:
         before, after = broken_off(3), broken_off(30)
     assert len(before) == 2
     assert all(late <= early + 8 for early, late in zip(before, after, strict=True)), (before, after)
+
+
+def test_cuda_in_a_forked_worker_is_told_the_way_out() -> None:
+    def touch(x: int) -> int:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, ...")
+
+    pipe = kdp.from_dataset([(1, 0)]).transform("x", touch).select("x").deal(batch_size=1)
+    with kdp.Loader(pipe, num_workers=1) as loader, pytest.raises(RuntimeError) as caught:
+        list(loader)
+    assert any('`.to_device("cuda")` at the end of the chain' in note for note in caught.value.__notes__)
+
+
+def test_a_tensor_on_a_device_does_not_travel() -> None:
+    pipe = kdp.from_dataset([(torch.empty(2, device="meta"), 0)]).select("x").deal(batch_size=1)
+    with (
+        kdp.Loader(pipe, num_workers=1) as loader,
+        pytest.raises(TypeError, match=r"a tensor on meta cannot be sent .* put `\.to_device\(\.\.\.\)` at the end"),
+    ):
+        list(loader)

@@ -1,0 +1,141 @@
+"""What a loader says of itself, and what it does besides giving batches."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+
+import kdpipes as kdp
+from kdpipes.delivery.producer import Frame, Kind
+from kdpipes.delivery.worker import Options, _Teller
+
+SERVICES = [
+    pytest.param(lambda: None, id="inline"),
+    pytest.param(lambda: kdp.ProcessReadingService(2), id="processes"),
+    pytest.param(lambda: kdp.ThreadReadingService(2), id="threads"),
+]
+
+
+def numbers(size: int = 20) -> Any:
+    return kdp.from_dataset([(number, 0) for number in range(size)]).select("x").deal(batch_size=3).collate_samples()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_statistics_count_what_was_delivered(service: Any) -> None:
+    with kdp.Loader(numbers(), reading_service=service()) as loader:
+        assert loader.stats()["batches"] == 0
+        assert loader.stats()["samples_per_s"] == 0
+        list(loader)
+        next(iter(loader))
+        stats = loader.stats()
+    assert (stats["batches"], stats["samples"]) == (8, 23)
+    assert stats["batches_per_s"] > 0
+    assert 0 <= stats["wait_share"] <= 1
+    assert stats["wait_s"] > 0
+    assert stats["queue_depth"] >= 0
+    assert {stats[name] for name in ("worker_deaths", "skipped_samples", "copied_batches", "slow_batches")} == {0}
+
+
+def test_torchdatas_services_count_nothing() -> None:
+    with kdp.Loader(numbers(), reading_service=MultiProcessingReadingService(1)) as loader:
+        with pytest.raises(TypeError, match="Only kdpipes' own reading services count"):
+            loader.stats()
+        assert loader.skipped == []
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_warm_loader_gives_the_epoch_that_it_has_begun(service: Any) -> None:
+    with kdp.Loader(numbers(), reading_service=service()) as loader:
+        loader.warm_up()
+        loader.warm_up()
+        assert loader.stats()["batches"] == 0
+        assert loader.state_dict()["epoch"] == 0
+        assert [x.tolist() for (x,) in loader] == [x.tolist() for (x,) in numbers()]
+        assert loader.state_dict()["epoch"] == 1
+        loader.warm_up()
+        loader.set_epoch(5)
+        next(iter(loader))
+        assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (5, 1)
+
+
+def test_a_progress_bar_counts_to_the_length_also_from_the_middle_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with kdp.Loader(numbers(), progress=True) as loader:
+        assert len(list(loader)) == 7
+        assert "7/7" in capsys.readouterr().err
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        del batches
+        capsys.readouterr()
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 6
+    assert "7/7" in capsys.readouterr().err
+
+
+def test_a_state_makes_no_loader() -> None:
+    with kdp.Loader(numbers()) as loader, pytest.raises(TypeError, match=r"call its `load_state_dict\(state\)`"):
+        kdp.Loader.from_state(loader.state_dict(), None)
+    assert issubclass(kdp.Loader, DataLoader2)
+
+
+@pytest.mark.parametrize("name", ["prefetch", "start_method", "timeout_s"])
+def test_what_is_for_workers_is_refused_without_them(name: str) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` is for workers, but `num_workers` is 0"):
+        kdp.Loader(numbers(), **{name: "fork" if name == "start_method" else 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_workers": 0}, "`num_workers` must be an integer of at least 1"),
+        ({"num_workers": 1, "prefetch": 0}, "`prefetch` must be an integer of at least 1"),
+        ({"num_workers": 1, "max_bytes": 0}, "`max_bytes`"),
+        ({"num_workers": 1, "start_method": "thread"}, "`start_method` must be one of 'fork'"),
+        ({"num_workers": 1, "on_worker_death": "ignore"}, "`on_worker_death` must be one of 'restart', 'raise'"),
+        ({"num_workers": 1, "timeout_s": 0}, "`timeout_s` must be above 0"),
+        ({"num_workers": 1, "threads_per_worker": 0}, "`threads_per_worker`"),
+        ({"num_workers": 1, "num_deaths": 0}, "`num_deaths`"),
+    ],
+)
+def test_bad_arguments_of_a_service_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        kdp.ProcessReadingService(**arguments)
+    with pytest.raises(TypeError, match="`timeout_s` must be a number of seconds"):
+        kdp.ThreadReadingService(1, timeout_s="1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_torch_uses_as_many_threads_in_a_worker_as_it_is_told(num_threads: int) -> None:
+    pipe = kdp.from_dataset([(0, 0)]).transform("x", lambda x: [torch.get_num_threads(), float(torch.ones(999).sum())])
+    service = kdp.ProcessReadingService(1, threads_per_worker=num_threads)
+    with kdp.Loader(pipe.select("x").deal(batch_size=1), reading_service=service) as loader:
+        assert list(loader) == [[([num_threads, 999.0],)]]
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "max_bytes", "sizes", "is_room_left"),
+    [
+        (2, 10**9, [10**5], True),
+        (2, 10**9, [10**5, 10**5], False),
+        (9, 250_000, [10**5], True),
+        (9, 250_000, [10**5, 10**5], False),
+        (9, 1, [], True),
+        (9, 1, [10**5], False),
+        (2, 10**9, [10] * 63, True),
+        (2, 10**9, [10] * 64, False),
+    ],
+)
+def test_a_worker_is_ahead_by_so_many_batches_and_bytes(
+    prefetch: int, max_bytes: int, sizes: list[int], is_room_left: bool
+) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        teller = _Teller(theirs, Options(0, 1, 0, prefetch, 64, max_bytes, 1))
+        for number, size in enumerate(sizes):
+            teller.tell(Frame(Kind.ITEM, number, np.zeros(size, dtype=np.uint8)))
+        assert teller._is_far_ahead() is not is_room_left
