@@ -49,9 +49,16 @@ def fingerprints(pipe: Any) -> list[str]:
     """Return one `name:hash` for `pipe` and each pipe upstream of it, nearest first.
 
     A pipe says what it is by a method `identity()`: plain data. Otherwise it is its attributes, those of stock pipes
-    without the private ones. Functions are their code, defaults and closures; other objects their class and attributes.
+    without the private ones. Functions are their code, defaults and closures, not the globals that they read; other
+    objects their class and attributes. Pipes that change no sample do not count.
     """
-    return [f"{_name_of(upstream)}:{fingerprint(upstream)}" for upstream in walk(pipe)]
+    pipes = [upstream for upstream in walk(pipe) if not getattr(_operation(upstream), "changes_no_sample", False)]
+    return [f"{_name_of(upstream)}:{fingerprint(upstream)}" for upstream in pipes]
+
+
+def _operation(pipe: Any) -> Any:
+    operation: Any = getattr(pipe, "_operation", None)
+    return operation
 
 
 def fingerprint(value: Any) -> str:

@@ -7,8 +7,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from torchdata.datapipes.iter import FullSync
-
 from kdpipes._fingerprint import fingerprints
 from kdpipes._graph import sources_of, walk
 from kdpipes.delivery.layout import group_size
@@ -21,18 +19,23 @@ _VERSION = 1
 
 
 def main_part(pipe: Any) -> tuple[list[Any], Any]:
-    """Return the pipes at the end of a chain that belong in the main process, last one first, and the rest."""
-    ends = []
-    while isinstance(pipe, FullSync) or not getattr(pipe, "is_replicable", lambda: True)():
-        sources = sources_of(pipe)
-        if len(sources) != 1:
-            raise ChainError(
-                f"`{type(pipe).__name__}` belongs in the main process, but has {len(sources)} sources. The workers of "
-                "kdpipes' reading services run one chain. torchdata's MultiProcessingReadingService runs others."
-            )
-        ends.append(pipe)
-        pipe = sources[0]
-    return ends, pipe
+    """Return the pipes at the end of a chain that belong in the main process, last one first, and the rest.
+
+    What stands behind a pipe that says that it is not replicable runs in the main process as well.
+    """
+    path = [pipe]
+    while len(sources := sources_of(path[-1])) == 1:
+        path.append(sources[0])
+    bound = [upstream for upstream in walk(pipe) if not getattr(upstream, "is_replicable", lambda: True)()]
+    aside = next((upstream for upstream in bound if not any(upstream is one for one in path)), None)
+    if aside is not None or (bound and path[-1] in bound):
+        name = type(aside if aside is not None else path[-1]).__name__
+        raise ChainError(
+            f"`{name}` belongs in the main process, but does not stand at the end of one chain, which the workers of "
+            "kdpipes' reading services would run. torchdata's MultiProcessingReadingService runs others."
+        )
+    number = max((place + 1 for place, upstream in enumerate(path) if upstream in bound), default=0)
+    return path[:number], path[number] if number else pipe
 
 
 class Checkpointer:
@@ -48,13 +51,24 @@ class Checkpointer:
         self._num_workers = num_workers
 
     @functools.cached_property
-    def _pipes(self) -> list[str]:
+    def pipes(self) -> list[str]:
+        """The chain's fingerprints: to be read before iterating changes what users' callables hold."""
         return fingerprints(self._chain)
 
     def first_position(self) -> Position:
         """Return where the chain's next iteration begins, if nobody says otherwise."""
         counting = (pipe for pipe in walk(self._chain) if isinstance(pipe, Counting))
         return Position(next((pipe.next_epoch() for pipe in counting), 0))
+
+    def num_batches(self) -> int | None:
+        """Return the number of batches of an epoch, where they are numbered and known."""
+        dealer = dealer_of(self._chain)
+        if dealer is None or dealer.is_split_by_shard:
+            return None
+        try:
+            return len(dealer)
+        except TypeError:
+            return None
 
     def state_at(self, position: Position) -> dict[str, Any]:
         """Return the state at a position: plain data, well under 2 KB."""
@@ -63,14 +77,16 @@ class Checkpointer:
             state["offset"] = position.offset
         if position.cursors:
             state["cursors"] = [[lane, *cursor] for lane, cursor in position.cursors]
-        return {**state, **self._sizes(), "pipes": list(self._pipes)}
+        return {**state, **self._sizes(), "pipes": list(self.pipes)}
 
     def _sizes(self) -> dict[str, int]:
         """Return the numbers on which the order depends."""
         dealer = dealer_of(self._chain)
         batch = {} if dealer is None else {"global_batch_size": dealer.global_batch_size()}
         if dealer is None or dealer.is_split_by_shard:
-            return {**batch, "num_workers": self._num_workers, "num_ranks": group_size()}
+            batch |= {"num_workers": self._num_workers, "num_ranks": group_size()}
+        if dealer is not None and dealer.is_split_by_shard:
+            batch["rank"] = dealer.rank()
         return batch
 
     def position_in(self, state: Any, *, strict: bool) -> Position:
@@ -86,7 +102,7 @@ class Checkpointer:
         pipes = state["pipes"]
         if not isinstance(pipes, list | tuple) or not all(isinstance(entry, str) for entry in pipes):
             raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))
-        difference = _difference(list(pipes), self._pipes)
+        difference = _difference(list(pipes), self.pipes)
         if difference and strict:
             way_out = "`load_state_dict(state, strict=False)` goes on all the same."
             raise ValueError(f"The state does not fit the chain: {difference} {way_out}")
@@ -105,15 +121,20 @@ class Checkpointer:
         if size != now.get("global_batch_size"):
             raise ValueError(
                 f"The state counts global batches of {size} samples, but this loader's have "
-                f"{now.get('global_batch_size')}. Use `deal(global_batch_size={size})`."
+                f"{now.get('global_batch_size')}. Use `deal(global_batch_size={size})`, which all ranks share."
+            )
+        if now.get("rank", 0) != state.get("rank", now.get("rank", 0)):
+            raise ValueError(
+                f"The state is that of rank {state['rank']}, but this is rank {now['rank']}. With "
+                '`deal(split="shards")`, each rank has a state of its own: save and load them all.'
             )
         for name in ("num_workers", "num_ranks"):
             if name in now and now[name] != state.get(name):
                 what = name.removeprefix("num_")
                 raise ValueError(
-                    f"The state was taken with {state.get(name)} {what}, but there are {now[name]}. The order depends "
-                    'on that where no `.deal()` stands at the end, or one with `split="shards"`, or pipes behind it '
-                    "that hold items back."
+                    f"The state was taken with {state.get(name)} {what}, but there are {now[name]}: use as many. The "
+                    'order depends on them with `deal(split="shards")`, without `deal` at the end, and with pipes '
+                    "behind it that hold items back."
                 )
 
 

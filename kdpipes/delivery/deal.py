@@ -159,6 +159,10 @@ class _Dealer(Streaming[Batch]):
         """Return the number of samples in the batches of all ranks together."""
         return self._layout.size_of(self._sharding.num_ranks)
 
+    def rank(self) -> int:
+        """Return which rank this copy is for."""
+        return self._sharding.rank
+
     def __getstate__(self) -> dict[str, Any]:
         if IterDataPipe.getstate_hook is not None:
             state: dict[str, Any] = IterDataPipe.getstate_hook(self.__dict__)
@@ -180,7 +184,10 @@ class _Dealer(Streaming[Batch]):
         """Return the items of a batch, but for those that are left out."""
         try:
             made = (item(part, draw, batch) for part, draw in parts)
-            return refuse_empty([one for one in made if one is not LEFT_OUT], batch)
+            items = [one for one in made if one is not LEFT_OUT]
+            if not items and self._sharding.num_ranks > 1:
+                refuse_empty(batch)
+            return items
         except Exception as error:
             add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")
             raise
@@ -265,7 +272,8 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
             positions = np.arange(ordinals.start, ordinals.stop) % size
             positions = positions if order is None else order[positions]
             draws = (self._draw(epoch, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)
-            yield self._batch(item, epoch, batch, zip(positions.tolist(), draws, strict=True))
+            if items := self._batch(item, epoch, batch, zip(positions.tolist(), draws, strict=True)):
+                yield items
 
     def _item(self, position: int, draw: Draw, batch: int) -> Any:
         with drawing(draw):
@@ -374,7 +382,8 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
                 self._announce(Dealt(batch, len(ordinals), self._cursor_now()))
                 if ordinals.stop > num_samples:
                     taken += self._padding(epoch, global_size - number)
-                yield self._make(epoch, batch, taken[ordinals.start - start :], ordinals, num_samples)
+                if made := self._make(epoch, batch, taken[ordinals.start - start :], ordinals, num_samples):
+                    yield made
             if is_last:
                 return
 
@@ -383,7 +392,8 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         if sharding.num_ranks > 1 and (uneven != "drop" or self._listener is None):
             raise ValueError(
                 "Ranks that read shards of their own end at different times, and would wait for each other. Use "
-                '`deal(split="shards", uneven="drop")` in a `kdp.Loader`, or `split="samples"`.'
+                '`deal(split="shards", uneven="drop")` in a `kdp.Loader`, with no pipe behind it that holds batches '
+                'back, or `split="samples"`.'
             )
         global_size = self._layout.size_of(sharding.num_ranks)
         size = global_size // sharding.num_ranks
@@ -401,7 +411,8 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
                 if num_samples < size and uneven == "pad":
                     taken += self._padding(epoch, size - num_samples)
                 ordinals = range(start, start + len(taken))
-                yield self._make(epoch, batch, taken, ordinals, start + num_samples)
+                if made := self._make(epoch, batch, taken, ordinals, start + num_samples):
+                    yield made
             if num_samples < size:
                 return
 

@@ -78,6 +78,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             raise ChainError("An indexed chain has no epochs. End it with `.deal(batch_size=...)`.")
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe))
+        if not isinstance(progress, bool):
+            raise TypeError(must_be("progress", "True or False", progress))
         given = {"prefetch": prefetch, "start_method": start_method, "timeout_s": timeout_s}
         self._service = _service(check_count("num_workers", num_workers, minimum=0), given, reading_service)
         _refuse_doubling(source_datapipe, _num_workers(self._service))
@@ -95,7 +97,25 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self._checkpointer = Checkpointer(main_part(self._pristine._chain)[1], own.num_workers) if own else None
 
     def __len__(self) -> int:
-        return len(self._pristine._chain)
+        try:
+            return len(self._pristine._chain)
+        except TypeError as error:
+            raise TypeError(
+                f"The loader has no length, because its chain has none: {error}. Streams of shards have none; "
+                "`kdp.open_shards` has."
+            ) from None
+
+    def __repr__(self) -> str:
+        names = [entry.rpartition(":")[0] for entry in self._checkpointer.pipes] if self._checkpointer else []
+        return f"<kdpipes.Loader of {' < '.join(names) or 'a chain'}; {_num_workers(self._service)} workers>"
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that is being iterated, or comes next: from 0; after its last batch, the next one.
+
+        `while loader.epoch < num_epochs: for batch in loader: ...` goes on right whatever state was loaded.
+        """
+        return int(self.state_dict()["epoch"]) if self._checkpointer is not None else self._num_begun
 
     def __bool__(self) -> bool:
         return True
@@ -110,7 +130,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
                 super().seed(_seed_of(self._base_seed, self._num_begun))
                 self._num_begun += 1
                 self._is_paused = False
-                if self._own is not None:
+                if self._own is not None and self._checkpointer is not None:
+                    self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
                     self._own.seed_epochs(functools.partial(_seed_of, self._base_seed))
                     if self._start is not None:
                         self._own.start_at(self._start)
@@ -123,13 +144,14 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self._base_seed = check_seed(seed)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration, from 0.
+        """Make `epoch` the number of the next iteration, from 0; within it, a state that was loaded stays.
 
         torchdata's services are started anew for it, unless it is the number that comes next anyway.
         """
         epoch = check_count("epoch", epoch, minimum=0)
         if self._own is not None:
-            self._start, self._reset_iter = Position(epoch), True
+            if self._start is None or self._start.epoch != epoch:
+                self._start, self._reset_iter = Position(epoch), True
             return
         if self._epoch_set is not None and epoch == self._epoch_set[0] + self._num_begun - self._epoch_set[1]:
             return
@@ -142,22 +164,25 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         """Return where the loader stands, after the batch that it gave last: small plain data, fit for JSON.
 
         Prefetched batches do not count. A state fits any number and kind of workers, and any number of ranks at the
-        same global batch. Under torchdata's own services it is DataLoader2's, which knows whole epochs only.
+        same global batch. Where the order depends on those (`deal(split="shards")`, no `deal`, pipes behind it that
+        hold items back), it fits the same numbers only, and with `split="shards"` each rank has its own. Under
+        torchdata's services it is DataLoader2's, which knows whole epochs only and is not plain.
         """
         if self._checkpointer is None:
             state: dict[str, Any] = super().state_dict()
             return state
         own = self._own
         position = self._start or (own.position if own is not None and self._adapted else None)
-        return {
-            **self._checkpointer.state_at(position or self._checkpointer.first_position()),
-            "seed": self._base_seed,
-        }
+        position = position or self._checkpointer.first_position()
+        if position.number and not position.offset and position.number == self._checkpointer.num_batches():
+            position = Position(position.epoch + 1)
+        return {**self._checkpointer.state_at(position), "seed": self._base_seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Let the next iteration go on where `state_dict` was taken, with the very next batch.
 
-        A state that was taken after the last batch means the next epoch.
+        A state that was taken after the last batch means the next epoch. What is compared are the pipes: their
+        arguments, the code of functions, labels, keys where a source knows them, and lengths; not what samples hold.
 
         Args:
             state_dict: What `state_dict` returned.
@@ -170,7 +195,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             super().load_state_dict(state_dict)
             return
         self._start = self._checkpointer.position_in(state_dict, strict=strict)
-        self._base_seed = state_dict.get("seed", self._base_seed)
+        self._base_seed = check_seed(state_dict.get("seed", self._base_seed))
         self._reset_iter = True
 
     @classmethod
@@ -182,13 +207,16 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         )
 
     def warm_up(self) -> None:
-        """Start the workers now, and wait until each has made the first batch of the epoch that comes next."""
+        """Start the workers now, and wait until each has made the first batch of the epoch that comes next.
+
+        An error in the chain comes with the iteration.
+        """
         Loader.__iter__(self)
         if self._own is not None:
             self._own.wait()
 
     def stats(self) -> dict[str, float]:
-        """Return what has been counted since the loader was made or had to begin anew.
+        """Return what has been counted since the loader was made.
 
         Returns:
             `batches` and `samples` delivered (samples where `deal` counts them); `batches_per_s` and `samples_per_s`,
@@ -238,25 +266,29 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     def _own(self) -> ReadingService | None:
         return _own(self.reading_service)
 
+    def _known_length(self) -> int | None:
+        try:
+            return len(self)
+        except TypeError:
+            return None
+
     def _shown(self, batches: Any) -> Any:
         from tqdm.auto import tqdm  # it warns notebooks that lack widgets, which only a bar's user should see
 
-        try:
-            total = len(self)
-        except TypeError:
-            total = None
-        own = self._own
-        return tqdm(batches, total=total, initial=own.position.number if own is not None else 0, unit="batch")
+        begun = self._own.position.number if self._own is not None else 0
+        return tqdm(batches, total=self._known_length(), initial=begun, unit="batch")
 
     def _revive(self) -> None:
         """Begin anew after DataLoader2 has shut itself down: after an error in the chain, or to set the epoch."""
         with sharing():
             self.datapipe = clone(self._pristine)
-        if self._own is not None:
-            self._start = self._start or self._own.next_start
-        else:
+        before = self._own
+        if before is None:
             self._recount()
         self.reading_service = clone(self._service)
+        if before is not None and self._own is not None:
+            self._start = self._start or before.next_start
+            self._own.tally = before.tally
         self._adapted, self._reset_iter, self._terminated = False, True, False
 
     def _recount(self) -> None:
@@ -276,6 +308,9 @@ def _service(num_workers: int, given: Mapping[str, Any], reading_service: Any) -
     chosen = {name: value for name, value in given.items() if value is not None}
     if reading_service is not None and (num_workers or chosen):
         raise ValueError("`reading_service` must be given alone: it has `num_workers` and the like of its own.")
+    if isinstance(reading_service, type):
+        way_out = f"Write `{reading_service.__name__}(...)` to make one."
+        raise TypeError(must_be("reading_service", "a reading service", reading_service, way_out))
     if reading_service is not None:
         return reading_service
     if num_workers:

@@ -52,6 +52,9 @@ class Lane(ABC):
     def take(self) -> Any:
         """Remove the frame that `peek` has returned, and return its content."""
 
+    def stop(self) -> None:  # noqa: B027 - most have nothing to do ahead
+        """Tell the worker to end, if `close` would wait for that."""
+
     @abstractmethod
     def close(self) -> None:
         """End the worker."""
@@ -118,25 +121,31 @@ class Merger:
             place = number % len(self._lanes)
             lane = self._lanes[place]
             frame = None if place in self._ended else lane.peek()
-            if frame is not None and frame.kind is Kind.ERROR:
-                error = lane.take()
-                if isinstance(error, StopIteration):  # which would end the loop as if all had been delivered
-                    raise RuntimeError(f"A worker raised StopIteration: {error}") from error
-                raise error
-            if frame is not None and frame.kind is Kind.END:
+            if frame is None:
+                self.position = self.position._replace(number=number + 1)
+            elif frame.kind is Kind.ERROR:
+                raise _as_error(lane.take())
+            elif frame.kind is Kind.SKIP:
+                self._tally.note(lane.take())
+            elif frame.kind is Kind.END:
                 lane.take()
                 self._ended.add(place)
-                continue
-            if frame is None or frame.number > number:
+            elif frame.number > number:
                 self.position = self.position._replace(number=number + 1)
-                continue
-            item = lane.take()
-            if frame.kind is Kind.SKIP:
-                self._tally.note(item)
-                continue
-            self.position = self.position.after(frame, place if self._has_own_cursors else 0)
-            if frame.kind is Kind.ITEM:
-                self._tally.num_items += 1
-                self._tally.num_samples += frame.num_samples
-                return item
+            else:
+                item = lane.take()
+                self.position = self.position.after(frame, place if self._has_own_cursors else 0)
+                if frame.kind is Kind.ITEM:
+                    self._tally.num_items += 1
+                    self._tally.num_samples += frame.num_samples
+                    return item
         raise StopIteration
+
+
+def _as_error(error: BaseException) -> Exception:
+    """Return an error of a worker as one that ends the loop and not the program, nor ends it as if all were there."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    raised = RuntimeError(f"A worker raised {type(error).__name__}: {error}")
+    raised.__cause__ = error
+    return raised

@@ -31,7 +31,8 @@ def pack(item: Any) -> tuple[bytes, list[memoryview]]:
     except _DeviceTensorError:
         raise
     except Exception as error:
-        raise TypeError(f"A batch cannot be sent from a worker: {error} Return plain data.") from error
+        why = str(error).rstrip(".")
+        raise TypeError(f"A batch cannot be sent from a worker: {why}. Return plain data.") from error
     return file.getvalue(), [buffer.raw() for buffer in buffers]
 
 

@@ -19,6 +19,7 @@ from kdpipes._graph import sources_of, walk
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe
 from kdpipes.delivery.cursor import Cursor
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe, Dealt
+from kdpipes.delivery.skipping import Skip
 
 __all__ = ["Counting", "Frame", "Kind", "Order", "Position", "Producer", "dealer_of"]
 
@@ -138,10 +139,12 @@ class Producer:
         self._worker, self._num_workers = worker, num_workers
         graph_settings.apply_sharding(chain, num_workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
         self._dealer = dealer_of(chain)
+        self._num_skipped = 0  # of the batch that is being made
         pipe, self._is_one_to_one = chain, self._dealer is not None
         while pipe is not self._dealer and self._is_one_to_one:
             self._is_one_to_one = isinstance(pipe, _ONE_TO_ONE)
             (pipe,) = sources_of(pipe)
+        self._dealers = [pipe for pipe in walk(chain) if isinstance(pipe, DealerMapDataPipe | DealerIterDataPipe)]
         self._counting = [pipe for pipe in walk(chain) if isinstance(pipe, Counting)]
         self._first_epochs = [pipe.next_epoch() for pipe in self._counting]
 
@@ -158,15 +161,20 @@ class Producer:
                 _seed_stock_pipes(self._chain, order.seeds)
             for pipe, first in zip(self._counting, self._first_epochs, strict=True):
                 pipe.set_epoch(max(first + order.position.epoch - first_epoch, 0))
+            for dealer in self._dealers:
+                dealer.skip(order.banned, lambda skip: self._skip(skip, send))
             if self._dealer is None:
                 yield from self._counted(order.position, send)
             else:
-                self._dealer.skip(order.banned, lambda skip: send(Frame(Kind.SKIP, skip.batch, skip)))
                 yield from self._dealt(order.position, send)
         except Exception as error:
             send(Frame(Kind.ERROR, content=error))
         else:
             send(Frame(Kind.END))
+
+    def _skip(self, skip: Skip, send: Callable[[Frame], None]) -> None:
+        self._num_skipped += 1
+        send(Frame(Kind.SKIP, skip.batch, skip))
 
     def _dealt(self, start: Position, send: Callable[[Frame], None]) -> Iterator[None]:
         batch: Dealt | None = None
@@ -179,7 +187,7 @@ class Producer:
         def listen(dealt: Dealt) -> None:
             nonlocal batch, made
             finish()
-            batch, made = dealt, 0
+            batch, made, self._num_skipped = dealt, 0, 0
 
         self._dealer.start_at(start.number, listen, cursor=self._cursor_in(start))
         for item in self._chain:
@@ -187,7 +195,7 @@ class Producer:
             assert batch is not None
             if batch.number == start.number and made <= start.offset:
                 continue
-            num_samples = batch.num_samples if made == 1 else 0
+            num_samples = batch.num_samples - self._num_skipped if made == 1 else 0
             send(Frame(Kind.ITEM, batch.number, item, self._is_one_to_one, num_samples, batch.cursor))
             yield
         finish()

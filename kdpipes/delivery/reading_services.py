@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import time
@@ -13,7 +14,7 @@ from typing import Any, Literal
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import CheckpointableReadingServiceInterface
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.datapipes.iter import FullSync, ShardingRoundRobinDispatcher
+from torchdata.datapipes.iter import Collator, FullSync, Mapper, PinMemory, ShardingRoundRobinDispatcher
 
 from kdpipes._graph import copy_streams, walk
 from kdpipes._iter_pipe import Streaming
@@ -22,15 +23,20 @@ from kdpipes.delivery.checkpoint import Checkpointer, main_part
 from kdpipes.delivery.layout import group_size
 from kdpipes.delivery.merger import Lane, Merger, Tally
 from kdpipes.delivery.packing import name_classes
-from kdpipes.delivery.process_lane import NUM_LENT, ProcessLane
+from kdpipes.delivery.process_lane import NUM_LENT, DeathPolicy, ProcessLane
 from kdpipes.delivery.producer import Order, Position, dealer_of
 from kdpipes.delivery.shipped import Shipped
 from kdpipes.delivery.skipping import handler_in
 from kdpipes.delivery.thread_lane import InlineLane, ThreadLane
+from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.delivery.worker import Options, Parcel
+from kdpipes.delivery.worker_process import ProcessPool
 from kdpipes.errors import ChainError, check_choice, check_count, must_be
 
 __all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "ThreadReadingService"]
+
+
+_ONE_TO_ONE = (DeviceMoverIterDataPipe, FullSync, PinMemory, Mapper, Collator)  # some of them hold items back
 
 
 class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata carries no types
@@ -50,6 +56,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._position = Position()
         self._first_epoch = 0
         self._is_split_by_shard = False
+        self._is_main_one_to_one = True
         self._agreement: Agreement | None = None
         self._passed: deque[Position] = deque()  # where the workers' items end that the main part has not given out
         self._items: IterDataPipe[Any] | None = None
@@ -86,6 +93,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._first_epoch = self._checkpointer.first_position().epoch
         if self._start is None:
             self.start_at(Position(self._first_epoch))
+        self._is_main_one_to_one = all(isinstance(pipe, _ONE_TO_ONE) for pipe in ends)
         self._lanes = self._open_lanes()
         self._items = _with_source(ends, _Merged(self))
         return _Delivered(self)
@@ -105,9 +113,11 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     def finalize(self) -> None:
         """Called by DataLoader2 at the end: end the workers."""
-        for lane in self._lanes:
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            lane.stop()
+        for lane in lanes:
             lane.close()
-        self._lanes = []
 
     def checkpoint(self) -> bytes:
         """Called by DataLoader2's `state_dict`."""
@@ -145,6 +155,14 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         """Wait until every worker has made its first batch of the epoch that has begun."""
         for lane in self._lanes:
             lane.peek()
+
+    def _take_passed(self) -> Position:
+        """Return where the item ends that the main part has given out."""
+        if self._is_main_one_to_one:
+            return self._passed.popleft()
+        position = self._passed[-1] if self._passed else self._position
+        self._passed.clear()
+        return position
 
     def queue_depth(self) -> int:
         """Return how many items the main process has received and not given out."""
@@ -239,7 +257,7 @@ class ProcessReadingService(ReadingService):
         start_method: How processes start: "fork", "spawn" or "forkserver"; None is the platform's way.
         on_worker_death: "restart" puts another worker in the place of one that dies, until `num_deaths` of them have
             died at the same sample; "raise" raises `WorkerError` at once.
-        num_deaths: See above.
+        num_deaths: How many workers may die at the same sample, before that is an error, or left to `on_error`.
         timeout_s: After how long without a batch a worker is taken for stuck, and ended; None is never.
         threads_per_worker: How many threads torch's operations use in a worker.
 
@@ -283,29 +301,32 @@ class ProcessReadingService(ReadingService):
 
     def _open_lanes(self) -> list[Lane]:
         name_classes(self._chain)
-        parcel = Parcel(self._chain)
+        parcel, pool = Parcel(self._chain), ProcessPool()
+        handler = handler_in(self._chain)
+        policy = DeathPolicy(self.timeout_s, self.on_worker_death == "restart", self.num_deaths, handler)
         return [
             ProcessLane(
                 parcel,
-                Options(
-                    worker=worker,
-                    num_workers=self.num_workers,
-                    first_epoch=self._first_epoch,
-                    prefetch=self.prefetch,
-                    num_slots=self.prefetch + NUM_LENT,
-                    max_bytes=self.max_bytes // self.num_workers,
-                    num_threads=self.threads_per_worker,
-                ),
+                self._options(worker),
+                pool,
                 start_method=self.start_method,
-                timeout_s=self.timeout_s,
-                is_restarted=self.on_worker_death == "restart",
-                num_deaths=self.num_deaths,
+                policy=policy,
                 tally=self.tally,
-                handler=handler_in(self._chain),
-                has_own_cursor=self._is_split_by_shard,
+                cursor_place=worker if self._is_split_by_shard else 0,
             )
             for worker in range(self.num_workers)
         ]
+
+    def _options(self, worker: int) -> Options:
+        return Options(
+            worker=worker,
+            num_workers=self.num_workers,
+            first_epoch=self._first_epoch,
+            prefetch=self.prefetch,
+            num_slots=self.prefetch + NUM_LENT,
+            max_bytes=self.max_bytes // self.num_workers,
+            num_threads=self.threads_per_worker,
+        )
 
 
 def _check_timeout(timeout_s: Any) -> float | None:
@@ -313,8 +334,8 @@ def _check_timeout(timeout_s: Any) -> float | None:
         return None
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
         raise TypeError(must_be("timeout_s", "a number of seconds, or None", timeout_s))
-    if not timeout_s > 0:
-        raise ValueError(must_be("timeout_s", "above 0", timeout_s))
+    if not (timeout_s > 0 and math.isfinite(timeout_s)):
+        raise ValueError(must_be("timeout_s", "above 0 and finite", timeout_s, "None waits for ever."))
     return float(timeout_s)
 
 
@@ -385,7 +406,7 @@ class _Delivering:
             self._items = service._begin()
             return self.__next__()
         self._is_empty_end = False
-        service._position = service._passed.popleft()
+        service._position = service._take_passed()
         now = time.perf_counter()
         service.tally.busy_s += now - self._asked
         self._asked, self._is_first = now, False

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["WORN", "LentSlots", "Slots", "anonymous_file", "places_of"]
+__all__ = ["RETIRED", "LentSlots", "Slots", "anonymous_file", "places_of"]
 
-WORN = 0x8000  # in the number of a slot whose memory another process may still read
+RETIRED = 0x8000  # in the number of a slot whose memory another process may still read
 _ALIGNMENT = 64
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Linux: the pages are there at once, not one fault after the other
 
@@ -73,9 +73,9 @@ class Slots:
         return slot, self._files[slot] if is_new else None
 
     def give_back(self, slot: int) -> None:
-        """Take a slot back that the main process is done with; a worn one gets memory of its own anew."""
-        if slot & WORN:
-            slot ^= WORN
+        """Take a slot back that the main process is done with; a retired one gets new memory."""
+        if slot & RETIRED:
+            slot ^= RETIRED
             os.close(self._files.pop(slot))
             del self._maps[slot]
         heapq.heappush(self._free, slot)
@@ -114,7 +114,7 @@ class LentSlots:
 
     def __init__(self) -> None:
         LentSlots._all.add(self)
-        self._worn: set[int] = set()
+        self._retired: set[int] = set()
         self.returned: deque[int] = deque()  # appended to wherever the last view is dropped
         self._files: dict[int, int] = {}
         self._maps: dict[int, mmap.mmap] = {}
@@ -135,12 +135,12 @@ class LentSlots:
     def lend(self, slot: int, sizes: Sequence[int]) -> list[memoryview]:
         """Return the buffers in a slot as views, all of which keep it from being written again."""
         memory, places = self._memory(slot, sizes)
-        returned, lent, worn = self.returned, self._lent, self._worn
+        returned, lent, retired = self.returned, self._lent, self._retired
 
         def give_back(_: Any) -> None:
             lent.pop(slot, None)
-            returned.append(slot | WORN if slot in worn else slot)
-            worn.discard(slot)
+            returned.append(slot | RETIRED if slot in retired else slot)
+            retired.discard(slot)
 
         lent[slot] = weakref.ref(memory, give_back)
         whole = memoryview(memory)  # type: ignore[arg-type]  # an array is a buffer from Python 3.12 on, for mypy
@@ -161,10 +161,10 @@ class LentSlots:
         self._maps.clear()
 
     @classmethod
-    def wear_out(cls) -> None:
+    def retire_lent(cls) -> None:
         """Let no memory that is lent now be written again: a process is about to be forked."""
         for slots in list(cls._all):
-            slots._worn.update(slots._lent)
+            slots._retired.update(slots._lent)
 
     def _memory(self, slot: int, sizes: Sequence[int]) -> tuple[NDArray[Any], list[tuple[int, int]]]:
         places, size = places_of(sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from kdpipes._graph import walk
 from kdpipes.draw import Draw
@@ -16,6 +16,7 @@ __all__ = ["LEFT_OUT", "Skip", "Skipper", "handler_in", "refuse_empty"]
 
 LEFT_OUT: Any = object()
 
+_QUARANTINED = "in quarantine, not tried: "
 _log = logging.getLogger("kdpipes")
 
 
@@ -42,8 +43,9 @@ class Skip:
         return asdict(self)
 
     def log(self) -> None:
-        """Say so in the log."""
-        _log.warning("Sample %r is left out of batch %d: %s", self.key, self.batch, self.error)
+        """Say so in the log; only for information where it was known before."""
+        level = logging.INFO if self.error.startswith(_QUARANTINED) else logging.WARNING
+        _log.log(level, "Sample %r is left out of batch %d: %s", self.key, self.batch, self.error)
 
 
 def handler_in(pipe: Any) -> Any:
@@ -82,7 +84,7 @@ class Skipper:
         try:
             sample = fetch()
             if isinstance(sample, Sample) and sample.key in self._listed:
-                error = self._listed[sample.key]
+                error = _QUARANTINED + self._listed[sample.key]
                 return self._leave_out(Skip(draw.epoch, batch, draw.ordinal, sample.key, error))
             item = finish(sample)
             if isinstance(item, Sample):
@@ -104,8 +106,9 @@ class Skipper:
         return LEFT_OUT
 
 
-def refuse_empty(items: list[Any], batch: int) -> list[Any]:
-    """Return the items of a batch, or refuse one that has lost all of its samples."""
-    if not items:
-        raise DataError(f"Every sample of batch {batch} had to be left out: see the log for why.")
-    return items
+def refuse_empty(batch: int) -> NoReturn:
+    """Refuse a batch that has lost all of its samples, where other ranks wait for this one."""
+    raise DataError(
+        f"Every sample of batch {batch} had to be left out, and the other ranks would wait for it. The log says why; "
+        "take larger batches, or remove the samples from the plan."
+    )

@@ -135,6 +135,9 @@ class ThreadLane(Lane):
             self._shared.changed.notify_all()
         return frame.content
 
+    def stop(self) -> None:
+        _tell_to_stop(self._shared)
+
     def close(self) -> None:
         self._finalizer()
 
@@ -178,9 +181,13 @@ def _run(producer: Producer, first_epoch: int, shared: _Shared) -> None:
 
 def _stop(shared: _Shared, thread: threading.Thread) -> None:
     """End a thread that waits; one that is stuck in a user's code ends with the process."""
+    _tell_to_stop(shared)
+    if thread is not threading.current_thread():
+        thread.join(1.0)
+
+
+def _tell_to_stop(shared: _Shared) -> None:
     with shared.changed:
         shared.is_stopped = True
         shared.frames.clear()
         shared.changed.notify_all()
-    if thread is not threading.current_thread():
-        thread.join(1.0)

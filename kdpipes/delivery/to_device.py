@@ -21,12 +21,13 @@ refuse_flavour("to_device", flavour="map", way_out="Put `.deal(batch_size=...).c
 class DeviceMoverIterDataPipe(Streaming[Any], IterDataPipe[Any]):
     """Moves the tensors of each batch to a device (functional name: ``to_device``).
 
-    Runs in the main process, after the workers. For a CUDA device, a batch is copied to pinned memory and sent on a
-    stream of its own while the one before it is used; it is there when the stream that is current at that moment needs
-    it. Send images as uint8, which is a quarter of float32, and normalise them there: `x.float().div_(255)`.
+    Runs in the main process, as do the pipes behind it. For a CUDA device, a batch is copied to pinned memory and sent
+    on a stream of its own while the one before it is used; it is there when the stream that is current at that moment
+    needs it. Send images as uint8, which is a quarter of float32, and normalise there: `x.float().div_(255)`.
 
     Args:
-        source_datapipe: A stream of batches: tensors in tuples, lists and dictionaries; all else stays as it is.
+        source_datapipe: A stream of batches: tensors in tuples, lists and mappings, which become dictionaries; objects
+            of other classes stay as they are, also those that hold tensors.
         device: `"cuda"`, `"cuda:1"`, `"cpu"`, or a `torch.device`.
 
     Length: the source's.
@@ -73,7 +74,7 @@ class DeviceMoverIterDataPipe(Streaming[Any], IterDataPipe[Any]):
         return (_mapped(batch, self._move) for batch in self._source)
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, non_blocking=True)
+        return tensor.to(self._device)  # waits: the memory may be another batch's before long
 
 
 class _OnStream:
@@ -88,14 +89,16 @@ class _OnStream:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(self, batch: Any) -> Any:
-        """Begin to send a batch; it is not there yet."""
+        """Begin to send a batch; it is not there yet. Return what `receive` takes."""
         with torch.cuda.stream(self._stream):
-            return _mapped(batch, self._send)
+            moved = _mapped(batch, self._send)
+            return moved, self._stream.record_event()
 
-    def receive(self, batch: Any) -> Any:
-        """Return a batch that was sent, once the current stream may use it: no process waits here."""
+    def receive(self, sent: Any) -> Any:
+        """Return a batch that was sent. The current stream waits for it, and for none that was sent later."""
+        batch, event = sent
         current = torch.cuda.current_stream(self._device)
-        current.wait_stream(self._stream)
+        current.wait_event(event)
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
             tensor.record_stream(current)  # its memory is not given to the next batch before that stream is done

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["NO_SLOT", "Message", "Reader", "Said", "Told", "message"]
+__all__ = ["NO_SLOT", "Flag", "Message", "Reader", "Said", "Told", "message"]
 
 NO_SLOT = 0xFFFF
 _HEADER = struct.Struct("<QBBHIqIIIq")
@@ -19,12 +19,12 @@ _ANCILLARY_SIZE = 16 * 4 + 64  # 16 descriptors, and what the system puts around
 
 
 class Said(enum.IntEnum):
-    """What a worker says, besides the frames of an epoch (whose kinds are 0 to 3)."""
+    """What a worker says, besides the frames of an epoch (see `Kind`)."""
 
     READY = 16
     SLOT = 17  # a descriptor comes with it
     RECORD = 18  # a descriptor comes with it: where the worker writes down what it does
-    TALE = 19  # a line for the log
+    WARNING = 19  # a line for the log
 
 
 class Told(enum.IntEnum):
@@ -35,13 +35,16 @@ class Told(enum.IntEnum):
     STOP = 34
 
 
-class Message(NamedTuple):
-    """One message.
+class Flag(enum.IntFlag):
+    """What a message about an item says of it."""
 
-    Of `flags`, 1 says that an item is the last one of its batch, 2 that its pickle is the first buffer of the slot, and
-    4 that it is large and comes without a slot;
-    `num` is the number of samples in the batch, or of batches that have been taken.
-    """
+    LAST = 1  # it is the last one of its batch
+    STREAM_IN_SLOT = 2  # its pickle is the first buffer of the slot
+    SLOW = 4  # there was no shared memory for it
+
+
+class Message(NamedTuple):
+    """One message; `num` is the number of samples in the batch, or of batches that have been taken."""
 
     kind: int
     flags: int

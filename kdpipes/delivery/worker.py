@@ -23,8 +23,8 @@ import torch
 from kdpipes import _record
 from kdpipes.delivery.packing import pack, pack_error, unpack
 from kdpipes.delivery.producer import Frame, Kind, Order, Producer, seed_process
-from kdpipes.delivery.shared_slots import Slots, anonymous_file
-from kdpipes.delivery.wire import NO_SLOT, Reader, Said, Told, message
+from kdpipes.delivery.shared_slots import Slots, anonymous_file, places_of
+from kdpipes.delivery.wire import NO_SLOT, Flag, Reader, Said, Told, message
 
 __all__ = ["Options", "Parcel", "work"]
 
@@ -124,6 +124,21 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def _table(buffers: list[memoryview]) -> bytes:
+    """Return how many buffers there are, and their sizes."""
+    return b"".join(number.to_bytes(8, "little") for number in [len(buffers), *(buffer.nbytes for buffer in buffers)])
+
+
+def _inline(buffers: list[memoryview]) -> bytes:
+    """Return the sizes of buffers and the buffers, each where it is aligned."""
+    parts: list[Any] = [_table(buffers), *buffers]
+    places, end = places_of([memoryview(part).nbytes for part in parts])
+    content = bytearray(end)
+    for (start, stop), part in zip(places, parts, strict=True):
+        content[start:stop] = part
+    return bytes(content)
+
+
 class _Teller:
     """Sends what the worker makes, and waits when it is too far ahead."""
 
@@ -136,7 +151,7 @@ class _Teller:
         self._orders: deque[tuple[int, Order]] = deque()
         self._is_stopped = False
         self._ahead: deque[int] = deque()  # the sizes of batches that nobody has taken yet
-        self._has_told_tale = False
+        self._has_warned = False
 
     def start_record(self) -> None:
         file = anonymous_file()
@@ -180,33 +195,29 @@ class _Teller:
 
     def _tell_item(self, item: Any, flags: int, place: dict[str, Any]) -> None:
         stream, buffers = pack(item)
-        sizes = [buffer.nbytes for buffer in buffers]
-        size = len(stream) + sum(sizes)
-        slot = NO_SLOT
-        if size > _SMALL:
-            in_slot = [memoryview(stream), *buffers] if len(stream) > _SMALL else buffers
-            slot = self._put(in_slot)
-            flags |= 4 if slot == NO_SLOT else 0
-            if slot != NO_SLOT:
-                flags |= 2 if in_slot is not buffers else 0
-                stream = b"" if in_slot is not buffers else stream
-                sizes, buffers = [buffer.nbytes for buffer in in_slot], []
+        size = len(stream) + sum(buffer.nbytes for buffer in buffers)
         self._ahead.append(size)
-        table = b"".join(number.to_bytes(8, "little") for number in [len(sizes), *sizes])
-        inline = [buffer.cast("B") for buffer in buffers]
-        self._send(message(Kind.ITEM, [table, *inline, stream], flags=flags, slot=slot, **place))
+        if size > _SMALL and self._slots.num_free:
+            is_long = len(stream) > _SMALL
+            in_slot = [memoryview(stream), *buffers] if is_long else buffers
+            slot = self._put(in_slot)
+            if slot != NO_SLOT:
+                payload = [_table(in_slot)] if is_long else [_table(in_slot), stream]
+                flags |= Flag.STREAM_IN_SLOT if is_long else 0
+                self._send(message(Kind.ITEM, payload, flags=flags, slot=slot, **place))
+                return
+            flags |= Flag.SLOW
+        self._send(message(Kind.ITEM, [_inline(buffers), stream], flags=flags, **place))
 
     def _put(self, buffers: list[memoryview]) -> int:
-        if not self._slots.num_free:
-            return NO_SLOT
         try:
             slot, new_file = self._slots.put(buffers)
         except OSError as error:
-            if not self._has_told_tale:
-                self._has_told_tale = True
+            if not self._has_warned:
+                self._has_warned = True
                 size = sum(buffer.nbytes for buffer in buffers)
-                tale = f"There is no shared memory for a batch of {size} bytes ({error}): batches take a slower way."
-                self._send(message(Said.TALE, [tale.encode()]))
+                told = f"There is no shared memory for a batch of {size} bytes ({error}): batches take a slower way."
+                self._send(message(Said.WARNING, [told.encode()]))
             return NO_SLOT
         if new_file is not None:
             socket.send_fds(self._link, [message(Said.SLOT, slot=slot)], [new_file])
@@ -219,8 +230,9 @@ class _Teller:
         number, size = len(self._ahead), sum(self._ahead)
         if number and size + self._ahead[-1] > self._options.max_bytes:
             return True
-        is_small = size < _FEW_BYTES and number < self._options.prefetch * _MANY
-        return number >= self._options.prefetch and not is_small
+        if number < self._options.prefetch:
+            return False
+        return size >= _FEW_BYTES or max(self._ahead) > _SMALL or number >= self._options.prefetch * _MANY
 
     def _listen(self, *, wait: bool) -> None:
         messages = self._reader.read(wait=wait)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from kdpipes._sample_pipe import sample_pipe
-from kdpipes.errors import ChainError, FieldError, check_choice, must_be
+from kdpipes.errors import ChainError, DataError, FieldError, check_choice, must_be
 from kdpipes.sample import Sample
 
 __all__ = ["ErrorHandler"]
@@ -20,9 +20,11 @@ Action = Literal["raise", "skip", "quarantine"]
 class ErrorHandler:
     """Says what `deal` does with a sample that cannot be made (functional name: ``on_error``).
 
-    Holds for the whole chain, wherever it stands; the last one counts. A sample that is left out shortens its batch and
-    moves no other. Each is logged, counted in `Loader.stats()`, and listed in `Loader.skipped`. Mistakes in the chain
-    (`ChainError`, `FieldError`) are raised all the same, and so is the error of a batch that has no good sample.
+    Holds for the whole chain up to `deal`, wherever it stands; the last one counts. A sample that is left out shortens
+    its batch and moves no other; a batch that loses all of them is left out, or an error where other ranks would wait
+    for it. Each is logged, counted in `Loader.stats()`, and listed in `Loader.skipped`. Mistakes in the chain
+    (`ChainError`, `FieldError`) are raised all the same, and so are errors of reading a stream on, behind which nobody
+    knows what comes. Without `deal` it does nothing.
 
     Args:
         action: "raise" the error; "skip" the sample; or put it into "quarantine": skip it, write it down in the file
@@ -32,6 +34,8 @@ class ErrorHandler:
 
     Raises:
         ValueError: `path` is given without "quarantine", or the other way round.
+        FileNotFoundError: The folder of `path` is missing.
+        DataError: What `path` holds is no quarantine, when an epoch begins.
 
     Example:
         >>> ones = kdp.from_dataset([(1, 0), (0, 0), (4, 0)]).transform("x", lambda x: 1 / x)
@@ -40,6 +44,7 @@ class ErrorHandler:
     """
 
     handles_errors = True
+    changes_no_sample = True
 
     def __init__(self, action: Action = "raise", *, path: str | os.PathLike[str] | None = None) -> None:
         check_choice("action", action, ("raise", "skip", "quarantine"))
@@ -48,7 +53,9 @@ class ErrorHandler:
         if (path is not None) != (action == "quarantine"):
             raise ValueError('`path` must be given with `on_error("quarantine", path=...)`, and only there.')
         self._action = action
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else Path(path).absolute()
+        if self._path is not None and not self._path.parent.is_dir():
+            raise FileNotFoundError(must_be("path", "in a folder that exists", path))
 
     def __call__(self, sample: Sample) -> Sample:
         return sample
@@ -72,12 +79,23 @@ class ErrorHandler:
         """Return the errors of the samples in quarantine, by key."""
         if self._path is None or not self._path.exists():
             return {}
-        lines = self._path.read_text(encoding="utf-8").splitlines()
-        return {entry["key"]: entry["error"] for entry in map(json.loads, lines)}
+        listed = {}
+        *lines, rest = self._path.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate([*lines, rest], 1):
+            try:
+                entry = json.loads(line or "{}")
+                listed.update({entry["key"]: entry["error"]} if entry else {})
+            except (ValueError, TypeError, KeyError) as error:
+                if line is not rest:  # a process that was killed may have left half a line at the end
+                    raise DataError(
+                        f"Line {number} of the quarantine {str(self._path)!r} cannot be read ({error}): remove it."
+                    ) from error
+        return listed
 
     def write_down(self, key: str, error: str) -> None:
         """Put a sample into quarantine: one line, which processes append whole."""
         if self._path is not None:
             line = json.dumps({"key": key, "error": error}) + "\n"
-            with self._path.open("ab", buffering=0) as file:
-                file.write(line.encode())
+            with self._path.open("a+b", buffering=0) as file:
+                is_torn = file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+                file.write(("\n" if is_torn else "").encode() + line.encode())

@@ -22,7 +22,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.delivery import shared_slots
-from kdpipes.delivery.process_lane import ProcessLane
+from kdpipes.delivery.worker_process import WorkerProcess
 
 Step = Callable[[Any], Any]
 
@@ -213,8 +213,8 @@ def local_error() -> Exception:
 
 CUDA = "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use 'spawn'"
 ERRORS: dict[str, tuple[Callable[[], BaseException], type[BaseException], str]] = {
-    "exit": (lambda: SystemExit("boom"), SystemExit, "boom"),
-    "interrupt": (lambda: KeyboardInterrupt("boom"), KeyboardInterrupt, "boom"),
+    "exit": (lambda: SystemExit("boom"), RuntimeError, "A worker raised SystemExit: boom"),
+    "interrupt": (lambda: KeyboardInterrupt("boom"), RuntimeError, "A worker raised KeyboardInterrupt: boom"),
     "generator": (lambda: GeneratorExit("boom"), BaseException, "boom"),
     "stop": (lambda: StopIteration("boom"), RuntimeError, "StopIteration"),
     "local": (local_error, Exception, "boom"),
@@ -460,14 +460,14 @@ def test_ctrl_c_while_a_batch_is_awaited_surfaces_and_the_next_epoch_is_whole(se
 
 
 def test_ctrl_c_in_the_midst_of_an_order_leaves_a_loader_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(lane: Any, content: bytes) -> None:
-        lane._lives[0].link.send(content[:40])
+    def half(worker: WorkerProcess, content: bytes) -> None:
+        worker.link.send(content[:40])
         raise KeyboardInterrupt
 
     with kdp.Loader(numbers(), num_workers=2, start_method="fork") as loader:
         list(loader)
         with monkeypatch.context() as patched:
-            patched.setattr(ProcessLane, "_send", half)
+            patched.setattr(WorkerProcess, "send", half)
             with pytest.raises(KeyboardInterrupt):
                 list(loader)
         assert within_patience(lambda: list(loader)) == list(numbers())

@@ -89,7 +89,7 @@ def test_what_ends_a_program_ends_no_thread_in_silence(kind: type[BaseException]
             return leave(index)
 
     with threaded(Source().select("x").deal(2)) as loader:
-        with pytest.raises(kind):
+        with pytest.raises(RuntimeError, match=f"A worker raised {kind.__name__}"):
             list(loader)
         is_broken.clear()
         is_broken.append(False)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph_settings import apply_sharding
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
@@ -33,6 +35,10 @@ def indexed(action: Any, function: Callable[[int], Any] = fail, **given: Any) ->
 def stream(action: Any) -> Any:
     source = IterableWrapper([(number, 0) for number in range(12)]).to_samples(fields="x y")
     return source.transform("x", fail).on_error(action).select("x").deal(batch_size=3)
+
+
+def _same(item: Any) -> Any:
+    return item
 
 
 def numbers(batches: Any) -> list[list[Any]]:
@@ -82,12 +88,52 @@ def test_mistakes_in_the_chain_are_raised_all_the_same() -> None:
         list(pipe.deal(batch_size=1))
 
 
-def test_a_batch_without_a_good_sample_is_an_error() -> None:
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_without_a_good_sample_is_left_out(num_workers: int) -> None:
+    def fail_twice(x: int) -> int:
+        if 3 <= x < 6 or x > 8:
+            raise OSError("broken")
+        return x
+
+    for chain in (indexed("skip", fail_twice), indexed("skip", fail_twice).enumerate()):
+        with kdp.Loader(chain, num_workers=num_workers) as loader:
+            batches = [batch[1] if isinstance(batch, tuple) else batch for batch in loader]
+            assert sorted(numbers(batches)) == [[0, 1, 2], [6, 7, 8]]
+            assert loader.stats()["skipped_samples"] == 6
+            assert loader.stats()["samples"] in (6, 0)  # none where pipes behind `deal` hold batches back
+
+
+def test_a_batch_without_a_good_sample_is_an_error_where_other_ranks_wait_for_it() -> None:
     def never(x: int) -> int:
         raise OSError("all are broken")
 
-    with pytest.raises(kdp.DataError, match="Every sample of batch 0 had to be left out"):
-        list(indexed("skip", never))
+    pipe = indexed("skip", never)
+    apply_sharding(pipe, 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
+    with pytest.raises(kdp.DataError, match="Every sample of batch 0 had to be left out, and the other ranks"):
+        list(pipe)
+
+
+def test_a_quarantine_that_cannot_be_read_or_written_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="`path` must be in a folder that exists"):
+        indexed("quarantine", path=tmp_path / "none" / "bad.jsonl")
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"key": "3", "error": "was broken"}\n{"key": "4", "er')  # as a killed process leaves it
+    assert numbers(indexed("quarantine", path=path)) == EXPECTED
+    path.write_text("keys\n" + path.read_text())
+    with pytest.raises(kdp.DataError, match=r"Line 1 of the quarantine '.*bad.jsonl' cannot be read"):
+        list(indexed("quarantine", path=path))
+
+
+def test_workers_that_die_where_nothing_can_be_left_out_are_an_error_in_the_end() -> None:
+    def die(x: int) -> int:
+        if x == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    source = kdp.from_dataset([(number, 0) for number in range(12)]).transform("x", die).on_error("skip").select("x")
+    pipe = source.map(_same).deal(batch_size=3)
+    with kdp.Loader(pipe, num_workers=1) as loader, pytest.raises(kdp.WorkerError, match="SIGKILL"):
+        list(loader)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
