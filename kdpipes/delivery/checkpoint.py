@@ -18,17 +18,21 @@ __all__ = ["Checkpointer", "main_part"]
 _VERSION = 1
 
 
-def main_part(pipe: Any) -> tuple[list[Any], Any]:
+def main_part(pipe: Any, *, has_workers: bool) -> tuple[list[Any], Any]:
     """Return the pipes at the end of a chain that belong in the main process, last one first, and the rest.
 
-    What stands behind a pipe that says that it is not replicable runs in the main process as well.
+    What stands behind a pipe that says that it is not replicable runs in the main process as well. Without workers, all
+    of it does: pipes that do not stand at the end of one chain are no trouble then.
     """
     path = [pipe]
     while len(sources := sources_of(path[-1])) == 1:
         path.append(sources[0])
     bound = [upstream for upstream in walk(pipe) if not getattr(upstream, "is_replicable", lambda: True)()]
     aside = next((upstream for upstream in bound if not any(upstream is one for one in path)), None)
-    if aside is not None or (bound and path[-1] in bound):
+    is_aside = aside is not None or (bool(bound) and path[-1] in bound)
+    if is_aside and not has_workers:
+        return [], pipe
+    if is_aside:
         name = type(aside if aside is not None else path[-1]).__name__
         raise ChainError(
             f"`{name}` belongs in the main process, but does not stand at the end of one chain, which the workers of "

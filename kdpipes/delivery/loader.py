@@ -94,7 +94,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             super().__init__(self._pristine, reading_service=self._service)
         self._pristine = self._datapipe_before_reading_service_adapt
         own = _own(self._service)
-        self._checkpointer = Checkpointer(main_part(self._pristine._chain)[1], own.num_workers) if own else None
+        self._checkpointer = _checkpointer(self._pristine._chain, own) if own else None
 
     def __len__(self) -> int:
         try:
@@ -298,6 +298,10 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
                     pipe.skip_epochs(self._num_begun)
                 else:
                     pipe.set_epoch(self._epoch_set[0] + self._num_begun - self._epoch_set[1])
+
+
+def _checkpointer(chain: Any, own: ReadingService) -> Checkpointer:
+    return Checkpointer(main_part(chain, has_workers=own.has_workers)[1], own.num_workers)
 
 
 def _seed_of(base_seed: int, epoch: int) -> int:

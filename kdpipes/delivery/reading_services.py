@@ -43,6 +43,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
     """What kdpipes' reading services share: one order, whatever the number and the kind of workers; and their state."""
 
     num_workers = 1
+    has_workers = True
 
     def __init__(self) -> None:
         self._forget()
@@ -78,7 +79,8 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     def initialize(self, datapipe: Any) -> Any:
         """Called by DataLoader2 once: start the workers."""
-        ends, chain = main_part(datapipe._chain if isinstance(datapipe, Shipped) else datapipe)
+        datapipe = datapipe._chain if isinstance(datapipe, Shipped) else datapipe
+        ends, chain = main_part(datapipe, has_workers=self.has_workers)
         if any(isinstance(pipe, ShardingRoundRobinDispatcher) for pipe in walk(chain)):
             raise ChainError(
                 "`.sharding_round_robin_dispatch()` needs torchdata's MultiProcessingReadingService. `.deal()` gives "
@@ -195,6 +197,8 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
 class InlineReadingService(ReadingService):
     """No worker: items are made when they are asked for, in the thread that asks."""
+
+    has_workers = False
 
     def _open_lanes(self) -> list[Lane]:
         return [InlineLane(self._chain, self._first_epoch)]

@@ -406,3 +406,63 @@ def test_a_script_goes_on_in_a_fresh_process_also_where_the_images_lie_elsewhere
         printed.append(json.loads(done.stdout.splitlines()[-1]))
     assert printed[0] == printed[1]
     assert len(printed[0]) == 2
+
+
+def test_within_its_epoch_a_state_outlives_set_epoch() -> None:
+    with kdp.Loader(chain()) as loader:
+        batches = iter(loader)
+        for _ in range(2):
+            next(batches)
+        state, rest = loader.state_dict(), len(list(batches))
+        loader.load_state_dict(state)
+        loader.set_epoch(state["epoch"])
+        assert len(list(loader)) == rest
+        loader.load_state_dict(state)
+        loader.set_epoch(3)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (3, 0)
+
+
+def test_a_callable_that_remembers_changes_no_state() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __call__(self, x: int) -> int:
+            self.calls += 1
+            return x
+
+    def counted() -> Any:
+        pipe = kdp.from_dataset([(number, 0) for number in range(9)]).transform("x", Counting())
+        return pipe.select("x").deal(batch_size=2)
+
+    with kdp.Loader(counted()) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with kdp.Loader(counted(), num_workers=1) as loader:
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 4
+
+
+def test_on_error_may_be_added_where_a_state_was_taken_without_it() -> None:
+    def pipe(*, is_tolerant: bool) -> Any:
+        source = kdp.from_dataset([(number, 0) for number in range(9)])
+        return (source.on_error("skip") if is_tolerant else source).select("x").deal(batch_size=2)
+
+    with kdp.Loader(pipe(is_tolerant=False)) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with kdp.Loader(pipe(is_tolerant=True)) as loader:
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 4
+
+
+def test_with_shards_of_their_own_a_rank_refuses_the_state_of_another(photo_shards: str) -> None:
+    def ranked(rank: int) -> Any:
+        pipe = kdp.stream_shards(photo_shards).select("key").deal(batch_size=4, split="shards", uneven="drop")
+        graph_settings.apply_sharding(pipe, 2, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        return pipe
+
+    with kdp.Loader(ranked(0)) as first, kdp.Loader(ranked(1)) as second:
+        second.load_state_dict(second.state_dict())
+        with pytest.raises(ValueError, match="The state is that of rank 0, but this is rank 1"):
+            second.load_state_dict(first.state_dict())

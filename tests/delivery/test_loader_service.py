@@ -139,3 +139,74 @@ def test_a_worker_is_ahead_by_so_many_batches_and_bytes(
         for number, size in enumerate(sizes):
             teller.tell(Frame(Kind.ITEM, number, np.zeros(size, dtype=np.uint8)))
         assert teller._is_far_ahead() is not is_room_left
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_what_was_counted_outlives_an_error(service: Any, tmp_path: Any) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+
+    def fail(x: int) -> int:
+        if x == 1:
+            raise OSError("broken")
+        if x == 7 and flag.exists():
+            raise kdp.ChainError("a mistake")
+        return x
+
+    pipe = kdp.from_dataset([(number, 0) for number in range(9)]).transform("x", fail).on_error("skip").select("x")
+    with kdp.Loader(pipe.deal(batch_size=3), reading_service=service()) as loader:
+        with pytest.raises(kdp.ChainError):
+            list(loader)
+        flag.unlink()
+        list(loader)
+        assert [(skip["epoch"], skip["key"]) for skip in loader.skipped] == [(0, "1"), (1, "1")]
+        assert loader.stats()["batches"] == 2 + 3
+
+
+def test_small_batches_are_as_aligned_as_large_ones_and_are_not_called_slow() -> None:
+    def odd(x: int) -> Any:
+        return np.zeros(3, dtype=np.uint8), np.arange(4.0), torch.arange(4), np.zeros(x, dtype=np.uint8)
+
+    sizes = [5, 13, 20_000, 7] * 10
+    pipe = kdp.from_dataset([(size, 0) for size in sizes]).transform("x", odd).select("x").deal(batch_size=1)
+    with kdp.Loader(pipe, num_workers=1) as loader:
+        for (((_, array, tensor, _),),), size in zip(loader, sizes, strict=True):
+            assert array.flags.aligned, size
+            assert tensor.data_ptr() % 8 == 0
+            assert (array.tolist(), tensor.tolist()) == ([0, 1, 2, 3], [0, 1, 2, 3])
+        assert loader.stats()["slow_batches"] == 0
+
+
+def test_a_loader_shows_its_chain_and_counts_its_epochs() -> None:
+    with kdp.Loader(numbers(), num_workers=2) as loader:
+        assert repr(loader) == "<kdpipes.Loader of SampleCollator < DealerMap < select < DatasetReaderMap; 2 workers>"
+        assert loader.epoch == 0
+        next(iter(loader))
+        assert loader.epoch == 0
+        state = loader.state_dict()
+    with kdp.Loader(numbers()) as loader:
+        loader.load_state_dict(state)
+        seen = []
+        while loader.epoch < 2:
+            seen.append((loader.epoch, len(list(loader))))
+        assert seen == [(0, 6), (1, 7)]
+
+
+def test_a_stream_has_no_length_and_says_what_has() -> None:
+    with (
+        kdp.Loader(kdp.stream_shards(["a.tar"]).select("key").deal(batch_size=1)) as loader,
+        pytest.raises(TypeError, match=r"The loader has no length.*`kdp\.open_shards` has"),
+    ):
+        len(loader)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"progress": "yes"}, "`progress` must be True or False"),
+        ({"reading_service": kdp.ThreadReadingService}, r"Write `ThreadReadingService\(\.\.\.\)` to make one"),
+    ],
+)
+def test_bad_arguments_of_a_loader_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        kdp.Loader(numbers(), **arguments)

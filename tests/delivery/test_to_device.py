@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from torchdata.dataloader2 import InProcessReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
@@ -99,3 +101,38 @@ def test_batches_arrive_on_a_gpu() -> None:
         batches = [x for x, y in loader]
     assert all(x.is_cuda for x in batches)
     assert torch.stack([x.float().mean() for x in batches]).cpu().tolist() == [4 * n + 1.5 for n in range(10)]
+
+
+def test_what_stands_behind_it_runs_in_the_main_process_and_the_state_stays_right() -> None:
+    pipe = chain().map(_process_of).filter(_is_here)
+    with kdp.Loader(pipe, num_workers=2) as loader:
+        batches = iter(loader)
+        assert next(batches)[1] == os.getpid()
+        assert loader.state_dict()["batch"] == 1
+        assert len(list(batches)) == 2
+
+
+def test_batches_that_are_joined_behind_it_count_as_many() -> None:
+    with kdp.Loader(chain().batch(2), num_workers=2) as loader:
+        batches = iter(loader)
+        assert len(next(batches)) == 2
+        state = loader.state_dict()
+        assert state["batch"] == 2
+        assert len(next(batches)) == 1
+
+
+def test_a_pipe_of_the_main_process_aside_is_refused_with_workers() -> None:
+    pipe = chain().zip(chain())
+    for service in (None, InProcessReadingService()):
+        with kdp.Loader(pipe, reading_service=service) as loader:
+            assert len(list(loader)) == 3
+    with pytest.raises(kdp.ChainError, match="`DeviceMoverIterDataPipe` belongs in the main process, but does not"):
+        kdp.Loader(pipe, num_workers=1)
+
+
+def _process_of(batch: Any) -> Any:
+    return batch, os.getpid()
+
+
+def _is_here(item: Any) -> bool:
+    return item[1] == os.getpid()
