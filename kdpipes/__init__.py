@@ -26,10 +26,15 @@ from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.draw import Draw
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
 from kdpipes.look.grid import image_grid
+from kdpipes.plan.few_shot import FewShotTakerMapDataPipe
 from kdpipes.plan.filter_classes import ClassFilterIterDataPipe, ClassFilterMapDataPipe
+from kdpipes.plan.map_classes import ClassMapperIterDataPipe, ClassMapperMapDataPipe
 from kdpipes.plan.oversample import OversamplerIterDataPipe, OversamplerMapDataPipe
+from kdpipes.plan.permute import PermuterMapDataPipe
 from kdpipes.plan.repeat_until import RepeaterUntilIterDataPipe, RepeaterUntilMapDataPipe
 from kdpipes.plan.subset import SubsetterMapDataPipe
+from kdpipes.plan.take_per_class import PerClassTakerMapDataPipe
+from kdpipes.plan.take_percent import PercentTakerMapDataPipe
 from kdpipes.sample import Sample
 from kdpipes.selection import class_counts
 from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe as from_dataset
@@ -54,6 +59,8 @@ __all__ = [
     "ChainError",
     "ClassFilterIterDataPipe",
     "ClassFilterMapDataPipe",
+    "ClassMapperIterDataPipe",
+    "ClassMapperMapDataPipe",
     "CtxRecorder",
     "DataError",
     "DealerIterDataPipe",
@@ -62,6 +69,7 @@ __all__ = [
     "Draw",
     "EncodedImage",
     "ErrorHandler",
+    "FewShotTakerMapDataPipe",
     "FieldAdder",
     "FieldError",
     "FieldRenamer",
@@ -73,6 +81,9 @@ __all__ = [
     "MapPipe",
     "OversamplerIterDataPipe",
     "OversamplerMapDataPipe",
+    "PerClassTakerMapDataPipe",
+    "PercentTakerMapDataPipe",
+    "PermuterMapDataPipe",
     "ProcessReadingService",
     "RandomResizedCrop",
     "RecordedTransform",

@@ -139,7 +139,7 @@ class PlanPipe(MapPipe):
     Subclasses implement `_plan`, which returns the positions of the source's samples.
     """
 
-    _computed = ("_positions",)
+    _computed: ClassVar[tuple[str, ...]] = ("_positions",)
 
     def __init__(self, source_datapipe: MapPipe, name: str) -> None:
         self._source = indexed(source_datapipe, name)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Permutation", "class_counts", "keep_classes", "oversample_exact", "oversample_multiply", "smallest_int"]
+__all__ = [
+    "UNLABELLED",
+    "Permutation",
+    "class_counts",
+    "keep_classes",
+    "oversample_exact",
+    "oversample_multiply",
+    "smallest_int",
+    "take_per_class",
+]
 
+UNLABELLED = -1  # the label of a sample that has none
 Ints = NDArray[np.integer[Any]]
 
 
@@ -67,7 +78,7 @@ def class_counts(labels: NDArray[Any]) -> dict[Any, int]:
 
 
 def _by_class(labels: NDArray[Any]) -> list[Ints]:
-    """Return the positions of each class, classes in ascending order, positions too."""
+    """Return the positions of each class, classes in ascending order, positions too; unlabelled samples have none."""
     dense = _dense(labels)
     inverse: NDArray[Any]
     if dense is not None:
@@ -75,11 +86,14 @@ def _by_class(labels: NDArray[Any]) -> list[Ints]:
     else:
         _, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.argsort(inverse.reshape(-1), kind="stable").astype(smallest_int(len(labels)))
-    return [group for group in np.split(order, np.cumsum(counts)[:-1]) if len(group)]
+    groups = [group for group in np.split(order, np.cumsum(counts)[:-1]) if len(group)]
+    return [group for group in groups if labels[group[0]] != UNLABELLED]
 
 
 def oversample_multiply(labels: NDArray[Any]) -> Ints:
     """Return all positions, then each rarer class again as often as it fits into the largest: KappaData's "multiply".
+
+    Unlabelled samples (-1) come once.
 
     >>> oversample_multiply(np.array([0, 0, 0, 1, 0]))
     array([0, 1, 2, 3, 4, 3, 3, 3], dtype=int32)
@@ -91,7 +105,7 @@ def oversample_multiply(labels: NDArray[Any]) -> Ints:
 
 
 def oversample_exact(labels: NDArray[Any]) -> Ints:
-    """Return class after class, each repeated up to exactly the size of the largest: KappaData's "exact".
+    """Return class after class, each repeated up to exactly the size of the largest; no unlabelled samples (-1).
 
     >>> oversample_exact(np.array([0, 1, 0, 0]))
     array([0, 2, 3, 1, 1, 1], dtype=int32)
@@ -101,6 +115,27 @@ def oversample_exact(labels: NDArray[Any]) -> Ints:
     return np.concatenate(
         [np.zeros(0, dtype=smallest_int(len(labels))), *(np.resize(group, largest) for group in groups)]
     )
+
+
+def take_per_class(labels: NDArray[Any], number_of: Callable[[int], int], seed: int | None) -> Ints:
+    """Return positions of so many samples of each class, in ascending order; unlabelled samples (-1) are left out.
+
+    Args:
+        labels: Of all samples.
+        number_of: Returns how many to take of a class of some size.
+        seed: Of the choice, which depends on the class and on nothing else; None takes the first.
+
+    >>> take_per_class(np.array([0, 1, 0, 0]), lambda size: 1, None)
+    array([0, 1], dtype=int32)
+    """
+    chosen = [np.zeros(0, dtype=smallest_int(len(labels)))]
+    for group in _by_class(labels) if len(labels) else []:
+        number = number_of(len(group))
+        if seed is not None:
+            key = hashlib.blake2b(f"{seed}/{labels[group[0]]}".encode(), digest_size=16).digest()
+            group = np.random.default_rng(int.from_bytes(key, "little")).permutation(group)
+        chosen.append(group[:number])
+    return np.sort(np.concatenate(chosen))
 
 
 class Permutation:

@@ -30,11 +30,16 @@ EXAMPLES: dict[str, Build] = {
     "decode_images": lambda source: source.add_field("image", lambda sample: None).decode_images("image"),
     "filter_classes": lambda source: source.filter_classes(invalid=[1]),
     "on_error": lambda source: source.on_error("skip"),
+    "few_shot": lambda source: source.few_shot(shots=1, seed=1),
+    "map_classes": lambda source: source.map_classes({0: 1, 2: 0}, unmapped="keep"),
+    "permute": lambda source: source.permute(seed=3),
     "record_ctx": lambda source: source.record_ctx(),
     "rename_fields": lambda source: source.rename_fields(image="x"),
     "repeat_until": lambda source: source.repeat_until(repetitions=2),
     "select": lambda source: source.select("y key x", return_ctx=True),
     "subset": lambda source: source.subset(range(0, len(source), 2)),
+    "take_per_class": lambda source: source.take_per_class(share=0.5, seed=1),
+    "take_percent": lambda source: source.take_percent(from_percent=0.2),
     "to_device": lambda source: source.select("x y").deal(batch_size=2).collate_samples().to_device("cpu"),
     "to_samples": lambda source: source.to_samples(key=lambda sample: sample.key + "!"),
     "transform": lambda source: source.transform("x", lambda x, rng: x + rng.random()),
@@ -43,7 +48,9 @@ EXAMPLES_BY_FLAVOUR: dict[tuple[str, str], Build] = {
     ("oversample", "map"): lambda source: source.oversample(mode="exact"),
     ("oversample", "iter"): lambda source: source.oversample(mode="exact", class_counts={0: 3, 1: 2, 2: 2}),
 }
-REFUSED = {("subset", "iter"), ("collate_samples", "map"), ("to_device", "map")}
+REFUSED = {("subset", "iter"), ("collate_samples", "map"), ("to_device", "map")} | {
+    (name, "iter") for name in ("few_shot", "permute", "take_per_class", "take_percent")
+}
 
 
 def _ours() -> list[tuple[str, str]]:
@@ -180,6 +187,9 @@ def test_what_is_no_pipe_is_refused_where_the_chain_is_built(name: str, flavour:
     function = registered()[name, flavour]
     arguments = {
         "add_field": ("z", len),
+        "few_shot": (1,),
+        "map_classes": ({0: 1},),
+        "permute": (0,),
         "rename_fields": (),
         "select": ("x",),
         "subset": ([0],),
@@ -192,6 +202,7 @@ def test_what_is_no_pipe_is_refused_where_the_chain_is_built(name: str, flavour:
         "oversample": {"class_counts": {0: 1}} if flavour == "iter" else {},
         "rename_fields": {"z": "x"},
         "repeat_until": {"repetitions": 1},
+        "take_per_class": {"num_samples": 1},
     }.get(name, {})
     with pytest.raises(TypeError, match="source"):
         function([1, 2, 3], *arguments, **keywords)

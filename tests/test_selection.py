@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdpipes.selection import (
+    UNLABELLED,
     Permutation,
     class_counts,
     keep_classes,
@@ -26,7 +27,8 @@ labels_of_any_kind = st.one_of(st.lists(st.integers(-2, 4), max_size=30), st.lis
 
 
 def _positions(labels: Labels) -> dict[Any, list[int]]:
-    return {name: [place for place, label in enumerate(labels) if label == name] for name in sorted(set(labels))}
+    names = [name for name in sorted(set(labels)) if name != UNLABELLED]
+    return {name: [place for place, label in enumerate(labels) if label == name] for name in names}
 
 
 @few

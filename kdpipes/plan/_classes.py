@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._map_pipe import MapPipe
+from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes.errors import DataError, closest, must_be
+from kdpipes.selection import UNLABELLED
 
 __all__ = ["check_classes", "label_of", "labels_of", "to_labels"]
 
@@ -27,6 +28,8 @@ def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
 def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
     """Return the labels of an indexed source for the plan pipe `name`, or refuse what is neither number nor name."""
     labels = source.column("y")
+    if labels.dtype == object and any(label is None for label in labels):
+        labels = as_column([UNLABELLED if label is None else label for label in labels])
     if labels.dtype.kind not in "biufU" and len(labels):
         wrong = next((place for place, label in enumerate(labels) if not isinstance(label, int | str)), 0)
         key, label = source.fetch(wrong).key, labels[wrong]

@@ -15,7 +15,7 @@ from kdpipes._map_pipe import MapPipe, PlanPipe
 from kdpipes.errors import DataError, check_choice, check_count, must_be
 from kdpipes.plan._classes import label_of, labels_of
 from kdpipes.sample import Sample
-from kdpipes.selection import oversample_exact, oversample_multiply
+from kdpipes.selection import UNLABELLED, oversample_exact, oversample_multiply
 
 __all__ = ["OversamplerIterDataPipe", "OversamplerMapDataPipe"]
 
@@ -26,7 +26,8 @@ Mode = Literal["multiply", "exact"]
 class OversamplerMapDataPipe(PlanPipe):
     """Balances classes by repeating the samples of the rarer ones (functional name: ``oversample``).
 
-    Reads the labels, field `y`, and nothing else. A repeated sample is augmented anew.
+    Reads the labels, field `y`, and nothing else. A repeated sample is augmented anew. Samples without a label (-1 or
+    None) are no class: "multiply" gives them once, "exact" leaves them out.
 
     Args:
         source_datapipe: An indexed pipe of samples.
@@ -58,7 +59,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
     """Balances classes by repeating the samples of the rarer ones, as they pass (functional name: ``oversample``).
 
     A sample's repetitions follow it directly; a shuffle behind this pipe spreads them. A repeated sample is augmented
-    anew.
+    anew. Samples without a label (-1 or None) are no class: "multiply" gives them once, "exact" leaves them out.
 
     Args:
         source_datapipe: A stream of samples.
@@ -100,6 +101,10 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         seen: Counter[Any] = Counter()
         for sample in samples_of(self._source, "oversample"):
             label = label_of(sample["y"])
+            if label is None or label == UNLABELLED:
+                if self._mode == "multiply":
+                    yield sample
+                continue
             if label not in self._counts:
                 raise DataError(f"Sample {sample.key!r} has class {label!r}, which is not in `class_counts`.")
             times = self._times(seen[label], self._counts[label], largest)

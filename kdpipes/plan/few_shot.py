@@ -1,0 +1,58 @@
+"""The few samples of each class that few-shot learning takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from kdpipes._functional import functional_pipe, refuse_flavour
+from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes.errors import DataError, check_count, check_seed
+from kdpipes.plan._classes import labels_of
+from kdpipes.selection import UNLABELLED, class_counts, take_per_class
+
+__all__ = ["FewShotTakerMapDataPipe"]
+
+
+@functional_pipe("few_shot", flavour="map")
+class FewShotTakerMapDataPipe(PlanPipe):
+    """Takes exactly so many samples of each class, at random (functional name: ``few_shot``).
+
+    They keep the source's order; a class's choice depends on the seed and the class alone. Samples without a label (-1
+    or None) are left out. Reads the labels, field `y`, and nothing else.
+
+    Args:
+        source_datapipe: An indexed pipe of samples.
+        shots: How many of each class.
+        seed: Of the choice, from 0 up to 2**64.
+
+    Length: `shots` times the number of classes.
+
+    Raises:
+        DataError: A class has fewer samples. (When the plan is made; `take_per_class` takes what there is.)
+
+    Example:
+        >>> pipe = kdp.from_dataset(["a", "b", "c", "d"], "x", labels=[0, 1, 0, 1])
+        >>> len(pipe.few_shot(shots=1, seed=0))
+        2
+    """
+
+    def __init__(self, source_datapipe: MapPipe, shots: int, *, seed: int = 0) -> None:
+        super().__init__(source_datapipe, "few_shot")
+        self._shots = check_count("shots", shots)
+        self._choice_seed = check_seed(seed)
+
+    def _plan(self) -> NDArray[Any]:
+        labels = labels_of(self._source, "few_shot")
+        counts = {label: count for label, count in class_counts(labels).items() if label != UNLABELLED}
+        rare = next((label for label, count in counts.items() if count < self._shots), None)
+        if rare is not None:
+            raise DataError(
+                f"Class {rare!r} has {counts[rare]} samples, fewer than the {self._shots} of `few_shot`. "
+                f"`.take_per_class(num_samples={self._shots}, seed=...)` takes what there is."
+            )
+        return take_per_class(labels, lambda size: self._shots, self._choice_seed)
+
+
+refuse_flavour("few_shot", flavour="iter", way_out="A stream cannot count ahead: `kdp.open_shards` is indexed.")

@@ -1,0 +1,204 @@
+"""Rename, merge and drop classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe
+
+from kdpipes._functional import functional_pipe
+from kdpipes._iter_pipe import StreamPlanPipe, samples_of
+from kdpipes._map_pipe import MapPipe, PlanPipe, as_column
+from kdpipes.errors import DataError, check_choice, must_be
+from kdpipes.plan._classes import label_of, to_labels
+from kdpipes.sample import Sample
+from kdpipes.selection import UNLABELLED, smallest_int
+from kdpipes.storage.shared import Shared
+
+__all__ = ["ClassMapperIterDataPipe", "ClassMapperMapDataPipe"]
+
+Unmapped = Literal["drop", "keep", "raise"]
+_DROPPED: Any = object()
+_SEVERAL = ()  # the label of a sample with no object, or with more than one
+
+
+class _Mapping:
+    """The arguments, and what they make of labels."""
+
+    def __init__(self, mapping: Any, unmapped: Unmapped) -> None:
+        if not isinstance(mapping, Mapping) or not mapping:
+            raise TypeError(must_be("mapping", 'a dictionary of classes, like {"pony": "horse"}', mapping))
+        classes = [entry for pair in mapping.items() for entry in pair]
+        if not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in classes):
+            raise TypeError(must_be("mapping", "a dictionary of class numbers or names", mapping))
+        check_choice("unmapped", unmapped, ("drop", "keep", "raise"))
+        self._mapping = dict(mapping)
+        self._unmapped = unmapped
+
+    def names(self, known: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Return the names of the classes 0, 1, ... behind the mapping, if there are any."""
+        new = self._mapping.values()
+        if known is None:
+            return None
+        if all(isinstance(entry, str) for entry in new):
+            mapped = set(to_labels("mapping", list(self._mapping), known, are_names=False))
+            kept = [name for number, name in enumerate(known) if number not in mapped]
+            return tuple(dict.fromkeys([*map(str, new), *(kept if self._unmapped == "keep" else [])]))
+        return known if all(isinstance(entry, int) and 0 <= entry < len(known) for entry in new) else None
+
+    def table(self, known: tuple[str, ...] | None, *, are_names: bool) -> dict[Any, Any]:
+        """Return the new labels by the old ones, for labels that are numbers, or names themselves."""
+        names = None if are_names else self.names(known)
+        old = to_labels("mapping", list(self._mapping), known, are_names=are_names)
+        table: dict[Any, Any] = dict(zip(old, self._mapping.values(), strict=True))
+        if names is not None and names is not known and known is not None:
+            kept = {number: name for number, name in enumerate(known) if number not in table and name in names}
+            table = {number: names.index(name) for number, name in {**table, **kept}.items()}
+        return table
+
+    def apply(self, label: Any, table: Mapping[Any, Any], key: str | int) -> Any:
+        """Return the new label of one sample, or _DROPPED."""
+        label = _only(label)
+        if label in table:
+            return table[label]
+        if self._unmapped == "raise":
+            raise DataError(f"Class {label!r} of sample {key!r} is not in `mapping`. `unmapped=` says what to do then.")
+        return label if self._unmapped == "keep" and label != _SEVERAL else _DROPPED
+
+
+def _only(label: Any) -> Any:
+    """Return a label as a plain value; of a list, as detection data has it, the only one that there is."""
+    label = label_of(label)
+    if isinstance(label, list | tuple | np.ndarray):
+        return _only(label[0]) if len(label) == 1 else _SEVERAL
+    return label
+
+
+def _is_class(label: Any) -> bool:
+    """Return whether a label names a class; an unlabelled sample's does not."""
+    return isinstance(label, str) or (isinstance(label, int) and label != UNLABELLED)
+
+
+@functional_pipe("map_classes", flavour="map")
+class ClassMapperMapDataPipe(PlanPipe):
+    """Renames and merges classes, and drops others (functional name: ``map_classes``).
+
+    Reads the labels, field `y`, and nothing else. Where the source knows the names of its classes and the new ones are
+    names, the classes are numbered anew, as the mapping names them first. Labels that are names stay names. A label may
+    be a list, as detection data has one for each object: that of a single object counts, others are not mapped.
+
+    Args:
+        source_datapipe: An indexed pipe of samples.
+        mapping: New classes, numbers or names, by old ones, numbers or names.
+        unmapped: What becomes of samples of other classes, and of unlabelled ones: "drop", "keep" as they are, or
+            "raise".
+
+    Length: the number of samples that are kept.
+
+    Raises:
+        ValueError: A class is not among the source's names. (When the plan is made.)
+        DataError: `unmapped="raise"`, and there is a sample of another class. (When the plan is made.)
+
+    Example:
+        >>> pets = kdp.from_dataset(["a", "b", "c"], "x", labels=[0, 1, 2], class_names=["cat", "pony", "dog"])
+        >>> mapped = pets.map_classes({"pony": "horse", "cat": "cat"})
+        >>> mapped.column("y"), mapped.class_names()
+        (array([1, 0]), ('horse', 'cat'))
+    """
+
+    def __init__(self, source_datapipe: MapPipe, mapping: Mapping[Any, Any], *, unmapped: Unmapped = "drop") -> None:
+        super().__init__(source_datapipe, "map_classes")
+        self._mapping = _Mapping(mapping, unmapped)
+        self._labels: Shared[NDArray[Any]] | None = None
+
+    _computed = ("_positions", "_labels")
+
+    def _plan(self) -> NDArray[Any]:
+        labels = self._source.column("y")
+        if not len(labels):
+            self._labels = Shared(labels)
+            return np.zeros(0, dtype=np.int32)
+        values, inverse = _distinct(labels)
+        known, is_labelled = self._source.class_names(), any(map(_is_class, values))
+        are_names = any(isinstance(value, str) for value in values)
+        table = self._mapping.table(known, are_names=are_names) if is_labelled else {}
+        firsts = np.unique(inverse, return_index=True)[1].tolist()
+        new = [self._mapping.apply(value, table, first) for value, first in zip(values, firsts, strict=True)]
+        positions = np.flatnonzero(np.asarray([entry is not _DROPPED for entry in new])[inverse])
+        column = as_column([0 if entry is _DROPPED else entry for entry in new])
+        self._labels = Shared(column[inverse[positions]])
+        return positions.astype(smallest_int(len(labels)))
+
+    def fetch(self, index: int) -> Sample:
+        sample = super().fetch(index)
+        sample["y"] = label_of(self.column("y")[index])
+        return sample
+
+    def column(self, name: str) -> NDArray[Any]:
+        if name != "y":
+            return super().column(name)
+        self.positions()
+        assert self._labels is not None
+        return self._labels.value
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._mapping.names(self._source.class_names())
+
+
+def _distinct(labels: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
+    """Return the labels that there are, and which of them each sample has."""
+    if labels.dtype != object:
+        values, inverse = np.unique(labels, return_inverse=True)
+        return values.tolist(), inverse.reshape(-1)
+    plain = [_only(label) for label in labels]
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(plain))}
+    return list(numbers), np.asarray([numbers[value] for value in plain])
+
+
+@functional_pipe("map_classes", flavour="iter")
+class ClassMapperIterDataPipe(StreamPlanPipe):
+    """Renames and merges classes, and drops others, as samples pass (functional name: ``map_classes``).
+
+    Reads the labels, field `y`, and nothing else. Where the source knows the names of its classes and the new ones are
+    names, the classes are numbered anew, as the mapping names them first. Labels that are names stay names. A label may
+    be a list, as detection data has one for each object: that of a single object counts, others are not mapped.
+
+    Args:
+        source_datapipe: A stream of samples.
+        mapping: New classes, numbers or names, by old ones, numbers or names.
+        unmapped: What becomes of samples of other classes, and of unlabelled ones: "drop", "keep" as they are, or
+            "raise".
+
+    Length: none.
+
+    Raises:
+        ValueError: A class is not among the source's names. (When the first sample passes.)
+        DataError: `unmapped="raise"`, and a sample of another class passes.
+    """
+
+    is_straight = True
+
+    def __init__(
+        self, source_datapipe: IterDataPipe[Any], mapping: Mapping[Any, Any], *, unmapped: Unmapped = "drop"
+    ) -> None:
+        super().__init__(source_datapipe, "map_classes")
+        self._mapping = _Mapping(mapping, unmapped)
+
+    def samples(self) -> Iterator[Sample]:
+        tables: dict[bool, dict[Any, Any]] = {}
+        known = super().class_names()
+        for sample in samples_of(self._source, "map_classes"):
+            label = _only(sample["y"])
+            are_names = isinstance(label, str)
+            if _is_class(label) and are_names not in tables:
+                tables[are_names] = self._mapping.table(known, are_names=are_names)
+            new = self._mapping.apply(label, tables.get(are_names, {}), sample.key)
+            if new is not _DROPPED:
+                sample["y"] = new
+                yield sample
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._mapping.names(super().class_names())

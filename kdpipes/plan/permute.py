@@ -1,0 +1,48 @@
+"""A fixed order at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes._functional import functional_pipe, refuse_flavour
+from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes.errors import check_seed
+from kdpipes.selection import smallest_int
+
+__all__ = ["PermuterMapDataPipe"]
+
+
+@functional_pipe("permute", flavour="map")
+class PermuterMapDataPipe(PlanPipe):
+    """Puts the samples into an order at random, the same in every epoch (functional name: ``permute``).
+
+    Orders that differ by epoch are `deal(shuffle=True)`. Upstream's `shuffle` loses the columns that plan pipes read.
+
+    Args:
+        source_datapipe: An indexed pipe of samples.
+        seed: Of the order, from 0 up to 2**64.
+
+    Length: the source's.
+
+    Source: KappaData's ShuffleWrapper, sample for sample.
+
+    Example:
+        >>> kdp.from_dataset(["a", "b", "c", "d"], "x").permute(seed=5).column("x")
+        array(['d', 'b', 'c', 'a'], dtype='<U1')
+    """
+
+    def __init__(self, source_datapipe: MapPipe, seed: int) -> None:
+        super().__init__(source_datapipe, "permute")
+        self._order_seed = check_seed(seed)
+
+    def _plan(self) -> NDArray[Any]:
+        size = len(self._source)
+        positions = np.arange(size)
+        np.random.default_rng(self._order_seed).shuffle(positions)
+        return positions.astype(smallest_int(size))
+
+
+refuse_flavour("permute", flavour="iter", way_out="Put torch's `.shuffle(buffer_size=1000)` in its place.")

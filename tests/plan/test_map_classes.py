@@ -1,0 +1,112 @@
+"""Classes renamed, merged and dropped, on indexed sources and on streams alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+
+PETS = ("cat", "pony", "dog", "horse")
+
+
+def both(labels: list[Any], class_names: Any, mapping: Any, **given: Any) -> tuple[list[str], list[Any], Any]:
+    """Return keys, labels and class names behind the mapping, after seeing that both flavours agree."""
+    indexed = kdp.from_dataset(list(map(str, range(len(labels)))), "x", labels=labels, class_names=class_names)
+    indexed = indexed.map_classes(mapping, **given)
+
+    class Named(kdp.IterPipe):
+        def __init__(self, source: Any) -> None:
+            super().__init__()
+            self._source = source
+
+        def samples(self) -> Any:
+            return self._source.samples()
+
+        def class_names(self) -> Any:
+            return class_names
+
+    rows = list(zip(map(str, range(len(labels))), labels, strict=True))
+    stream = Named(IterableWrapper(rows).to_samples(fields="x y")).map_classes(mapping, **given)
+    found = [(sample["x"], sample["y"]) for sample in indexed]
+    assert found == [(sample["x"], sample["y"]) for sample in stream]
+    assert indexed.class_names() == stream.class_names()
+    assert [y for _, y in found] == indexed.column("y").tolist()
+    assert len(indexed) == len(found)
+    return [x for x, _ in found], [y for _, y in found], indexed.class_names()
+
+
+def test_classes_are_merged_and_numbered_as_the_mapping_names_them() -> None:
+    assert both([0, 1, 2, 3, 1], PETS, {"pony": "horse", "horse": "horse", "cat": "feline"}) == (
+        ["0", "1", "3", "4"],
+        [1, 0, 0, 0],
+        ("horse", "feline"),
+    )
+
+
+def test_other_classes_are_kept_behind_them() -> None:
+    keys, labels, names = both([0, 1, 2, 3, -1], PETS, {"pony": "horse"}, unmapped="keep")
+    assert keys == list("01234")
+    assert names == ("horse", "cat", "dog")
+    assert labels == [1, 0, 2, 0, -1]
+
+
+def test_numbers_are_mapped_to_numbers() -> None:
+    assert both([0, 1, 2, 5], None, {0: 7, 5: 7}) == (["0", "3"], [7, 7], None)
+    assert both([0, 1, 2], PETS, {0: 2, 2: 0}, unmapped="keep") == (["0", "1", "2"], [2, 1, 0], PETS)
+    assert both([0, 1], PETS, {"cat": 9})[2] is None
+
+
+def test_labels_that_are_names_stay_names() -> None:
+    assert both(["cat", "pony", "newt"], None, {"pony": "horse", "cat": "cat"}) == (["0", "1"], ["cat", "horse"], None)
+
+
+def test_only_images_with_one_object_of_a_class_that_is_mapped() -> None:
+    objects = [["aeroplane"], ["person"], ["bird", "person"], ["bird"], [], ["bird", "bird"]]
+    keys, labels, _ = both(objects, None, {"aeroplane": "airplane", "bird": "bird"})
+    assert (keys, labels) == (["0", "3"], ["airplane", "bird"])
+
+
+def test_what_is_not_mapped_can_be_an_error() -> None:
+    for labels in ([0, 1], [0, -1], [0, None]):
+        with pytest.raises(kdp.DataError, match=r"of sample .* is not in `mapping`"):
+            both(labels, None, {0: 1}, unmapped="raise")
+
+
+@given(st.lists(st.integers(-1, 5), max_size=20), st.dictionaries(st.integers(0, 5), st.integers(0, 5), min_size=1))
+def test_any_mapping_is_the_naive_one(labels: list[int], mapping: dict[int, int]) -> None:
+    expected = [(str(place), mapping[y]) for place, y in enumerate(labels) if y in mapping]
+    keys, found, _ = both(labels, None, mapping)
+    assert list(zip(keys, found, strict=True)) == expected
+
+
+def test_the_plan_goes_on_behind_it() -> None:
+    pipe = kdp.from_dataset(list("abcdef"), "x", labels=[0, 1, 2, 3, 1, 1], class_names=PETS)
+    mapped = pipe.map_classes({"pony": "horse", "horse": "horse", "dog": "dog"}).oversample(mode="exact")
+    assert mapped.column("y").tolist() == [0] * 4 + [1] * 4
+    assert [sample["y"] for sample in mapped.filter_classes(valid=["dog"])] == [1] * 4
+    assert mapped.select("x y").deal(batch_size=8).collate_samples()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "error", "words"),
+    [
+        ({}, TypeError, "`mapping` must be a dictionary"),
+        ([("a", "b")], TypeError, "`mapping` must be a dictionary"),
+        ({1.5: 0}, TypeError, "a dictionary of class numbers or names"),
+    ],
+)
+def test_bad_mappings_are_refused(mapping: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        kdp.from_dataset([(1, 0)]).map_classes(mapping)
+
+
+def test_an_unknown_class_is_refused_with_the_closest() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'pony'"):
+        both([0], PETS, {"poni": "horse"})
+    with pytest.raises(ValueError, match="`unmapped` must be one of"):
+        both([0], PETS, {"pony": "horse"}, unmapped="ignore")
