@@ -26,12 +26,15 @@ from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.draw import Draw
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
 from kdpipes.look.grid import image_grid
+from kdpipes.plan.concat import ConcatenatorMapDataPipe as concat
 from kdpipes.plan.few_shot import FewShotTakerMapDataPipe
 from kdpipes.plan.filter_classes import ClassFilterIterDataPipe, ClassFilterMapDataPipe
 from kdpipes.plan.map_classes import ClassMapperIterDataPipe, ClassMapperMapDataPipe
+from kdpipes.plan.mix import MixerIterDataPipe, MixerMapDataPipe
 from kdpipes.plan.oversample import OversamplerIterDataPipe, OversamplerMapDataPipe
 from kdpipes.plan.permute import PermuterMapDataPipe
 from kdpipes.plan.repeat_until import RepeaterUntilIterDataPipe, RepeaterUntilMapDataPipe
+from kdpipes.plan.sample_weighted import WeightedSamplerMapDataPipe
 from kdpipes.plan.subset import SubsetterMapDataPipe
 from kdpipes.plan.take_per_class import PerClassTakerMapDataPipe
 from kdpipes.plan.take_percent import PercentTakerMapDataPipe
@@ -79,6 +82,8 @@ __all__ = [
     "KdpipesError",
     "Loader",
     "MapPipe",
+    "MixerIterDataPipe",
+    "MixerMapDataPipe",
     "OversamplerIterDataPipe",
     "OversamplerMapDataPipe",
     "PerClassTakerMapDataPipe",
@@ -98,9 +103,11 @@ __all__ = [
     "SubsetterMapDataPipe",
     "ThreadReadingService",
     "Transformer",
+    "WeightedSamplerMapDataPipe",
     "WorkerError",
     "class_counts",
     "collate",
+    "concat",
     "from_dataset",
     "from_ids",
     "functional_pipe",

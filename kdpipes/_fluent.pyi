@@ -37,6 +37,22 @@ class MapChain(MapDataPipe[Any]):
         ceil_to_index: bool = False,
     ) -> MapChain: ...
     def permute(self, seed: int) -> MapChain: ...
+    def mix(
+        self,
+        others: Any,
+        *,
+        weights: Sequence[float] | None = None,
+        seed: int = 0,
+        stop: Literal["first", "all"] = "first",
+    ) -> MapChain: ...
+    def sample_weighted(
+        self,
+        weights: Sequence[float] | NDArray[Any] | Mapping[Any, float],
+        *,
+        num_samples: int | None = None,
+        replacement: bool = True,
+        seed: int = 0,
+    ) -> MapChain: ...
     def take_per_class(
         self, *, num_samples: int | None = None, share: float | None = None, seed: int | None = None
     ) -> MapChain: ...
@@ -79,6 +95,14 @@ class IterChain(IterDataPipe[Any]):
     ) -> IterChain: ...
     def map_classes(
         self, mapping: Mapping[Any, Any], *, unmapped: Literal["drop", "keep", "raise"] = "drop"
+    ) -> IterChain: ...
+    def mix(
+        self,
+        others: Any,
+        *,
+        weights: Sequence[float] | None = None,
+        seed: int = 0,
+        stop: Literal["first", "all"] = "first",
     ) -> IterChain: ...
     def repeat_until(self, *, min_size: int | None = None, repetitions: int | None = None) -> IterChain: ...
     def rename_fields(self, **renames: str) -> IterChain: ...

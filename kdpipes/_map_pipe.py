@@ -123,10 +123,17 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0
 
 
+_OURS = {  # stock pipes that lose the columns, and what keeps them
+    "ConcaterMapDataPipe": "Put `kdp.concat(one, other)` in its place.",
+    "MapperMapDataPipe": "Put `.transform(...)` or `.add_field(...)` in its place, or behind this pipe.",
+    "ShufflerIterDataPipe": "Put `.permute(seed)` in its place, or `deal(shuffle=True)` at the end.",
+}
+
+
 def indexed(source_datapipe: Any, name: str) -> MapPipe:
     """Return the source of the plan pipe `name`, or refuse one that has lost its columns."""
     if not isinstance(source_datapipe, MapPipe):
-        way_out = "Make samples of it first: `.to_samples(...)`."
+        way_out = _OURS.get(type(source_datapipe).__name__, "Make samples of it first: `.to_samples(...)`.")
         raise ChainError(
             f"`.{name}()` needs a source with columns, but {type(source_datapipe).__name__} has none. {way_out}"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ __all__ = [
     "UNLABELLED",
     "Permutation",
     "class_counts",
+    "interleave",
     "keep_classes",
     "oversample_exact",
     "oversample_multiply",
@@ -136,6 +137,34 @@ def take_per_class(labels: NDArray[Any], number_of: Callable[[int], int], seed: 
             group = np.random.default_rng(int.from_bytes(key, "little")).permutation(group)
         chosen.append(group[:number])
     return np.sort(np.concatenate(chosen))
+
+
+def interleave(sizes: Sequence[int], weights: Sequence[float], seed: int, *, until_all: bool) -> tuple[Ints, Ints]:
+    """Return whose turn it is in a mix of several sources, and how often each has had its turn before.
+
+    The k-th turn of a source of share s is due at (k + u) / s, with u from the seed between 0 and 1: stride scheduling.
+
+    Args:
+        sizes: How many samples each source has.
+        weights: The proportions.
+        seed: Of u.
+        until_all: Whether the mix ends when all sources have been used up, not the first.
+
+    >>> interleave([4, 2], [2, 1], 0, until_all=False)[0]
+    array([1, 0, 0, 1, 0, 0], dtype=int32)
+    """
+    shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
+    offsets = np.random.default_rng(seed).random(len(shares))
+    ends = (np.asarray(sizes) + offsets) / shares  # when the turn behind the last sample of each source is due
+    if min(sizes) == 0:
+        return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
+    last = int(ends.argmax() if until_all else ends.argmin())
+    numbers = np.maximum(np.ceil(ends[last] * shares - offsets).astype(np.int64), 0)
+    numbers[last] = sizes[last]  # whose next turn is the end: no rounding decides on that
+    counts = np.concatenate([np.arange(number) for number in numbers])
+    chosen = np.repeat(np.arange(len(shares), dtype=np.int32), numbers)
+    order = np.argsort((counts + offsets[chosen]) / shares[chosen], kind="stable")
+    return chosen[order], counts[order].astype(smallest_int(int(numbers.max())))
 
 
 class Permutation:

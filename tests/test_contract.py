@@ -16,7 +16,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes._functional import registered
-from kdpipes._graph import walk
+from kdpipes._graph import copy_streams, walk
 from kdpipes.sample import Sample
 
 ITEMS = [(float(number), number % 3) for number in range(7)]
@@ -32,10 +32,12 @@ EXAMPLES: dict[str, Build] = {
     "on_error": lambda source: source.on_error("skip"),
     "few_shot": lambda source: source.few_shot(shots=1, seed=1),
     "map_classes": lambda source: source.map_classes({0: 1, 2: 0}, unmapped="keep"),
+    "mix": lambda source: source.mix(copy_streams(source), weights=[2, 1], seed=2, stop="all"),
     "permute": lambda source: source.permute(seed=3),
     "record_ctx": lambda source: source.record_ctx(),
     "rename_fields": lambda source: source.rename_fields(image="x"),
     "repeat_until": lambda source: source.repeat_until(repetitions=2),
+    "sample_weighted": lambda source: source.sample_weighted({0: 1, 1: 2.5}),
     "select": lambda source: source.select("y key x", return_ctx=True),
     "subset": lambda source: source.subset(range(0, len(source), 2)),
     "take_per_class": lambda source: source.take_per_class(share=0.5, seed=1),
@@ -49,7 +51,7 @@ EXAMPLES_BY_FLAVOUR: dict[tuple[str, str], Build] = {
     ("oversample", "iter"): lambda source: source.oversample(mode="exact", class_counts={0: 3, 1: 2, 2: 2}),
 }
 REFUSED = {("subset", "iter"), ("collate_samples", "map"), ("to_device", "map")} | {
-    (name, "iter") for name in ("few_shot", "permute", "take_per_class", "take_percent")
+    (name, "iter") for name in ("few_shot", "permute", "sample_weighted", "take_per_class", "take_percent")
 }
 
 
@@ -189,7 +191,9 @@ def test_what_is_no_pipe_is_refused_where_the_chain_is_built(name: str, flavour:
         "add_field": ("z", len),
         "few_shot": (1,),
         "map_classes": ({0: 1},),
+        "mix": ([1, 2, 3],),
         "permute": (0,),
+        "sample_weighted": ([1.0],),
         "rename_fields": (),
         "select": ("x",),
         "subset": ([0],),

@@ -1,0 +1,66 @@
+"""Several sources, one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes._map_pipe import MapPipe, as_column, indexed
+from kdpipes.errors import ChainError
+from kdpipes.plan._several import shared_class_names, shared_fields
+from kdpipes.sample import Sample
+
+__all__ = ["ConcatenatorMapDataPipe"]
+
+
+class ConcatenatorMapDataPipe(MapPipe):
+    """The samples of several indexed pipes, one pipe after the other (`kdp.concat(one, other, ...)`).
+
+    Upstream's `concat` loses the columns that plan pipes read.
+
+    Args:
+        source_datapipes: Indexed pipes of samples; those that know the names of their classes must agree on them.
+
+    Length: the sum of the sources'.
+
+    Raises:
+        ChainError: The sources number their classes differently: `map_classes` makes them agree.
+
+    Example:
+        >>> birds, pets = kdp.from_dataset(["a"], "x", labels=[0]), kdp.from_dataset(["b", "c"], "x", labels=[1, 0])
+        >>> kdp.concat(birds, pets).column("x")
+        array(['a', 'b', 'c'], dtype='<U1')
+    """
+
+    def __init__(self, *source_datapipes: MapPipe) -> None:
+        if not source_datapipes:
+            raise ChainError("`concat` takes at least one source.")
+        self._sources = tuple(indexed(source, "concat") for source in source_datapipes)
+        self._names = shared_class_names("concat", self._sources)
+
+    def identity(self) -> Any:
+        return self._names
+
+    def __len__(self) -> int:
+        return sum(map(len, self._sources))
+
+    def fetch(self, index: int) -> Sample:
+        for source in self._sources:
+            if index < len(source):
+                return source.fetch(index)
+            index -= len(source)
+        raise IndexError(index)
+
+    def column(self, name: str) -> NDArray[Any]:
+        columns = [source.column(name) for source in self._sources if len(source)]
+        if len({column.dtype.kind for column in columns}) > 1:  # numbers and names: NumPy would make names of all
+            return as_column([value for column in columns for value in column.tolist()])
+        return np.concatenate(columns) if columns else self._sources[0].column(name)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._names
+
+    def field_names(self) -> frozenset[str] | None:
+        return shared_fields(self._sources)

@@ -1,0 +1,197 @@
+"""Several sources in given proportions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe
+
+from kdpipes._functional import functional_pipe
+from kdpipes._iter_pipe import IterPipe, samples_of
+from kdpipes._map_pipe import MapPipe, as_column, indexed
+from kdpipes._pipe import a_datapipe, gives_samples
+from kdpipes.errors import ChainError, check_choice, check_seed, must_be
+from kdpipes.plan._several import shared_class_names, shared_fields
+from kdpipes.sample import Sample
+from kdpipes.selection import interleave, smallest_int
+from kdpipes.storage.shared import Shared
+
+__all__ = ["MixerIterDataPipe", "MixerMapDataPipe"]
+
+Stop = Literal["first", "all"]
+
+
+def _check_weights(weights: Any, number: int) -> tuple[float, ...]:
+    given = [1.0] * number if weights is None else weights
+    is_sequence = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str)
+    if not is_sequence or not all(isinstance(weight, int | float) and weight > 0 for weight in given):
+        raise TypeError(must_be("weights", "numbers above 0, one for each source", weights))
+    if len(given) != number:
+        raise ValueError(must_be("weights", f"one for each of {number} sources, the first of all included", weights))
+    return tuple(float(weight) for weight in given)
+
+
+def _as_tuple(others: Any) -> tuple[Any, ...]:
+    sources = tuple(others) if isinstance(others, list | tuple) else (others,)
+    if not sources:
+        raise ChainError("`mix` takes at least one other source.")
+    return sources
+
+
+@functional_pipe("mix", flavour="map")
+class MixerMapDataPipe(MapPipe):
+    """Mixes several sources in given proportions (functional name: ``mix``).
+
+    Each source gives its samples in its own order. In any stretch of the mix, a source's number of samples is off its
+    exact share by less than the number of sources. The same in every epoch; `deal(shuffle=True)` changes the order.
+
+    Args:
+        source_datapipe: An indexed pipe of samples.
+        others: One other indexed pipe, or several; those that know the names of their classes must agree on them.
+        weights: The proportions, this source's first; equal by default.
+        seed: Of which source comes first where several could, from 0 up to 2**64.
+        stop: "first": the mix ends when the first source is used up. "all": when all are, sources that are used up
+            before being read again from their start.
+
+    Length: known from the sources' lengths.
+
+    Raises:
+        ChainError: The sources number their classes differently: `map_classes` makes them agree.
+
+    Example:
+        >>> letters, digits = kdp.from_dataset(list("abcd"), "x"), kdp.from_dataset(list("12"), "x")
+        >>> "".join(letters.mix(digits, weights=[2, 1]).column("x"))
+        '1ab2cd'
+    """
+
+    def __init__(
+        self,
+        source_datapipe: MapPipe,
+        others: Any,
+        *,
+        weights: Sequence[float] | None = None,
+        seed: int = 0,
+        stop: Stop = "first",
+    ) -> None:
+        self._sources = tuple(indexed(source, "mix") for source in (source_datapipe, *_as_tuple(others)))
+        self._weights = _check_weights(weights, len(self._sources))
+        self._mix_seed = check_seed(seed)
+        check_choice("stop", stop, ("first", "all"))
+        self._stop = stop
+        self._names = shared_class_names("mix", self._sources)
+        self._plan: Shared[tuple[NDArray[Any], NDArray[Any]]] | None = None
+
+    def identity(self) -> Any:
+        return self._weights, self._mix_seed, self._stop, self._names
+
+    def __len__(self) -> int:
+        return len(self._planned()[0])
+
+    def fetch(self, index: int) -> Sample:
+        chosen, positions = self._planned()
+        return self._sources[int(chosen[index])].fetch(int(positions[index]))
+
+    def column(self, name: str) -> NDArray[Any]:
+        chosen, positions = self._planned()
+        columns = [source.column(name) for source in self._sources]
+        if len({column.dtype.kind for column in columns}) > 1:
+            pairs = zip(chosen.tolist(), positions.tolist(), strict=True)
+            return as_column([columns[source][place] for source, place in pairs])
+        starts = np.cumsum([0, *map(len, columns)])[:-1]
+        mixed: NDArray[Any] = np.concatenate(columns)[starts[chosen] + positions]
+        return mixed
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._names
+
+    def field_names(self) -> frozenset[str] | None:
+        return shared_fields(self._sources)
+
+    def _planned(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return which source each sample is of, and at which position there."""
+        if self._plan is None:
+            sizes = [len(source) for source in self._sources]
+            chosen, counts = interleave(sizes, self._weights, self._mix_seed, until_all=self._stop == "all")
+            lengths = np.asarray([max(size, 1) for size in sizes])
+            positions = (counts % lengths[chosen]).astype(smallest_int(max(sizes)))
+            self._plan = Shared((chosen, positions))
+        return self._plan.value
+
+
+@functional_pipe("mix", flavour="iter")
+class MixerIterDataPipe(IterPipe):
+    """Mixes several streams in given proportions, as they pass (functional name: ``mix``).
+
+    Each stream gives its samples in its own order. In any stretch of the mix, a stream's number of samples is off its
+    exact share by less than the number of streams.
+
+    Args:
+        source_datapipe: A stream of samples.
+        others: One other stream, or several; those that know the names of their classes must agree on them.
+        weights: The proportions, this stream's first; equal by default.
+        seed: Of which stream comes first where several could, from 0 up to 2**64.
+        stop: "first": the mix ends when a stream that is due has ended. "all": when all have ended, streams that end
+            before being read again from their start.
+
+    Length: none.
+
+    Memory: one sample.
+
+    Raises:
+        ChainError: The streams number their classes differently: `map_classes` makes them agree.
+    """
+
+    is_about_whole = True
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        others: Any,
+        *,
+        weights: Sequence[float] | None = None,
+        seed: int = 0,
+        stop: Stop = "first",
+    ) -> None:
+        super().__init__()
+        self._sources = tuple(
+            gives_samples(a_datapipe(source), "mix") for source in (source_datapipe, *_as_tuple(others))
+        )
+        self._weights = _check_weights(weights, len(self._sources))
+        self._mix_seed = check_seed(seed)
+        check_choice("stop", stop, ("first", "all"))
+        self._stop = stop
+        known = [source for source in self._sources if isinstance(source, IterPipe)]
+        self._names = shared_class_names("mix", known)
+
+    def samples(self) -> Iterator[Sample]:
+        streams = [samples_of(source, "mix") for source in self._sources]
+        is_new = [True] * len(streams)  # whether a stream has given nothing since it was begun
+        ended = [False] * len(streams)
+        for place in _turns(self._weights, self._mix_seed):
+            sample = next(streams[place], None)
+            if sample is None:
+                ended[place] = True
+                if self._stop == "first" or all(ended) or is_new[place]:
+                    return
+                streams[place] = samples_of(self._sources[place], "mix")
+                sample = next(streams[place], None)
+            if sample is None:
+                return
+            is_new[place] = False
+            yield sample
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._names
+
+
+def _turns(weights: Sequence[float], seed: int) -> Iterator[int]:
+    """Yield for ever whose turn it is."""
+    chosen = 0
+    size = 1024
+    while True:
+        turns, _ = interleave([size] * len(weights), weights, seed, until_all=False)
+        yield from turns[chosen:].tolist()
+        chosen, size = len(turns), 2 * size

@@ -1,0 +1,106 @@
+"""Samples drawn by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes._functional import functional_pipe, refuse_flavour
+from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes.errors import DataError, check_count, check_seed, must_be
+from kdpipes.plan._classes import labels_of, to_labels
+from kdpipes.selection import smallest_int
+from kdpipes.storage.shared import Shared
+
+__all__ = ["WeightedSamplerMapDataPipe"]
+
+
+@functional_pipe("sample_weighted", flavour="map")
+class WeightedSamplerMapDataPipe(PlanPipe):
+    """Draws samples at random, by weight (functional name: ``sample_weighted``).
+
+    The choice is the same in every epoch; `deal(shuffle=True)` changes its order. With weights by class it reads the
+    labels, field `y`, and nothing else.
+
+    Args:
+        source_datapipe: An indexed pipe of samples.
+        weights: One for each sample, `[n]`, at least 0; or one for each class, by number or name, which the samples of
+            a class have each: `{"heron": 3.0, "stork": 1.0}`. Other classes, and unlabelled samples, weigh nothing.
+        num_samples: How many to draw; by default as many as there are.
+        replacement: Whether a sample may be drawn again.
+        seed: Of the choice, from 0 up to 2**64.
+
+    Length: `num_samples`.
+
+    Raises:
+        ValueError: The weights do not fit the samples, or too few weigh more than nothing. (When the plan is made.)
+
+    Source: torch's WeightedRandomSampler, as a plan.
+
+    Example:
+        >>> pipe = kdp.from_dataset(["a", "b"], "x", labels=[0, 1])
+        >>> pipe.sample_weighted({1: 1.0}, num_samples=3).column("x")
+        array(['b', 'b', 'b'], dtype='<U1')
+    """
+
+    def __init__(
+        self,
+        source_datapipe: MapPipe,
+        weights: Sequence[float] | NDArray[Any] | Mapping[Any, float],
+        *,
+        num_samples: int | None = None,
+        replacement: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(source_datapipe, "sample_weighted")
+        values = np.asarray(list(weights.values()) if isinstance(weights, Mapping) else weights)
+        if values.ndim != 1 or values.dtype.kind not in "iuf":
+            raise TypeError(must_be("weights", "numbers, one for each sample or by class", weights))
+        if not np.isfinite(values).all() or (values < 0).any():
+            raise ValueError(must_be("weights", "finite and at least 0", weights))
+        if not isinstance(replacement, bool):
+            raise TypeError(must_be("replacement", "True or False", replacement))
+        self._weights = Shared(values)
+        self._classes = tuple(weights) if isinstance(weights, Mapping) else None
+        self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
+        self._replacement = replacement
+        self._choice_seed = check_seed(seed)
+
+    def _plan(self) -> NDArray[Any]:
+        size = len(self._source)
+        weights = self._weights_of_samples(size)
+        number = size if self._num_samples is None else self._num_samples
+        if not number:
+            return np.zeros(0, dtype=np.int32)
+        possible = int(np.count_nonzero(weights))
+        if possible < (1 if self._replacement else number):
+            raise ValueError(
+                f"`sample_weighted` is to draw {number} samples of {size}, but only {possible} weigh more than nothing."
+            )
+        rng = np.random.default_rng(self._choice_seed)
+        drawn = rng.choice(size, number, replace=self._replacement, p=weights / weights.sum())
+        return drawn.astype(smallest_int(size))
+
+    def _weights_of_samples(self, size: int) -> NDArray[Any]:
+        weights = self._weights.value.astype(np.float64)
+        if self._classes is None:
+            if len(weights) != size:
+                raise ValueError(f"`weights` must be one for each of {size} samples, but there are {len(weights)}.")
+            return weights
+        labels = labels_of(self._source, "sample_weighted")
+        are_names = labels.dtype.kind == "U"
+        classes = to_labels("weights", list(self._classes), self._source.class_names(), are_names=are_names)
+        of_samples = np.zeros(size)
+        for label, weight in zip(classes, weights.tolist(), strict=True):
+            of_samples[labels == label] = weight
+        if not of_samples.any() and size:
+            raise DataError("No sample has one of the classes that `weights` names.")
+        return of_samples
+
+
+refuse_flavour(
+    "sample_weighted", flavour="iter", way_out="A stream cannot draw ahead: `kdp.open_shards` is an indexed source."
+)

@@ -1,0 +1,156 @@
+"""Sources mixed, joined and drawn from by weight."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+from kdpipes.selection import interleave
+
+WEIGHTS = st.lists(st.floats(0.1, 10), min_size=4, max_size=4)
+SIZES = st.lists(st.integers(0, 12), min_size=2, max_size=4)
+
+
+def sources(sizes: list[int], flavour: str) -> list[Any]:
+    """Sources whose x are like "b3": the third sample of the second one."""
+    rows = [[(f"{name}{place}", 0) for place in range(size)] for name, size in zip("abcd", sizes, strict=False)]
+    if flavour == "map":
+        return [kdp.from_dataset(row) for row in rows]
+    return [IterableWrapper(row, deepcopy=False).to_samples(fields="x y") for row in rows]
+
+
+def mixed(sizes: list[int], flavour: str, **given: Any) -> list[str]:
+    first, *others = sources(sizes, flavour)
+    return [sample["x"] for sample in first.mix(others, **given)]
+
+
+@given(
+    SIZES, st.lists(st.floats(0.1, 10), min_size=4, max_size=4), st.integers(0, 9), st.sampled_from(["first", "all"])
+)
+def test_a_mix_is_in_order_and_ends_where_it_says(sizes: list[int], weights: list[float], seed: int, stop: Any) -> None:
+    sizes = [size + 1 for size in sizes]
+    weights = weights[: len(sizes)]
+    found = mixed(sizes, "map", weights=weights, seed=seed, stop=stop)
+    assert found == mixed(sizes, "iter", weights=weights, seed=seed, stop=stop)
+    counts = Counter(x[0] for x in found)
+    for name, size in zip("abcd", sizes, strict=False):
+        own = [int(x[1:]) for x in found if x[0] == name]
+        assert own == [place % size for place in range(counts[name])]
+    whole = [counts[name] >= size for name, size in zip("abcd", sizes, strict=False)]
+    assert all(whole) if stop == "all" else any(whole)
+    assert stop == "all" or all(counts[name] <= size for name, size in zip("abcd", sizes, strict=False))
+
+
+@given(st.lists(st.floats(0.05, 1), min_size=2, max_size=5), st.integers(0, 99), st.data())
+def test_any_stretch_has_the_proportions(weights: list[float], seed: int, data: Any) -> None:
+    chosen, _ = interleave([300] * len(weights), weights, seed, until_all=False)
+    begin = data.draw(st.integers(0, len(chosen)))
+    stretch = chosen[begin : data.draw(st.integers(begin, len(chosen)))]
+    shares = np.asarray(weights) / sum(weights)
+    off = np.bincount(stretch, minlength=len(weights)) - shares * len(stretch)
+    assert np.abs(off).max() < len(weights)
+
+
+def test_an_empty_source_ends_a_mix() -> None:
+    for sizes in ([0, 3], [0, 0]):
+        for stop in ("first", "all"):
+            assert mixed(sizes, "map", stop=stop) == []
+    assert len(mixed([0, 3], "iter", stop="all")) <= 1
+    assert mixed([0, 0], "iter", stop="all") == []
+
+
+def test_the_plan_goes_on_behind_a_mix_and_batches_are_the_same_with_workers() -> None:
+    one = kdp.from_dataset(list("abc"), "x", labels=[0, 1, 0], class_names=["heron", "stork"])
+    other = kdp.from_dataset(list("de"), "x", labels=[1, 1], class_names=["heron", "stork"])
+    pipe = one.mix(other, stop="all").oversample(mode="exact")
+    assert pipe.class_names() == ("heron", "stork")
+    assert (
+        Counter(pipe.column("y").tolist()) == {0: 4, 1: 4} or len(set(Counter(pipe.column("y").tolist()).values())) == 1
+    )
+    dealt = pipe.select("x y").deal(batch_size=3, shuffle=True)
+    with kdp.Loader(dealt, num_workers=2) as loader:
+        assert list(loader) == list(dealt)
+
+
+def test_sources_one_after_the_other() -> None:
+    joined = kdp.concat(*sources([2, 0, 3], "map"))
+    assert [sample["x"] for sample in joined] == ["a0", "a1", "c0", "c1", "c2"] == joined.column("x").tolist()
+    assert (len(joined), joined[-1]["x"], len(kdp.concat(*sources([0, 0], "map")))) == (5, "c2", 0)
+    both = kdp.concat(kdp.from_dataset([1], "x", labels=[0]), kdp.from_dataset([2], "x", labels=["newt"]))
+    assert both.column("y").tolist() == [0, "newt"]
+
+
+@pytest.mark.parametrize("join", [kdp.concat, lambda one, other: one.mix(other)])
+def test_sources_that_number_classes_differently_are_refused(join: Any) -> None:
+    one = kdp.from_dataset(["a"], "x", labels=[0], class_names=["heron", "stork"])
+    other = kdp.from_dataset(["b"], "x", labels=[0], class_names=["stork", "heron"])
+    with pytest.raises(kdp.ChainError, match=r"source 0 has heron, stork, but source 1 has stork, heron.*map_classes"):
+        join(one, other)
+    agreed = join(one, other.map_classes({"heron": "heron", "stork": "stork"}))
+    assert agreed.class_names() == ("heron", "stork")
+    assert sorted(agreed.column("y").tolist()) == [0, 1]
+
+
+def weighted(weights: Any, labels: list[Any], **given: Any) -> list[int]:
+    pipe = kdp.from_dataset([0] * len(labels), "x", labels=labels, class_names=["heron", "stork"])
+    found: list[int] = pipe.sample_weighted(weights, **given).positions().tolist()
+    return found
+
+
+def test_draws_follow_the_weights_and_the_seed() -> None:
+    labels = [0] * 50 + [1] * 50
+    drawn = weighted({"heron": 3.0, "stork": 1.0}, labels, num_samples=4000)
+    assert len(drawn) == 4000
+    assert 0.7 < sum(place < 50 for place in drawn) / 4000 < 0.8
+    assert (
+        drawn
+        == weighted({0: 3.0, 1: 1.0}, labels, num_samples=4000)
+        == weighted([3] * 50 + [1] * 50, labels, num_samples=4000)
+    )
+    assert drawn != weighted({0: 3.0, 1: 1.0}, labels, num_samples=4000, seed=1)
+    assert sorted(weighted([1.0] * 100, labels, replacement=False)) == list(range(100))
+    assert set(weighted({"stork": 1.0}, [0, 1, -1, None])) == {1}
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "words"),
+    [
+        (lambda: weighted([1.0], [0, 1]), ValueError, "one for each of 2 samples, but there are 1"),
+        (lambda: weighted([0.0, 0.0], [0, 1]), ValueError, "only 0 weigh more than nothing"),
+        (lambda: weighted([1, 0], [0, 1], replacement=False), ValueError, "to draw 2 samples of 2, but only 1"),
+        (lambda: weighted([-1.0, 1.0], [0, 1]), ValueError, "finite and at least 0"),
+        (lambda: weighted("ab", [0, 1]), TypeError, "`weights` must be numbers"),
+        (lambda: weighted({"newt": 1.0}, [0, 1]), ValueError, "among the classes heron, stork"),
+        (lambda: weighted({"stork": 1.0}, [0, 0]), kdp.DataError, "No sample has one of the classes"),
+        (lambda: weighted([1, 1], [0, 1], replacement="no"), TypeError, "`replacement`"),
+        (lambda: mixed([1, 1], "map", weights=[1]), ValueError, "one for each of 2 sources"),
+        (lambda: mixed([1, 1], "iter", weights=[1, 0]), TypeError, "`weights` must be numbers above 0"),
+        (lambda: mixed([1, 1], "map", stop="last"), ValueError, "`stop` must be one of 'first', 'all'"),
+        (lambda: mixed([1], "map"), kdp.ChainError, "at least one other source"),
+        (lambda: kdp.concat(), kdp.ChainError, "at least one source"),
+        (lambda: kdp.concat([1, 2]), kdp.ChainError, "needs a source with columns"),
+    ],
+)
+def test_bad_arguments_are_refused(build: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("stock", "ours"),
+    [
+        (lambda pipe: pipe.concat(pipe), r"`kdp\.concat\(one, other\)`"),
+        (lambda pipe: pipe.map(abs), r"`\.transform\(\.\.\.\)`"),
+        (lambda pipe: pipe.shuffle(), r"`\.permute\(seed\)`"),
+    ],
+)
+def test_stock_pipes_that_lose_the_columns_are_refused_with_the_name_of_ours(stock: Any, ours: str) -> None:
+    with pytest.raises(kdp.ChainError, match=ours):
+        kdp.concat(stock(kdp.from_dataset([(1, 0)])))
