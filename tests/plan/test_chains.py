@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,8 +30,14 @@ INDEXED_STEPS = st.one_of(
         st.just("slice"), st.builds(slice, *[st.none() | st.integers(-9, 9)] * 2, st.sampled_from([None, -1, 2]))
     ),
     st.tuples(st.just("subset"), st.lists(st.integers(-1, 0), max_size=4)),
+    st.tuples(st.just("map"), st.dictionaries(st.integers(0, 3), st.integers(0, 3), min_size=1)),
+    st.tuples(st.just("first"), st.integers(1, 3)),
+    st.tuples(st.just("half"), st.booleans()),
+    st.tuples(st.just("permute"), st.integers(0, 3)),
+    st.tuples(st.just("twice"), st.none()),
 )
-STREAM_STEPS = INDEXED_STEPS.filter(lambda step: step[0] not in {"slice", "subset"} and step[1] != "exact")
+ON_INDEXES_ONLY = {"slice", "subset", "first", "half", "permute", "twice"}
+STREAM_STEPS = INDEXED_STEPS.filter(lambda step: step[0] not in ON_INDEXES_ONLY and step[1] != "exact")
 
 
 def naive_oversample(items: Items, mode: str) -> Items:
@@ -41,7 +48,28 @@ def naive_oversample(items: Items, mode: str) -> Items:
     return items + [item for group in groups for item in group * (largest // len(group) - 1)]
 
 
+def naive_first(items: Items, number: int) -> Items:
+    seen: Counter[int] = Counter()
+    kept = []
+    for item in items:
+        seen[item[1]] += 1
+        if seen[item[1]] <= number:
+            kept.append(item)
+    return kept
+
+
+def naive_permute(items: Items, seed: int) -> Items:
+    order = np.arange(len(items))
+    np.random.default_rng(seed).shuffle(order)
+    return [items[place] for place in order]
+
+
 NAIVE: dict[str, Callable[[Items, Any], Items]] = {
+    "map": lambda items, mapping: [(x, mapping[y]) for x, y in items if y in mapping],
+    "first": naive_first,
+    "half": lambda items, is_second: items[len(items) // 2 :] if is_second else items[: len(items) // 2],
+    "permute": naive_permute,
+    "twice": lambda items, _: items + items,
     "valid": lambda items, classes: [item for item in items if item[1] in classes],
     "invalid": lambda items, classes: [item for item in items if item[1] not in classes],
     "oversample": naive_oversample,
@@ -71,7 +99,16 @@ def follow(pipe: Any, items: Items, step: Step, *, is_stream: bool) -> tuple[Any
         return pipe.oversample(mode=value, **counts), expected
     if name in {"repetitions", "min_size"}:
         return pipe.repeat_until(**{name: value}), expected
-    return (pipe[value] if name == "slice" else pipe.subset(value)), expected
+    build: dict[str, Callable[[], Any]] = {
+        "slice": lambda: pipe[value],
+        "subset": lambda: pipe.subset(value),
+        "map": lambda: pipe.map_classes(value),
+        "first": lambda: pipe.take_per_class(num_samples=value),
+        "half": lambda: pipe.take_percent(**{"from_percent" if value else "to_percent": 0.5}),
+        "permute": lambda: pipe.permute(value),
+        "twice": lambda: kdp.concat(pipe, pipe),
+    }
+    return build[name](), expected
 
 
 LABELS = st.lists(st.integers(0, 3), max_size=8)
