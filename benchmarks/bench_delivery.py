@@ -91,6 +91,8 @@ def _torchdata(pipe: Any) -> Iterator[Any]:
         for process, *_ in loader.reading_service._worker_processes:
             process.kill()
             process.join()
+            for left in Path("/dev/shm").glob(f"torch_{process.pid}_*"):
+                left.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -369,7 +369,7 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
 
     def _all_samples(self, epoch: int, first: int) -> Iterator[Batch]:
         sharding, global_size = self._sharding, self._layout.size_of(self._sharding.num_ranks)
-        items, begin = self._items_from(epoch, first)
+        (items, begin), cursor_now = self._items_from(epoch, first), self._cursor_reader()
         num_samples = begin * global_size
         for batch in count(begin):
             is_mine = batch >= first and batch % sharding.num_workers == sharding.worker
@@ -379,7 +379,7 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
             is_last = number < global_size
             if number and taken is not None and not (is_last and self._layout.uneven == "drop"):
                 start, ordinals = num_samples - number, self._layout.ordinals(batch, num_samples, sharding)
-                self._announce(Dealt(batch, len(ordinals), self._cursor_now()))
+                self._announce(Dealt(batch, len(ordinals), cursor_now()))
                 if ordinals.stop > num_samples:
                     taken += self._padding(epoch, global_size - number)
                 if made := self._make(epoch, batch, taken[ordinals.start - start :], ordinals, num_samples):
@@ -399,14 +399,14 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         size = global_size // sharding.num_ranks
         if sharding.rank >= (num_shards := shards_behind(self).num_shards):
             raise ValueError(f"There are {num_shards} shards for {sharding.num_ranks} ranks: some would get nothing.")
-        items, begin = self._items_from(epoch, first)
+        (items, begin), cursor_now = self._items_from(epoch, first), self._cursor_reader()
         for batch in count(begin, sharding.num_workers):
             taken = list(islice(items, size))
             num_samples = len(taken)
             if not taken or (num_samples < size and uneven == "drop"):
                 return
             if batch >= first:
-                self._announce(Dealt(batch, num_samples, self._cursor_now()))
+                self._announce(Dealt(batch, num_samples, cursor_now()))
                 start = batch * global_size + sharding.rank * size
                 if num_samples < size and uneven == "pad":
                     taken += self._padding(epoch, size - num_samples)
@@ -435,10 +435,11 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         seed = int.from_bytes(hash_key(self._seed, "part", part)[:7], "little") if part else self._seed
         return made_under(EarlyDraws(seed, epoch, start=cursor[2] if cursor is not None else 0), items)
 
-    def _cursor_now(self) -> Cursor | None:
-        """Return where the stream stands, if nothing between here and the shards holds samples back."""
+    def _cursor_reader(self) -> Callable[[], Cursor | None]:
+        """Return what tells where the stream stands, if nothing between here and the shards holds samples back."""
         shards = shards_behind(self)
-        return shards.cursor if shards is not None and is_passed_straight(self, shards) else None
+        is_told = shards is not None and is_passed_straight(self, shards)
+        return lambda: shards.cursor if is_told else None
 
     def _make(self, epoch: int, batch: int, items: list[Any], ordinals: range, num_samples: int) -> Batch:
         draws = (self._draw(epoch, ordinal, is_padding=ordinal >= num_samples) for ordinal in ordinals)

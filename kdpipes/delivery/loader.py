@@ -121,6 +121,11 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         return True
 
     def __iter__(self) -> Any:
+        batches = self._begun()
+        return iter(self._shown(batches)) if self._progress else batches
+
+    def _begun(self) -> Any:
+        """Return the iterator of the epoch that begins, or has begun and given nothing yet."""
         if self._is_closed:
             raise RuntimeError("The loader has been shut down; make a new one.")
         with _one_at_a_time:
@@ -136,8 +141,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
                     if self._start is not None:
                         self._own.start_at(self._start)
                         self._start = None
-            batches = super().__iter__()
-        return iter(self._shown(batches)) if self._progress else batches
+            return super().__iter__()
 
     def seed(self, seed: int) -> None:
         """Seed the stock pipes behind `deal`. Order and augmentation come from `deal(seed=...)` alone."""
@@ -194,8 +198,9 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         if self._checkpointer is None:
             super().load_state_dict(state_dict)
             return
-        self._start = self._checkpointer.position_in(state_dict, strict=strict)
+        position = self._checkpointer.position_in(state_dict, strict=strict)
         self._base_seed = check_seed(state_dict.get("seed", self._base_seed))
+        self._start = position
         self._reset_iter = True
 
     @classmethod
@@ -211,7 +216,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
         An error in the chain comes with the iteration.
         """
-        Loader.__iter__(self)
+        self._begun()
         if self._own is not None:
             self._own.wait()
 

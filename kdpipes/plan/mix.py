@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe
-from kdpipes._iter_pipe import IterPipe, samples_of
+from kdpipes._iter_pipe import IterPipe, samples_of, seed_upstream
 from kdpipes._map_pipe import MapPipe, as_column, indexed
 from kdpipes._pipe import a_datapipe, gives_samples
 from kdpipes.errors import ChainError, check_choice, check_seed, must_be
@@ -170,12 +171,15 @@ class MixerIterDataPipe(IterPipe):
         streams = [samples_of(source, "mix") for source in self._sources]
         is_new = [True] * len(streams)  # whether a stream has given nothing since it was begun
         ended = [False] * len(streams)
+        rounds = count(1)
         for place in _turns(self._weights, self._mix_seed):
             sample = next(streams[place], None)
             if sample is None:
                 ended[place] = True
                 if self._stop == "first" or all(ended) or is_new[place]:
                     return
+                if self._renewed is not None:
+                    seed_upstream(self, *self._renewed, round=next(rounds))
                 streams[place] = samples_of(self._sources[place], "mix")
                 sample = next(streams[place], None)
             if sample is None:

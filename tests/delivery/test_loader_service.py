@@ -77,6 +77,14 @@ def test_a_progress_bar_counts_to_the_length_also_from_the_middle_on(capsys: pyt
     assert "7/7" in capsys.readouterr().err
 
 
+def test_a_loader_that_is_warmed_up_shows_its_bar_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with kdp.Loader(numbers(), progress=True) as loader:
+        loader.warm_up()
+        assert capsys.readouterr().err == ""
+        list(loader)
+    assert "7/7" in capsys.readouterr().err
+
+
 def test_a_state_makes_no_loader() -> None:
     with kdp.Loader(numbers()) as loader, pytest.raises(TypeError, match=r"call its `load_state_dict\(state\)`"):
         kdp.Loader.from_state(loader.state_dict(), None)

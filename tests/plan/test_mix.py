@@ -66,6 +66,21 @@ def test_an_empty_source_ends_a_mix() -> None:
     assert mixed([0, 0], "iter", stop="all") == []
 
 
+def test_a_stream_that_is_read_again_is_shuffled_alike_in_every_worker() -> None:
+    def pipe() -> Any:
+        short, long = sources([9, 60], "iter")
+        mix = short.shuffle(buffer_size=9).to_samples().mix(long, stop="all")
+        return mix.select("x").deal(batch_size=4, seed=3)
+
+    expected = list(pipe())
+    assert expected == list(pipe())
+    with kdp.Loader(pipe(), num_workers=3) as loader:
+        assert list(loader) == expected
+    own = [x for batch in expected for (x,) in batch if x[0] == "a"]
+    assert len({tuple(own[place : place + 9]) for place in range(0, 54, 9)}) > 1
+    assert all(len({*own[place : place + 9]}) == 9 for place in range(0, 54, 9))
+
+
 def test_the_plan_goes_on_behind_a_mix_and_batches_are_the_same_with_workers() -> None:
     one = kdp.from_dataset(list("abc"), "x", labels=[0, 1, 0], class_names=["heron", "stork"])
     other = kdp.from_dataset(list("de"), "x", labels=[1, 1], class_names=["heron", "stork"])
