@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import MapDataPipe
 
 from kdpipes._pipe import Suggesting, gives_samples
+from kdpipes._progress import shown_if_slow
 from kdpipes.draw import Draw, drawing, is_drawing
 from kdpipes.errors import ChainError, must_be
 from kdpipes.sample import Sample
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 else:
     MapChain = MapDataPipe
 
-__all__ = ["MapPipe", "PlanPipe", "as_column", "indexed"]
+__all__ = ["MapPipe", "PlanPipe", "as_column", "indexed", "is_key"]
 
 _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
 
@@ -83,7 +84,10 @@ class MapPipe(Suggesting, MapChain):
         return cast("MapPipe", self.subset(indices))
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return one field of all samples, `[len(self)]`, not to be modified; `y`, the labels, is read only once."""
+        """Return one field of all samples, `[len(self)]`, not to be modified; `y`, the labels, is read only once.
+
+        `key` are the samples' keys, where that is no field.
+        """
         if name != "y":
             return self.read_column(name)
         kept: Shared[NDArray[Any]] | None = self.__dict__.get(_KEPT_LABELS)
@@ -93,7 +97,8 @@ class MapPipe(Suggesting, MapChain):
 
     def read_column(self, name: str) -> NDArray[Any]:
         """Read one field of all samples; a source that can do so without making samples overrides it."""
-        return as_column([self.fetch(index)[name] for index in range(len(self))])
+        samples = shown_if_slow(map(self.fetch, range(len(self))), len(self), f"reading {name!r}")
+        return as_column([sample.key if is_key(name, sample) else sample[name] for sample in samples])
 
     def class_names(self) -> tuple[str, ...] | None:
         """Return the names of the classes 0, 1, ... of field `y`, or None where the source does not know them."""
@@ -102,6 +107,11 @@ class MapPipe(Suggesting, MapChain):
     def field_names(self) -> frozenset[str] | None:
         """Return the names of the fields that every sample has, or None where only the samples know."""
         return None
+
+
+def is_key(name: str, fields: Container[str]) -> bool:
+    """Return whether the column `name` is that of the samples' keys."""
+    return name == "key" and name not in fields
 
 
 def as_column(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
@@ -130,14 +140,14 @@ _OURS = {  # stock pipes that lose the columns, and what keeps them
 }
 
 
-def indexed(source_datapipe: Any, name: str) -> MapPipe:
-    """Return the source of the plan pipe `name`, or refuse one that has lost its columns."""
+def indexed(source_datapipe: Any, name: str, *, takes_samples: bool = True) -> MapPipe:
+    """Return the source of the plan pipe `name`, or refuse one that has lost its columns, or its samples."""
     if not isinstance(source_datapipe, MapPipe):
         way_out = _OURS.get(type(source_datapipe).__name__, "Make samples of it first: `.to_samples(...)`.")
         raise ChainError(
             f"`.{name}()` needs a source with columns, but {type(source_datapipe).__name__} has none. {way_out}"
         )
-    return gives_samples(source_datapipe, name)
+    return gives_samples(source_datapipe, name) if takes_samples else source_datapipe
 
 
 class PlanPipe(MapPipe):

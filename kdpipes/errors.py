@@ -6,6 +6,7 @@ import difflib
 import operator
 import sys
 from collections.abc import Collection, Iterable
+from numbers import Real
 from typing import Any, NoReturn
 
 __all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
@@ -65,6 +66,11 @@ def check_choice(param: str, value: object, choices: Collection[object]) -> None
     """Refuse a `value` that is none of `choices`."""
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
         raise ValueError(must_be(param, "one of " + ", ".join(map(repr, choices)), value))
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a real number, also of NumPy; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_one_of(**arguments: object) -> None:

@@ -86,7 +86,7 @@ class Checkpointer:
     def _sizes(self) -> dict[str, int]:
         """Return the numbers on which the order depends."""
         dealer = dealer_of(self._chain)
-        batch = {} if dealer is None else {"global_batch_size": dealer.global_batch_size()}
+        batch: dict[str, int] = {} if dealer is None else dealer.sizes()
         if dealer is None or dealer.is_split_by_shard:
             batch |= {"num_workers": self._num_workers, "num_ranks": group_size()}
         if dealer is not None and dealer.is_split_by_shard:
@@ -137,8 +137,8 @@ class Checkpointer:
                 what = name.removeprefix("num_")
                 raise ValueError(
                     f"The state was taken with {state.get(name)} {what}, but there are {now[name]}: use as many. The "
-                    'order depends on them with `deal(split="shards")`, without `deal` at the end, and with pipes '
-                    "behind it that hold items back."
+                    "order depends on them with `deal(max_tokens=...)` (but not `global_max_tokens`), with "
+                    '`deal(split="shards")`, without `deal` at the end, and with pipes behind it that hold items back.'
                 )
 
 

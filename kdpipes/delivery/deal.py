@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Literal
 
-import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import Cycler
@@ -16,14 +15,15 @@ from torchdata.datapipes.iter import Cycler
 from kdpipes._functional import functional_pipe
 from kdpipes._graph import shards, walk
 from kdpipes._iter_pipe import IterPipe, Streaming, seed_upstream
-from kdpipes._map_pipe import MapPipe
+from kdpipes._map_pipe import MapPipe, indexed
+from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder
 from kdpipes.delivery.cursor import Cursor, is_passed_straight, refuse_whole, shards_behind
-from kdpipes.delivery.layout import Layout, Sharding, Uneven, group_size
+from kdpipes.delivery.layout import EqualEpoch, Layout, Sharding, Uneven, group_size
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, Skipper, handler_in, refuse_empty
 from kdpipes.draw import Draw, EarlyDraws, EpochCounter, drawing, hash_key, made_under
 from kdpipes.errors import ChainError, DataError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.sample import Sample
-from kdpipes.selection import Permutation
+from kdpipes.storage.shared import Shared
 
 __all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
 
@@ -54,12 +54,10 @@ class _Dealer(Streaming[Batch]):
     """What both flavours share: the cut, the count of epochs, and which part of the batches is this copy's."""
 
     _source: Any
+    _layout: Any
     is_split_by_shard = False  # whether workers and ranks read shards of their own
 
-    def _configure(
-        self, batch_size: int | None, global_batch_size: int | None, shuffle: bool, seed: int, uneven: Uneven
-    ) -> None:
-        self._layout = Layout(batch_size, global_batch_size, uneven)
+    def _configure(self, shuffle: bool, seed: int) -> None:
         if not isinstance(shuffle, bool):
             raise TypeError(must_be("shuffle", "True or False", shuffle))
         self._is_shuffled = shuffle
@@ -134,8 +132,8 @@ class _Dealer(Streaming[Batch]):
         self._listener = listener
 
     def identity(self) -> Any:
-        """Return what makes the batches what they are, but for the size of a global batch, which a state names."""
-        return self._seed, self._is_shuffled, self._layout.uneven
+        """Return what makes the batches what they are, but for the sizes, which a state names."""
+        return self._seed, self._is_shuffled, self._layout.identity()
 
     def skip(self, banned: Mapping[str, str], tell: Callable[[Skip], None]) -> None:
         """Where `on_error` lets samples be left out: leave these out untried, and tell of each that is left out.
@@ -155,9 +153,10 @@ class _Dealer(Streaming[Batch]):
         if self._listener is not None:
             self._listener(dealt)
 
-    def global_batch_size(self) -> int:
-        """Return the number of samples in the batches of all ranks together."""
-        return self._layout.size_of(self._sharding.num_ranks)
+    def sizes(self) -> dict[str, int]:
+        """Return the numbers, besides the identity, on which the batches depend."""
+        sizes: dict[str, int] = self._layout.sizes(self._sharding.num_ranks)
+        return sizes
 
     def rank(self) -> int:
         """Return which rank this copy is for."""
@@ -213,14 +212,24 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         source_datapipe: An indexed pipe.
         batch_size: The number of samples in a batch of one rank.
         global_batch_size: The number of samples in the batches of all ranks together, which must divide it; exactly
-            one of the two is given.
-        shuffle: Whether each epoch has an order of its own, a seeded permutation that takes no memory.
+            one of the two is given, if `batch_by` is not.
+        batch_by: The name of a field that holds each sample's length, a whole number: a batch then has samples of like
+            length, and as many as fit; without `shuffle`, longest first. The field is read of all samples, once; it
+            need not be selected.
+        max_tokens: With `batch_by`: how large one rank's batch may be, padded: its samples times their longest length.
+            `batch_size`, in its place or besides, limits the samples.
+        global_max_tokens: With `batch_by`, in place of `max_tokens`: how large the batches of all ranks may be
+            together, whatever their number. Ranks share out samples evenly: a part may exceed its share of tokens by
+            less than a sample. `global_batch_size`, in its place or besides, limits the samples.
+        shuffle: Whether each epoch has an order of its own, a seeded permutation that takes no memory. With `batch_by`,
+            batches come in an order of their own, of samples that are drawn anew from those of like length (longer by
+            up to a tenth, or more where there are few).
         seed: Of the order and of every random operation upstream, from 0 up to 2**64.
         uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (refused where a rank
             would get nothing), "pad" it with samples from the epoch's start, marked (`is_padding` can be selected), or
             "drop" it.
 
-    Length: the number of batches of one rank, over all of its workers.
+    Length: the number of batches of one rank, over all of its workers; the same in every epoch.
 
     Workers: Worker w of W makes the batches w, w + W, ... alone.
 
@@ -229,6 +238,9 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
     Raises:
         ValueError: An argument is out of range; when the epoch begins, if a rank would get nothing.
         ChainError: A pipe upstream shards already.
+        DataError: A sample is longer than `max_tokens` allows.
+
+    Source: `max_tokens` is fairseq's.
 
     Example:
         >>> pipe = kdp.from_dataset([(n, 0) for n in range(5)]).select("x").deal(batch_size=2)
@@ -242,6 +254,9 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         batch_size: int | None = None,
         *,
         global_batch_size: int | None = None,
+        batch_by: str | None = None,
+        max_tokens: int | None = None,
+        global_max_tokens: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
         uneven: Uneven = "keep",
@@ -249,30 +264,63 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         if not isinstance(source_datapipe, MapDataPipe):
             raise TypeError(must_be("source_datapipe", "an indexed pipe", source_datapipe))
         self._source = source_datapipe
-        self._configure(batch_size, global_batch_size, shuffle, seed, uneven)
+        sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
+        tokens = {"max_tokens": max_tokens, "global_max_tokens": global_max_tokens}
+        is_by_length = any(argument is not None for argument in (batch_by, *tokens.values()))
+        column: Any = batch_by
+        self._layout = (
+            ByLength(column, shuffle, sizes | tokens, uneven)
+            if is_by_length
+            else Layout(batch_size, global_batch_size, uneven)
+        )
+        self._lengths: Shared[LengthOrder] | None = None
+        if isinstance(self._layout, ByLength):
+            indexed(source_datapipe, "deal", takes_samples=False)
+        self._configure(shuffle, seed)
 
     def __len__(self) -> int:
-        return self._layout.num_batches(len(self._source), self._sharding.num_ranks)
+        return self._epoch(None).num_batches
+
+    def _epoch(self, key: tuple[int, int] | None) -> EqualEpoch | LengthEpoch:
+        if not isinstance(self._layout, ByLength):
+            return EqualEpoch(len(self._source), self._layout, self._sharding, key)
+        order = self._by_length(self._layout.column)
+        if len(order) and not self._layout.num_samples(longest := order.length_at(0), self._sharding.num_ranks):
+            self._refuse_long(int(order.positions[0]), longest)
+        return LengthEpoch(order, self._layout, self._sharding, key)
+
+    def _by_length(self, column: str) -> LengthOrder:
+        """Return the positions of the source's samples by their length: worked out once, for all copies."""
+        if self._lengths is None:
+            lengths = self._source.column(column)
+            if len(lengths) and (lengths.dtype.kind not in "iu" or lengths.min() < 0):
+                raise DataError(must_be("batch_by", "a field of lengths, whole numbers from 0", column))
+            self._lengths = Shared(LengthOrder(lengths))
+        return self._lengths.value
+
+    def _refuse_long(self, position: int, length: int) -> None:
+        limits = ", ".join(f"{name}={limit}" for name, limit in self._layout.limits.items())
+        raise DataError(
+            f"Sample {self._source.fetch(position).key!r} has {self._layout.column} {length}: with `deal({limits})`, a "
+            "batch cannot hold one such sample for every rank. Leave such samples out, "
+            f"`pipe[np.flatnonzero(pipe.column({self._layout.column!r}) <= limit)]`, or raise the limit."
+        )
 
     def iterate(self) -> Iterator[Batch]:
-        (epoch, first), sharding, size = self._begin(), self._sharding, len(self._source)
-        seed_upstream(self, self._seed, epoch)
-        order = Permutation(size, key=hash_key("order", self._seed, epoch)) if self._is_shuffled else None
-        num_batches = self._layout.num_batches(size, sharding.num_ranks)
-        if size and not num_batches:
-            global_size = self._layout.size_of(sharding.num_ranks)
-            text = f"`deal(uneven='drop')` drops all {size} samples: a global batch has {global_size}."
+        (number, first), sharding, size = self._begin(), self._sharding, len(self._source)
+        seed_upstream(self, self._seed, number)
+        epoch = self._epoch((self._seed, number) if self._is_shuffled else None)
+        if size and not epoch.num_batches:
+            text = f"`deal(uneven='drop')` drops all {size} samples: a global batch has {epoch.full_size}."
             warnings.warn(text, stacklevel=2)
-        if num_batches:
-            self._layout.ordinals(num_batches - 1, size, sharding)  # a layout that ends badly is refused at its start
+        if epoch.num_batches:
+            epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is refused at its start
         item = self._item_or_nothing if self._starts_epoch() is not None else self._item
-        for batch in range(sharding.first_from(first), num_batches, sharding.num_workers):
-            ordinals = self._layout.ordinals(batch, size, sharding)
+        for batch in range(sharding.first_from(first), epoch.num_batches, sharding.num_workers):
+            ordinals = epoch.ordinals(batch)
             self._announce(Dealt(batch, len(ordinals)))
-            positions = np.arange(ordinals.start, ordinals.stop) % size
-            positions = positions if order is None else order[positions]
-            draws = (self._draw(epoch, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)
-            if items := self._batch(item, epoch, batch, zip(positions.tolist(), draws, strict=True)):
+            draws = (self._draw(number, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)
+            if items := self._batch(item, number, batch, zip(epoch.positions(batch).tolist(), draws, strict=True)):
                 yield items
 
     def _item(self, position: int, draw: Draw, batch: int) -> Any:
@@ -289,7 +337,7 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
 
     def _prepare(self) -> None:
         super()._prepare()
-        len(self._source)
+        len(self)
 
 
 @functional_pipe("deal", flavour="iter")
@@ -307,6 +355,9 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         batch_size: The number of samples in a batch of one rank.
         global_batch_size: The number of samples in the batches of all ranks together, which must divide it; exactly
             one of the two is given.
+        batch_by: Not on a stream, nor `max_tokens` and `global_max_tokens`: lengths must be known beforehand.
+        max_tokens: See `batch_by`.
+        global_max_tokens: See `batch_by`.
         shuffle: Not on a stream: put `.shuffle(buffer_size=...)` before it.
         seed: Of every random operation upstream, from 0 up to 2**64.
         uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (an error where a rank
@@ -337,6 +388,9 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         batch_size: int | None = None,
         *,
         global_batch_size: int | None = None,
+        batch_by: str | None = None,
+        max_tokens: int | None = None,
+        global_max_tokens: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
         uneven: Uneven = "keep",
@@ -345,9 +399,15 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a stream", source_datapipe))
         check_choice("split", split, ("samples", "shards"))
+        if any(argument is not None for argument in (batch_by, max_tokens, global_max_tokens)):
+            raise ChainError(
+                "`deal(batch_by=...)` plans from the lengths of all samples, which a stream does not know. It needs an "
+                "indexed source, like `kdp.open_shards`."
+            )
         self._source = source_datapipe
         self.is_split_by_shard = split == "shards"
-        self._configure(batch_size, global_batch_size, shuffle, seed, uneven)
+        self._layout = Layout(batch_size, global_batch_size, uneven)
+        self._configure(shuffle, seed)
         if self.is_split_by_shard:
             refuse_whole(self)
         if shuffle:
@@ -357,7 +417,8 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
             )
 
     def __len__(self) -> int:
-        return self._layout.num_batches(len(self._source), self._sharding.num_ranks)
+        num_batches: int = self._layout.num_batches(len(self._source), self._sharding.num_ranks)
+        return num_batches
 
     def identity(self) -> Any:
         return *super().identity(), self.is_split_by_shard

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch.distributed
+from numpy.typing import NDArray
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
+from kdpipes.draw import hash_key
 from kdpipes.errors import check_choice, check_count, check_one_of
+from kdpipes.selection import Permutation
 
-__all__ = ["Layout", "Sharding", "Uneven"]
+__all__ = ["EqualEpoch", "Layout", "Sharding", "Uneven", "share_out"]
 
 Uneven = Literal["keep", "pad", "drop"]
 
@@ -99,12 +103,58 @@ class Layout:
         Raises:
             ValueError: `uneven="keep"`, and the last global batch is too short to give every rank a sample.
         """
-        size, rank, num_ranks = self.size_of(sharding.num_ranks), sharding.rank, sharding.num_ranks
+        size = self.size_of(sharding.num_ranks)
         start = batch * size
-        here = size if self.uneven == "pad" else min(size, num_samples - start)
-        if here < num_ranks:
-            raise ValueError(
-                f"The last global batch has {here} samples for {num_ranks} ranks: some would get nothing, and hang. "
-                'Use `deal(uneven="pad")` or `deal(uneven="drop")`.'
-            )
-        return range(start + here * rank // num_ranks, start + here * (rank + 1) // num_ranks)
+        return share_out(start, size if self.uneven == "pad" else min(size, num_samples - start), sharding)
+
+    def identity(self) -> Any:
+        """Return what makes the batches what they are, but for the size of a global batch, which a state names."""
+        return self.uneven
+
+    def sizes(self, num_ranks: int) -> dict[str, int]:
+        """Return the numbers, besides the identity, on which the batches depend."""
+        return {"global_batch_size": self.size_of(num_ranks)}
+
+
+def share_out(start: int, size: int, sharding: Sharding) -> range:
+    """Return this rank's slice of the `size` ordinals of a global batch that begins with `start`.
+
+    Raises:
+        ValueError: A rank would get nothing.
+    """
+    rank, num_ranks = sharding.rank, sharding.num_ranks
+    if size < num_ranks:
+        raise ValueError(
+            f"The last global batch has {size} samples for {num_ranks} ranks: some would get nothing, and hang. "
+            'Use `deal(uneven="pad")` or `deal(uneven="drop")`.'
+        )
+    return range(start + size * rank // num_ranks, start + size * (rank + 1) // num_ranks)
+
+
+class EqualEpoch:
+    """An epoch of an indexed source, cut into batches of one size.
+
+    Args:
+        num_samples: The size of the source.
+        layout: How it is cut.
+        sharding: Which rank this is, of how many.
+        key: Of the order: seed and epoch; None does not shuffle.
+    """
+
+    def __init__(
+        self, num_samples: int, layout: Layout, sharding: Sharding, key: tuple[int, int] | None = None
+    ) -> None:
+        self._num_samples, self._layout, self._sharding = num_samples, layout, sharding
+        self._order = None if key is None else Permutation(num_samples, key=hash_key("order", *key))
+        self.num_batches = layout.num_batches(num_samples, sharding.num_ranks)
+        self.full_size = layout.size_of(sharding.num_ranks)
+
+    def ordinals(self, batch: int) -> range:
+        """Return the ordinals of this rank's part of a batch; those from the number of samples on are padding."""
+        return self._layout.ordinals(batch, self._num_samples, self._sharding)
+
+    def positions(self, batch: int) -> NDArray[Any]:
+        """Return the positions of the samples of this rank's part of a batch."""
+        ordinals = self.ordinals(batch)
+        positions = np.arange(ordinals.start, ordinals.stop) % self._num_samples
+        return positions if self._order is None else self._order[positions]

@@ -12,7 +12,7 @@ from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes.errors import DataError, closest, must_be
 from kdpipes.selection import UNLABELLED
 
-__all__ = ["check_classes", "label_of", "labels_of", "to_labels"]
+__all__ = ["check_classes", "label_of", "labels_of", "shown", "to_labels"]
 
 
 def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
@@ -40,6 +40,12 @@ def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
 def label_of(value: Any) -> Any:
     """Return a label as a plain number or name, also where it is a scalar of NumPy's or a tensor's."""
     return value.item() if hasattr(value, "item") else value
+
+
+def shown(label: Any, names: Sequence[str] | None) -> str:
+    """Return a class as an error shows it: by its name, where the source knows it."""
+    is_named = names is not None and isinstance(label, int) and 0 <= label < len(names)
+    return repr(names[label]) if is_named and names is not None else repr(label)
 
 
 def to_labels(
@@ -76,6 +82,6 @@ def _known(param: str, name: str, names: Sequence[str]) -> str:
 
 def _number_of(param: str, name: str, names: Sequence[str] | None) -> int:
     if names is None:
-        way_out = "Its source does not know the names: give it `class_names=[...]`."
+        way_out = "Its source does not know the names: give it `class_names=[...]`, your own a method of that name."
         raise ValueError(must_be(param, "class numbers", name, way_out))
     return names.index(_known(param, name, names))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kdpipes._functional import functional_pipe, refuse_flavour
 from kdpipes._map_pipe import MapPipe, PlanPipe
 from kdpipes.errors import DataError, check_count, check_seed
-from kdpipes.plan._classes import labels_of
+from kdpipes.plan._classes import labels_of, shown
 from kdpipes.selection import UNLABELLED, class_counts, take_per_class
 
 __all__ = ["FewShotTakerMapDataPipe"]
@@ -48,8 +48,9 @@ class FewShotTakerMapDataPipe(PlanPipe):
         counts = {label: count for label, count in class_counts(labels).items() if label != UNLABELLED}
         rare = next((label for label, count in counts.items() if count < self._shots), None)
         if rare is not None:
+            name = shown(rare, self._source.class_names())
             raise DataError(
-                f"Class {rare!r} has {counts[rare]} samples, fewer than the {self._shots} of `few_shot`. "
+                f"Class {name} has {counts[rare]} samples, fewer than the {self._shots} of `few_shot`. "
                 f"`.take_per_class(num_samples={self._shots}, seed=...)` takes what there is."
             )
         return take_per_class(labels, lambda size: self._shots, self._choice_seed)

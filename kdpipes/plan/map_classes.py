@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import StreamPlanPipe, samples_of
 from kdpipes._map_pipe import MapPipe, PlanPipe, as_column
 from kdpipes.errors import DataError, check_choice, must_be
-from kdpipes.plan._classes import label_of, to_labels
+from kdpipes.plan._classes import label_of, shown, to_labels
 from kdpipes.sample import Sample
 from kdpipes.selection import UNLABELLED, smallest_int
 from kdpipes.storage.shared import Shared
@@ -59,13 +60,23 @@ class _Mapping:
             table = {number: names.index(name) for number, name in {**table, **kept}.items()}
         return table
 
-    def apply(self, label: Any, table: Mapping[Any, Any], key: str | int) -> Any:
-        """Return the new label of one sample, or _DROPPED."""
+    def apply(self, label: Any, table: Mapping[Any, Any], key_of: Callable[[], str], names: Any) -> Any:
+        """Return the new label of one sample, or _DROPPED.
+
+        Args:
+            label: The old one.
+            table: New classes by old ones.
+            key_of: Returns the sample's key, for an error.
+            names: Those of the old classes, if known: for an error.
+        """
         label = _only(label)
         if label in table:
             return table[label]
         if self._unmapped == "raise":
-            raise DataError(f"Class {label!r} of sample {key!r} is not in `mapping`. `unmapped=` says what to do then.")
+            raise DataError(
+                f"Class {shown(label, names)} of sample {key_of()!r} is not in `mapping`. `unmapped=` says what to do "
+                "then."
+            )
         return label if self._unmapped == "keep" and label != _SEVERAL else _DROPPED
 
 
@@ -126,11 +137,17 @@ class ClassMapperMapDataPipe(PlanPipe):
         are_names = any(isinstance(value, str) for value in values)
         table = self._mapping.table(known, are_names=are_names) if is_labelled else {}
         firsts = np.unique(inverse, return_index=True)[1].tolist()
-        new = [self._mapping.apply(value, table, first) for value, first in zip(values, firsts, strict=True)]
+        new = [
+            self._mapping.apply(value, table, functools.partial(self._key_of, first), known)
+            for value, first in zip(values, firsts, strict=True)
+        ]
         positions = np.flatnonzero(np.asarray([entry is not _DROPPED for entry in new])[inverse])
         column = as_column([0 if entry is _DROPPED else entry for entry in new])
         self._labels = Shared(column[inverse[positions]])
         return positions.astype(smallest_int(len(labels)))
+
+    def _key_of(self, position: int) -> str:
+        return self._source.fetch(position).key
 
     def fetch(self, index: int) -> Sample:
         sample = super().fetch(index)
@@ -195,7 +212,9 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
             are_names = isinstance(label, str)
             if _is_class(label) and are_names not in tables:
                 tables[are_names] = self._mapping.table(known, are_names=are_names)
-            new = self._mapping.apply(label, tables.get(are_names, {}), sample.key)
+            new = self._mapping.apply(
+                label, tables.get(are_names, {}), functools.partial(getattr, sample, "key"), known
+            )
             if new is not _DROPPED:
                 sample["y"] = new
                 yield sample

@@ -14,7 +14,7 @@ from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import IterPipe, samples_of, seed_upstream
 from kdpipes._map_pipe import MapPipe, as_column, indexed
 from kdpipes._pipe import a_datapipe, gives_samples
-from kdpipes.errors import ChainError, check_choice, check_seed, must_be
+from kdpipes.errors import ChainError, check_choice, check_seed, is_number, must_be
 from kdpipes.plan._several import shared_class_names, shared_fields
 from kdpipes.sample import Sample
 from kdpipes.selection import interleave, smallest_int
@@ -28,7 +28,7 @@ Stop = Literal["first", "all"]
 def _check_weights(weights: Any, number: int) -> tuple[float, ...]:
     given = [1.0] * number if weights is None else weights
     is_sequence = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str)
-    if not is_sequence or not all(isinstance(weight, int | float) and weight > 0 for weight in given):
+    if not is_sequence or not all(is_number(weight) and weight > 0 for weight in given):
         raise TypeError(must_be("weights", "numbers above 0, one for each source", weights))
     if len(given) != number:
         raise ValueError(must_be("weights", f"one for each of {number} sources, the first of all included", weights))

@@ -36,7 +36,7 @@ class OversamplerMapDataPipe(PlanPipe):
 
     Length: "exact": number of classes times the size of the largest; "multiply": at most that, more than half of it.
 
-    Source: KappaData's OversamplingWrapper, sample for sample.
+    Source: KappaData's OversamplingWrapper; "multiply" is that of KappaData 1.0.7, sample for sample.
 
     Example:
         >>> pipe = kdp.from_dataset([("a", 0), ("b", 1), ("c", 0)])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kdpipes._functional import functional_pipe, refuse_flavour
 from kdpipes._map_pipe import MapPipe, PlanPipe
-from kdpipes.errors import check_count, check_one_of, check_seed, must_be
+from kdpipes.errors import check_count, check_one_of, check_seed, is_number, must_be
 from kdpipes.plan._classes import labels_of
 from kdpipes.selection import take_per_class
 
@@ -46,7 +46,7 @@ class PerClassTakerMapDataPipe(PlanPipe):
     ) -> None:
         super().__init__(source_datapipe, "take_per_class")
         check_one_of(num_samples=num_samples, share=share)
-        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float)):
+        if share is not None and not is_number(share):
             raise TypeError(must_be("share", "above 0.0 up to 1.0", share))
         if share is not None and not 0 < share <= 1:
             raise ValueError(must_be("share", "above 0.0 up to 1.0", share))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kdpipes._functional import functional_pipe, refuse_flavour
 from kdpipes._map_pipe import MapPipe, PlanPipe
-from kdpipes.errors import must_be
+from kdpipes.errors import is_number, must_be
 from kdpipes.selection import smallest_int
 
 __all__ = ["PercentTakerMapDataPipe"]
@@ -63,7 +63,7 @@ class PercentTakerMapDataPipe(PlanPipe):
 
 def _check_share(param: str, value: Any, minimum: float) -> float:
     rule = f"a share from {minimum} to 1.0"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise TypeError(must_be(param, rule, value))
     if not minimum <= value <= 1:
         raise ValueError(must_be(param, rule, value, "25 percent are 0.25." if value > 1 else ""))

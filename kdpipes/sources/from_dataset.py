@@ -148,7 +148,8 @@ class SampleSource(MapPipe):
     """A source of one's own: subclass it, give it `__len__` and a `getitem_NAME(index)` method for each field.
 
     A method is called only when its field is read; with a parameter `ctx`, it gets the sample's ctx. `__init__` needs
-    no call of the base class's. Workers that are forked share its attributes; for others they are pickled.
+    no call of the base class's. Workers that are forked share its attributes; for others they are pickled. Override
+    `class_names()` where classes have names, and `read_column(name)` where a field's values are known all at once.
 
     Example:
         >>> class Squares(kdp.SampleSource):
@@ -175,7 +176,7 @@ class SampleSource(MapPipe):
         return str(index)
 
     def read_column(self, name: str) -> NDArray[Any]:
-        if name not in _getters_of(self):
+        if name not in _getters_of(self) and name != "key":
             refuse_field(name, type(self).__name__, _getters_of(self))
         return super().read_column(name)
 

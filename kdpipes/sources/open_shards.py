@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._map_pipe import MapPipe, as_column
+from kdpipes._map_pipe import MapPipe, as_column, is_key
+from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import expand_urls, is_local, relative_names
@@ -68,6 +69,8 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def read_column(self, name: str) -> NDArray[Any]:
         table = self._indexed()
+        if is_key(name, table.offsets):
+            return super().read_column(name)
         if name not in table.offsets:
             refuse_field(name, "`open_shards`", table.offsets)
         lacking = np.flatnonzero(table.offsets[name] < 0)
@@ -75,7 +78,9 @@ class ShardReaderMapDataPipe(MapPipe):
             raise DataError(
                 f"Sample {table.keys[int(lacking[0])]!r} has no member {name!r}; {len(lacking)} samples have none."
             )
-        return as_column([self._read(index, name) for index in range(len(self))])
+        return as_column(
+            [self._read(index, name) for index in shown_if_slow(range(len(self)), len(self), f"reading {name!r}")]
+        )
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._class_names

@@ -60,6 +60,9 @@ class Selector:
         selected = tuple(values[name] for name in self.names)
         return (selected, dict(sample.ctx)) if self.return_ctx else selected
 
+    def column_name(self, name: str) -> str | None:
+        return name
+
     def check(self, known: frozenset[str]) -> None:
         for name in self.names:
             if name not in known and name not in _SPECIAL and not name.startswith(_CTX):

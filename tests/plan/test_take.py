@@ -97,6 +97,31 @@ def test_too_few_shots_are_an_error_that_names_the_class() -> None:
     assert positions(source([0, 1, -1, None]).few_shot(1)) == [0, 1]
 
 
+def test_an_error_names_the_class_where_the_source_knows_names() -> None:
+    named = kdp.from_dataset(["a", "b", "c"], "x", labels=[0, 0, 1], class_names=["heron", "stork"])
+    with pytest.raises(kdp.DataError, match="Class 'stork' has 1 samples, fewer than the 2"):
+        len(named.few_shot(2))
+    with pytest.raises(kdp.DataError, match="Class 'stork' of sample '2' is not in `mapping`"):
+        len(named.map_classes({"heron": "bird"}, unmapped="raise"))
+
+
+def test_shares_may_be_numbers_of_numpys() -> None:
+    pipe = kdp.from_dataset(["a", "b"], "x", labels=[0, 0])
+    assert [len(pipe.take_percent(to_percent=np.float32(0.5))), len(pipe.take_percent(to_percent=np.int64(1)))] == [
+        1,
+        2,
+    ]
+    assert len(pipe.take_per_class(share=np.float32(0.5))) == 1
+
+
+def test_keys_are_a_column_and_tell_that_splits_have_none_in_common() -> None:
+    pipe: Any = kdp.from_ids(list("abcdefgh"), [0] * 8, load=str.upper).permute(3)
+    train, valid = pipe.take_percent(to_percent=0.75), pipe.take_percent(from_percent=0.75)
+    assert sorted([*train.column("key"), *valid.column("key")]) == list("abcdefgh")
+    assert valid.transform("x", str.lower).column("key").tolist() == [sample.key for sample in valid]
+    assert kdp.from_dataset(["a"], "key").column("key").tolist() == ["a"]
+
+
 def test_unlabelled_samples_are_no_class_to_balance() -> None:
     labels = [0, 0, 1, -1, None]
     assert positions(source(labels).oversample()) == [0, 1, 2, 3, 4, 2]

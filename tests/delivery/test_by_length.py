@@ -1,0 +1,238 @@
+"""`deal(batch_by=...)`: batches of like length, no larger than they may be, each sample once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder
+from kdpipes.delivery.layout import Sharding
+
+LENGTHS = np.random.default_rng(0).integers(1, 60, 400)
+
+
+class Texts(kdp.SampleSource):
+    """Token lists whose lengths are known without them."""
+
+    def __init__(self, lengths: Any = LENGTHS) -> None:
+        self._lengths = [int(length) for length in lengths]
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def getitem_x(self, index: int) -> torch.Tensor:
+        return torch.arange(self._lengths[index])
+
+    def getitem_length(self, index: int) -> int:
+        return self._lengths[index]
+
+
+def epochs(pipe: Any, number: int = 2) -> list[list[list[int]]]:
+    return [[[index for (index,) in batch] for batch in pipe] for _ in range(number)]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 30), max_size=80),
+    limits=st.sampled_from(
+        [
+            {"max_tokens": 40},
+            {"max_tokens": 60, "batch_size": 3},
+            {"batch_size": 4},
+            {"global_max_tokens": 120},
+            {"global_max_tokens": 130, "global_batch_size": 7},
+            {"global_batch_size": 5},
+        ]
+    ),
+    num_ranks=st.integers(1, 4),
+    uneven=st.sampled_from(["keep", "pad", "drop"]),
+    key=st.none() | st.tuples(st.just(0), st.integers(0, 2)),
+)
+def test_ranks_share_out_each_sample_once_within_the_limits(
+    lengths: list[int], limits: dict[str, int], num_ranks: int, uneven: Any, key: Any
+) -> None:
+    layout = ByLength("length", key is not None, limits, uneven)
+    order = LengthOrder(np.asarray(lengths, dtype=np.int64))
+    assert [lengths[place] for place in order.positions] == sorted(lengths, reverse=True)
+    shares = [LengthEpoch(order, layout, Sharding(rank, num_ranks), key) for rank in range(num_ranks)]
+    positions: list[int] = []
+    ordinals: list[int] = []
+    padded = 0
+    for batch in range(shares[0].num_batches):
+        try:
+            parts = [(share.ordinals(batch), share.positions(batch)) for share in shares]
+        except ValueError:
+            assert uneven == "keep"
+            assert batch == shares[0].num_batches - 1
+            return
+        for numbers, places in parts:
+            assert len(numbers) == len(places) >= 1
+            longest = max(max(lengths[place] for place in places), 1)
+            allowed = limits.get("max_tokens", limits.get("global_max_tokens", 10**9) / num_ranks + longest)
+            assert len(places) * longest <= allowed
+            assert len(places) <= limits.get("batch_size", 10**9)
+        assert sum(len(numbers) for numbers, _ in parts) <= limits.get("global_batch_size", 10**9)
+        for numbers, places in parts:
+            ordinals += numbers
+            positions += [
+                place for number, place in zip(numbers, places.tolist(), strict=True) if number < len(lengths)
+            ]
+            padded += sum(number >= len(lengths) for number in numbers)
+    assert ordinals == list(range(len(ordinals)))
+    assert max(Counter(positions).values(), default=1) == 1
+    assert uneven == "pad" or not padded
+    if uneven != "drop":
+        assert sorted(positions) == list(range(len(lengths)))
+
+
+def test_the_batches_of_an_epoch_do_not_depend_on_workers() -> None:
+    def batches() -> Any:
+        return Texts().select("index").deal(batch_by="length", max_tokens=300, shuffle=True, seed=3)
+
+    expected = epochs(batches())
+    assert expected[0] != expected[1]
+    assert sorted(index for batch in expected[1] for index in batch) == list(range(400))
+    for num_workers in (0, 1, 3):
+        with kdp.Loader(batches(), num_workers=num_workers) as loader:
+            assert len(loader) == len(expected[0]) == len(expected[1])
+            assert epochs(loader) == expected
+
+
+def test_a_state_goes_on_with_the_next_batch_under_other_workers() -> None:
+    def batches() -> Any:
+        return Texts().select("index").deal(batch_by="length", global_max_tokens=300, shuffle=True)
+
+    with kdp.Loader(batches(), num_workers=2) as loader:
+        running = iter(loader)
+        for _ in range(5):
+            next(running)
+        state = loader.state_dict()
+        rest = list(running)
+    with kdp.Loader(batches()) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+    other = Texts().select("index").deal(batch_by="length", global_max_tokens=200, shuffle=True)
+    with kdp.Loader(other) as loader, pytest.raises(ValueError, match="`DealerMap` is not what it was"):
+        loader.load_state_dict(state)
+
+
+def test_a_state_of_batches_per_rank_fits_as_many_ranks_only() -> None:
+    with kdp.Loader(Texts().select("index").deal(batch_by="length", max_tokens=300)) as loader:
+        state = loader.state_dict()
+        assert "global_batch_size" not in state
+        with pytest.raises(ValueError, match=r"taken with 2 ranks, but there are 1.*global_max_tokens"):
+            loader.load_state_dict({**state, "num_ranks": 2})
+
+
+def test_the_global_batches_are_the_same_for_any_number_of_ranks() -> None:
+    layout, order = ByLength("length", True, {"global_max_tokens": 700}, "keep"), LengthOrder(LENGTHS)
+    whole, *shares = (
+        LengthEpoch(order, layout, Sharding(*rank), (0, 1)) for rank in [(0, 1), *((rank, 3) for rank in range(3))]
+    )
+    for batch in range(whole.num_batches):
+        together = np.concatenate([share.positions(batch) for share in shares])
+        assert whole.positions(batch).tolist() == together.tolist()
+
+
+def test_batches_waste_little_and_meet_others_in_every_epoch() -> None:
+    lengths = np.random.default_rng(1).integers(10, 500, 20_000)
+    first, second = epochs(Texts(lengths).select("index").deal(batch_by="length", max_tokens=8_000, shuffle=True))
+    padded = sum(len(batch) * max(lengths[batch]) for batch in first)
+    assert lengths.sum() / padded > 0.93
+    companions = {frozenset(batch) for batch in first} & {frozenset(batch) for batch in second}
+    assert not companions
+    assert max(np.abs(np.diff([lengths[batch].mean() for batch in first]))) > 100, "batches come in no order of length"
+
+
+def test_without_shuffling_the_longest_come_first() -> None:
+    pipe = Texts([3, 9, 9, 1, 3]).select("index").deal(batch_by="length", max_tokens=18)
+    assert epochs(pipe) == [[[1, 2], [0, 4, 3]]] * 2
+
+
+def test_batches_of_one_size_are_grouped_by_length_too() -> None:
+    pipe = Texts([3, 9, 9, 1, 3]).select("index").deal(2, batch_by="length")
+    assert epochs(pipe) == [[[1, 2], [0, 4], [3]]] * 2
+
+
+def test_padding_is_marked_and_keeps_to_the_limit() -> None:
+    pipe = Texts([5, 1, 1, 1]).select("x ordinal is_padding").deal(batch_by="length", max_tokens=5, uneven="pad")
+    for _ in range(2):
+        (longest,), short = list(pipe)
+        assert (len(longest[0]), *longest[1:]) == (5, 0, False)
+        assert [(len(x), *rest) for x, *rest in short] == [
+            (1, 1, False),
+            (1, 2, False),
+            (1, 3, False),
+            (1, 4, True),
+            (1, 5, True),
+        ]
+
+
+def test_the_field_may_be_computed_and_goes_through_plan_and_collate() -> None:
+    texts = [("to be or not to be", 0), ("that is the question", 1), ("ay", 0)]
+    pipe = (
+        kdp.from_dataset(texts)
+        .add_field("length", lambda sample: len(sample["x"].split()))
+        .repeat_until(repetitions=2)
+        .transform("x", lambda text: torch.ones(len(text.split())))
+        .select("x y")
+        .deal(batch_by="length", max_tokens=8)
+        .collate_samples(pad={"x": 0})
+    )
+    for _ in range(2):
+        assert [tuple(x.shape) for x, _ in pipe] == [(1, 6), (1, 6), (2, 4), (2, 1)]
+
+
+def test_a_sample_that_is_too_long_is_named() -> None:
+    pipe = Texts([3, 50]).select("x").deal(batch_by="length", max_tokens=40)
+    with pytest.raises(kdp.DataError, match=r"Sample '1' has length 50: with `deal\(max_tokens=40\)`.*flatnonzero"):
+        list(pipe)
+    source: Any = Texts([3, 50])
+    kept = source[np.flatnonzero(source.column("length") <= 40)].select("index")
+    assert epochs(kept.deal(batch_by="length", max_tokens=40)) == [[[0]]] * 2
+
+
+def test_lengths_that_are_none_are_refused() -> None:
+    for length in (0.5, None, "long", -1):
+        pipe = Texts([1]).add_field("length", lambda sample, length=length: length).select("x")
+        with pytest.raises(kdp.DataError, match="`batch_by` must be a field of lengths"):
+            list(pipe.deal(batch_by="length", batch_size=2))
+
+
+def test_an_empty_source_has_no_batches() -> None:
+    pipe = Texts([]).select("index").deal(batch_by="length", max_tokens=5, shuffle=True)
+    assert len(pipe) == 0
+    assert epochs(pipe) == [[], []]
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"batch_by": "length"}, ValueError, "takes `max_tokens` or `batch_size`.*but got none of them"),
+    ({"max_tokens": 5}, TypeError, "`batch_by` must be the name of a field"),
+    ({"batch_by": "length", "max_tokens": 0}, ValueError, "`max_tokens` must be"),
+    (
+        {"batch_by": "length", "max_tokens": 5, "global_batch_size": 4},
+        ValueError,
+        "global_batch_size.*or both; but got",
+    ),
+    ({"batch_by": "length", "max_tokens": 5, "uneven": "stay"}, ValueError, "`uneven` must be"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "kind", "match"), BAD)
+def test_bad_arguments_are_refused_at_once(arguments: dict[str, Any], kind: type[Exception], match: str) -> None:
+    with pytest.raises(kind, match=match):
+        Texts().select("x").deal(**arguments)
+
+
+def test_a_stream_and_a_stock_pipe_say_what_they_lack() -> None:
+    with pytest.raises(kdp.ChainError, match=r"`deal\(batch_by=...\)` plans from the lengths.*`kdp.open_shards`"):
+        IterableWrapper([1]).to_samples(fields="x").deal(batch_by="length", max_tokens=5)
+    with pytest.raises(kdp.ChainError, match="needs a source with columns"):
+        Texts().map(str).deal(batch_by="length", max_tokens=5)

@@ -1,0 +1,38 @@
+"""A progress bar where something takes long, and none where it does not."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import kdpipes as kdp
+from kdpipes import _progress
+
+
+class Slow(kdp.SampleSource):
+    """Labels that are read one by one."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def getitem_y(self, index: int) -> int:
+        return index % 3
+
+
+def test_a_bar_shows_what_takes_long(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    Slow().column("y")
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(_progress, "DELAY_S", 0.0)
+    for _ in range(2):
+        assert kdp.class_counts(Slow()) == {0: 17, 1: 17, 2: 16}
+        assert "reading 'y'" in capfd.readouterr().err
+
+
+def test_a_bar_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(_progress, "DELAY_S", 0.0)
+    before = threading.active_count()
+    assert list(_progress.shown_if_slow(range(3), 3, "counting")) == [0, 1, 2]
+    assert threading.active_count() == before
+    assert "counting" in capfd.readouterr().err
