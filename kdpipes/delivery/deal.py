@@ -70,6 +70,7 @@ class _Dealer(Streaming[Batch]):
         self._banned: Mapping[str, str] = {}
         self._skipper: Skipper | None = None
         self._sharding = Sharding()
+        self._batch_draw = Draw()
         self._num_ranks = 1
         sharder = next((pipe for pipe in walk(self._source) if shards(pipe)), None)
         if sharder is not None:
@@ -179,8 +180,13 @@ class _Dealer(Streaming[Batch]):
         self._skipper = None if handler is None else Skipper(handler, self._banned, self._told_of_skips)
         return self._skipper
 
+    def batch_draw(self) -> Draw:
+        """Return what tells the batch that was given last from all others: the source of its randomness as a whole."""
+        return self._batch_draw
+
     def _batch(self, item: Callable[..., Any], epoch: int, batch: int, parts: Iterable[tuple[Any, Draw]]) -> Batch:
         """Return the items of a batch, but for those that are left out."""
+        self._batch_draw = Draw(self._seed, epoch, batch * self._sharding.num_ranks + self._sharding.rank)
         try:
             made = (item(part, draw, batch) for part, draw in parts)
             items = [one for one in made if one is not LEFT_OUT]
