@@ -19,13 +19,16 @@ from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate
+from kdpipes.delivery.cutmix import CutMixerIterDataPipe
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
 from kdpipes.delivery.loader import Loader
+from kdpipes.delivery.mixup import MixerUpIterDataPipe
 from kdpipes.delivery.reading_services import ProcessReadingService, ThreadReadingService
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.draw import Draw
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
 from kdpipes.look.grid import image_grid
+from kdpipes.plan.class_counts import class_counts
 from kdpipes.plan.concat import ConcatenatorMapDataPipe as concat
 from kdpipes.plan.few_shot import FewShotTakerMapDataPipe
 from kdpipes.plan.filter_classes import ClassFilterIterDataPipe, ClassFilterMapDataPipe
@@ -39,7 +42,6 @@ from kdpipes.plan.subset import SubsetterMapDataPipe
 from kdpipes.plan.take_per_class import PerClassTakerMapDataPipe
 from kdpipes.plan.take_percent import PercentTakerMapDataPipe
 from kdpipes.sample import Sample
-from kdpipes.selection import class_counts
 from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe as from_dataset
 from kdpipes.sources.from_dataset import SampleSource
 from kdpipes.sources.from_ids import IdReaderMapDataPipe as from_ids
@@ -48,23 +50,28 @@ from kdpipes.sources.open_shards import ShardReaderMapDataPipe as open_shards
 from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe as stream_shards
 from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDataPipe
 from kdpipes.work.add_field import FieldAdder
+from kdpipes.work.color_transforms import ColorJitter
 from kdpipes.work.decode_images import EncodedImage, ImageDecoder
-from kdpipes.work.image_transforms import HorizontalFlip, RandomResizedCrop
+from kdpipes.work.geometric_transforms import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
 from kdpipes.work.on_error import ErrorHandler
 from kdpipes.work.record_ctx import CtxRecorder
 from kdpipes.work.rename_fields import FieldRenamer
 from kdpipes.work.select import Selector
+from kdpipes.work.tensor_transforms import Normalize, ToTensor
 from kdpipes.work.transform import RecordedTransform, Transformer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CenterCrop",
     "ChainError",
     "ClassFilterIterDataPipe",
     "ClassFilterMapDataPipe",
     "ClassMapperIterDataPipe",
     "ClassMapperMapDataPipe",
+    "ColorJitter",
     "CtxRecorder",
+    "CutMixerIterDataPipe",
     "DataError",
     "DealerIterDataPipe",
     "DealerMapDataPipe",
@@ -84,6 +91,8 @@ __all__ = [
     "MapPipe",
     "MixerIterDataPipe",
     "MixerMapDataPipe",
+    "MixerUpIterDataPipe",
+    "Normalize",
     "OversamplerIterDataPipe",
     "OversamplerMapDataPipe",
     "PerClassTakerMapDataPipe",
@@ -94,6 +103,7 @@ __all__ = [
     "RecordedTransform",
     "RepeaterUntilIterDataPipe",
     "RepeaterUntilMapDataPipe",
+    "Resize",
     "Sample",
     "SampleCollatorIterDataPipe",
     "SampleMakerIterDataPipe",
@@ -102,6 +112,7 @@ __all__ = [
     "Selector",
     "SubsetterMapDataPipe",
     "ThreadReadingService",
+    "ToTensor",
     "Transformer",
     "WeightedSamplerMapDataPipe",
     "WorkerError",

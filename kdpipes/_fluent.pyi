@@ -67,7 +67,12 @@ class MapChain(MapDataPipe[Any]):
     def on_error(
         self, action: Literal["raise", "skip", "quarantine"] = "raise", *, path: str | os.PathLike[str] | None = None
     ) -> MapChain: ...
-    def transform(self, field: str, *transforms: Callable[..., Any] | RecordedTransform) -> MapChain: ...
+    def transform(
+        self,
+        field: str,
+        *transforms: Callable[..., Any] | RecordedTransform,
+        views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
+    ) -> MapChain: ...
     def select(self, mode: str, return_ctx: bool = False) -> MapChain: ...
     def deal(
         self,
@@ -115,7 +120,12 @@ class IterChain(IterDataPipe[Any]):
     def on_error(
         self, action: Literal["raise", "skip", "quarantine"] = "raise", *, path: str | os.PathLike[str] | None = None
     ) -> IterChain: ...
-    def transform(self, field: str, *transforms: Callable[..., Any] | RecordedTransform) -> IterChain: ...
+    def transform(
+        self,
+        field: str,
+        *transforms: Callable[..., Any] | RecordedTransform,
+        views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
+    ) -> IterChain: ...
     def select(self, mode: str, return_ctx: bool = False) -> IterChain: ...
     def deal(
         self,
@@ -131,4 +141,22 @@ class IterChain(IterDataPipe[Any]):
         split: Literal["samples", "shards"] = "samples",
     ) -> IterChain: ...
     def collate_samples(self, *, pad: Mapping[str, float] | None = None) -> IterChain: ...
+    def mixup(
+        self,
+        alpha: float = 0.2,
+        *,
+        num_classes: int | None = None,
+        image: str = "x",
+        label: str = "y",
+        p: float = 1.0,
+    ) -> IterChain: ...
+    def cutmix(
+        self,
+        alpha: float = 1.0,
+        *,
+        num_classes: int | None = None,
+        image: str = "x",
+        label: str = "y",
+        p: float = 1.0,
+    ) -> IterChain: ...
     def to_device(self, device: str | torch.device) -> IterChain: ...

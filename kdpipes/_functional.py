@@ -66,6 +66,8 @@ def refuse_flavour(name: str, *, flavour: Flavour, way_out: str) -> None:
 
     def refuse(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
         owner = type(source_datapipe).__name__
+        if hasattr(source_datapipe, "batch_draw") and flavour == "iter":
+            raise ChainError(f"`.{name}()` takes samples, but {owner} gives batches. Put `.{name}()` before `.deal()`.")
         raise ChainError(f"`.{name}()` needs {needs}, but {owner} is {is_what}. {way_out}")
 
     refuse.__name__ = refuse.__qualname__ = name
@@ -84,10 +86,18 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             signature.bind(source_datapipe, *args, **kwargs)
         except TypeError as error:
             unknown = next((key for key in kwargs if key not in signature.parameters), "")
-            raise TypeError(f"`{shown}`: {error}.{closest(unknown, signature.parameters)}") from None
+            what = f"got an unexpected keyword argument {unknown!r}" if unknown else str(error)
+            names = [key for key in signature.parameters if key != "source_datapipe"]
+            raise TypeError(f"`{shown}`: {what}.{closest(unknown, names)}{_by_name(error, args, parameters)}") from None
         return function(source_datapipe, *args, **kwargs)
 
     return functools.update_wrapper(pipe, function)
+
+
+def _by_name(error: TypeError, args: tuple[Any, ...], parameters: list[inspect.Parameter]) -> str:
+    """Return how to write an argument that was given without its name."""
+    names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    return f" Name it: `{names[0]}=...`." if "too many positional" in str(error) and args and names else ""
 
 
 def _is_same(one: Any, other: Any) -> bool:

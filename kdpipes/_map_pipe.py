@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import MapDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._pipe import Suggesting, gives_samples
 from kdpipes._progress import shown_if_slow
@@ -61,6 +61,8 @@ class MapPipe(Suggesting, MapChain):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.pick(range(len(self))[index])
+        if getattr(index, "dtype", None) in (bool, torch.bool):
+            return self.pick(_places_of(index, len(self)))
         if isinstance(index, list | range) or bool(getattr(index, "ndim", 0)):
             return self.pick(index)
         if isinstance(index, bool) or not hasattr(index, "__index__"):
@@ -89,11 +91,21 @@ class MapPipe(Suggesting, MapChain):
         `key` are the samples' keys, where that is no field.
         """
         if name != "y":
-            return self.read_column(name)
+            return self._checked_column(name)
         kept: Shared[NDArray[Any]] | None = self.__dict__.get(_KEPT_LABELS)
         if kept is None:
-            kept = self.__dict__[_KEPT_LABELS] = Shared(self.read_column(name))
+            kept = self.__dict__[_KEPT_LABELS] = Shared(self._checked_column(name))
         return kept.value
+
+    def _checked_column(self, name: str) -> NDArray[Any]:
+        column = as_column(self.read_column(name))
+        if len(column) != len(self):
+            owner = type(self).__name__
+            raise ChainError(
+                f"`{owner}.read_column({name!r})` must return a value for each of {len(self)} samples, but returned "
+                f"{len(column)}."
+            )
+        return column
 
     def read_column(self, name: str) -> NDArray[Any]:
         """Read one field of all samples; a source that can do so without making samples overrides it."""
@@ -107,6 +119,13 @@ class MapPipe(Suggesting, MapChain):
     def field_names(self) -> frozenset[str] | None:
         """Return the names of the fields that every sample has, or None where only the samples know."""
         return None
+
+
+def _places_of(mask: Any, size: int) -> NDArray[Any]:
+    """Return the positions where a mask is True."""
+    if tuple(mask.shape) != (size,):
+        raise IndexError(f"A mask has one entry for each sample, so {size}, but its shape is {tuple(mask.shape)}.")
+    return np.flatnonzero(np.asarray(mask))
 
 
 def is_key(name: str, fields: Container[str]) -> bool:
@@ -142,6 +161,11 @@ _OURS = {  # stock pipes that lose the columns, and what keeps them
 
 def indexed(source_datapipe: Any, name: str, *, takes_samples: bool = True) -> MapPipe:
     """Return the source of the plan pipe `name`, or refuse one that has lost its columns, or its samples."""
+    if isinstance(source_datapipe, IterDataPipe) and type(source_datapipe).__name__ not in _OURS:
+        raise ChainError(
+            f"`{name}` needs indexed sources here, but {type(source_datapipe).__name__} is a stream. `kdp.open_shards` "
+            "is indexed; or begin with the stream: `stream.mix(...)` takes both."
+        )
     if not isinstance(source_datapipe, MapPipe):
         way_out = _OURS.get(type(source_datapipe).__name__, "Make samples of it first: `.to_samples(...)`.")
         raise ChainError(
@@ -178,6 +202,9 @@ class PlanPipe(MapPipe):
 
     def fetch(self, index: int) -> Sample:
         return self._source.fetch(int(self.positions()[index]))
+
+    def identity(self) -> Any:
+        return super().identity(), self.positions()  # which labels decide on
 
     def column(self, name: str) -> NDArray[Any]:
         column: NDArray[Any] = self._source.column(name)[self.positions()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -36,11 +38,25 @@ class Suggesting:
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return super().__getattr__(name)  # type: ignore[misc]  # torch's look-up of functional names
+            return _as_method(super().__getattr__(name))  # type: ignore[misc]  # torch's look-up of functional names
         except AttributeError:
             if name.startswith("_"):
                 raise
             raise UnknownPipeError(type(self).__name__, name, tuple(type(self).functions)) from None
+
+
+def _as_method(found: Any) -> Any:
+    """Return a functional pipe as a method whose help shows its arguments, not as a partial of two."""
+    if not isinstance(found, functools.partial):
+        return found
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return found(*args, **kwargs)
+
+    signature = inspect.signature(found.func)
+    parameters = list(signature.parameters.values())[1:]
+    method.__signature__ = signature.replace(parameters=parameters, return_annotation=signature.empty)  # type: ignore[attr-defined]
+    return functools.update_wrapper(method, found.func, ("__doc__", "__name__", "__qualname__", "__module__"), ())
 
 
 PipeType = TypeVar("PipeType")

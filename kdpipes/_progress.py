@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import sys
+import threading
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -18,14 +21,18 @@ class _Bar(tqdm):  # type: ignore[misc]  # tqdm carries no types
     monitor_interval = 0  # a thread of tqdm's own would be there when workers are forked
 
 
+_Bar.set_lock(threading.RLock())  # tqdm's own is multiprocessing's, which then has chosen how processes start
+
+
 def shown_if_slow(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
-    """Yield `items`, with a progress bar if that takes longer than `DELAY_S`; without one in worker processes.
+    """Yield `items`, with a progress bar if that takes longer than `DELAY_S`; without one in workers and other ranks.
 
     Args:
         items: What is worked through.
         total: How many there are.
         what: What goes on: "reading 'y'".
     """
-    is_worker = multiprocessing.parent_process() is not None
-    bar: Iterator[Item] = iter(_Bar(items, what, total, leave=False, unit=" samples", delay=DELAY_S, disable=is_worker))
-    return bar
+    is_aside = multiprocessing.parent_process() is not None or os.environ.get("RANK", "0") != "0"
+    if is_aside or sys.stderr is None:
+        return iter(items)
+    return iter(_Bar(items, what, total, leave=False, unit=" samples", delay=DELAY_S))

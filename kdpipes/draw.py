@@ -6,10 +6,10 @@ import hashlib
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = [
     "EpochCounter",
     "current_draw",
     "drawing",
+    "generator",
     "hash_key",
     "is_drawing",
     "made_under",
@@ -50,6 +51,7 @@ class Draw:
         is_padding: Whether the sample fills up a last batch (`deal(uneven="pad")`).
         is_early: Whether the ordinal is that of the sample's making: the sample of a stream is made before it is
             known when it will be delivered.
+        replayed: In a replay, the ctx whose parameters are used in place of new ones.
     """
 
     seed: int = 0
@@ -57,6 +59,7 @@ class Draw:
     ordinal: int = 0
     is_padding: bool = False
     is_early: bool = False
+    replayed: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def key(self, operation: str) -> bytes:
         """Return the key of one operation of this sample."""
@@ -64,8 +67,16 @@ class Draw:
 
     def rng(self, operation: str) -> np.random.Generator:
         """Return the operation's own generator: counter-based (Philox), the same in every process."""
-        words = np.frombuffer(self.key(operation)[:16], dtype=np.uint64)
-        return np.random.Generator(np.random.Philox(key=words))
+        return generator(self.key(operation))
+
+    def as_entry(self) -> dict[str, int]:
+        """Return the draw as a ctx records it."""
+        return {"seed": self.seed, "epoch": self.epoch, "ordinal": self.ordinal}
+
+
+def generator(key: bytes) -> np.random.Generator:
+    """Return the generator of a key."""
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(key[:16], dtype=np.uint64)))
 
 
 class EarlyDraws:
@@ -130,24 +141,38 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def seeded_globals(key: bytes) -> Iterator[None]:
+def seeded_globals(key: bytes) -> Iterator[Callable[[], bool]]:
     """Seed the global generators of `random`, NumPy and torch (CPU) from `key`; restore them afterwards.
 
-    Threads take turns. Each generator gets words of its own: `random.seed(k)` and `np.random.seed` of k's words
-    would otherwise give the same stream.
+    Yields what tells, once, whether one of them has moved since. Threads take turns. Each generator gets words of its
+    own: `random.seed(k)` and `np.random.seed` of k's words would otherwise give the same stream.
     """
     words = np.frombuffer(hash_key(key, "globals"), dtype=np.uint32)
-    with _globals_lock:
-        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+    def seed() -> None:
         random.seed(words[:3].tobytes())
         np.random.seed(words[3:6])
         torch.default_generator.manual_seed(int.from_bytes(words[6:].tobytes(), "little") >> 1)
+
+    def has_moved() -> bool:
+        now = _global_states()
+        seed()
+        return any(not np.array_equal(one, other) for one, other in zip(now, _global_states(), strict=True))
+
+    with _globals_lock:
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        seed()
         try:
-            yield
+            yield has_moved
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
             torch.set_rng_state(states[2])
+
+
+def _global_states() -> list[Any]:
+    numpy: Any = np.random.get_state()
+    return [random.getstate()[1], numpy[1], numpy[2:], torch.get_rng_state()]
 
 
 class EpochCounter:

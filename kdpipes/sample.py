@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from kdpipes import _record
-from kdpipes.draw import Draw, current_draw
+from kdpipes.draw import Draw, current_draw, generator
 from kdpipes.errors import ChainError, add_note, refuse_field
 
 __all__ = ["Lazy", "Sample", "as_sample"]
 
+_DRAW, _EARLY = "draw", "early_draws"  # entries of the ctx
 _UNLOADED: Any = type("_Unloaded", (), {"__repr__": lambda self: "<not loaded>"})()
 
 
@@ -183,9 +184,34 @@ class Sample(MutableMapping[str, Any]):
         except KeyError:
             refuse_field(name, f"Sample {self.key!r}", self._fields)
 
+    def key_of(self, operation: str) -> bytes:
+        """Return what an operation's random numbers come from: the delivered sample and the operation's name alone."""
+        early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
+        return (self.draw if early is None else Draw(**early, is_early=True)).key(operation)
+
     def rng(self, operation: str) -> np.random.Generator:
         """Return a generator that depends on the delivered sample and the operation's name alone."""
-        return self.draw.rng(operation)
+        replayed = self.draw.replayed
+        if replayed is not None and operation not in replayed.get(_EARLY, {}) and _DRAW not in replayed:
+            return cast("np.random.Generator", _Unknown(operation))
+        return generator(self.key_of(operation))
+
+    def note_draw(self, operation: str, *, is_recorded: bool) -> None:
+        """Record which draw an operation takes random numbers from that records nothing else to do it again by.
+
+        The entry is `draw`, one for all operations; `early_draws`, by operation, where a stream's sample is read before
+        it is known when it will be delivered.
+
+        Raises:
+            ChainError: In a replay, if that is not known.
+        """
+        rng = self.rng(operation)
+        if isinstance(rng, _Unknown):
+            rng.refuse()
+        if is_recorded and self.draw.is_early:
+            self.ctx.setdefault(_EARLY, {})[operation] = self.draw.as_entry()
+        elif is_recorded:
+            self.ctx[_DRAW] = self.draw.as_entry()
 
     def bind(self, draw: Draw) -> None:
         """Say which delivered sample this is."""
@@ -249,6 +275,22 @@ class Sample(MutableMapping[str, Any]):
             )
             refuse_field(name, f"The ctx of sample {self.key!r}", names, way_out)
         return self.ctx[name]
+
+
+class _Unknown:
+    """The generator of an operation in a replay that does not know it: an error for who draws from it."""
+
+    def __init__(self, operation: str) -> None:
+        self._operation = operation
+
+    def refuse(self) -> NoReturn:
+        raise ChainError(
+            f"`{self._operation}` draws random numbers, and nothing in the ctx says which. Put `.record_ctx()` before "
+            "it, or build the whole batch again: `kdp.rebuild_batch`."
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        self.refuse()
 
 
 def _restore(

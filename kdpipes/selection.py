@@ -63,16 +63,12 @@ def keep_classes(labels: NDArray[Any], classes: ArrayLike, *, keep: bool) -> Int
     return np.flatnonzero(chosen if keep else ~chosen).astype(smallest_int(len(labels)))
 
 
-def class_counts(labels: Any) -> dict[Any, int]:
+def class_counts(labels: NDArray[Any]) -> dict[Any, int]:
     """Return how many labels there are of each class, classes in ascending order.
-
-    Args:
-        labels: An array; or an indexed pipe, whose labels are counted.
 
     >>> class_counts(np.array([2, 0, 2]))
     {0: 1, 2: 2}
     """
-    labels = np.asarray(labels.column("y") if hasattr(labels, "column") else labels)
     dense = _dense(labels)
     if dense is not None:
         numbers, lowest, size = dense

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.dataloader2.graph import traverse_dps
@@ -26,9 +27,19 @@ Build = Callable[[Any], Any]
 EXAMPLES: dict[str, Build] = {
     "add_field": lambda source: source.add_field("twice", lambda sample: 2 * sample["x"]),
     "collate_samples": lambda source: source.select("x y").deal(batch_size=2).collate_samples(),
+    "cutmix": lambda source: (
+        source.transform("x", lambda x: np.full((3, 4, 5), x))
+        .select("x y")
+        .deal(batch_size=2)
+        .collate_samples()
+        .cutmix(num_classes=3)
+    ),
     "deal": lambda source: source.select("x y").deal(batch_size=2),
     "decode_images": lambda source: source.add_field("image", lambda sample: None).decode_images("image"),
     "filter_classes": lambda source: source.filter_classes(invalid=[1]),
+    "mixup": lambda source: (
+        source.transform("x", float).select("x y").deal(batch_size=2).collate_samples().mixup(num_classes=3)
+    ),
     "on_error": lambda source: source.on_error("skip"),
     "few_shot": lambda source: source.few_shot(shots=1, seed=1),
     "map_classes": lambda source: source.map_classes({0: 1, 2: 0}, unmapped="keep"),
@@ -50,7 +61,9 @@ EXAMPLES_BY_FLAVOUR: dict[tuple[str, str], Build] = {
     ("oversample", "map"): lambda source: source.oversample(mode="exact"),
     ("oversample", "iter"): lambda source: source.oversample(mode="exact", class_counts={0: 3, 1: 2, 2: 2}),
 }
-REFUSED = {("subset", "iter"), ("collate_samples", "map"), ("to_device", "map")} | {
+BEHIND_DEAL = {"collate_samples", "cutmix", "mixup", "to_device"}
+RANDOM = {"cutmix", "mixup", "transform"}
+REFUSED = {("subset", "iter"), *((name, "map") for name in BEHIND_DEAL)} | {
     (name, "iter") for name in ("few_shot", "permute", "sample_weighted", "take_per_class", "take_percent")
 }
 
@@ -99,7 +112,7 @@ def test_two_epochs_without_randomness_are_equal(name: str, flavour: str) -> Non
     pipe = _build(name, flavour)
     first = _items(pipe)
     assert first
-    if name != "transform":
+    if name not in RANDOM:
         assert _items(pipe) == first
 
 
@@ -154,7 +167,7 @@ def test_the_input_is_not_changed(name: str, flavour: str) -> None:
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_give_what_one_process_gives(name: str, flavour: str, num_workers: int) -> None:
     pipe = _build(name, flavour)
-    if name not in {"deal", "collate_samples", "to_device"}:
+    if name not in {"deal", *BEHIND_DEAL}:
         pipe = (pipe if name == "select" else pipe.select("key")).deal(batch_size=2)
     expected = _items(pipe)
     with kdp.Loader(_fresh(pipe), num_workers=num_workers) as loader:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -36,3 +38,23 @@ def test_a_bar_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> 
     assert list(_progress.shown_if_slow(range(3), 3, "counting")) == [0, 1, 2]
     assert threading.active_count() == before
     assert "counting" in capfd.readouterr().err
+
+
+def test_a_bar_does_not_choose_how_processes_start() -> None:
+    code = (
+        "import multiprocessing, kdpipes as kdp\n"
+        "from kdpipes._progress import shown_if_slow\n"
+        "assert list(shown_if_slow(range(3), 3, 'counting')) == [0, 1, 2]\n"
+        "assert multiprocessing.get_start_method(allow_none=True) is None\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_nothing_is_shown_where_nobody_looks(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(_progress, "DELAY_S", 0.0)
+    monkeypatch.setenv("RANK", "1")
+    assert list(_progress.shown_if_slow(range(3), 3, "counting")) == [0, 1, 2]
+    assert capfd.readouterr().err == ""
+    monkeypatch.delenv("RANK")
+    monkeypatch.setattr(sys, "stderr", None)
+    assert list(_progress.shown_if_slow(range(3), 3, "counting")) == [0, 1, 2]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.delivery.layout import Sharding, Uneven, share_out
 from kdpipes.draw import hash_key
-from kdpipes.errors import check_choice, check_count, must_be
+from kdpipes.errors import DataError, check_choice, check_count, must_be
 from kdpipes.selection import Permutation, smallest_int
 
-__all__ = ["ByLength", "LengthEpoch", "LengthOrder"]
+__all__ = ["ByLength", "LengthEpoch", "LengthOrder", "read_lengths"]
 
 _GLOBAL = "global_"
 _SPREAD = 1.1  # how much longer the longest of the samples that are shuffled among each other may be than the shortest,
@@ -53,12 +54,13 @@ class ByLength:
         check_choice("uneven", self.uneven, ("keep", "pad", "drop"))
 
     def identity(self) -> Any:
-        """Return what makes the batches what they are, as plain data."""
-        return self.uneven, self.column, sorted(self.limits.items()), _SPREAD, _NUM_BATCHES
+        """Return what makes the batches what they are, but for the sizes, which a state names."""
+        return self.uneven, _SPREAD, _NUM_BATCHES
 
-    def sizes(self, num_ranks: int) -> dict[str, int]:
-        """Return the numbers, besides the identity, on which the batches depend."""
-        return {} if self._is_global else {"num_ranks": num_ranks}
+    def sizes(self, num_ranks: int) -> dict[str, Any]:
+        """Return the numbers on which the batches depend."""
+        limits = {"batch_by": self.column, **self.limits}
+        return limits if self._is_global else {**limits, "num_ranks": num_ranks}
 
     def num_samples(self, length: int, num_ranks: int) -> int:
         """Return how many samples of a length fit into a global batch; 0 if not one for each rank."""
@@ -71,6 +73,19 @@ class ByLength:
             return number if number >= num_ranks else 0
         return number * num_ranks
 
+    def refuse_long(self, source: Any, order: LengthOrder, num_ranks: int) -> None:
+        """Refuse a sample of which not every rank can have one."""
+        if not len(order) or self.num_samples(order.length_at(0), num_ranks):
+            return
+        limits = ", ".join(f"{name}={limit}" for name, limit in self.limits.items())
+        if not self.num_samples(1, num_ranks):
+            raise ValueError(f"`deal({limits})` leaves some of {num_ranks} ranks with nothing. Raise the limit.")
+        raise DataError(
+            f"Sample {source.fetch(int(order.positions[0])).key!r} has {self.column} {order.length_at(0)}: with "
+            f"`deal({limits})`, a batch cannot hold one such sample for every rank. Leave such samples out, "
+            f"`pipe[pipe.column({self.column!r}) <= limit]`, or raise the limit."
+        )
+
     @property
     def _is_global(self) -> bool:
         return any(name.startswith(_GLOBAL) for name in self.limits)
@@ -80,53 +95,112 @@ class LengthOrder:
     """The positions of samples by their length, longest first.
 
     Args:
-        lengths: Of all samples, `[num_samples]`, integers from 0.
+        lengths: Of all samples, `[num_samples]`, whole numbers from 0.
     """
 
     def __init__(self, lengths: NDArray[Any]) -> None:
-        values, places, counts = np.unique(lengths, return_inverse=True, return_counts=True)
-        order = np.argsort(len(values) - 1 - places.reshape(-1), kind="stable")
+        self._values, places, counts = np.unique(lengths.astype(np.int64), return_inverse=True, return_counts=True)
+        order = np.argsort(len(counts) - 1 - places.reshape(-1), kind="stable")
         self.positions = order.astype(smallest_int(len(lengths)))
-        self._values, self._stops = values[::-1].astype(np.int64), np.cumsum(counts[::-1])
+        self._stops = np.cumsum(counts[::-1])
+        self._buckets: dict[Any, _Buckets] = {}
 
     def __len__(self) -> int:
         return len(self.positions)
 
+    def fingerprinted(self) -> Any:
+        """Return what tells it from another."""
+        return self.positions, self._values, self._stops
+
     def length_at(self, place: int) -> int:
         """Return the length of the sample at a place of this order."""
-        return int(self._values[np.searchsorted(self._stops, place, side="right")])
+        return int(self._values[-1 - int(np.searchsorted(self._stops, place, side="right"))])
 
-    def num_above(self, length: float) -> int:
+    def num_above(self, length: int) -> int:
         """Return how many samples are as long as this, or longer."""
-        number = int(np.count_nonzero(self._values >= length))
+        number = len(self._values) - int(np.searchsorted(self._values, length))
         return int(self._stops[number - 1]) if number else 0
 
-
-class _Bucket(NamedTuple):
-    """Samples of like length: those from `start` to `stop` of the order, in global batches from `first_batch` on."""
-
-    start: int
-    stop: int
-    batch_size: int
-    first_batch: int
+    def buckets(self, layout: ByLength, num_ranks: int) -> _Buckets:
+        """Return how an epoch is cut; worked out once."""
+        key = repr(layout), num_ranks
+        if key not in self._buckets:
+            self._buckets[key] = _Buckets(self, layout, num_ranks)
+        return self._buckets[key]
 
 
-def _buckets(order: LengthOrder, layout: ByLength, num_ranks: int) -> tuple[_Bucket, ...]:
-    """Return the buckets of an epoch, longest samples first; only the last batch of the last one may be short."""
-    buckets: list[_Bucket] = []
-    start = first_batch = 0
-    spread, least = (_SPREAD, _NUM_BATCHES) if layout.is_shuffled else (1.0, 1)
-    while start < len(order):
-        longest = order.length_at(start)
-        size = layout.num_samples(longest, num_ranks)
-        like = max(order.num_above(longest / spread) - start, least * size)
-        stop = start + -(-like // size) * size
-        if len(order) < stop + least * size - size:
-            stop = len(order)
-        buckets.append(_Bucket(start, stop, size, first_batch))
-        first_batch += -(-(stop - start) // size)
-        start = stop
-    return tuple(buckets)
+def read_lengths(source: Any, column: str) -> LengthOrder:
+    """Return the samples of an indexed source by their length.
+
+    Args:
+        source: An indexed pipe.
+        column: The name of the field that holds the lengths.
+
+    Raises:
+        DataError: A value is no whole number from 0.
+    """
+    lengths = source.column(column)
+    wrong = _first_that_is_no_length(lengths)
+    if wrong is not None:
+        raise DataError(
+            f"`batch_by` must name a field of whole numbers from 0, but sample {source.fetch(wrong).key!r} has "
+            f"{column} {lengths[wrong]!r}. A length can be a field of its own: "
+            '`.add_field("length", lambda sample: len(sample["x"]))`.'
+        )
+    return LengthOrder(lengths)
+
+
+def _first_that_is_no_length(lengths: NDArray[Any]) -> int | None:
+    """Return the position of the first value that is no whole number from 0; None where there is none."""
+    if lengths.dtype.kind in "iu":
+        wrong = lengths < 0
+    elif lengths.dtype.kind == "f":
+        wrong = ~((lengths >= 0) & (lengths == np.floor(lengths)) & np.isfinite(lengths))
+    else:
+        wrong = np.asarray([not (isinstance(value, int) and value >= 0) for value in lengths], dtype=bool)
+    places = np.flatnonzero(wrong)
+    return int(places[0]) if len(places) else None
+
+
+class _Buckets:
+    """Stretches of the order of samples of like length, longest first, each cut into batches of a size of its own.
+
+    Bucket n holds the samples from `starts[n]` to `starts[n + 1]`, in global batches of `sizes[n]`, numbered from
+    `first_batches[n]` to `first_batches[n + 1]`. Only the last batch of the last one may be short.
+    """
+
+    def __init__(self, order: LengthOrder, layout: ByLength, num_ranks: int) -> None:
+        starts, sizes = [0], []
+        while starts[-1] < len(order):
+            size, stop = _next_bucket(order, layout, num_ranks, starts[-1])
+            starts.append(stop)
+            sizes.append(size)
+        self.starts, self.sizes = np.asarray(starts), np.asarray(sizes, dtype=np.int64)
+        batches = -(-np.diff(self.starts) // self.sizes)
+        self.first_batches = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(batches)])
+        self.num_batches = int(self.first_batches[-1])
+        rest = int(self.starts[-1] - self.starts[-2]) % sizes[-1] if sizes else 0
+        self.short = rest  # how many samples the short last batch has; 0 without one
+
+    def num_kept(self, uneven: Uneven) -> int:
+        """Return the number of batches of an epoch."""
+        return self.num_batches - (uneven == "drop" and self.short > 0)
+
+
+def _next_bucket(order: LengthOrder, layout: ByLength, num_ranks: int, start: int) -> tuple[int, int]:
+    """Return the size of the global batches of the bucket that begins with `start`, and where it ends."""
+    longest, rest = order.length_at(start), len(order) - start
+    size = layout.num_samples(longest, num_ranks)
+    if not start:
+        size = min(size, -(-rest // num_ranks) * num_ranks)
+    if not layout.is_shuffled:
+        like, least = order.num_above(longest) - start, 1
+    else:
+        like, least = order.num_above(math.ceil(longest / _SPREAD)) - start, _NUM_BATCHES
+        if start and rest < least * size:  # the same samples would meet in every epoch
+            size = min(size, -(-rest // (least * num_ranks)) * num_ranks)
+    stop = start + -(-max(like, least * size) // size) * size
+    return size, len(order) if len(order) < stop + (least - 1) * size else stop
 
 
 class LengthEpoch:
@@ -146,59 +220,49 @@ class LengthEpoch:
         self, order: LengthOrder, layout: ByLength, sharding: Sharding, key: tuple[int, int] | None = None
     ) -> None:
         self._order, self._layout, self._sharding, self._key = order, layout, sharding, key
-        self._buckets = _buckets(order, layout, sharding.num_ranks)
-        sizes = [_sizes_of(bucket) for bucket in self._buckets]
-        self._sizes = np.concatenate([np.zeros(0, dtype=np.int64), *sizes])
-        is_short = bool(self._buckets) and bool(self._sizes[-1] < self._buckets[-1].batch_size)
-        if is_short and layout.uneven == "drop":
-            self._sizes = self._sizes[:-1]
-        num_shuffled = len(self._sizes) - (is_short and layout.uneven != "drop")
-        self._numbers = np.arange(len(self._sizes))
+        self._buckets = buckets = order.buckets(layout, sharding.num_ranks)
+        self.num_batches = buckets.num_kept(layout.uneven)
+        self.full_size = int(buckets.sizes[-1]) if len(buckets.sizes) else 0
+        self._numbers = np.arange(self.num_batches)
         if key is not None:
-            order_of = Permutation(num_shuffled, key=hash_key("order", *key))
-            self._numbers[:num_shuffled] = order_of[self._numbers[:num_shuffled]]
-        self._starts = np.cumsum(self._sizes[self._numbers]) - self._sizes[self._numbers]
-        self.full_size = self._buckets[-1].batch_size if self._buckets else 0
-        self._first_batches = [bucket.first_batch for bucket in self._buckets]
+            is_short_kept = buckets.short > 0 and layout.uneven != "drop"
+            shuffled = self._numbers[: self.num_batches - is_short_kept]
+            shuffled[:] = Permutation(len(shuffled), key=hash_key("order", *key))[shuffled]
+        sizes = self._sizes(self._numbers)
+        self._starts = np.cumsum(sizes) - sizes
         self._in_bucket: dict[int, Permutation] = {}
-
-    @property
-    def num_batches(self) -> int:
-        """How many batches each rank gets."""
-        return len(self._sizes)
 
     def ordinals(self, batch: int) -> range:
         """Return the ordinals of this rank's part of a batch; those from the number of samples on are padding."""
-        return share_out(int(self._starts[batch]), self._filled(batch), self._sharding)
+        numbers = self._numbers[batch : batch + 1]
+        size = self._buckets.sizes[self._bucket_of(numbers)] if self._layout.uneven == "pad" else self._sizes(numbers)
+        return share_out(int(self._starts[batch]), int(size[0]), self._sharding)
 
     def positions(self, batch: int) -> NDArray[Any]:
         """Return the positions of the samples of this rank's part of a batch."""
-        ordinals, number, bucket = self.ordinals(batch), int(self._numbers[batch]), self._bucket(batch)
-        first = (number - bucket.first_batch) * bucket.batch_size - int(self._starts[batch])
-        places = np.arange(first + ordinals.start, first + ordinals.stop) % (bucket.stop - bucket.start)
+        ordinals, number = self.ordinals(batch), int(self._numbers[batch])
+        bucket = int(self._bucket_of(number))
+        start, stop = (int(place) for place in self._buckets.starts[bucket : bucket + 2])
+        first = (number - int(self._buckets.first_batches[bucket])) * int(self._buckets.sizes[bucket])
+        offset = first - int(self._starts[batch])
+        places = np.arange(offset + ordinals.start, offset + ordinals.stop) % (stop - start)
         if self._key is not None:
-            places = self._permutation(bucket, self._key)[places]
-        positions: NDArray[Any] = self._order.positions[bucket.start + places]
+            places = self._permutation(bucket, stop - start, self._key)[places]
+        positions: NDArray[Any] = self._order.positions[start + places]
         return positions
 
-    def _permutation(self, bucket: _Bucket, key: tuple[int, int]) -> Permutation:
-        if bucket.start not in self._in_bucket:
-            size = bucket.stop - bucket.start
-            self._in_bucket[bucket.start] = Permutation(size, key=hash_key("bucket", *key, bucket.start))
-        return self._in_bucket[bucket.start]
+    def _permutation(self, bucket: int, size: int, key: tuple[int, int]) -> Permutation:
+        if bucket not in self._in_bucket:
+            self._in_bucket[bucket] = Permutation(size, key=hash_key("bucket", *key, bucket))
+        return self._in_bucket[bucket]
 
-    def _bucket(self, batch: int) -> _Bucket:
-        place = np.searchsorted(self._first_batches, self._numbers[batch], side="right") - 1
-        return self._buckets[int(place)]
+    def _bucket_of(self, numbers: Any) -> NDArray[np.int64]:
+        buckets: NDArray[np.int64] = np.searchsorted(self._buckets.first_batches, numbers, side="right") - 1
+        return buckets
 
-    def _filled(self, batch: int) -> int:
-        return (
-            self._bucket(batch).batch_size if self._layout.uneven == "pad" else int(self._sizes[self._numbers[batch]])
-        )
-
-
-def _sizes_of(bucket: _Bucket) -> NDArray[np.int64]:
-    number = bucket.stop - bucket.start
-    sizes = np.full(-(-number // bucket.batch_size), bucket.batch_size, dtype=np.int64)
-    sizes[-1] = number - (len(sizes) - 1) * bucket.batch_size
-    return sizes
+    def _sizes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many samples the batches of these numbers have, in the order of lengths."""
+        sizes = self._buckets.sizes[self._bucket_of(numbers)]
+        if self._buckets.short:
+            sizes[numbers == self._buckets.num_batches - 1] = self._buckets.short
+        return sizes

@@ -9,8 +9,9 @@ from typing import Any
 
 from kdpipes._fingerprint import fingerprints
 from kdpipes._graph import sources_of, walk
+from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.layout import group_size
-from kdpipes.delivery.producer import Counting, Position, dealer_of
+from kdpipes.delivery.producer import Counting, Position
 from kdpipes.errors import ChainError, check_count, must_be
 
 __all__ = ["Checkpointer", "main_part"]
@@ -83,10 +84,10 @@ class Checkpointer:
             state["cursors"] = [[lane, *cursor] for lane, cursor in position.cursors]
         return {**state, **self._sizes(), "pipes": list(self.pipes)}
 
-    def _sizes(self) -> dict[str, int]:
+    def _sizes(self) -> dict[str, Any]:
         """Return the numbers on which the order depends."""
         dealer = dealer_of(self._chain)
-        batch: dict[str, int] = {} if dealer is None else dealer.sizes()
+        batch: dict[str, Any] = {} if dealer is None else dealer.sizes()
         if dealer is None or dealer.is_split_by_shard:
             batch |= {"num_workers": self._num_workers, "num_ranks": group_size()}
         if dealer is not None and dealer.is_split_by_shard:
@@ -121,6 +122,7 @@ class Checkpointer:
 
     def _refuse_other_numbers(self, state: Mapping[str, Any]) -> None:
         now = self._sizes()
+        _refuse_other_limits(state, now)
         size = state.get("global_batch_size")
         if size != now.get("global_batch_size"):
             raise ValueError(
@@ -142,11 +144,20 @@ class Checkpointer:
                 )
 
 
+def _refuse_other_limits(state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse the state of batches by length where this loader's are not the same, and the other way round."""
+    names = ("batch_by", "max_tokens", "global_max_tokens", "batch_size", "global_batch_size")
+    then_cut, now_cut = ({name: of[name] for name in names if name in of} for of in (state, now))
+    if then_cut != now_cut and "batch_by" in {*then_cut, *now_cut}:
+        was, is_now = (", ".join(f"{name}={value!r}" for name, value in cut.items()) for cut in (then_cut, now_cut))
+        raise ValueError(f"The state is that of batches by {was}, but this loader's are by {is_now}: deal them alike.")
+
+
 def _difference(then: list[str], now: list[str]) -> str:
     names_then, names_now = [[entry.rpartition(":")[0] for entry in entries] for entries in (then, now)]
     if names_then != names_now:
         return f"it was {' < '.join(names_then)}, but is {' < '.join(names_now)}."
-    for name, was, is_now in zip(names_now, then, now, strict=True):
+    for name, was, is_now in reversed(list(zip(names_now, then, now, strict=True))):  # the cause is upstream
         if was != is_now:
             return f"`{name}` is not what it was: its arguments, its code or its data have changed."
     return ""

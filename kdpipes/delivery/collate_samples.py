@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe, refuse_flavour
-from kdpipes._iter_pipe import Streaming
+from kdpipes.delivery.behind_deal import OneToOne
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
 
@@ -24,13 +24,14 @@ refuse_flavour("collate_samples", flavour="map", way_out="Put `.deal(batch_size=
 
 
 @functional_pipe("collate_samples", flavour="iter")
-class SampleCollatorIterDataPipe(Streaming[Any], IterDataPipe[Any]):
+class SampleCollatorIterDataPipe(OneToOne):
     """Turns lists of items into batches of tensors (functional name: ``collate_samples``).
 
-    Tuples become tuples of batches, and `((x, y), ctx)` keeps its form. Images become `[B, C, H, W] uint8`, arrays and
-    tensors `[B, ...]` of their dtype, numbers `[B]` (int64, float64 or bool), lists of numbers `[B, n]`; strings, bytes
-    and None lists. Dictionaries, ctx among them, become dictionaries of batches; where an item lacks an entry, it is
-    None in a list. Samples that no `select` has made tuples of become a dictionary of all their fields.
+    Tuples become tuples of batches, also in a field (several views of an image), and `((x, y), ctx)` keeps its form.
+    Images become `[B, C, H, W] uint8`, arrays and tensors `[B, ...]` of their dtype, numbers `[B]` (int64, float64 or
+    bool), lists of numbers `[B, n]`; strings, bytes and None lists. Dictionaries, ctx among them,
+    become dictionaries of batches; where an item lacks an entry, it is None in a list. Samples that no `select` has
+    made tuples of become a dictionary of all their fields.
 
     Args:
         source_datapipe: A stream of lists, as `deal` yields them.
@@ -72,6 +73,10 @@ class SampleCollatorIterDataPipe(Streaming[Any], IterDataPipe[Any]):
 
     def __len__(self) -> int:
         return len(self._source)
+
+    def item_names(self) -> tuple[tuple[str, ...], bool] | None:
+        """Return the names of a batch's parts, and whether a ctx follows them, if `select` made tuples of samples."""
+        return (self._names, self._has_ctx) if self._names else None
 
     def iterate(self) -> Iterator[Any]:
         for items in self._source:
@@ -116,7 +121,7 @@ def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = No
     if kind == "image":
         return _stacked([_channels_first(image) for image in values], name, pad)
     if kind in {"array", "tensor", "numbers"}:
-        return _stacked([np.asarray(value) if kind == "numbers" else value for value in values], name, pad)
+        return _stacked([_as_array(value) if kind == "numbers" else value for value in values], name, pad)
     if kind == "number":
         return torch.from_numpy(np.asarray(values).reshape(len(values)))
     if kind == "mapping":
@@ -173,6 +178,10 @@ def _stacked(values: list[Any], name: str, pad: float | None) -> torch.Tensor:
     for row, tensor in zip(batch, tensors, strict=True):
         row[tuple(slice(size) for size in tensor.shape)] = tensor
     return batch
+
+
+def _as_array(numbers: list[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+    return np.asarray(numbers) if numbers else np.zeros(0, dtype=np.int64)
 
 
 def _as_tensor(value: Any) -> torch.Tensor:

@@ -16,12 +16,12 @@ from kdpipes._functional import functional_pipe
 from kdpipes._graph import shards, walk
 from kdpipes._iter_pipe import IterPipe, Streaming, seed_upstream
 from kdpipes._map_pipe import MapPipe, indexed
-from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder
+from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.cursor import Cursor, is_passed_straight, refuse_whole, shards_behind
 from kdpipes.delivery.layout import EqualEpoch, Layout, Sharding, Uneven, group_size
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, Skipper, handler_in, refuse_empty
 from kdpipes.draw import Draw, EarlyDraws, EpochCounter, drawing, hash_key, made_under
-from kdpipes.errors import ChainError, DataError, add_note, check_choice, check_count, check_seed, must_be
+from kdpipes.errors import ChainError, DataError, add_note, check_choice, check_count, check_seed, must_be, refuse_field
 from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared
 
@@ -154,9 +154,9 @@ class _Dealer(Streaming[Batch]):
         if self._listener is not None:
             self._listener(dealt)
 
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, Any]:
         """Return the numbers, besides the identity, on which the batches depend."""
-        sizes: dict[str, int] = self._layout.sizes(self._sharding.num_ranks)
+        sizes: dict[str, Any] = self._layout.sizes(self._sharding.num_ranks)
         return sizes
 
     def rank(self) -> int:
@@ -221,9 +221,10 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
             one of the two is given, if `batch_by` is not.
         batch_by: The name of a field that holds each sample's length, a whole number: a batch then has samples of like
             length, and as many as fit; without `shuffle`, longest first. The field is read of all samples, once; it
-            need not be selected.
-        max_tokens: With `batch_by`: how large one rank's batch may be, padded: its samples times their longest length.
-            `batch_size`, in its place or besides, limits the samples.
+            need not be selected, and `.add_field` can make it.
+        max_tokens: With `batch_by`: how large one rank's batch may be, padded: its samples times their longest length,
+            which counts as 1 at least, and must not be random. `batch_size`, in its place or besides, limits the
+            samples.
         global_max_tokens: With `batch_by`, in place of `max_tokens`: how large the batches of all ranks may be
             together, whatever their number. Ranks share out samples evenly: a part may exceed its share of tokens by
             less than a sample. `global_batch_size`, in its place or besides, limits the samples.
@@ -232,10 +233,12 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
             up to a tenth, or more where there are few).
         seed: Of the order and of every random operation upstream, from 0 up to 2**64.
         uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (refused where a rank
-            would get nothing), "pad" it with samples from the epoch's start, marked (`is_padding` can be selected), or
-            "drop" it.
+            would get nothing), "pad" it with samples from the epoch's start (with `batch_by`, with others as short),
+            marked (`is_padding` can be selected), or "drop" it.
 
     Length: the number of batches of one rank, over all of its workers; the same in every epoch.
+
+    Memory: none that grows; with `batch_by` four bytes a sample, shared by workers, and 16 bytes a batch.
 
     Workers: Worker w of W makes the batches w, w + W, ... alone.
 
@@ -252,6 +255,10 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         >>> pipe = kdp.from_dataset([(n, 0) for n in range(5)]).select("x").deal(batch_size=2)
         >>> list(pipe)
         [[(0,), (1,)], [(2,), (3,)], [(4,)]]
+        >>> texts = kdp.from_dataset(["to be or not", "to be", "that is", "the question"], "x")
+        >>> texts = texts.add_field("length", lambda sample: len(sample["x"].split()))
+        >>> list(texts.select("x").deal(batch_by="length", max_tokens=6))
+        [[('to be or not',)], [('to be',), ('that is',), ('the question',)]]
     """
 
     def __init__(
@@ -281,36 +288,33 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         )
         self._lengths: Shared[LengthOrder] | None = None
         if isinstance(self._layout, ByLength):
-            indexed(source_datapipe, "deal", takes_samples=False)
+            known = indexed(source_datapipe, "deal", takes_samples=False).field_names()
+            if known is not None and column not in known:
+                refuse_field(column, "The source", known)
         self._configure(shuffle, seed)
 
     def __len__(self) -> int:
-        return self._epoch(None).num_batches
+        if not isinstance(self._layout, ByLength):
+            return int(self._layout.num_batches(len(self._source), self._sharding.num_ranks))
+        buckets = self._by_length(self._layout).buckets(self._layout, self._sharding.num_ranks)
+        return buckets.num_kept(self._layout.uneven)
+
+    def identity(self) -> Any:
+        if not isinstance(self._layout, ByLength):
+            return super().identity()
+        return *super().identity(), self._by_length(self._layout)
 
     def _epoch(self, key: tuple[int, int] | None) -> EqualEpoch | LengthEpoch:
         if not isinstance(self._layout, ByLength):
             return EqualEpoch(len(self._source), self._layout, self._sharding, key)
-        order = self._by_length(self._layout.column)
-        if len(order) and not self._layout.num_samples(longest := order.length_at(0), self._sharding.num_ranks):
-            self._refuse_long(int(order.positions[0]), longest)
-        return LengthEpoch(order, self._layout, self._sharding, key)
+        return LengthEpoch(self._by_length(self._layout), self._layout, self._sharding, key)
 
-    def _by_length(self, column: str) -> LengthOrder:
+    def _by_length(self, layout: ByLength) -> LengthOrder:
         """Return the positions of the source's samples by their length: worked out once, for all copies."""
         if self._lengths is None:
-            lengths = self._source.column(column)
-            if len(lengths) and (lengths.dtype.kind not in "iu" or lengths.min() < 0):
-                raise DataError(must_be("batch_by", "a field of lengths, whole numbers from 0", column))
-            self._lengths = Shared(LengthOrder(lengths))
+            self._lengths = Shared(read_lengths(self._source, layout.column))
+        layout.refuse_long(self._source, self._lengths.value, self._sharding.num_ranks)
         return self._lengths.value
-
-    def _refuse_long(self, position: int, length: int) -> None:
-        limits = ", ".join(f"{name}={limit}" for name, limit in self._layout.limits.items())
-        raise DataError(
-            f"Sample {self._source.fetch(position).key!r} has {self._layout.column} {length}: with `deal({limits})`, a "
-            "batch cannot hold one such sample for every rank. Leave such samples out, "
-            f"`pipe[np.flatnonzero(pipe.column({self._layout.column!r}) <= limit)]`, or raise the limit."
-        )
 
     def iterate(self) -> Iterator[Batch]:
         (number, first), sharding, size = self._begin(), self._sharding, len(self._source)
@@ -343,7 +347,10 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
 
     def _prepare(self) -> None:
         super()._prepare()
-        len(self)
+        if isinstance(self._layout, ByLength):
+            self._by_length(self._layout)
+        else:
+            len(self._source)
 
 
 @functional_pipe("deal", flavour="iter")

@@ -107,7 +107,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     def __repr__(self) -> str:
         names = [entry.rpartition(":")[0] for entry in self._checkpointer.pipes] if self._checkpointer else []
-        return f"<kdpipes.Loader of {' < '.join(names) or 'a chain'}; {_num_workers(self._service)} workers>"
+        num_workers = _num_workers(self._service) if getattr(self._service, "has_workers", True) else 0
+        return f"<kdpipes.Loader of {' < '.join(names) or 'a chain'}; {num_workers} workers>"
 
     @property
     def epoch(self) -> int:

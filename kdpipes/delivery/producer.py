@@ -11,20 +11,16 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch.utils.data import graph_settings
-from torch.utils.data.datapipes.iter import Collator, Mapper, ShardingFilter
+from torch.utils.data.datapipes.iter import ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.datapipes.iter import Filter, FlatMapper, UnBatcher
 
-from kdpipes._graph import sources_of, walk
-from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe
+from kdpipes._graph import walk
+from kdpipes.delivery.behind_deal import DEALERS, dealer_of, one_to_one_path
 from kdpipes.delivery.cursor import Cursor
-from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe, Dealt
+from kdpipes.delivery.deal import Dealt
 from kdpipes.delivery.skipping import Skip
 
-__all__ = ["Counting", "Frame", "Kind", "Order", "Position", "Producer", "dealer_of"]
-
-_ONE_TO_ONE = (SampleCollatorIterDataPipe, Mapper, Collator)
-_STATELESS = (*_ONE_TO_ONE, Filter, FlatMapper, UnBatcher)
+__all__ = ["Counting", "Frame", "Kind", "Order", "Position", "Producer"]
 
 
 @runtime_checkable
@@ -114,14 +110,6 @@ class Frame:
         return self.is_last or self.kind is Kind.OVER
 
 
-def dealer_of(chain: Any) -> Any:
-    """Return the `deal` whose batches number the items of a chain; None where behind it pipes keep items back."""
-    pipe = chain
-    while isinstance(pipe, _STATELESS):
-        (pipe,) = sources_of(pipe)
-    return pipe if isinstance(pipe, DealerMapDataPipe | DealerIterDataPipe) else None
-
-
 class Producer:
     """One worker's copy of the chain.
 
@@ -140,11 +128,8 @@ class Producer:
         graph_settings.apply_sharding(chain, num_workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
         self._dealer = dealer_of(chain)
         self._num_skipped = 0  # of the batch that is being made
-        pipe, self._is_one_to_one = chain, self._dealer is not None
-        while pipe is not self._dealer and self._is_one_to_one:
-            self._is_one_to_one = isinstance(pipe, _ONE_TO_ONE)
-            (pipe,) = sources_of(pipe)
-        self._dealers = [pipe for pipe in walk(chain) if isinstance(pipe, DealerMapDataPipe | DealerIterDataPipe)]
+        self._is_one_to_one = self._dealer is not None and one_to_one_path(chain)[-1] is self._dealer
+        self._dealers = [pipe for pipe in walk(chain) if isinstance(pipe, DEALERS)]
         self._counting = [pipe for pipe in walk(chain) if isinstance(pipe, Counting)]
         self._first_epochs = [pipe.next_epoch() for pipe in self._counting]
 

@@ -19,12 +19,13 @@ from torchdata.datapipes.iter import Collator, FullSync, Mapper, PinMemory, Shar
 from kdpipes._graph import copy_streams, walk
 from kdpipes._iter_pipe import Streaming
 from kdpipes.delivery.agreement import Agreement
+from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
 from kdpipes.delivery.layout import group_size
 from kdpipes.delivery.merger import Lane, Merger, Tally
 from kdpipes.delivery.packing import name_classes
 from kdpipes.delivery.process_lane import NUM_LENT, DeathPolicy, ProcessLane
-from kdpipes.delivery.producer import Order, Position, dealer_of
+from kdpipes.delivery.producer import Order, Position
 from kdpipes.delivery.shipped import Shipped
 from kdpipes.delivery.skipping import handler_in
 from kdpipes.delivery.thread_lane import InlineLane, ThreadLane

@@ -16,9 +16,10 @@ __all__ = ["check_classes", "label_of", "labels_of", "shown", "to_labels"]
 
 
 def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
-    """Return classes, numbers or names, as a tuple; refuse anything else."""
+    """Return classes, numbers or names, as a tuple; None, for unlabelled samples, as -1; refuse anything else."""
     is_one = isinstance(classes, int | str | np.integer)
     given = [classes] if is_one else list(classes) if hasattr(classes, "__iter__") else None
+    given = None if given is None else [UNLABELLED if entry is None else entry for entry in given]
     given = None if given is None else [entry.item() if hasattr(entry, "item") else entry for entry in given]
     if given is None or not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in given):
         raise TypeError(must_be(param, "class numbers or class names", classes))
@@ -34,6 +35,13 @@ def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
         wrong = next((place for place, label in enumerate(labels) if not isinstance(label, int | str)), 0)
         key, label = source.fetch(wrong).key, labels[wrong]
         raise DataError(f"`{name}` takes labels that are all numbers or all names, but sample {key!r} has {label!r}.")
+    names = source.class_names()
+    if names is not None and labels.dtype.kind in "iu" and len(labels) and labels.max() >= len(names):
+        place = int(labels.argmax())
+        raise DataError(
+            f"The source names {len(names)} classes, {', '.join(names)}, but sample {source.fetch(place).key!r} has "
+            f"class {labels[place]}: the first name is that of class 0."
+        )
     return labels
 
 
@@ -67,7 +75,7 @@ def to_labels(
     for entry in classes:
         if isinstance(entry, str):
             labels.append(_number_of(param, entry, names))
-        elif names is not None and not 0 <= entry < len(names):
+        elif names is not None and not 0 <= entry < len(names) and entry != UNLABELLED:
             raise ValueError(must_be(param, f"class numbers below {len(names)}, or names of {', '.join(names)}", entry))
         else:
             labels.append(entry)

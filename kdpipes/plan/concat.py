@@ -35,8 +35,9 @@ class ConcatenatorMapDataPipe(MapPipe):
     """
 
     def __init__(self, *source_datapipes: MapPipe) -> None:
-        if not source_datapipes:
-            raise ChainError("`concat` takes at least one source.")
+        first: Any = source_datapipes[0] if source_datapipes else []
+        if isinstance(first, list | tuple):
+            raise ChainError("`concat` takes at least one source, one after the other: `kdp.concat(one, other)`.")
         self._sources = tuple(indexed(source, "concat") for source in source_datapipes)
         self._names = shared_class_names("concat", self._sources)
 

@@ -16,7 +16,7 @@ from kdpipes._map_pipe import MapPipe, PlanPipe
 from kdpipes.errors import check_one_of
 from kdpipes.plan._classes import check_classes, label_of, labels_of, to_labels
 from kdpipes.sample import Sample
-from kdpipes.selection import keep_classes
+from kdpipes.selection import UNLABELLED, keep_classes
 
 __all__ = ["ClassFilterIterDataPipe", "ClassFilterMapDataPipe"]
 
@@ -37,7 +37,8 @@ class _Choice:
 class ClassFilterMapDataPipe(PlanPipe):
     """Keeps or drops the samples of some classes (functional name: ``filter_classes``).
 
-    Reads the labels, field `y`, and nothing else. The labels of what is kept stay as they are.
+    Reads the labels, field `y`, and nothing else. The labels of what is kept stay as they are. Samples without a label
+    (-1 or None) are a class -1: `invalid=[-1]` drops them.
 
     Args:
         source_datapipe: An indexed pipe of samples.
@@ -88,7 +89,8 @@ class ClassFilterMapDataPipe(PlanPipe):
 class ClassFilterIterDataPipe(StreamPlanPipe):
     """Keeps or drops the samples of some classes, as they pass (functional name: ``filter_classes``).
 
-    Reads the labels, field `y`, and nothing else. The labels of what is kept stay as they are.
+    Reads the labels, field `y`, and nothing else. The labels of what is kept stay as they are. Samples without a label
+    (-1 or None) are a class -1: `invalid=[-1]` drops them.
 
     Args:
         source_datapipe: A stream of samples.
@@ -117,6 +119,7 @@ class ClassFilterIterDataPipe(StreamPlanPipe):
         by_kind: dict[bool, frozenset[int | str]] = {}
         for sample in samples_of(self._source, "filter_classes"):
             label = label_of(sample["y"])
+            label = UNLABELLED if label is None else label
             is_name = isinstance(label, str)
             if is_name not in by_kind:
                 by_kind[is_name] = frozenset(to_labels(choice.param, choice.classes, names, are_names=is_name))

@@ -35,6 +35,8 @@ class _Mapping:
         classes = [entry for pair in mapping.items() for entry in pair]
         if not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in classes):
             raise TypeError(must_be("mapping", "a dictionary of class numbers or names", mapping))
+        if len({isinstance(entry, str) for entry in mapping.values()}) > 1:
+            raise ValueError(must_be("mapping", "to numbers or to names, not to both", mapping))
         check_choice("unmapped", unmapped, ("drop", "keep", "raise"))
         self._mapping = dict(mapping)
         self._unmapped = unmapped

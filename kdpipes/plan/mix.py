@@ -46,8 +46,10 @@ def _as_tuple(others: Any) -> tuple[Any, ...]:
 class MixerMapDataPipe(MapPipe):
     """Mixes several sources in given proportions (functional name: ``mix``).
 
-    Each source gives its samples in its own order. In any stretch of the mix, a source's number of samples is off its
-    exact share by less than the number of sources. The same in every epoch; `deal(shuffle=True)` changes the order.
+    Each source gives its samples in its own order: one that is sorted by class, as image folders are, gives only its
+    first classes if it is not used up; `permute(seed)` it before. In any stretch of the mix, a source's number of
+    samples is off its exact share by less than the number of sources. The same in every epoch; `deal(shuffle=True)`
+    changes the order.
 
     Args:
         source_datapipe: An indexed pipe of samples.

@@ -13,7 +13,7 @@ from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import StreamPlanPipe, samples_of
 from kdpipes._map_pipe import MapPipe, PlanPipe
 from kdpipes.errors import DataError, check_choice, check_count, must_be
-from kdpipes.plan._classes import label_of, labels_of
+from kdpipes.plan._classes import label_of, labels_of, to_labels
 from kdpipes.sample import Sample
 from kdpipes.selection import UNLABELLED, oversample_exact, oversample_multiply
 
@@ -32,7 +32,8 @@ class OversamplerMapDataPipe(PlanPipe):
     Args:
         source_datapipe: An indexed pipe of samples.
         mode: "multiply": all samples, then each rarer class again as often as it fits into the largest, by whole
-            numbers. "exact": class after class, each repeated up to exactly the size of the largest.
+            numbers: not one that has more than half as many. "exact": class after class, each repeated up to exactly
+            the size of the largest.
 
     Length: "exact": number of classes times the size of the largest; "multiply": at most that, more than half of it.
 
@@ -65,7 +66,8 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         source_datapipe: A stream of samples.
         mode: "multiply": each sample as often as its class fits into the largest, by whole numbers. "exact": so often
             that all classes end at the size of the largest, if `class_counts` is true of the stream.
-        class_counts: The number of samples of each class, by what stands in `y`. A stream cannot count ahead.
+        class_counts: The number of samples of each class, by number, or by name where the source knows names. A stream
+            cannot count ahead.
 
     Length: none.
 
@@ -96,8 +98,13 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         self._mode = mode
         self._counts = {label: check_count(f"class_counts[{label!r}]", count) for label, count in class_counts.items()}
 
+    def _counts_of(self, *, are_names: bool) -> dict[Any, int]:
+        labels = to_labels("class_counts", list(self._counts), self.class_names(), are_names=are_names)
+        return dict(zip(labels, self._counts.values(), strict=True))
+
     def samples(self) -> Iterator[Sample]:
         largest = max(self._counts.values())
+        by_kind: dict[bool, dict[Any, int]] = {}
         seen: Counter[Any] = Counter()
         for sample in samples_of(self._source, "oversample"):
             label = label_of(sample["y"])
@@ -105,9 +112,13 @@ class OversamplerIterDataPipe(StreamPlanPipe):
                 if self._mode == "multiply":
                     yield sample
                 continue
-            if label not in self._counts:
+            is_name = isinstance(label, str)
+            if is_name not in by_kind:
+                by_kind[is_name] = self._counts_of(are_names=is_name)
+            counts = by_kind[is_name]
+            if label not in counts:
                 raise DataError(f"Sample {sample.key!r} has class {label!r}, which is not in `class_counts`.")
-            times = self._times(seen[label], self._counts[label], largest)
+            times = self._times(seen[label], counts[label], largest)
             seen[label] += 1
             for _ in range(times):
                 yield sample.fork()

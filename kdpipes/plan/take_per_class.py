@@ -46,12 +46,13 @@ class PerClassTakerMapDataPipe(PlanPipe):
     ) -> None:
         super().__init__(source_datapipe, "take_per_class")
         check_one_of(num_samples=num_samples, share=share)
+        rule = "above 0.0 up to 1.0"
         if share is not None and not is_number(share):
-            raise TypeError(must_be("share", "above 0.0 up to 1.0", share))
+            raise TypeError(must_be("share", rule, share))
         if share is not None and not 0 < share <= 1:
-            raise ValueError(must_be("share", "above 0.0 up to 1.0", share))
+            raise ValueError(must_be("share", rule, share, "25 percent are 0.25." if share > 1 else ""))
         self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
-        self._share = share
+        self._share = None if share is None else float(share)
         self._choice_seed = None if seed is None else check_seed(seed)
 
     def _plan(self) -> NDArray[Any]:

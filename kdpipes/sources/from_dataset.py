@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe, TensorDataset
 
+from kdpipes._calling import call_seeded
 from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes.callback import Callback
+from kdpipes.draw import seeded_globals
 from kdpipes.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.shared import Shared, is_sharing
@@ -18,6 +20,7 @@ from kdpipes.storage.shared import Shared, is_sharing
 __all__ = ["DatasetReaderMapDataPipe", "SampleSource"]
 
 _PREFIX = "getitem_"
+_RESERVED = {"class_names", "column", "fetch", "field_names", "finish", "identity", "key_of", "pick", "read_column"}
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
 
 
@@ -25,8 +28,9 @@ class DatasetReaderMapDataPipe(MapPipe):
     """The items of a dataset as samples with named fields (`kdp.from_dataset(dataset)`).
 
     An object with `getitem_x(index)`, `getitem_y(index)`, ... methods keeps its fields: each is loaded alone, when it
-    is read (KappaData's convention; a parameter `ctx` gets the sample's). Of any other dataset an item is loaded whole
-    when the first of its fields is read.
+    is read (KappaData's convention; a parameter `ctx` gets the sample's, `rng` a generator). Of any other dataset an
+    item is loaded whole when the first of its fields is read. The global generators of `random`, NumPy and torch are
+    seeded while a dataset loads an item or a method takes `ctx`, so that its own random transforms keep to the epoch.
 
     Args:
         dataset: An object with `__len__` and `__getitem__`, or with `__len__` and `getitem_*` methods.
@@ -78,7 +82,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         if self._getters:
             fields = {name: _getter(dataset, name, index) for name in self._getters}
         else:
-            item = Lazy(lambda sample: dataset[index], what="loading an item")
+            item = Lazy(_loader(dataset, index), what="loading an item")
             names = self._fields.split()
             fields = {name: _part(item, names, place) for place, name in enumerate(names)}
         if self._labels is not None:
@@ -115,13 +119,25 @@ def _class_names_of(dataset: Any) -> tuple[str, ...] | None:
 
 
 def _getter(dataset: Any, name: str, index: int) -> Lazy:
-    getter = getattr(dataset, _PREFIX + name)
-    takes_ctx = "ctx" in Callback(_PREFIX + name, getter).parameters
+    getter = Callback(_PREFIX + name, getattr(dataset, _PREFIX + name))
+    may_draw = {"ctx", "rng"} & getter.parameters
 
     def load(sample: Sample) -> Any:
-        return getter(index, ctx=sample.ctx if sample.is_recording else {}) if takes_ctx else getter(index)
+        if not may_draw:
+            return getter(index)
+        return call_seeded(getter, sample, getter.name, index, ctx=sample.ctx if sample.is_recording else None)
 
     return Lazy(load, what=f"loading field {name!r}")
+
+
+def _loader(dataset: Any, index: int) -> Callable[[Sample], Any]:
+    def load(sample: Sample) -> Any:
+        if isinstance(dataset, list | tuple | np.ndarray | TensorDataset):
+            return dataset[index]
+        with seeded_globals(sample.key_of("dataset")):  # it may have random transforms of its own
+            return dataset[index]
+
+    return load
 
 
 def _part(item: Lazy, names: list[str], place: int) -> Lazy:
@@ -147,9 +163,11 @@ def _part(item: Lazy, names: list[str], place: int) -> Lazy:
 class SampleSource(MapPipe):
     """A source of one's own: subclass it, give it `__len__` and a `getitem_NAME(index)` method for each field.
 
-    A method is called only when its field is read; with a parameter `ctx`, it gets the sample's ctx. `__init__` needs
+    A method is called only when its field is read; a parameter `ctx` gets the sample's ctx, `rng` a generator. A method
+    that draws random numbers takes one of the two (with `ctx`, the global generators are seeded). `__init__` needs
     no call of the base class's. Workers that are forked share its attributes; for others they are pickled. Override
-    `class_names()` where classes have names, and `read_column(name)` where a field's values are known all at once.
+    `class_names()` where classes have names, and `read_column(name)` where a field's values are known all at once, and
+    others are left to `super()`.
 
     Example:
         >>> class Squares(kdp.SampleSource):
@@ -163,20 +181,36 @@ class SampleSource(MapPipe):
         (9, 1)
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in vars(cls):
+            if not callable(vars(cls)[name]):
+                _refuse_reserved(cls, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _refuse_reserved(type(self), name)
+        super().__setattr__(name, value)
+
     def fetch(self, index: int) -> Sample:
-        fields = {name: _getter(self, name, index) for name in _getters_of(self)}
-        return Sample(fields, key=self.key_of(index), index=index)
+        getters = _getters_of(self)
+        if not getters:
+            raise ChainError(
+                f"{type(self).__name__} has no fields: give it methods `getitem_x(index)`, `getitem_y(index)`, ..., or "
+                "leave `kdp.SampleSource` out and use `kdp.from_dataset(dataset)`."
+            )
+        return Sample({name: _getter(self, name, index) for name in getters}, key=self.key_of(index), index=index)
 
     def identity(self) -> Any:
         """Return what tells this source from another, as plain data: a state is refused where it has changed."""
-        return type(self).__qualname__, len(self), _getters_of(self)
+        getters = [(name, getattr(type(self), _PREFIX + name)) for name in _getters_of(self)]
+        return type(self).__qualname__, len(self), getters
 
     def key_of(self, index: int) -> str:
         """Return the sample's key, stable and unique in the source; override it where samples have names."""
         return str(index)
 
     def read_column(self, name: str) -> NDArray[Any]:
-        if name not in _getters_of(self) and name != "key":
+        if _getters_of(self) and name not in _getters_of(self) and name != "key":
             refuse_field(name, type(self).__name__, _getters_of(self))
         return super().read_column(name)
 
@@ -193,6 +227,15 @@ class SampleSource(MapPipe):
             shared: Shared[SampleSource] = self.__dict__.setdefault(_SHARED, Shared(self))
             return _value_of, (shared,)
         return super().__reduce_ex__(protocol)
+
+
+def _refuse_reserved(owner: type, name: str) -> None:
+    """Refuse an attribute that would hide a method: Python finds the attribute first."""
+    if name in _RESERVED or name in owner.functions:  # type: ignore[attr-defined]
+        raise AttributeError(
+            f"`{name}` is a method of every source, which the attribute of {owner.__name__} would hide. Call it "
+            f"`_{name}`" + (", and return it from a method `class_names(self)`." if name == "class_names" else ".")
+        )
 
 
 def _value_of(shared: Shared[Any]) -> Any:

@@ -77,6 +77,8 @@ class IdReaderMapDataPipe(MapPipe):
         return Sample(fields, key=str(name), index=index)
 
     def read_column(self, name: str) -> NDArray[Any]:
+        if name == "key":
+            return np.asarray([str(name) for name in self._ids.value])
         return self._labels.value if name == "y" and self._labels is not None else super().read_column(name)
 
     def class_names(self) -> tuple[str, ...] | None:

@@ -99,10 +99,12 @@ def test_the_batches_of_an_epoch_do_not_depend_on_workers() -> None:
     expected = epochs(batches())
     assert expected[0] != expected[1]
     assert sorted(index for batch in expected[1] for index in batch) == list(range(400))
-    for num_workers in (0, 1, 3):
-        with kdp.Loader(batches(), num_workers=num_workers) as loader:
+    for arguments in ({}, {"num_workers": 1}, {"num_workers": 3}, {"num_workers": 1, "start_method": "spawn"}):
+        with kdp.Loader(batches(), **arguments) as loader:
             assert len(loader) == len(expected[0]) == len(expected[1])
             assert epochs(loader) == expected
+    torchs = torch.utils.data.DataLoader(batches(), batch_size=None, num_workers=2)
+    assert epochs(torchs) == expected
 
 
 def test_a_state_goes_on_with_the_next_batch_under_other_workers() -> None:
@@ -118,9 +120,12 @@ def test_a_state_goes_on_with_the_next_batch_under_other_workers() -> None:
     with kdp.Loader(batches()) as loader:
         loader.load_state_dict(state)
         assert list(loader) == rest
-    other = Texts().select("index").deal(batch_by="length", global_max_tokens=200, shuffle=True)
-    with kdp.Loader(other) as loader, pytest.raises(ValueError, match="`DealerMap` is not what it was"):
-        loader.load_state_dict(state)
+    for limits in ({"global_max_tokens": 200}, {"max_tokens": 300}, {"global_batch_size": 300}):
+        other = Texts().select("index").deal(batch_by="length", **limits, shuffle=True)
+        with kdp.Loader(other) as loader, pytest.raises(ValueError, match="that of batches by batch_by='length'"):
+            loader.load_state_dict(state, strict=False)
+    with kdp.Loader(Texts().select("index").deal(4)) as loader, pytest.raises(ValueError, match="global_batch_size=4"):
+        loader.load_state_dict(state, strict=False)
 
 
 def test_a_state_of_batches_per_rank_fits_as_many_ranks_only() -> None:
@@ -149,6 +154,22 @@ def test_batches_waste_little_and_meet_others_in_every_epoch() -> None:
     companions = {frozenset(batch) for batch in first} & {frozenset(batch) for batch in second}
     assert not companions
     assert max(np.abs(np.diff([lengths[batch].mean() for batch in first]))) > 100, "batches come in no order of length"
+
+
+def test_many_short_samples_are_no_batch_that_stays_the_same() -> None:
+    lengths = [100] * 100 + [1] * 50
+    for uneven in ("keep", "drop"):
+        pipe = Texts(lengths).select("index").deal(batch_by="length", max_tokens=1000, shuffle=True, uneven=uneven)
+        first, second = epochs(pipe)
+        assert not {frozenset(batch) for batch in first} & {frozenset(batch) for batch in second}
+        assert len(first) == len(second) == len(pipe)
+        assert sum(map(len, first)) >= 138
+
+
+def test_a_source_that_fits_into_one_batch_is_one() -> None:
+    for uneven, size in (("keep", 3), ("pad", 3), ("drop", 3)):
+        pipe = Texts([2, 1, 1]).select("index").deal(batch_by="length", max_tokens=10**6, shuffle=True, uneven=uneven)
+        assert [[len(batch) for batch in epoch] for epoch in epochs(pipe)] == [[size]] * 2
 
 
 def test_without_shuffling_the_longest_come_first() -> None:
@@ -192,18 +213,36 @@ def test_the_field_may_be_computed_and_goes_through_plan_and_collate() -> None:
 
 def test_a_sample_that_is_too_long_is_named() -> None:
     pipe = Texts([3, 50]).select("x").deal(batch_by="length", max_tokens=40)
-    with pytest.raises(kdp.DataError, match=r"Sample '1' has length 50: with `deal\(max_tokens=40\)`.*flatnonzero"):
+    with pytest.raises(kdp.DataError, match=r"'1' has length 50: with `deal\(max_tokens=40\)`.*or raise the limit"):
         list(pipe)
     source: Any = Texts([3, 50])
-    kept = source[np.flatnonzero(source.column("length") <= 40)].select("index")
+    kept = source[source.column("length") <= 40].select("index")
     assert epochs(kept.deal(batch_by="length", max_tokens=40)) == [[[0]]] * 2
 
 
 def test_lengths_that_are_none_are_refused() -> None:
-    for length in (0.5, None, "long", -1):
-        pipe = Texts([1]).add_field("length", lambda sample, length=length: length).select("x")
-        with pytest.raises(kdp.DataError, match="`batch_by` must be a field of lengths"):
-            list(pipe.deal(batch_by="length", batch_size=2))
+    for length in (0.5, None, "long", -1, [1]):
+        pipe = Texts([1, 1]).add_field("size", lambda sample, length=length: length if sample.index else 1).select("x")
+        with pytest.raises(kdp.DataError, match=r"whole numbers from 0, but sample '1' has size .*add_field"):
+            list(pipe.deal(batch_by="size", batch_size=2))
+    floats = Texts([1, 3]).add_field("size", lambda sample: float(sample["length"])).select("index")
+    assert epochs(floats.deal(batch_by="size", batch_size=1)) == [[[1], [0]]] * 2
+
+
+def test_a_field_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(kdp.FieldError, match=r"no field 'lengths'.*Did you mean 'length'"):
+        Texts().select("x").deal(batch_by="lengths", max_tokens=9)
+
+
+def test_a_state_of_other_lengths_does_not_fit() -> None:
+    def batches(lengths: Any) -> Any:
+        return Texts(lengths).select("index").deal(batch_by="length", max_tokens=300, shuffle=True)
+
+    with kdp.Loader(batches(LENGTHS)) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with kdp.Loader(batches(LENGTHS[::-1])) as other, pytest.raises(ValueError, match="`DealerMap` is not what it was"):
+        other.load_state_dict(state)
 
 
 def test_an_empty_source_has_no_batches() -> None:

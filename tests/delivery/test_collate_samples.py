@@ -78,6 +78,39 @@ def test_tuples_become_tuples_of_batches() -> None:
         kdp.collate([(1,), (1, 2)])
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_several_views_of_a_sample_become_several_batches(num_workers: int) -> None:
+    pipe = kdp.from_dataset([(np.full(3, number), number) for number in range(4)]).transform("x", views)
+    with kdp.Loader(pipe.select("x y").deal(batch_size=2).collate_samples(), num_workers=num_workers) as loader:
+        (image, array, tensor, number), y = list(loader)[1]
+    assert (image.shape, image.dtype) == ((2, 1, 2, 4), torch.uint8)
+    assert array.tolist() == [[2, 2, 2], [3, 3, 3]]
+    assert tensor.tolist() == [[2.0], [3.0]]
+    assert number.tolist() == y.tolist() == [2, 3]
+
+
+def views(x: Any) -> tuple[Any, ...]:
+    number = int(x[0])
+    return Image.new("L", (4, 2), number), x, torch.tensor([float(number)]), number
+
+
+def test_views_are_padded_each_to_its_own_largest() -> None:
+    items = [((np.zeros(2), np.zeros(1)), 0), ((np.zeros(3), np.zeros(1)), 1)]
+    pipe = kdp.from_dataset(items).select("x y").deal(batch_size=2)
+    (one, other), _ = next(iter(pipe.collate_samples(pad={"x": 0})))
+    assert (one.shape, other.shape) == ((2, 3), (2, 1))
+    with pytest.raises(kdp.DataError, match=r"Field 'x\[0\]' has different shapes"):
+        next(iter(pipe.collate_samples()))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([(1, 2), (3, 4)], ([1, 3], [2, 4])), ([[1, 2], [3, 4]], [[1, 2], [3, 4]])]
+)
+def test_a_tuple_of_numbers_is_several_batches_and_a_list_is_one(values: Any, expected: Any) -> None:
+    batch = kdp.collate(values)
+    assert (tuple(part.tolist() for part in batch) if isinstance(batch, tuple) else batch.tolist()) == expected
+
+
 @pytest.mark.parametrize("make", [list, np.array, torch.tensor], ids=["list", "array", "tensor"])
 def test_ragged_fields_are_padded_on_request(make: Any) -> None:
     source = kdp.from_dataset([(make([1, 2, 3]), 0), (make([4]), 1)]).select("x y").deal(batch_size=2)

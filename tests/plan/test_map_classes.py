@@ -110,3 +110,9 @@ def test_an_unknown_class_is_refused_with_the_closest() -> None:
         both([0], PETS, {"poni": "horse"})
     with pytest.raises(ValueError, match="`unmapped` must be one of"):
         both([0], PETS, {"pony": "horse"}, unmapped="ignore")
+
+
+def test_targets_are_numbers_or_names_but_not_both() -> None:
+    for make in (lambda: kdp.from_dataset([("a", 0)]), lambda: IterableWrapper([("a", 0)]).to_samples(fields="x y")):
+        with pytest.raises(ValueError, match="to numbers or to names, not to both"):
+            make().map_classes({0: "bird", 1: 2})

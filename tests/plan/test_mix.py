@@ -150,7 +150,7 @@ def test_draws_follow_the_weights_and_the_seed() -> None:
         (lambda: mixed([1, 1], "map", stop="last"), ValueError, "`stop` must be one of 'first', 'all'"),
         (lambda: mixed([1], "map"), kdp.ChainError, "at least one other source"),
         (lambda: kdp.concat(), kdp.ChainError, "at least one source"),
-        (lambda: kdp.concat([1, 2]), kdp.ChainError, "needs a source with columns"),
+        (lambda: kdp.concat([1, 2]), kdp.ChainError, "one after the other"),
     ],
 )
 def test_bad_arguments_are_refused(build: Any, error: type[Exception], words: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.demo import PHOTO_CLASSES
 
 LABELS = [0, 1, 0, 2, 0, 1, 0]
 ITEMS = list(zip("abcdefg", LABELS, strict=True))
@@ -150,3 +151,14 @@ def test_bad_arguments_are_refused_when_the_chain_is_built() -> None:
             stream(ITEMS).oversample(class_counts=counts)
     with pytest.raises(ValueError, match=r"`class_counts\[1\]` must be an integer of at least 1, but is 0"):
         stream(ITEMS).oversample(class_counts={0: 4, 1: 0})
+
+
+def test_counts_of_a_stream_may_go_by_name(photo_shards: str) -> None:
+    names = PHOTO_CLASSES
+    photos = kdp.stream_shards(photo_shards, class_names=names).rename_fields(y="cls").filter_classes(valid=[4, 5])
+    by_name, by_number = photos.oversample(class_counts={"grass": 8, "gravel": 2}), {4: 8, 5: 2}
+    keys = [sample.key for sample in by_name]
+    assert keys == [sample.key for sample in photos.oversample(class_counts=by_number)]
+    assert len(keys) == 8 + 4 * 6
+    with pytest.raises(ValueError, match="Did you mean 'grass'"):
+        list(photos.oversample(class_counts={"gras": 8}))

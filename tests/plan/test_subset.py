@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
@@ -117,3 +118,11 @@ def test_a_stream_says_the_way_out() -> None:
         with pytest.raises(TypeError, match=r"is a stream: it has no positions\. `kdp.open_shards` gives an indexed"):
             stream[index]
     assert "".join(sample["x"] for sample in stream.header(2)) == "ab", "the way out that the error names"
+
+
+def test_a_mask_keeps_what_is_true() -> None:
+    pipe: Any = kdp.from_dataset(["a", "b", "c"], "x")
+    for mask in (np.array([True, False, True]), torch.tensor([True, False, True])):
+        assert pipe[mask].column("x").tolist() == ["a", "c"]
+    with pytest.raises(IndexError, match="one entry for each sample, so 3"):
+        pipe[np.array([True])]

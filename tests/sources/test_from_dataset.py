@@ -207,3 +207,69 @@ def test_a_source_of_ones_own_may_call_its_attributes_as_it_likes() -> None:
     with kdp.Loader(source.select("y").deal(batch_size=2), num_workers=1) as loader:
         assert list(loader) == [[(1,), (0,)]]
     assert source._labels == [1, 0]
+
+
+def test_attributes_that_would_hide_methods_are_refused() -> None:
+    class Named(kdp.SampleSource):
+        def __init__(self) -> None:
+            self.class_names = ["a"]
+
+    with pytest.raises(AttributeError, match=r"`class_names` is a method.*from a method `class_names\(self\)`"):
+        Named()
+    with pytest.raises(AttributeError, match="`deal` is a method of every source"):
+        type("Dealt", (kdp.SampleSource,), {"deal": 3})
+
+
+def test_a_source_without_getters_says_what_it_lacks() -> None:
+    class Bare(kdp.SampleSource):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: Any) -> Any:
+            return index, 0
+
+    with pytest.raises(kdp.ChainError, match=r"Bare has no fields: give it methods `getitem_x\(index\)`.*from_dataset"):
+        Bare().column("y")
+
+
+def test_a_column_of_another_length_is_refused() -> None:
+    class Short(kdp.SampleSource):
+        def __len__(self) -> int:
+            return 3
+
+        def getitem_y(self, index: int) -> int:
+            return index
+
+        def read_column(self, name: str) -> Any:
+            return [0, 1]
+
+    with pytest.raises(kdp.ChainError, match="must return a value for each of 3 samples, but returned 2"):
+        Short().filter_classes(valid=[0]).column("y")
+
+
+def test_random_datasets_and_getters_depend_on_the_delivered_sample_alone() -> None:
+    class Noisy(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> tuple[float, int]:
+            return index + torch.rand(1).item() + np.random.rand(), 0
+
+    class Getters(kdp.SampleSource):
+        def __len__(self) -> int:
+            return 6
+
+        def getitem_x(self, index: int, ctx: Any = None) -> float:
+            return index + torch.rand(1).item()
+
+        def getitem_z(self, index: int, rng: Any) -> float:
+            return float(index + rng.random())
+
+    for make in (lambda: kdp.from_dataset(Noisy()).select("x"), lambda: Getters().select("x z")):
+        before = torch.get_rng_state()
+        expected = [list(make().deal(batch_size=2, shuffle=True)) for _ in range(2)]
+        assert expected[0] == expected[1]
+        assert torch.equal(before, torch.get_rng_state())
+        with kdp.Loader(make().deal(batch_size=2, shuffle=True), num_workers=2) as loader:
+            assert list(loader) == expected[0]
+            assert list(loader) != expected[0]

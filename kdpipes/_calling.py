@@ -1,0 +1,36 @@
+"""Users' functions, called for one sample: with the `ctx` and `rng` that they ask for, and seeded global generators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdpipes.callback import Callback
+from kdpipes.draw import seeded_globals
+from kdpipes.sample import Sample
+
+__all__ = ["call_seeded"]
+
+
+def call_seeded(function: Callback, sample: Sample, place: str, *args: Any, ctx: dict[str, Any] | None) -> Any:
+    """Call a user's function with the `ctx` and `rng` that it asks for, and with the global generators seeded.
+
+    A function that takes `rng` is trusted to draw from it alone.
+
+    Args:
+        function: What to call.
+        sample: Whose draw it is.
+        place: The name of the operation, which no other of the sample has.
+        args: What to call it with.
+        ctx: Where it may write; None where nothing is recorded.
+    """
+    given: dict[str, Any] = {} if "ctx" not in function.parameters else {"ctx": {} if ctx is None else ctx}
+    if "rng" in function.parameters:
+        sample.note_draw(place, is_recorded=ctx is not None)
+        return function(*args, rng=sample.rng(place), **given)
+    is_watched = ctx is not None or sample.draw.replayed is not None
+    with seeded_globals(sample.key_of(place)) as has_drawn:
+        value = function(*args, **given)
+        is_random = is_watched and has_drawn()
+    if is_random:
+        sample.note_draw(place, is_recorded=ctx is not None)
+    return value

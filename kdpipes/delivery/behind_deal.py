@@ -1,0 +1,41 @@
+"""Which `deal` the items of a chain come from, and which pipes between keep them apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import Collator, Mapper
+from torchdata.datapipes.iter import Filter, FlatMapper, UnBatcher
+
+from kdpipes._graph import sources_of
+from kdpipes._iter_pipe import Streaming
+from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
+
+__all__ = ["DEALERS", "OneToOne", "dealer_of", "one_to_one_path"]
+
+DEALERS = (DealerMapDataPipe, DealerIterDataPipe)
+
+
+class OneToOne(Streaming[Any], IterDataPipe[Any]):
+    """What pipes behind `deal` have in common that make one item of each, before they read the next one."""
+
+
+_ONE_TO_ONE = (OneToOne, Mapper, Collator)
+_STATELESS = (*_ONE_TO_ONE, Filter, FlatMapper, UnBatcher)
+
+
+def one_to_one_path(pipe: Any) -> list[Any]:
+    """Return `pipe` and what is upstream of it, nearest first, up to the first pipe that is not one to one."""
+    path = [pipe]
+    while isinstance(path[-1], _ONE_TO_ONE) and len(sources := sources_of(path[-1])) == 1:
+        path += sources
+    return path
+
+
+def dealer_of(chain: Any) -> Any:
+    """Return the `deal` whose batches number the items of a chain; None where behind it pipes keep items back."""
+    pipe = chain
+    while isinstance(pipe, _STATELESS):
+        (pipe,) = sources_of(pipe)
+    return pipe if isinstance(pipe, DEALERS) else None

@@ -1,0 +1,36 @@
+"""How many samples there are of each class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kdpipes import selection
+from kdpipes._map_pipe import as_column
+from kdpipes.errors import must_be
+from kdpipes.selection import UNLABELLED
+
+__all__ = ["class_counts"]
+
+
+def class_counts(labels: Any) -> dict[Any, int]:
+    """Return how many samples there are of each class, classes in ascending order.
+
+    Args:
+        labels: An indexed pipe, of which field `y` is read and nothing else; or labels, `[num_samples]`. None counts as
+            -1, unlabelled.
+
+    Raises:
+        TypeError: They are neither numbers nor names.
+
+    Example:
+        >>> kdp.class_counts(kdp.from_dataset(["a", "b", "c"], "x", labels=[2, 0, 2]))
+        {0: 1, 2: 2}
+    """
+    column = labels.column("y") if hasattr(labels, "column") else labels
+    if isinstance(column, list | tuple | np.ndarray) and np.ndim(column) == 1:
+        column = as_column([UNLABELLED if label is None else label for label in column])
+        if column.dtype.kind in "biufU":
+            return selection.class_counts(column)
+    raise TypeError(must_be("labels", "an indexed pipe with labels `y`, or labels, numbers or names", labels))
