@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kdpipes._calling import call_seeded
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.callback import Callback
 from kdpipes.errors import must_be
 from kdpipes.sample import Lazy, Sample
-from kdpipes.work.transform import call_seeded
 
 __all__ = ["FieldAdder"]
 
@@ -40,7 +40,7 @@ class FieldAdder:
         place, is_recorded = sample.claim_name(f"add_field.{self._name}"), sample.is_recording
 
         def compute(view: Sample) -> Any:
-            return call_seeded(self._function, view, place, view, is_recorded=is_recorded)
+            return call_seeded(self._function, view, place, view, ctx=view.ctx if is_recorded else None)
 
         value = Lazy(compute, what=f"computing field {self._name!r}", scope=sample.scope())
         if is_recorded and "ctx" in self._function.parameters:

@@ -49,7 +49,9 @@ class Selector:
         if not mode.split():
             raise ValueError(must_be("mode", 'at least one name, like "x y"', mode))
         if not isinstance(return_ctx, bool):
-            raise TypeError(must_be("return_ctx", "True or False", return_ctx))
+            raise TypeError(must_be("return_ctx", "True or False", return_ctx, 'Names go into one string: "x y".'))
+        if "," in mode:
+            raise ValueError(must_be("mode", 'names with spaces between, like "x y"', mode))
         self.names = tuple(mode.split())
         self.return_ctx = return_ctx
 
@@ -59,6 +61,9 @@ class Selector:
         }  # the ctx when all is read
         selected = tuple(values[name] for name in self.names)
         return (selected, dict(sample.ctx)) if self.return_ctx else selected
+
+    def field_names(self, known: frozenset[str]) -> frozenset[str]:
+        return known
 
     def column_name(self, name: str) -> str | None:
         return name

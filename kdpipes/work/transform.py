@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from kdpipes._calling import call_seeded
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.callback import Callback
-from kdpipes.draw import seeded_globals
 from kdpipes.errors import must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
+from kdpipes.work.adapters import adapted
 from kdpipes.work.decode_images import EncodedImage
 
-__all__ = ["RecordedTransform", "Transformer", "call_seeded"]
+__all__ = ["RecordedTransform", "Transformer"]
 
 
 @runtime_checkable
@@ -22,25 +23,15 @@ class RecordedTransform(Protocol):
     """A transform in two steps, so that what it did is recorded in the ctx and can be done again.
 
     `draw(image, rng)` returns the parameters, plain data; `apply(image, params)` does what they say and draws nothing.
-    An image from `decode_images` comes as an `EncodedImage`, of which `apply` decodes what it needs.
+    An image from `decode_images` comes as an `EncodedImage`, of which `apply` decodes what it needs. One that does both
+    at once may have a third method, `draw_and_apply(image, rng)`, which returns the parameters and the result.
     """
 
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]: ...
     def apply(self, value: Any, params: dict[str, Any]) -> Any: ...
 
 
-def call_seeded(function: Callback, sample: Sample, place: str, *args: Any, is_recorded: bool) -> Any:
-    """Call a user's function with the `ctx` and `rng` that it asks for, and with the global generators seeded.
-
-    A function that takes `rng` is trusted to draw from it alone.
-    """
-    given: dict[str, Any] = {}
-    if "ctx" in function.parameters:
-        given["ctx"] = sample.ctx if is_recorded else {}
-    if "rng" in function.parameters:
-        return function(*args, rng=sample.rng(place), **given)
-    with seeded_globals(sample.draw.key(place)):
-        return function(*args, **given)
+_Step = tuple[Callback, bool]  # the callable, and whether it works in two steps
 
 
 @sample_pipe("transform")
@@ -56,8 +47,11 @@ class Transformer:
         field: The field's name.
         transforms: Callables: called with the value, they return the new one. A parameter `ctx` gets the sample's ctx
             (an empty dictionary without `record_ctx`), a parameter `rng` a `numpy.random.Generator` of its own.
-            kdpipes' own transforms, and all with the methods of `kdp.RecordedTransform`, are recorded in the ctx by
-            their name. A callable returns a new value, and leaves the one that it got as it is.
+            kdpipes' own transforms, all with the methods of `kdp.RecordedTransform`, and those of albumentations and of
+            torchvision's v2 as they are, are recorded in the ctx by their name. A callable returns a new value, and
+            leaves the one that it got as it is.
+        views: In place of `transforms`: several recipes, each a list of callables. The field becomes a tuple of as many
+            views of it, each drawn for itself, and recorded as `ctx["view_1"]`, `ctx["view_2"]`, ...
 
     Raises:
         FieldError: There is no such field.
@@ -70,38 +64,46 @@ class Transformer:
         True
     """
 
-    def __init__(self, field: str, *transforms: Callable[..., Any] | RecordedTransform) -> None:
+    def __init__(
+        self,
+        field: str,
+        *transforms: Callable[..., Any] | RecordedTransform,
+        views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
+    ) -> None:
         if not isinstance(field, str):
             raise TypeError(must_be("field", "the name of a field", field))
-        if not transforms:
-            raise ValueError("`transform` must be given at least one callable, behind the name of the field.")
-        self._field = field
-        self._steps = [self._step(number, transform) for number, transform in enumerate(transforms, 1)]
-
-    @staticmethod
-    def _step(number: int, transform: Any) -> tuple[Callback, bool]:
-        if isinstance(transform, list | tuple):
-            rule = "a callable"
-            raise TypeError(
-                must_be(f"transforms[{number - 1}]", rule, transform, "Give the callables one after the other.")
+        if bool(transforms) == (views is not None):
+            raise ValueError(
+                "`transform` must be given at least one callable, behind the name of the field, or `views`."
             )
-        if isinstance(transform, type) and issubclass(transform, RecordedTransform):
-            rule, way_out = "a transform", f"Write `{transform.__name__}(...)` to make one."
-            raise TypeError(must_be(f"transforms[{number - 1}]", rule, transform, way_out))
-        has_params = isinstance(transform, RecordedTransform)
-        return Callback(f"transforms[{number - 1}]", transform, check=not has_params), has_params
+        self._field = field
+        self._steps = _steps("transforms", transforms)
+        self._views = None if views is None else _recipes(views)
 
     def __call__(self, sample: Sample) -> Sample:
         value = sample.lazy(self._field)
-        is_recorded = sample.is_recording
-        for step, has_params in self._steps:
-            place = sample.claim_name(step.name)
-            run = _in_two_steps(step, place, is_recorded) if has_params else _in_one(step, place, is_recorded)
-            value = Lazy(run, value, what=f"applying {step.name!r} to field {self._field!r}")
-            if is_recorded and (has_params or "ctx" in step.parameters):
-                sample.promise_ctx(place, value)
-        sample[self._field] = value
+        if self._views is None:
+            sample[self._field] = self._transformed(sample, value, self._steps)
+            return sample
+        views = []
+        for number, steps in enumerate(self._views, 1):
+            name = sample.claim_name(f"view_{number}")
+            views.append(self._transformed(sample, value, steps, view=name))
+            if sample.is_recording:
+                sample.promise_ctx(name, views[-1])
+        what = f"making views of field {self._field!r}"
+        sample[self._field] = Lazy(lambda sample, *values: values, *views, what=what)
         return sample
+
+    def _transformed(self, sample: Sample, value: Lazy, steps: list[_Step], view: str = "") -> Lazy:
+        for step, has_params in steps:
+            place = sample.claim_name(f"{view}.{step.name}" if view else step.name)
+            make = _in_two_steps if has_params else _in_one
+            run = make(step, _Place(place, view, sample.is_recording))
+            value = Lazy(run, value, what=f"applying {step.name!r} to field {self._field!r}")
+            if sample.is_recording and not view and (has_params or "ctx" in step.parameters):
+                sample.promise_ctx(place, value)
+        return value
 
     def check(self, known: frozenset[str]) -> None:
         if self._field not in known:
@@ -114,21 +116,75 @@ class Transformer:
         return None if name == self._field else name
 
 
-def _in_one(step: Callback, place: str, is_recorded: bool) -> Callable[[Sample, Any], Any]:
+def _recipes(views: Any) -> list[list[_Step]]:
+    rule = "lists of callables, one list for each view"
+    is_lists = isinstance(views, list | tuple) and all(isinstance(recipe, list | tuple) for recipe in views)
+    if not is_lists or not views:
+        raise TypeError(must_be("views", rule, views))
+    return [_steps(f"views[{number}]", recipe) for number, recipe in enumerate(views)]
+
+
+def _steps(param: str, transforms: Sequence[Any]) -> list[_Step]:
+    return [_step(f"{param}[{number}]", transform) for number, transform in enumerate(transforms)]
+
+
+def _step(param: str, transform: Any) -> _Step:
+    if isinstance(transform, list | tuple):
+        way_out = "Give the callables one after the other; several views of a field are `views=[[...], [...]]`."
+        raise TypeError(must_be(param, "a callable", transform, way_out))
+    if isinstance(transform, type) and issubclass(transform, RecordedTransform):
+        raise TypeError(must_be(param, "a transform", transform, f"Write `{transform.__name__}(...)` to make one."))
+    if not isinstance(transform, RecordedTransform):
+        transform = adapted(transform, param)
+    has_params = isinstance(transform, RecordedTransform)
+    return Callback(param, transform, check=not has_params), has_params
+
+
+class _Place(NamedTuple):
+    """Where an operation stands: its name, which no other has, the view that it belongs to, if any."""
+
+    name: str
+    view: str
+    is_recorded: bool
+
+    @property
+    def entry(self) -> str:
+        """The name of its entry, in the ctx or in that of the view."""
+        return self.name[len(self.view) + 1 :] if self.view else self.name
+
+    def ctx_of(self, sample: Sample) -> dict[str, Any] | None:
+        """Return where the operation records what it does."""
+        if not self.is_recorded:
+            return None
+        return sample.ctx.setdefault(self.view, {}) if self.view else sample.ctx
+
+    def replayed(self, sample: Sample) -> Any:
+        """Return what the operation is to repeat; None for something new."""
+        replayed = sample.draw.replayed or {}
+        return (replayed.get(self.view, {}) if self.view else replayed).get(self.entry)
+
+
+def _in_one(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:
     def run(sample: Sample, value: Any) -> Any:
         plain = value.to_pil() if isinstance(value, EncodedImage) else value
-        return call_seeded(step, sample, place, plain, is_recorded=is_recorded)
+        return call_seeded(step, sample, place.name, plain, ctx=place.ctx_of(sample))
 
     return run
 
 
-def _in_two_steps(step: Callback, place: str, is_recorded: bool) -> Callable[[Sample, Any], Any]:
+def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:
     transform: RecordedTransform = step.function
+    at_once = getattr(transform, "draw_and_apply", None)
 
     def run(sample: Sample, value: Any) -> Any:
-        params = transform.draw(value, sample.rng(place))
-        if is_recorded:
-            sample.ctx[place] = params
-        return transform.apply(value, params)
+        params, ctx = place.replayed(sample), place.ctx_of(sample)
+        is_made = params is None and at_once is not None
+        if is_made and at_once is not None:
+            params, value = at_once(value, sample.rng(place.name))
+        elif params is None:
+            params = transform.draw(value, sample.rng(place.name))
+        if ctx is not None:
+            ctx[place.entry] = params
+        return value if is_made else transform.apply(value, params)
 
     return run

@@ -1,0 +1,105 @@
+"""Parameters as plain data, from which they come back exactly."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["as_plain", "restored"]
+
+_MOST = 1000
+_NATIVE = (bool, int, float, str, type(None))
+
+
+class _NotPlainError(Exception):
+    """Something that is no plain data, or too much of it."""
+
+
+def as_plain(params: dict[str, Any]) -> dict[str, Any] | None:
+    """Return `params` in what JSON knows, and the `kinds` of what it does not; None if they are no plain data.
+
+    Kinds stand under the path of their value: tuples as `tuple`, NumPy's numbers as `float32`, arrays as
+    `int64[2, 4]`, tensors as `tensor float32[3]`. More than 1,000 values are too much.
+
+    Example:
+        >>> as_plain({"size": (2, 3), "holes": [np.array([1.5])]})
+        {'params': {'size': [2, 3], 'holes': [[1.5]]}, 'kinds': {'size': 'tuple', 'holes/0': 'float64[1]'}}
+    """
+    encoder = _Encoder()
+    try:
+        return {"params": encoder.plain(params, ""), "kinds": encoder.kinds}
+    except _NotPlainError:
+        return None
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.kinds: dict[str, str] = {}
+        self._num_values = 0
+
+    def plain(self, value: Any, path: str) -> Any:
+        self._count(1)
+        if type(value) in _NATIVE:
+            return value
+        if isinstance(value, np.generic):
+            return self._number(value, path)
+        if type(value) is np.ndarray and _is_exact(value.dtype):
+            return self._numbers(value, path, str(value.dtype))
+        if type(value) is torch.Tensor and not value.is_complex() and value.layout == torch.strided:
+            return self._numbers(value, path, f"tensor {value.dtype}".replace("torch.", ""))
+        if type(value) is tuple:
+            self.kinds[path] = "tuple"
+        if type(value) in (list, tuple):
+            return [self.plain(entry, _joined(path, number)) for number, entry in enumerate(value)]
+        if type(value) is dict and all(type(key) is str and "/" not in key for key in value):
+            return {key: self.plain(entry, _joined(path, key)) for key, entry in value.items()}
+        raise _NotPlainError
+
+    def _number(self, value: np.generic, path: str) -> Any:
+        if not isinstance(value, np.str_) and not _is_exact(value.dtype):
+            raise _NotPlainError
+        self.kinds[path] = type(value).__name__
+        return value.item()
+
+    def _numbers(self, value: Any, path: str, kind: str) -> Any:
+        self._count(math.prod(value.shape))
+        self.kinds[path] = f"{kind}{list(value.shape)}"
+        return value.tolist()
+
+    def _count(self, number: int) -> None:
+        self._num_values += number
+        if self._num_values > _MOST:
+            raise _NotPlainError
+
+
+def _is_exact(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biuf" and dtype.itemsize <= 8
+
+
+def restored(value: Any, kinds: dict[str, str], path: str = "") -> Any:
+    """Return what `as_plain` has made `value`, its `params`, and `kinds` of."""
+    if isinstance(value, dict):
+        value = {key: restored(entry, kinds, _joined(path, key)) for key, entry in value.items()}
+    elif isinstance(value, list):
+        value = [restored(entry, kinds, _joined(path, number)) for number, entry in enumerate(value)]
+    kind = kinds.get(path)
+    if kind is None:
+        return value
+    if kind == "tuple":
+        return tuple(value)
+    return _array_of(value, kind) if "[" in kind else getattr(np, kind)(value)
+
+
+def _array_of(value: Any, kind: str) -> Any:
+    dtype, _, sizes = kind.removeprefix("tensor ").removesuffix("]").partition("[")
+    shape = [int(size) for size in sizes.split(",") if size]
+    if kind.startswith("tensor "):
+        return torch.tensor(value, dtype=getattr(torch, dtype)).reshape(shape)
+    return np.array(value, dtype=dtype).reshape(shape)
+
+
+def _joined(path: str, part: object) -> str:
+    return f"{path}/{part}" if path else str(part)

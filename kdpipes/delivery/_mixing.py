@@ -1,0 +1,177 @@
+"""What `mixup` and `cutmix` share: who is mixed with whom, where a batch has it, and what becomes of the labels."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe
+
+from kdpipes._graph import walk
+from kdpipes.delivery.behind_deal import DEALERS, OneToOne, one_to_one_path
+from kdpipes.errors import ChainError, DataError, check_count, closest, is_number, must_be, refuse_field
+
+__all__ = ["Params", "SampleMixing", "mixed_labels"]
+
+Params = dict[str, torch.Tensor]
+
+
+class SampleMixing(OneToOne):
+    """A pipe that mixes each sample of a batch with another one of it. A subclass draws, and applies what is drawn."""
+
+    method: str  # the functional name
+
+    def _configure(
+        self, source_datapipe: Any, alpha: float, num_classes: int | None, image: str, label: str, p: float
+    ) -> None:
+        if not isinstance(source_datapipe, IterDataPipe):
+            raise TypeError(must_be("source_datapipe", "a stream of batches", source_datapipe))
+        self._source = source_datapipe
+        self._alpha = _check_number("alpha", alpha, "a number above 0", math.ulp(0), sys.float_info.max)
+        self._p = _check_number("p", p, "a probability, from 0 to 1", 0, 1)
+        self._num_classes = None if num_classes is None else check_count("num_classes", num_classes)
+        self._name = _name_for(self)
+        find: Any = getattr(source_datapipe, "item_names", None)
+        selected: tuple[tuple[str, ...], bool] | None = find() if find is not None else None
+        self._names, self._has_ctx = selected or ((), False)
+        self._fields = {"image": image, "label": label}
+        for param, name in self._fields.items():
+            _check_field(param, name, self._names)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def item_names(self) -> tuple[tuple[str, ...], bool] | None:
+        """Return the names of a batch's parts, and whether a ctx follows them, if batches are tuples."""
+        return (self._names, self._has_ctx) if self._names else None
+
+    def iterate(self) -> Iterator[Any]:
+        dealer = _dealer_before(self._source, self.method)
+        for batch in self._source:
+            yield self._mixed(batch, dealer.batch_draw().rng(self._name))
+
+    def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
+        """Return the parameters for the images of a batch, drawn from `rng`."""
+        raise TypeError(f"{type(self).__name__} must implement `draw`.")
+
+    def apply(self, x: torch.Tensor, y: torch.Tensor, params: Params) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the images and labels of a batch, mixed as `params` say."""
+        raise TypeError(f"{type(self).__name__} must implement `apply`.")
+
+    def _partners(self, size: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return each sample's partner, and its own weight; how a batch is mixed does not depend on `p`."""
+        is_mixed = rng.random() < self._p
+        weight, partner = rng.beta(self._alpha, self._alpha, size), rng.permutation(size)
+        return (partner, weight) if is_mixed else (np.arange(size), np.ones(size))
+
+    def _mixed(self, batch: Any, rng: np.random.Generator) -> Any:
+        if not self._has_ctx:
+            return self._mixed_fields(batch, rng)[0]
+        fields, ctx = batch
+        if self._name in ctx:
+            raise ChainError(f"The ctx has an entry {self._name!r} already: give the transform of that name another.")
+        mixed, params = self._mixed_fields(fields, rng)
+        return mixed, {**ctx, self._name: params}
+
+    def _mixed_fields(self, fields: Any, rng: np.random.Generator) -> tuple[Any, Params]:
+        places = [self._place(name, fields) for name in self._fields.values()]
+        x, y = (fields[place] for place in places)
+        self._check(x, y)
+        params = self.draw(x, rng)
+        mixed = dict(zip(places, self.apply(x, y, params), strict=True))
+        if isinstance(fields, Mapping):
+            return {**fields, **mixed}, params
+        return tuple(mixed.get(place, value) for place, value in enumerate(fields)), params
+
+    def _place(self, name: str, fields: Any) -> Any:
+        """Return where a batch has the field `name`."""
+        if isinstance(fields, Mapping):
+            return name if name in fields else refuse_field(name, "The batch", fields)
+        if isinstance(fields, tuple) and len(fields) == len(self._names):
+            return self._names.index(name)
+        raise ChainError(
+            f"`.{self.method}()` does not know where {name!r} is in a batch that is {type(fields).__name__}. Put it "
+            "right behind `.collate_samples()`, or give it dictionaries."
+        )
+
+    def _check(self, x: Any, y: Any) -> None:
+        """Refuse what is no batch of images and their labels."""
+        for name, value in zip(self._fields.values(), (x, y), strict=True):
+            if not isinstance(value, torch.Tensor) or not value.ndim:
+                raise DataError(f"Field {name!r} must be a tensor `[B, ...]`, but is {type(value).__name__}.")
+        if len(x) != len(y):
+            raise DataError(f"A batch has {len(x)} images, but {len(y)} labels.")
+
+
+def _check_number(param: str, value: Any, rule: str, least: float, largest: float) -> float:
+    if not is_number(value):
+        raise TypeError(must_be(param, rule, value))
+    if not least <= value <= largest:
+        raise ValueError(must_be(param, rule, value))
+    return float(value)
+
+
+def _check_field(param: str, name: Any, names: tuple[str, ...]) -> None:
+    if not isinstance(name, str):
+        raise TypeError(must_be(param, "the name of a field", name))
+    if names and name not in names:
+        raise ValueError(must_be(param, f"among the fields {', '.join(names)}", name) + closest(name, names))
+
+
+def _dealer_before(source: Any, method: str) -> Any:
+    """Return the `deal` that gives the batches of `source`, one by one; refuse a chain in which they lose touch."""
+    *between, dealer = one_to_one_path(source)
+    if isinstance(dealer, DEALERS) and between:
+        return dealer
+    if isinstance(dealer, DEALERS):
+        raise ChainError(f"`.{method}()` mixes tensors, but `.deal()` gives lists. Put `.collate_samples()` before it.")
+    if any(isinstance(pipe, DEALERS) for pipe in walk(source)):
+        raise ChainError(
+            f"`.{method}()` must know which batch of `.deal()` it mixes, but {type(dealer).__name__} may hold batches "
+            "back, or change their number. Put it right behind `.collate_samples()`."
+        )
+    raise ChainError(
+        f"`.{method}()` draws for each batch of `.deal()`, which is not there. Put "
+        "`.deal(batch_size=...).collate_samples()` before it."
+    )
+
+
+def _name_for(pipe: Any) -> str:
+    """Return the name of an operation that no other one of the chain has: "mixup", "mixup_2", ..."""
+    _dealer_before(pipe._source, pipe.method)
+    number = sum(type(upstream) is type(pipe) for upstream in one_to_one_path(pipe))
+    return pipe.method if number == 1 else f"{pipe.method}_{number}"
+
+
+def mixed_labels(y: torch.Tensor, params: Params, num_classes: int | None) -> torch.Tensor:
+    """Return `[B, C]` shares of the classes, each sample's and its partner's by weight.
+
+    Args:
+        y: Class numbers `[B]`, -1 for none; or shares `[B, C]`.
+        params: `partner` and `weight`.
+        num_classes: C, where `y` does not say.
+    """
+    shares = _shares(y, num_classes)
+    weight, partner = params["weight"].to(y.device)[:, None], params["partner"].to(y.device)
+    return (weight * shares + (1 - weight) * shares[partner]).to(shares.dtype)
+
+
+def _shares(y: torch.Tensor, num_classes: int | None) -> torch.Tensor:
+    if y.is_floating_point() and y.ndim == 2:
+        if num_classes not in {None, y.shape[1]}:
+            raise ValueError(must_be("num_classes", f"{y.shape[1]}, as many as the labels have", num_classes))
+        return y
+    if y.is_floating_point() or y.is_complex() or y.ndim != 1:
+        raise DataError(f"Labels must be class numbers `[B]` or floats `[B, C]`, but are {y.dtype} {list(y.shape)}.")
+    if num_classes is None:
+        raise ValueError(must_be("num_classes", "given where labels are class numbers", None))
+    classes = y.long()
+    wrong = classes[(classes < -1) | (classes >= num_classes)]
+    if len(wrong):
+        raise DataError(f"Labels must be from 0 to {num_classes - 1}, or -1 for none, but one is {wrong[0].item()}.")
+    return (classes[:, None] == torch.arange(num_classes, device=y.device)).float()

@@ -1,0 +1,91 @@
+"""Weighted means of two samples of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe
+
+from kdpipes._functional import functional_pipe, refuse_flavour
+from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
+from kdpipes.errors import DataError
+
+__all__ = ["MixerUpIterDataPipe"]
+
+refuse_flavour("mixup", flavour="map", way_out="Put `.deal(batch_size=...).collate_samples()` before it.")
+
+
+@functional_pipe("mixup", flavour="iter")
+class MixerUpIterDataPipe(SampleMixing):
+    """Makes each sample the weighted mean of two, and its label as well (functional name: ``mixup``).
+
+    The partner is of the same batch, by a permutation; the sample's own weight is drawn from Beta(alpha, alpha).
+    Images keep their dtype: the mean is in float32 (in float64, of float64), and rounded for uint8. Where batches are
+    `((x, y), ctx)`, `ctx["mixup"]` records `{"partner", "weight"}`, `[B]` int64 and float64; `mixup_2` is the second
+    of a chain. `pipe.apply(x, y, params)` mixes a batch by them again. Batches that come in stay as they are.
+
+    Args:
+        source_datapipe: A stream of batches, as `collate_samples` makes them of those of `deal`.
+        alpha: Above 0; the larger, the nearer to equal shares.
+        num_classes: C: labels `[B]` become shares `[B, C] float32`, and a label -1 no share. Not needed for labels
+            `[B, C]` of floats, which keep their dtype.
+        image: The name of the field of images, `[B, ...]` uint8 or floats.
+        label: The name of the field of labels.
+        p: The probability that a batch is mixed; in one that is not, samples are their own partners, of weight 1.
+
+    Length: the source's.
+
+    Seed: that of `deal`; each batch of each epoch draws anew, the same for any number of workers. Ranks mix within
+    their own part of a global batch, which therefore depends on their number.
+
+    Raises:
+        ValueError: An argument is out of range, or names a field that `select` upstream does not.
+        ChainError: No `deal` upstream, or a pipe behind it that may hold batches back.
+        DataError: Labels are no classes, or images neither uint8 nor floats.
+
+    Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018; their code has one weight for a whole
+    batch.
+
+    Example:
+        >>> pipe = kdp.from_dataset([(np.float32(0), 0), (np.float32(1), 1)]).select("x y").deal(batch_size=2)
+        >>> x, y = next(iter(pipe.collate_samples().mixup(num_classes=2)))
+        >>> torch.equal(x, y[:, 1]), y.sum(dim=1).tolist()
+        (True, [1.0, 1.0])
+    """
+
+    method = "mixup"
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        alpha: float = 0.2,
+        *,
+        num_classes: int | None = None,
+        image: str = "x",
+        label: str = "y",
+        p: float = 1.0,
+    ) -> None:
+        self._configure(source_datapipe, alpha, num_classes, image, label, p)
+
+    def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
+        partner, weight = self._partners(len(x), rng)
+        return {"partner": torch.from_numpy(partner), "weight": torch.from_numpy(weight)}
+
+    def apply(self, x: torch.Tensor, y: torch.Tensor, params: Params) -> tuple[torch.Tensor, torch.Tensor]:
+        return _mean(x, params), mixed_labels(y, params, self._num_classes)
+
+
+def _mean(x: torch.Tensor, params: Params) -> torch.Tensor:
+    if not x.is_floating_point() and x.dtype != torch.uint8:
+        raise DataError(f"`mixup` takes images of uint8 or floats, but got {x.dtype}. `.float()` makes them floats.")
+    weight, kind = params["weight"], torch.promote_types(x.dtype, torch.float32)
+    if bool((weight == 1).all()):
+        return x
+    means = torch.empty_like(x)
+    weights = torch.stack([weight, 1 - weight], dim=1).to(x.device, kind)
+    for row, partner in enumerate(params["partner"].tolist()):  # one by one, they stay in the processor's cache
+        mean = x[row].to(kind) * weights[row, 0] + x[partner].to(kind) * weights[row, 1]
+        means[row] = mean if x.is_floating_point() else mean.round_()
+    return means

@@ -1,0 +1,363 @@
+"""Transforms of albumentations and torchvision: drawn from the sample's generator, and recorded in its ctx."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from kdpipes._plain_data import as_plain, restored
+from kdpipes.draw import seeded_globals
+from kdpipes.errors import must_be
+from kdpipes.work.decode_images import EncodedImage
+
+__all__ = ["AlbumentationsAdapter", "TorchvisionAdapter", "adapted"]
+
+_NUM_SEEDS = 1 << 53  # which every reader of JSON holds exactly
+_NO_IDENTITY = {"_images_was_list", "_key2func", "_masks_was_list", "params", "py_random", "random_generator", "seed"}
+
+
+def adapted(transform: Any, param: str = "transform") -> Any:
+    """Return a recorded transform for a transform of albumentations or torchvision v2, and anything else as it is.
+
+    Args:
+        transform: Any callable; neither library is imported for one that is not theirs.
+        param: The name of the parameter that it was given as, for errors.
+    """
+    if _has_base(transform, "albumentations", "BasicTransform", "BaseCompose"):
+        _check_albumentations(transform, param)
+        return AlbumentationsAdapter(transform)
+    if _has_base(transform, "torchvision.transforms.v2", "Transform") and type(transform).__name__ != "Lambda":
+        return TorchvisionAdapter(transform)
+    return transform
+
+
+def _has_base(transform: Any, package: str, *names: str) -> bool:
+    return any(_is_of(kind, package) and kind.__name__ in names for kind in type(transform).__mro__)
+
+
+def _is_of(kind: type, package: str) -> bool:
+    return f"{kind.__module__}.".startswith(f"{package}.")
+
+
+def _owner_of(transform: Any, method: str) -> type:
+    return next(kind for kind in type(transform).__mro__ if method in vars(kind))
+
+
+class _Unit:
+    """One transform in a copy of a user's, which writes each call of it down as a step.
+
+    A transform of the library's that takes its parameters in one method (`does`) is written down by these; one whose
+    parameters are no plain data, or that draws more in that method, and any other, by the seed of the call.
+    """
+
+    def __init__(self, transform: Any, at: list[int], tree: _Tree, *, does: str | None) -> None:
+        self._transform = transform
+        self._at = at
+        self._tree = tree
+        self._is_split = does is not None
+        if does is not None:
+            self._does: Callable[..., Any] = getattr(transform, does)
+            setattr(transform, does, self._noted)
+
+    @property
+    def name(self) -> str:
+        """The name of the transform's class or function."""
+        return str(getattr(self._transform, "__name__", type(self._transform).__name__))
+
+    def _record(self, call: dict[str, Any], given: Any) -> Any:
+        result = self._run({"seed": int(self._tree.rng.integers(_NUM_SEEDS)), **call}, given)
+        if self._did is not None:
+            self._tree.steps.append({"transform": self.name, "at": list(self._at), **self._did})
+        return result
+
+    def _run(self, call: dict[str, Any], given: Any) -> Any:
+        self._call, self._did = call, None if self._is_split else call
+        with nullcontext() if self._is_split else seeded_globals(str(call["seed"]).encode()):
+            self._seed(call["seed"])
+            return self._called(call, given)
+
+    def _note(self, params: Any, does: Callable[[], Any]) -> Any:
+        plain, before = as_plain(params), self._state()
+        result = does()
+        self._did = self._call if plain is None or self._state() != before else plain
+        return result
+
+    def _noted(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def _seed(self, seed: int) -> None:
+        raise NotImplementedError
+
+    def _called(self, call: dict[str, Any], given: Any) -> Any:
+        raise NotImplementedError
+
+    def _state(self) -> Any:
+        raise NotImplementedError
+
+    def again(self, value: Any, step: dict[str, Any]) -> Any:
+        """Return `value` after the same step as the one that was written down."""
+        raise NotImplementedError
+
+
+class _Tree:
+    """A copy of a user's transform, for one thread: its units, by their place, and what they write down.
+
+    Args:
+        transform: The user's transform, which stays as it is.
+        containers: Tells which transforms only call others, one after the other, with what they got.
+        unit: Makes a unit of any other.
+    """
+
+    def __init__(
+        self,
+        transform: Any,
+        containers: Callable[[Any], bool],
+        unit: Callable[[Any, list[int], _Tree], _Unit],
+    ) -> None:
+        self.rng = np.random.default_rng(0)
+        self.steps: list[dict[str, Any]] = []
+        self._units: dict[tuple[int, ...], _Unit] = {}
+        self._is_container = containers
+        self._make = unit
+        self.top = self._grown(transform, [])
+
+    def _grown(self, transform: Any, at: list[int]) -> Any:
+        if self._is_container(transform):
+            grown = copy.copy(transform)
+            children = enumerate(transform.transforms)
+            vars(grown)["transforms"] = [self._grown(child, [*at, number]) for number, child in children]
+            return grown
+        return self._units.setdefault(tuple(at), self._make(copy.deepcopy(transform), at, self))
+
+    def unit_of(self, step: dict[str, Any]) -> _Unit:
+        """Return the unit that has written a step down."""
+        unit = self._units.get(tuple(step["at"]))
+        if unit is None or unit.name != step["transform"]:
+            raise ValueError(must_be("params", "what the same transform has recorded", step))
+        return unit
+
+
+class _Adapter:
+    """What both adapters share."""
+
+    def __init__(self, transform: Any) -> None:
+        self._transform = transform
+        self._local = threading.local()
+        self.__name__ = type(transform).__name__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._transform,)
+
+    def __repr__(self) -> str:
+        return repr(self._transform)
+
+    def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
+        """Return what the transform does to `value` with numbers from `rng`."""
+        return self.draw_and_apply(value, rng)[0]
+
+    def draw_and_apply(self, value: Any, rng: np.random.Generator) -> tuple[dict[str, Any], Any]:
+        """Return what the transform does to `value` with numbers from `rng`, and the new value."""
+        tree = self._tree()
+        tree.rng, tree.steps = rng, []
+        result = self._run(tree, self._opened(value))
+        return {"steps": tree.steps}, self._closed(result)
+
+    def apply(self, value: Any, params: dict[str, Any]) -> Any:
+        """Return `value` after the recorded steps."""
+        tree, result = self._tree(), self._opened(value)
+        with seeded_globals(b""):  # which steps that are recorded by their seed seed anew
+            for step in params["steps"]:
+                result = tree.unit_of(step).again(result, step)
+        return self._closed(result)
+
+    def _tree(self) -> _Tree:
+        if not hasattr(self._local, "tree"):
+            self._local.tree = self._copied()
+        tree: _Tree = self._local.tree
+        return tree
+
+    def _copied(self) -> _Tree:
+        raise NotImplementedError
+
+    def _opened(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def _run(self, tree: _Tree, value: Any) -> Any:
+        raise NotImplementedError
+
+    def _closed(self, result: Any) -> Any:
+        return result
+
+
+class AlbumentationsAdapter(_Adapter):
+    """A transform or composition of albumentations, recorded: what `.transform("x", A.HorizontalFlip())` makes of it.
+
+    Recorded are the `steps` that were done, in their order: the class (`transform`), the place in the composition
+    (`at`), and the parameters as plain data (`params`, and `kinds`: what JSON does not know). A step whose parameters
+    are more than 1,000 values or no plain data (noise, distortion maps) is recorded by its `seed`, and so is a
+    transform of a user's own class, a `Lambda`, and a composition that does more than call its parts in turn.
+
+    It takes an image of `decode_images`, an image of Pillow's (RGB or grey; others become RGB) or an array, and gives
+    an image of Pillow's where the result is `[H, W, 3] uint8` or `[H, W] uint8`, and other results as they are.
+
+    Seed: the sample's generator seeds every draw; albumentations' own random states and `seed` play no part.
+    """
+
+    def fingerprinted(self) -> Any:
+        """Return what tells the transform from another: all but its random state."""
+        return _identity(self._transform)
+
+    def _copied(self) -> _Tree:
+        return _Tree(self._transform, _is_composition, _AlbumentationsUnit)
+
+    def _opened(self, value: Any) -> Any:
+        if isinstance(value, EncodedImage | np.ndarray):
+            return np.array(value)
+        if not isinstance(value, Image.Image):
+            kinds = "images of `.decode_images()` or of Pillow's, and arrays"
+            raise TypeError(f"`{self.__name__}` takes {kinds}, but got {type(value).__name__}.")
+        return np.array(value if value.mode in {"L", "RGB"} else value.convert("RGB"))
+
+    def _run(self, tree: _Tree, value: Any) -> Any:
+        if not isinstance(tree.top, _Unit):
+            tree.top.set_random_state(tree.rng, random.Random(int(tree.rng.integers(_NUM_SEEDS))))
+        return tree.top(image=value)["image"]
+
+    def _closed(self, result: Any) -> Any:
+        is_image = isinstance(result, np.ndarray) and result.dtype == np.uint8 and result.shape[2:] in {(), (3,)}
+        return Image.fromarray(result) if is_image else result
+
+
+class _AlbumentationsUnit(_Unit):
+    def __init__(self, transform: Any, at: list[int], tree: _Tree) -> None:
+        is_theirs = _is_of(type(transform), "albumentations") and type(transform).__name__ != "Lambda"
+        is_split = is_theirs and _owner_of(transform, "__call__").__name__ == "BasicTransform"
+        super().__init__(transform, at, tree, does="apply_with_params" if is_split else None)
+
+    def __call__(self, *, force_apply: bool = False, **data: Any) -> Any:
+        return self._record({"force_apply": True} if force_apply else {}, data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_transform"], name)
+
+    def again(self, value: Any, step: dict[str, Any]) -> Any:
+        if "seed" in step:
+            return self._run(step, {"image": value})["image"]
+        return self._does(restored(step["params"], step["kinds"]), image=value)["image"]
+
+    def _seed(self, seed: int) -> None:
+        self._transform.set_random_state(np.random.Generator(np.random.PCG64(seed)), random.Random(seed))
+        sys.modules["cv2"].setRNGSeed(seed % (1 << 31))  # from which albumentations draws Gaussian noise
+
+    def _called(self, call: dict[str, Any], given: Any) -> Any:
+        return self._transform(**given, **({"force_apply": True} if "force_apply" in call else {}))
+
+    def _noted(self, params: dict[str, Any], *args: Any, **data: Any) -> Any:
+        return self._note(params, lambda: self._does(params, *args, **data))
+
+    def _state(self) -> Any:
+        return self._transform.random_generator.bit_generator.state, self._transform.py_random.getstate()
+
+
+def _is_composition(transform: Any) -> bool:
+    names = {"Compose", "OneOf", "OneOrOther", "RandomOrder", "ReplayCompose", "Sequential", "SomeOf"}
+    return _is_of(type(transform), "albumentations") and type(transform).__name__ in names
+
+
+def _check_albumentations(transform: Any, param: str) -> None:
+    if not hasattr(transform, "set_random_state"):
+        way_out = "Install it: `pip install 'albumentations>=2.0.8,<3'`."
+        raise ValueError(must_be(param, "of albumentations 2 or later", transform, way_out))
+    for part in _parts(transform):
+        processors = getattr(part, "processors", None) or {}
+        others = [f"{name.removesuffix('es').removesuffix('s')}_params" for name in processors]
+        if others:
+            way_out = f"Leave out `{others[0]}`: boxes and keypoints are not transformed."
+            raise ValueError(must_be(param, "a transform of images alone", transform, way_out))
+        wanted = sorted(set(getattr(part, "targets_as_params", ())) - {"image"})
+        if wanted:
+            way_out = f"`{type(part).__name__}` takes {wanted[0]!r} as well: call it in a function of your own."
+            raise ValueError(must_be(param, "a transform of images alone", transform, way_out))
+
+
+def _parts(transform: Any) -> Iterator[Any]:
+    yield transform
+    for part in getattr(transform, "transforms", ()):
+        yield from _parts(part)
+
+
+def _identity(transform: Any) -> list[Any]:
+    own = {name: value for name, value in vars(transform).items() if name not in _NO_IDENTITY}
+    if "transforms" in own:
+        own["transforms"] = [_identity(part) for part in own["transforms"]]
+    return [type(transform).__qualname__, own]
+
+
+class TorchvisionAdapter(_Adapter):
+    """A transform of `torchvision.transforms.v2`, recorded: what `.transform("x", v2.RandomResizedCrop(224))` makes.
+
+    Written after torchvision's source and tested against a stand-in; unverified against the library itself.
+
+    Recorded are the `steps` that were done, in their order, as `AlbumentationsAdapter` does: the `params` of
+    `make_params`, or the `seed` of a transform that draws otherwise or much (AutoAugment, GaussianNoise,
+    ElasticTransform), of a user's own class, and of what is no v2 transform in a container of v2's. A `v2.Lambda` that
+    stands alone is a callable like any other.
+
+    It takes an image of `decode_images` as one of Pillow's, and any other value as it is.
+    """
+
+    def fingerprinted(self) -> Any:
+        """Return what tells the transform from another."""
+        return self._transform
+
+    def _copied(self) -> _Tree:
+        return _Tree(self._transform, _is_v2_container, _TorchvisionUnit)
+
+    def _opened(self, value: Any) -> Any:
+        return value.to_pil() if isinstance(value, EncodedImage) else value
+
+    def _run(self, tree: _Tree, value: Any) -> Any:
+        with seeded_globals(tree.rng.bytes(32)):
+            return tree.top(value)
+
+
+class _TorchvisionUnit(_Unit):
+    def __init__(self, transform: Any, at: list[int], tree: _Tree) -> None:
+        is_split = _is_of(type(transform), "torchvision.transforms.v2") and type(transform).__name__ != "Lambda"
+        if is_split:
+            is_split = _owner_of(transform, "forward").__name__ in {"Transform", "_RandomApplyTransform"}
+        does = "transform" if hasattr(transform, "transform") else "_transform"  # until torchvision 0.20
+        super().__init__(transform, at, tree, does=does if is_split else None)
+
+    def __call__(self, value: Any) -> Any:
+        return self._record({}, value)
+
+    def again(self, value: Any, step: dict[str, Any]) -> Any:
+        return self._run(step, value) if "seed" in step else self._does(value, restored(step["params"], step["kinds"]))
+
+    def _seed(self, seed: int) -> None:
+        if self._is_split:
+            torch.default_generator.manual_seed(seed)
+
+    def _called(self, call: dict[str, Any], given: Any) -> Any:
+        return self._transform(given)
+
+    def _noted(self, value: Any, params: dict[str, Any]) -> Any:
+        return self._note(params, lambda: self._does(value, params))
+
+    def _state(self) -> bytes:
+        return torch.get_rng_state().numpy().tobytes()
+
+
+def _is_v2_container(transform: Any) -> bool:
+    names = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
+    return _is_of(type(transform), "torchvision.transforms.v2") and type(transform).__name__ in names
