@@ -18,16 +18,19 @@ from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import sample_pipe
-from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate
+from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.mixup import MixerUpIterDataPipe
 from kdpipes.delivery.reading_services import ProcessReadingService, ThreadReadingService
+from kdpipes.delivery.rebuild_batch import rebuild_batch
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.draw import Draw
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
+from kdpipes.look.crop_boxes import crop_boxes
 from kdpipes.look.grid import image_grid
+from kdpipes.look.replay_grid import replay_grid
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.plan.concat import ConcatenatorMapDataPipe as concat
 from kdpipes.plan.few_shot import FewShotTakerMapDataPipe
@@ -56,6 +59,7 @@ from kdpipes.work.geometric_transforms import CenterCrop, HorizontalFlip, Random
 from kdpipes.work.on_error import ErrorHandler
 from kdpipes.work.record_ctx import CtxRecorder
 from kdpipes.work.rename_fields import FieldRenamer
+from kdpipes.work.replay import replay
 from kdpipes.work.select import Selector
 from kdpipes.work.tensor_transforms import Normalize, ToTensor
 from kdpipes.work.transform import RecordedTransform, Transformer
@@ -119,12 +123,17 @@ __all__ = [
     "class_counts",
     "collate",
     "concat",
+    "crop_boxes",
     "from_dataset",
     "from_ids",
     "functional_pipe",
     "image_folder",
     "image_grid",
     "open_shards",
+    "rebuild_batch",
+    "replay",
+    "replay_grid",
     "sample_pipe",
+    "split_ctx",
     "stream_shards",
 ]

@@ -44,7 +44,8 @@ class SampleMapper:
         if known is not None and hasattr(operation, "check"):
             operation.check(known)
 
-    def _apply(self, sample: Sample) -> Sample:
+    def apply(self, sample: Sample) -> Sample:
+        """Do the operation, unless it is what `finish` does."""
         if self.is_selected:
             return sample
         changed = self._operation(sample)
@@ -94,8 +95,8 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
 
     def fetch(self, index: int) -> Sample:
         if isinstance(self._source, MapPipe):
-            return self._apply(self._source.fetch(index))
-        return self._apply(as_sample(self._source[index], index, self._name))
+            return self.apply(self._source.fetch(index))
+        return self.apply(as_sample(self._source[index], index, self._name))
 
     def pick(self, indices: Any) -> MapPipe:
         if self.is_selected and isinstance(self._source, MapPipe):
@@ -130,7 +131,7 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
 
     def samples(self) -> Iterator[Sample]:
         for sample in samples_of(self._source, self._name):
-            yield self._apply(sample)
+            yield self.apply(sample)
 
 
 class _Bound:

@@ -1,11 +1,18 @@
-"""The command line: `kdpipes demo`, or `python -m kdpipes demo`."""
+"""The command line: `kdpipes demo`, `kdpipes replay`; or `python -m kdpipes`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import runpy
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from kdpipes.demo import run_demo
+from kdpipes.errors import KdpipesError
+from kdpipes.look.replay_grid import replay_grid
 
 __all__ = ["main"]
 
@@ -17,11 +24,53 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--output", default="kdpipes-demo", help="folder for photos and picture (default: %(default)s)")
     demo.add_argument("--num-workers", type=int, default=2, help="worker processes (default: %(default)s)")
     demo.add_argument("--num-epochs", type=int, default=2, help="epochs (default: %(default)s)")
+    replay = commands.add_parser(
+        "replay",
+        help="draw any batch of any epoch",
+        description="Draw one batch of a chain, originals with their recorded crops beside what became of them.",
+    )
+    replay.add_argument("chain", help="module:name or file.py:name, a pipe or a function that makes it")
+    replay.add_argument("--seed", type=int, help="seed of the epoch (default: that of the chain's deal)")
+    replay.add_argument("--epoch", type=int, default=0, help="number of the epoch (default: %(default)s)")
+    replay.add_argument("--batch", type=int, default=0, help="number of the batch (default: %(default)s)")
+    replay.add_argument("--field", default="x", help="field of images (default: %(default)s)")
+    replay.add_argument("--out", default="grid.png", help="picture to write (default: %(default)s)")
     return parser
+
+
+def _chain_of(place: str) -> Any:
+    """Return the pipe that `module:name` or `file.py:name` names, or makes."""
+    module, _, name = place.partition(":")
+    if not name:
+        raise ValueError(f"The chain must be named as module:name or file.py:name, but is {place!r} instead.")
+    if module.endswith(".py"):
+        names = runpy.run_path(module)
+    else:
+        sys.path.insert(0, str(Path.cwd()))
+        names = vars(importlib.import_module(module))
+    if name not in names:
+        raise ValueError(f"{module} has no {name!r}.")
+    found = names[name]
+    return found if hasattr(found, "deal") else found()
+
+
+def _replay(given: argparse.Namespace) -> None:
+    picture = replay_grid(
+        _chain_of(given.chain), seed=given.seed, epoch=given.epoch, batch=given.batch, field=given.field
+    )
+    picture.save(given.out)
+    print(f"Batch {given.batch} of epoch {given.epoch}: {given.out}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit status."""
     given = _parser().parse_args(arguments)
-    run_demo(given.output, num_workers=given.num_workers, num_epochs=given.num_epochs)
+    if given.command == "demo":
+        run_demo(given.output, num_workers=given.num_workers, num_epochs=given.num_epochs)
+        return 0
+    try:
+        _replay(given)
+    except (KdpipesError, ValueError, IndexError, ImportError, OSError) as error:
+        print(f"kdpipes {given.command}: {error}", file=sys.stderr)
+        return 1
     return 0

@@ -252,6 +252,11 @@ class Sample(MutableMapping[str, Any]):
         """Whether `record_ctx` stands upstream."""
         return self._origin.is_recording
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether no operation has been done, as far as operations leave a trace."""
+        return not self._origin.names and not self._origin.is_recording
+
     def claim_name(self, operation: str) -> str:
         """Return a name for an operation that no other operation of this sample has: "crop", "crop_2", ..."""
         count = self._origin.names.get(operation, 0) + 1

@@ -17,7 +17,7 @@ from kdpipes.delivery.behind_deal import OneToOne
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
 
-__all__ = ["SampleCollatorIterDataPipe", "collate"]
+__all__ = ["SampleCollatorIterDataPipe", "collate", "split_ctx"]
 
 
 refuse_flavour("collate_samples", flavour="map", way_out="Put `.deal(batch_size=...)` before it.")
@@ -138,6 +138,37 @@ def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = No
             f"Field {name!r} holds {type(values[0]).__name__}, which `pad` cannot fill up: make arrays of it."
         )
     return list(values)
+
+
+def split_ctx(ctx: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the ctx of each sample of a batch, plain data, from that of the batch: `collate` backwards.
+
+    Args:
+        ctx: The second part of a batch `((x, y), ctx)`.
+
+    Example:
+        >>> split_ctx({"crop": {"top": torch.tensor([3, 4])}, "flip": [None, {"flipped": True}]})
+        [{'crop': {'top': 3}}, {'crop': {'top': 4}, 'flip': {'flipped': True}}]
+    """
+    parts = [(name, _split(value)) for name, value in ctx.items()]
+    return [
+        {name: _at(values, place) for name, values in parts if _at(values, place) is not None}
+        for place in range(max((len(values) for _, values in parts), default=0))
+    ]
+
+
+def _at(values: list[Any], place: int) -> Any:
+    return values[place] if values else {}  # an entry without parts, of which nobody knows how many there were
+
+
+def _split(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        parts = {name: _split(part) for name, part in value.items()}
+        size = max(map(len, parts.values()), default=0)
+        return [{name: _at(part, place) for name, part in parts.items()} for place in range(size)]
+    if isinstance(value, tuple):
+        return list(zip(*map(_split, value), strict=True))
+    return value.tolist() if isinstance(value, torch.Tensor) else list(value)
 
 
 def _kind(value: Any) -> str:

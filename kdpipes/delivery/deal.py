@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -131,6 +132,25 @@ class _Dealer(Streaming[Batch]):
         self._first_batch = batch
         self._cursor = cursor
         self._listener = listener
+
+    def samples_chain(self) -> Any:
+        """Return the pipe that gives the samples, whatever `select` makes of them."""
+        return self._source._source if getattr(self._source, "is_selected", False) else self._source
+
+    def whole_samples(self, epoch: int, batch: int, *, seed: int | None = None) -> Batch | None:
+        """Return the samples of one batch before `select`; None if the epoch has no such batch.
+
+        Args:
+            epoch: The number of the epoch.
+            batch: The number of the batch.
+            seed: In place of the dealer's.
+        """
+        dealer = copy.copy(self)
+        dealer._source, dealer._epochs = self.samples_chain(), EpochCounter()
+        dealer._seed = self._seed if seed is None else seed
+        dealer.set_epoch(epoch)
+        dealer.start_at(batch)
+        return next(iter(dealer), None)
 
     def identity(self) -> Any:
         """Return what makes the batches what they are, but for the sizes, which a state names."""

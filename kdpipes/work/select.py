@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kdpipes._sample_pipe import sample_pipe
@@ -28,7 +29,7 @@ class Selector:
     Args:
         mode: The names of the fields, in order, in one string: "x y". Besides fields: `key`, `index` (the position in
             the source), `ordinal` (the position in the dealt epoch), `is_padding`, `ctx`, and `ctx.NAME`, one entry of
-            the ctx. A field of such a name comes first.
+            the ctx, and `ctx.NAME.PART`. A field of such a name comes first.
         return_ctx: Whether to give `((x, y), ctx)`, ctx being what the operations on these fields recorded.
 
     Raises:
@@ -74,10 +75,17 @@ class Selector:
                 refuse_field(name, "The source", known)
 
 
+def _part(entry: Any, name: str) -> Any:
+    if not isinstance(entry, Mapping) or name not in entry:
+        refuse_field(name, "That entry of the ctx", entry if isinstance(entry, Mapping) else ())
+    return entry[name]
+
+
 def _value(sample: Sample, name: str) -> Any:
     if name not in sample:
         if name in _SPECIAL:
             return _SPECIAL[name](sample)
         if name.startswith(_CTX):
-            return sample.recorded(name[len(_CTX) :])
+            entry, *within = name[len(_CTX) :].split(".")
+            return functools.reduce(_part, within, sample.recorded(entry))
     return sample[name]

@@ -1,0 +1,45 @@
+"""One batch of an epoch, built again without the ones before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kdpipes.delivery.loader import Loader
+from kdpipes.delivery.reading_services import ThreadReadingService
+from kdpipes.errors import check_count, must_be
+
+__all__ = ["rebuild_batch"]
+
+
+def rebuild_batch(source_datapipe: Any, state: Mapping[str, Any], batch_number: int | None = None) -> Any:
+    """Return the very batch that a loader gave, augmentation included.
+
+    Args:
+        source_datapipe: The chain that the loader was made of.
+        state: What its `state_dict()` returned, at any place of the epoch.
+        batch_number: Which batch of that epoch, from 0; by default the next one after the state.
+
+    Raises:
+        IndexError: The epoch has no such batch.
+        ValueError: The state is that of another chain.
+
+    Example:
+        >>> chain = kdp.from_dataset([(n, 0) for n in range(8)]).select("x").deal(batch_size=2, shuffle=True)
+        >>> with kdp.Loader(chain, num_workers=2) as loader:
+        ...     batches, state = list(loader), loader.state_dict()
+        >>> kdp.rebuild_batch(chain, {**state, "epoch": 0}, 3) == batches[3]
+        True
+    """
+    if not isinstance(state, Mapping) or "batch" not in state:
+        raise ValueError(must_be("state", "what `state_dict()` of a Loader returns", state))
+    number = state["batch"] if batch_number is None else check_count("batch_number", batch_number, minimum=0)
+    here = {name: value for name, value in state.items() if name != "offset"} | {"batch": number}
+    if number != state["batch"]:
+        here.pop("cursors", None)  # a stream is read from its start
+    service = ThreadReadingService(state["num_workers"]) if state.get("num_workers") else None
+    with Loader(source_datapipe, reading_service=service) as loader:
+        loader.load_state_dict(here)
+        for batch in loader:
+            return batch
+    raise IndexError(f"Epoch {state['epoch']} has no batch {number}.")

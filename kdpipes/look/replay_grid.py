@@ -1,0 +1,72 @@
+"""A batch of any epoch as a picture: originals with the recorded crops, and what became of them."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from PIL import Image
+
+from kdpipes._graph import sources_of, walk
+from kdpipes._map_pipe import MapPipe
+from kdpipes.delivery.behind_deal import DEALERS
+from kdpipes.draw import Draw
+from kdpipes.errors import ChainError, check_count, check_seed
+from kdpipes.look.crop_boxes import crop_boxes
+from kdpipes.look.grid import image_grid
+from kdpipes.sample import Sample
+from kdpipes.work.replay import redone
+from kdpipes.work.transform import Transformer
+
+__all__ = ["replay_grid"]
+
+
+def replay_grid(
+    source_datapipe: Any, *, seed: int | None = None, epoch: int = 0, batch: int = 0, field: str = "x", tile: int = 112
+) -> Image.Image:
+    """Return a picture of one batch: of each sample the original, with its recorded crops, and the result beside it.
+
+    Args:
+        source_datapipe: A chain with `deal`. Crops are drawn where `record_ctx` stands before the transforms.
+        seed: The seed of the epoch; by default, that of `deal`.
+        epoch: The number of the epoch, from 0.
+        batch: The number of the batch, from 0.
+        field: The field of images.
+        tile: Height and width of an image in pixels.
+
+    Raises:
+        ChainError: There is no `deal` in the chain.
+        IndexError: The epoch has no such batch.
+    """
+    dealer = next((pipe for pipe in walk(source_datapipe) if isinstance(pipe, DEALERS)), None)
+    if dealer is None:
+        raise ChainError("The chain has no `deal`, and so no batches.")
+    samples = dealer.whole_samples(
+        check_count("epoch", epoch, minimum=0),
+        check_count("batch", batch, minimum=0),
+        seed=None if seed is None else check_seed(seed),
+    )
+    if samples is None:
+        raise IndexError(f"Epoch {epoch} has no batch {batch}.")
+    pictures, captions = [], []
+    for sample in samples:
+        results = sample[field] if isinstance(sample[field], tuple) else (sample[field],)
+        pictures += [crop_boxes(_original(sample, dealer, field), sample.ctx), *results]
+        captions += [sample.key[-tile // 6 :], *([""] * len(results))]
+    num_each = len(pictures) // len(samples)
+    return image_grid(pictures, captions, num_columns=max(1, 8 // num_each) * num_each, tile=tile)
+
+
+def _original(sample: Sample, dealer: Any, field: str) -> Any:
+    """Return the image of a sample before the first transform."""
+    chain = dealer.samples_chain()
+    source = chain
+    while sources := sources_of(source):
+        if len(sources) > 1:
+            raise ChainError(f"{type(source).__name__} has several sources: originals cannot be told.")
+        (source,) = sources
+    if isinstance(source, MapPipe):
+        raw = source.fetch(sample.index)
+    else:
+        raw = next(islice(source.samples(), sample.index, None))
+    return redone(raw, chain, Draw(), until=Transformer)[field]
