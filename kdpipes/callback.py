@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
+import torch
 
 from kdpipes.errors import check_callable
 
@@ -51,8 +52,9 @@ def _name_of(function: Any) -> str:
 
 
 def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:
+    called: Any = function.forward if isinstance(function, torch.nn.Module) else function
     try:
-        return frozenset(inspect.signature(function).parameters)
+        return frozenset(inspect.signature(called).parameters)
     except (TypeError, ValueError):
         return frozenset()
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import IterDataPipe
+
 from kdpipes.demo import run_demo
 from kdpipes.errors import KdpipesError
 from kdpipes.look.replay_grid import replay_grid
@@ -51,7 +53,10 @@ def _chain_of(place: str) -> Any:
     if name not in names:
         raise ValueError(f"{module} has no {name!r}.")
     found = names[name]
-    return found if hasattr(found, "deal") else found()
+    chain = found if isinstance(found, IterDataPipe) else found() if callable(found) else None
+    if not isinstance(chain, IterDataPipe):
+        raise ValueError(f"{place} is no chain that ends in batches, and no function that returns one.")
+    return chain
 
 
 def _replay(given: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from hypothesis import settings
 import kdpipes as kdp
 from kdpipes.demo import write_photo_folder, write_photo_shards
 
+os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # which asks the network for its newest version on import
 torch.set_num_threads(1)
 settings.register_profile("kdpipes", deadline=None, database=None)  # a busy machine is slow, not wrong
 settings.load_profile("kdpipes")

@@ -29,7 +29,7 @@ def test_a_callback_knows_its_name_and_parameters() -> None:
         (lambda x: x, "lambda", {"x"}),
         (functools.partial(to_grey, ctx={}), "to_grey", {"image", "ctx", "rng"}),
         (functools.partial(RandomCrop(), None), "random_crop", {"rng"}),
-        (torch.nn.Identity(), "identity", {"args", "kwargs"}),
+        (torch.nn.Identity(), "identity", {"input"}),
         (max, "max", set()),
     ]
     for function, name, parameters in known:

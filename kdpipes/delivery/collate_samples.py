@@ -150,6 +150,8 @@ def split_ctx(ctx: Mapping[str, Any]) -> list[dict[str, Any]]:
         >>> split_ctx({"crop": {"top": torch.tensor([3, 4])}, "flip": [None, {"flipped": True}]})
         [{'crop': {'top': 3}}, {'crop': {'top': 4}, 'flip': {'flipped': True}}]
     """
+    if not isinstance(ctx, Mapping):
+        raise TypeError(must_be("ctx", "the ctx of a batch, a dictionary", ctx))
     parts = [(name, _split(value)) for name, value in ctx.items()]
     return [
         {name: _at(values, place) for name, values in parts if _at(values, place) is not None}
@@ -168,7 +170,9 @@ def _split(value: Any) -> list[Any]:
         return [{name: _at(part, place) for name, part in parts.items()} for place in range(size)]
     if isinstance(value, tuple):
         return list(zip(*map(_split, value), strict=True))
-    return value.tolist() if isinstance(value, torch.Tensor) else list(value)
+    if not isinstance(value, torch.Tensor | list):
+        raise TypeError(must_be("ctx", "that of a batch, of tensors and lists", value, "A sample's is split."))
+    return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
 def _kind(value: Any) -> str:

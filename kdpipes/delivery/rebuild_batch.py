@@ -12,13 +12,16 @@ from kdpipes.errors import check_count, must_be
 __all__ = ["rebuild_batch"]
 
 
-def rebuild_batch(source_datapipe: Any, state: Mapping[str, Any], batch_number: int | None = None) -> Any:
+def rebuild_batch(
+    source_datapipe: Any, state: Mapping[str, Any], batch_number: int | None = None, *, epoch: int | None = None
+) -> Any:
     """Return the very batch that a loader gave, augmentation included.
 
     Args:
         source_datapipe: The chain that the loader was made of.
-        state: What its `state_dict()` returned, at any place of the epoch.
-        batch_number: Which batch of that epoch, from 0; by default the next one after the state.
+        state: What its `state_dict()` returned, at any time.
+        batch_number: Which batch of the epoch, from 0; by default the next one after the state.
+        epoch: Which epoch, from 0; by default that of the state.
 
     Raises:
         IndexError: The epoch has no such batch.
@@ -28,18 +31,19 @@ def rebuild_batch(source_datapipe: Any, state: Mapping[str, Any], batch_number: 
         >>> chain = kdp.from_dataset([(n, 0) for n in range(8)]).select("x").deal(batch_size=2, shuffle=True)
         >>> with kdp.Loader(chain, num_workers=2) as loader:
         ...     batches, state = list(loader), loader.state_dict()
-        >>> kdp.rebuild_batch(chain, {**state, "epoch": 0}, 3) == batches[3]
+        >>> kdp.rebuild_batch(chain, state, 3, epoch=0) == batches[3]
         True
     """
     if not isinstance(state, Mapping) or "batch" not in state:
         raise ValueError(must_be("state", "what `state_dict()` of a Loader returns", state))
     number = state["batch"] if batch_number is None else check_count("batch_number", batch_number, minimum=0)
-    here = {name: value for name, value in state.items() if name != "offset"} | {"batch": number}
-    if number != state["batch"]:
+    when = state.get("epoch") if epoch is None else check_count("epoch", epoch, minimum=0)
+    here = {name: value for name, value in state.items() if name != "offset"} | {"batch": number, "epoch": when}
+    if (when, number) != (state.get("epoch"), state["batch"]):
         here.pop("cursors", None)  # a stream is read from its start
     service = ThreadReadingService(state["num_workers"]) if state.get("num_workers") else None
     with Loader(source_datapipe, reading_service=service) as loader:
         loader.load_state_dict(here)
         for batch in loader:
             return batch
-    raise IndexError(f"Epoch {state['epoch']} has no batch {number}.")
+    raise IndexError(f"Epoch {when} has no batch {number}.")

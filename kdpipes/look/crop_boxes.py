@@ -5,47 +5,66 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 from PIL import Image, ImageDraw
+
+from kdpipes.errors import must_be
+from kdpipes.look.grid import as_picture
 
 __all__ = ["crop_boxes"]
 
 _BOX = {"top", "left", "height", "width"}
-_COLORS = ("#e4572e", "#17bebb", "#ffc914", "#76b041", "#a06cd5", "#2e86ab")
+_COLORS = ("#ff5a36", "#17bebb", "#ffc914", "#76b041", "#c77dff", "#4ea8de")
+Box = tuple[float, float, float, float]
 
 
-def crop_boxes(image: Any, ctx: Mapping[str, Any], *, line: int = 3) -> Image.Image:
-    """Return a copy of the image with a rectangle around each region that a ctx has recorded.
+def crop_boxes(image: Any, ctx: Mapping[str, Any]) -> Image.Image:
+    """Return a copy of the image with a rectangle around the region that each view was cut from.
 
-    Of each view, and of what stands outside of views, it is the first region: later ones are regions of that.
+    It is the first region that a ctx has recorded, and of each view of it the first: red, turquoise, yellow, ... The
+    flips and resizes that kdpipes' own transforms did before are reckoned with; behind transforms of other libraries
+    nothing is drawn.
 
     Args:
-        image: The image before the crop: Pillow's, one of `decode_images`, or an array `[H, W, 3] uint8`.
-        ctx: The sample's ctx: entries with `top`, `left`, `height` and `width`, in pixels of the image.
-        line: The width of lines in pixels.
+        image: The image before all transforms: Pillow's, one of `decode_images`, an array or a tensor.
+        ctx: The sample's ctx, with entries of `top`, `left`, `height` and `width`.
+
+    Raises:
+        TypeError: The ctx is that of a batch.
 
     Example:
         >>> region = {"top": 2, "left": 4, "height": 9, "width": 9}
         >>> crop_boxes(Image.new("RGB", (40, 30)), {"random_resized_crop": region}).getpixel((4, 2))
-        (228, 87, 46)
+        (255, 90, 54)
     """
-    picture = image.to_pil() if hasattr(image, "to_pil") else image
-    drawn = (picture if isinstance(picture, Image.Image) else Image.fromarray(np.asarray(picture))).convert("RGB")
-    drawn = drawn.copy() if drawn is picture else drawn
-    pen = ImageDraw.Draw(drawn)
-    for number, box in enumerate(_boxes_in(ctx)):
-        left, top = box["left"], box["top"]
-        corners = (left, top, left + box["width"] - 1, top + box["height"] - 1)
-        pen.rectangle(corners, outline=_COLORS[number % len(_COLORS)], width=line)
+    drawn = as_picture(image).copy()
+    pen, line = ImageDraw.Draw(drawn), max(1, round(max(drawn.size) / 70))
+    views = [ctx, *(entry for name, entry in ctx.items() if name.startswith("view_") and isinstance(entry, Mapping))]
+    boxes = [box for view in views for box in _first_box(view, drawn.size)]
+    for number, (left, top, right, bottom) in enumerate(boxes):
+        pen.rectangle((left, top, right - 1, bottom - 1), outline=_COLORS[number % len(_COLORS)], width=line)
     return drawn
 
 
-def _boxes_in(ctx: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    is_found = False
+def _first_box(ctx: Mapping[str, Any], size: tuple[int, int]) -> Iterator[Box]:
+    """Yield the first region of a view, in pixels of the image that it began with."""
+    (width, height), is_mirrored = size, False
     for entry in ctx.values():
-        if isinstance(entry, Mapping) and set(entry) >= _BOX:
-            if not is_found:
-                yield entry
-            is_found = True
-        elif isinstance(entry, Mapping):
-            yield from _boxes_in(entry)
+        if not isinstance(entry, Mapping) or "partner" in entry:
+            continue
+        if set(entry) >= _BOX:
+            yield _scaled(entry, size, (width, height), is_mirrored=is_mirrored)
+            return
+        if set(entry) == {"height", "width"}:
+            width, height = entry["width"], entry["height"]
+        is_mirrored ^= entry.get("flipped") is True
+        if "steps" in entry:
+            return
+
+
+def _scaled(box: Mapping[str, Any], size: tuple[int, int], seen: tuple[int, int], *, is_mirrored: bool) -> Box:
+    sides = [box["left"], box["top"], box["left"] + box["width"], box["top"] + box["height"]]
+    if not all(isinstance(side, int) for side in sides):
+        raise TypeError(must_be("ctx", "that of one sample", dict(box), "Of a batch, `kdp.split_ctx(ctx)` makes them."))
+    across, down = size[0] / seen[0], size[1] / seen[1]
+    left, top, right, bottom = sides[0] * across, sides[1] * down, sides[2] * across, sides[3] * down
+    return (size[0] - right, top, size[0] - left, bottom) if is_mirrored else (left, top, right, bottom)

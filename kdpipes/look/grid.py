@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from kdpipes.errors import check_count
 
-__all__ = ["image_grid"]
+__all__ = ["as_picture", "image_grid"]
 
 
 def image_grid(
@@ -31,7 +31,7 @@ def image_grid(
         >>> image_grid([Image.new("RGB", (20, 10))] * 3, num_columns=2, tile=16).size
         (32, 32)
     """
-    pictures = [_as_pil(image) for image in images]
+    pictures = [as_picture(image) for image in images]
     if not pictures:
         raise ValueError("`images` must hold at least one image, but holds none.")
     if captions is not None and len(captions) != len(pictures):
@@ -56,7 +56,10 @@ def _fitted(picture: Image.Image, side: int) -> Image.Image:
     return picture.resize(size, Image.Resampling.BILINEAR)
 
 
-def _as_pil(image: Any) -> Image.Image:
+def as_picture(image: Any) -> Image.Image:
+    """Return an image of any kind as an RGB image of Pillow's."""
+    if isinstance(image, tuple | list):
+        raise TypeError("`images` must be images, but are tuples: of several views, show one at a time.")
     if isinstance(image, Image.Image):
         return image.convert("RGB")
     if hasattr(image, "to_pil"):

@@ -22,9 +22,11 @@ __all__ = ["replay_grid"]
 
 
 def replay_grid(
-    source_datapipe: Any, *, seed: int | None = None, epoch: int = 0, batch: int = 0, field: str = "x", tile: int = 112
+    source_datapipe: Any, *, seed: int | None = None, epoch: int = 0, batch: int = 0, field: str = "x", tile: int = 128
 ) -> Image.Image:
     """Return a picture of one batch: of each sample the original, with its recorded crops, and the result beside it.
+
+    The result is that of the work pipes: not mixed with others.
 
     Args:
         source_datapipe: A chain with `deal`. Crops are drawn where `record_ctx` stands before the transforms.
@@ -52,7 +54,7 @@ def replay_grid(
     for sample in samples:
         results = sample[field] if isinstance(sample[field], tuple) else (sample[field],)
         pictures += [crop_boxes(_original(sample, dealer, field), sample.ctx), *results]
-        captions += [sample.key[-tile // 6 :], *([""] * len(results))]
+        captions += [sample.key[-(tile // 6) :], *([""] * len(results))]
     num_each = len(pictures) // len(samples)
     return image_grid(pictures, captions, num_columns=max(1, 8 // num_each) * num_each, tile=tile)
 

@@ -147,6 +147,25 @@ class PackedStrings(Sequence[str]):
         self._ends: NDArray[np.int64] = np.cumsum(np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded)))
         self._bytes: NDArray[np.uint8] = np.frombuffer(b"".join(encoded), dtype=np.uint8)
 
+    @classmethod
+    def of_arrays(cls, ends: NDArray[np.int64], letters: NDArray[np.uint8]) -> PackedStrings:
+        """Return the strings whose `arrays` these are."""
+        strings = cls.__new__(cls)
+        if len(ends) and (int(ends[-1]) > len(letters) or int(ends[0]) < 0 or (np.diff(ends) < 0).any()):
+            raise ValueError("the strings do not end where they are said to")
+        strings._ends, strings._bytes = ends, letters
+        return strings
+
+    @classmethod
+    def joined(cls, parts: Sequence[PackedStrings]) -> PackedStrings:
+        """Return the strings of several sequences, one sequence after the other."""
+        sizes = np.cumsum([0, *(len(part._bytes) for part in parts)])
+        ends = [part._ends + start for part, start in zip(parts, sizes[:-1], strict=True)]
+        nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
+        return cls.of_arrays(
+            np.concatenate([nothing[0], *ends]), np.concatenate([nothing[1], *(part._bytes for part in parts)])
+        )
+
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         """Return where each string ends, and the bytes of all of them."""
         return self._ends, self._bytes

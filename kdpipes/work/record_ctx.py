@@ -14,6 +14,7 @@ class CtxRecorder:
 
     An entry is plain data under the operation's name: `ctx["random_resized_crop"] == {"top": 3, ...}`; the second
     operation of a name is `random_resized_crop_2`. It is written when the transform runs, so when its field is read.
+    For callables that draw random numbers of their own, an entry `draw` says which: seed, epoch and ordinal.
 
     Source: KappaData's ctx.
 

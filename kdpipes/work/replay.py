@@ -23,7 +23,8 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
     """Repeat on a raw sample exactly what a ctx has recorded.
 
     Transforms use their recorded parameters, and may be given others. Callables that take random numbers in other ways
-    get those of the recorded `draw`. Of the ctx of a batch, `kdp.split_ctx(ctx)` makes those of its samples.
+    get those of the recorded `draw`. Of the ctx of a batch, `kdp.split_ctx(ctx)` makes those of its samples. What was
+    mixed in a batch is not mixed here: `kdp.rebuild_batch` makes whole batches.
 
     Args:
         sample_or_key: The key of a sample that the chain has; or a sample as a source gives it, on which all work pipes

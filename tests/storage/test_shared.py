@@ -142,3 +142,17 @@ def test_packed_strings_read_like_a_list(strings: list[str]) -> None:
     for outside in (len(strings), -len(strings) - 1):
         with pytest.raises(IndexError):
             packed[outside]
+
+
+@given(parts=st.lists(st.lists(st.text(max_size=5), max_size=4), max_size=4))
+def test_packed_strings_are_joined_and_taken_apart(parts: list[list[str]]) -> None:
+    joined = PackedStrings.joined([PackedStrings(part) for part in parts])
+    assert list(joined) == [string for part in parts for string in part]
+    assert list(PackedStrings.of_arrays(*joined.arrays())) == list(joined)
+
+
+def test_strings_that_end_nowhere_are_refused() -> None:
+    letters = np.frombuffer(b"ab", dtype=np.uint8)
+    for ends in ([1, 3], [-1, 2], [2, 1]):
+        with pytest.raises(ValueError, match="do not end where they are said to"):
+            PackedStrings.of_arrays(np.array(ends), letters)

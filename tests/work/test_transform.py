@@ -141,6 +141,20 @@ def test_a_transform_in_two_steps_is_recorded() -> None:
                 assert x == n + ctx["shift"]["by"]
 
 
+class AtOnce(Shift):
+    def draw_and_apply(self, value: Any, rng: np.random.Generator) -> tuple[dict[str, Any], Any]:
+        params = self.draw(value, rng)
+        return params, ("at once", self.apply(value, params))
+
+
+def test_a_transform_that_draws_and_applies_at_once_is_asked_once() -> None:
+    for make in (indexed, stream):
+        pipe = make().record_ctx().transform("x", AtOnce()).select("x", return_ctx=True)
+        for _ in range(2):
+            for n, ((x,), ctx) in enumerate(pipe):
+                assert x == ("at once", n + ctx["at_once"]["by"])
+
+
 REFUSED: list[tuple[tuple[Any, ...], str]] = [
     ((Shift,), r"`transforms\[0\]` must be a transform, .* Write `Shift\(...\)` to make one"),
     ((Scale(), Scale), r"`transforms\[1\]` must be a callable, .* Write `Scale\(...\)` to make one"),
@@ -163,3 +177,23 @@ def test_a_missing_callable_or_field_is_refused_when_the_chain_is_built() -> Non
         indexed().transform(Scale())
     with pytest.raises(kdp.FieldError, match="The source has no field 'image'; it has 'x', 'y'"):
         indexed().transform("image", Scale())
+
+
+def test_a_module_gets_the_ctx_and_generator_that_its_forward_takes() -> None:
+    class Crop(torch.nn.Module):
+        def forward(self, x: int, ctx: Any = None) -> int:
+            ctx["crop_parameters"] = int(torch.randint(100, ()).item())
+            return x + int(ctx["crop_parameters"])
+
+    class Shift(torch.nn.Module):
+        def forward(self, x: int, rng: Any) -> int:
+            return x + int(rng.integers(1 << 40))
+
+    pipe: Any = kdp.from_dataset([(1, 0), (2, 0)]).record_ctx()
+    for _ in range(2):
+        for (x, index), ctx in pipe.transform("x", Crop()).select("x index", return_ctx=True):
+            assert x == index + 1 + ctx["crop_parameters"]
+            assert ctx["draw"] == {"seed": 0, "epoch": 0, "ordinal": index}
+    assert [x for (x,) in pipe.transform("x", Shift()).select("x")] == [
+        x for (x,) in pipe.transform("x", Shift()).select("x")
+    ]
