@@ -11,7 +11,7 @@ from torchdata.datapipes.iter import SampleMultiplexer
 
 from kdpipes._graph import shards, walk
 from kdpipes._pipe import Suggesting, gives_samples
-from kdpipes.draw import Draw, EarlyDraws, EpochCounter, hash_key, made_under
+from kdpipes.draw import Draw, EarlyDraws, EpochCounter, hash_key, is_replaying, made_under
 from kdpipes.errors import ChainError, check_count
 from kdpipes.sample import Sample, as_sample
 
@@ -60,6 +60,9 @@ class IterPipe(Suggesting, Streaming[Any], IterChain):
 
     def iterate(self) -> Iterator[Any]:
         self._refuse_doubling()
+        if is_replaying():
+            yield from map(self.finish, self.samples())
+            return
         epoch = self._epochs.begin()
         seed = self._renewed[0] if self._renewed is not None else 0
         stride, offset = _part_of(self)

@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._functional import refuse_taken, register
 from kdpipes._iter_pipe import IterPipe, samples_of
-from kdpipes._map_pipe import MapPipe
+from kdpipes._map_pipe import MapPipe, is_key
 from kdpipes._pipe import gives_samples
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError
@@ -108,6 +108,8 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
         passed = column_name(name) if column_name is not None else None
         if passed is not None and isinstance(self._source, MapPipe):
             return self._source.column(passed)
+        if is_key(name, self.field_names() or ()) and isinstance(self._source, MapPipe):
+            return self._source.column(name)
         return super().column(name)
 
 

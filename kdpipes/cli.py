@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.demo import run_demo
 from kdpipes.errors import KdpipesError
@@ -45,17 +45,18 @@ def _chain_of(place: str) -> Any:
     module, _, name = place.partition(":")
     if not name:
         raise ValueError(f"The chain must be named as module:name or file.py:name, but is {place!r} instead.")
-    if module.endswith(".py"):
-        names = runpy.run_path(module)
-    else:
-        sys.path.insert(0, str(Path.cwd()))
-        names = vars(importlib.import_module(module))
+    folder = Path(module).parent if module.endswith(".py") else Path.cwd()
+    sys.path.insert(0, str(folder))
+    try:
+        names = runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))
+    finally:
+        sys.path.remove(str(folder))
     if name not in names:
         raise ValueError(f"{module} has no {name!r}.")
     found = names[name]
-    chain = found if isinstance(found, IterDataPipe) else found() if callable(found) else None
-    if not isinstance(chain, IterDataPipe):
-        raise ValueError(f"{place} is no chain that ends in batches, and no function that returns one.")
+    chain = found if isinstance(found, IterDataPipe | MapDataPipe) else found() if callable(found) else None
+    if not isinstance(chain, IterDataPipe | MapDataPipe):
+        raise ValueError(f"{place} is no chain, and no function that returns one.")
     return chain
 
 
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         _replay(given)
-    except (KdpipesError, ValueError, IndexError, ImportError, OSError) as error:
+    except (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError) as error:
         print(f"kdpipes {given.command}: {error}", file=sys.stderr)
         return 1
     return 0

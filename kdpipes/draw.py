@@ -25,6 +25,7 @@ __all__ = [
     "generator",
     "hash_key",
     "is_drawing",
+    "is_replaying",
     "made_under",
     "seeded_globals",
 ]
@@ -99,6 +100,12 @@ def current_draw() -> Draw | None:
     """Return the draw for a sample that is made now: what `deal` or a stream has opened around its making, if any."""
     current = _current.get()
     return current.take() if isinstance(current, EarlyDraws) else current
+
+
+def is_replaying() -> bool:
+    """Return whether samples that are made now repeat what a ctx has recorded."""
+    current = _current.get()
+    return isinstance(current, Draw) and current.replayed is not None
 
 
 def is_drawing() -> bool:

@@ -208,9 +208,14 @@ class Sample(MutableMapping[str, Any]):
         rng = self.rng(operation)
         if isinstance(rng, _Unknown):
             rng.refuse()
-        if is_recorded and self.draw.is_early:
-            self.ctx.setdefault(_EARLY, {})[operation] = self.draw.as_entry()
-        elif is_recorded:
+        early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
+        if not is_recorded:
+            return
+        if not all(isinstance(self.ctx.get(name, {}), dict) for name in (_DRAW, _EARLY)):
+            raise ChainError(f"The entries {_DRAW!r} and {_EARLY!r} of the ctx are kdpipes' own: use other names.")
+        if early is not None or self.draw.is_early:
+            self.ctx.setdefault(_EARLY, {})[operation] = early or self.draw.as_entry()
+        else:
             self.ctx[_DRAW] = self.draw.as_entry()
 
     def bind(self, draw: Draw) -> None:
@@ -237,7 +242,7 @@ class Sample(MutableMapping[str, Any]):
         fork._origin = _Origin(self.key if key is None else key, self.index, current_draw() or self.draw)
         fork._origin.is_recording = self._origin.is_recording
         fork._origin.names = dict(self._origin.names)
-        fork._origin.ctx.update(self.ctx)
+        fork._origin.ctx.update({k: dict(v) if isinstance(v, dict) else v for k, v in self.ctx.items()})
         forks: dict[Lazy, Lazy] = {}
         fork._fields = {name: value.fork(forks) for name, value in self._fields.items()}
         fork._origin.promises = {name: value.fork(forks) for name, value in self._origin.promises.items()}
@@ -259,9 +264,13 @@ class Sample(MutableMapping[str, Any]):
 
     def claim_name(self, operation: str) -> str:
         """Return a name for an operation that no other operation of this sample has: "crop", "crop_2", ..."""
-        count = self._origin.names.get(operation, 0) + 1
-        self._origin.names[operation] = count
-        return operation if count == 1 else f"{operation}_{count}"
+        names = self._origin.names
+        name, count = operation, names.get(operation, int(operation in (_DRAW, _EARLY)))
+        while count and (name := f"{operation}_{count + 1}") in names:
+            count += 1
+        names[operation] = count + 1
+        names.setdefault(name, 1)
+        return name
 
     def promise_ctx(self, name: str, value: Lazy) -> None:
         """Say that loading `value` will record the entry `name` of the ctx."""

@@ -88,7 +88,9 @@ class SampleCollatorIterDataPipe(OneToOne):
 
     def _collated(self, items: list[Any]) -> Any:
         if self._has_ctx:
-            return self._fields([item for item, _ in items]), collate([ctx for _, ctx in items], name="ctx")
+            return self._fields([item for item, _ in items]), collate(
+                [ctx for _, ctx in items], name="ctx", ragged=True
+            )
         return self._fields(items)
 
     def _fields(self, items: list[Any]) -> Any:
@@ -103,35 +105,40 @@ class SampleCollatorIterDataPipe(OneToOne):
         return collate(values, name=name, pad=self._pad.get(name))
 
 
-def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = None) -> Any:
+def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = None, ragged: bool = False) -> Any:
     """Return a batch of values of one kind, as `collate_samples` does.
 
     Args:
         values: At least one value.
         name: The field's name, for errors.
         pad: What fills up ragged values.
+        ragged: Whether values of different shapes become a list, as those of a ctx do.
 
     Raises:
         DataError: The shapes differ, and there is no `pad`.
     """
     kinds = {_kind(value) for value in values}
     if kinds == {"array", "tensor"}:
-        return collate([_as_tensor(value) for value in values], name=name, pad=pad)
+        return collate([_as_tensor(value) for value in values], name=name, pad=pad, ragged=ragged)
     kind = kinds.pop() if len(kinds) == 1 else ""
+    if ragged and _is_ragged(kind, values):
+        return list(values)
     if kind == "image":
         return _stacked([_channels_first(image) for image in values], name, pad)
     if kind in {"array", "tensor", "numbers"}:
         return _stacked([_as_array(value) if kind == "numbers" else value for value in values], name, pad)
     if kind == "number":
-        return torch.from_numpy(np.asarray(values).reshape(len(values)))
+        numbers = np.asarray(values).reshape(len(values))
+        return list(values) if numbers.dtype == object else _numbers(numbers)
     if kind == "mapping":
         keys = dict.fromkeys(key for value in values for key in value)
-        return {key: collate([value.get(key) for value in values], name=f"{name}.{key}") for key in keys}
+        return {key: collate([value.get(key) for value in values], name=f"{name}.{key}", ragged=ragged) for key in keys}
     if kind == "tuple":
         if len({len(value) for value in values}) > 1:
             raise DataError(f"Field {name!r} holds tuples of different lengths, which are no batch.")
         return tuple(
-            collate(part, name=f"{name}[{place}]", pad=pad) for place, part in enumerate(zip(*values, strict=True))
+            collate(part, name=f"{name}[{place}]", pad=pad, ragged=ragged)
+            for place, part in enumerate(zip(*values, strict=True))
         )
     if pad is not None:
         raise DataError(
@@ -142,6 +149,8 @@ def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = No
 
 def split_ctx(ctx: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the ctx of each sample of a batch, plain data, from that of the batch: `collate` backwards.
+
+    Entries of None are left out, as those are that a sample does not have.
 
     Args:
         ctx: The second part of a batch `((x, y), ctx)`.
@@ -213,6 +222,19 @@ def _stacked(values: list[Any], name: str, pad: float | None) -> torch.Tensor:
     for row, tensor in zip(batch, tensors, strict=True):
         row[tuple(slice(size) for size in tensor.shape)] = tensor
     return batch
+
+
+def _is_ragged(kind: str, values: Sequence[Any]) -> bool:
+    if kind == "image":
+        return True
+    if kind in {"tuple", "numbers"}:
+        return len({len(value) for value in values}) > 1
+    return kind in {"array", "tensor"} and len({tuple(value.shape) for value in values}) > 1
+
+
+def _numbers(values: np.ndarray[Any, np.dtype[Any]]) -> torch.Tensor:
+    """Return numbers as a tensor: torch does not know all of the names that NumPy has for 64 bits."""
+    return torch.from_numpy(values.astype(np.uint64) if values.dtype.kind == "u" and values.itemsize == 8 else values)
 
 
 def _as_array(numbers: list[Any]) -> np.ndarray[Any, np.dtype[Any]]:

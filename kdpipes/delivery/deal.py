@@ -135,7 +135,10 @@ class _Dealer(Streaming[Batch]):
 
     def samples_chain(self) -> Any:
         """Return the pipe that gives the samples, whatever `select` makes of them."""
-        return self._source._source if getattr(self._source, "is_selected", False) else self._source
+        chain = self._source._source if getattr(self._source, "is_selected", False) else self._source
+        if not isinstance(chain, MapPipe | IterPipe):
+            raise ChainError(f"`deal` reads from {type(chain).__name__}, whose items are no samples of kdpipes'.")
+        return chain
 
     def whole_samples(self, epoch: int, batch: int, *, seed: int | None = None) -> Batch | None:
         """Return the samples of one batch before `select`; None if the epoch has no such batch.
@@ -148,9 +151,11 @@ class _Dealer(Streaming[Batch]):
         dealer = copy.copy(self)
         dealer._source, dealer._epochs = self.samples_chain(), EpochCounter()
         dealer._seed = self._seed if seed is None else seed
+        numbers: list[int] = []
         dealer.set_epoch(epoch)
-        dealer.start_at(batch)
-        return next(iter(dealer), None)
+        dealer.start_at(batch, lambda dealt: numbers.append(dealt.number))
+        samples = next(iter(dealer), None)
+        return samples if numbers[-1:] == [batch] else None
 
     def identity(self) -> Any:
         """Return what makes the batches what they are, but for the sizes, which a state names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,6 +45,23 @@ def rebuild_batch(
     service = ThreadReadingService(state["num_workers"]) if state.get("num_workers") else None
     with Loader(source_datapipe, reading_service=service) as loader:
         loader.load_state_dict(here)
-        for batch in loader:
-            return batch
-    raise IndexError(f"Epoch {when} has no batch {number}.")
+        batch = next(iter(loader), None)
+        reached = loader.state_dict()
+    if batch is None or (batch_number is not None and not _is_behind(reached, when, number, _length_of(loader))):
+        raise IndexError(f"Epoch {when} has no batch {number}.")
+    return batch
+
+
+def _is_behind(state: Mapping[str, Any], epoch: Any, number: int, length: float) -> bool:
+    """Return whether a loader that stands there has just given that batch: others may have been left out."""
+    if number == length - 1:
+        return (state["epoch"], state["batch"]) == (epoch + 1, 0)
+    given = state["batch"] if "offset" in state else state["batch"] - 1
+    return state["epoch"] == epoch and given == number and number < length
+
+
+def _length_of(loader: Loader) -> float:
+    try:
+        return len(loader)
+    except TypeError:  # a stream's end is not known
+        return math.inf

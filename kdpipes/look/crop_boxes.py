@@ -13,11 +13,11 @@ from kdpipes.look.grid import as_picture
 __all__ = ["crop_boxes"]
 
 _BOX = {"top", "left", "height", "width"}
-_COLORS = ("#ff5a36", "#17bebb", "#ffc914", "#76b041", "#c77dff", "#4ea8de")
+_COLORS = ("#e4572e", "#17bebb", "#ffc914", "#76b041", "#c77dff", "#4ea8de")
 Box = tuple[float, float, float, float]
 
 
-def crop_boxes(image: Any, ctx: Mapping[str, Any]) -> Image.Image:
+def crop_boxes(image: Any, ctx: Mapping[str, Any], *, line: int | None = None) -> Image.Image:
     """Return a copy of the image with a rectangle around the region that each view was cut from.
 
     It is the first region that a ctx has recorded, and of each view of it the first: red, turquoise, yellow, ... The
@@ -27,6 +27,7 @@ def crop_boxes(image: Any, ctx: Mapping[str, Any]) -> Image.Image:
     Args:
         image: The image before all transforms: Pillow's, one of `decode_images`, an array or a tensor.
         ctx: The sample's ctx, with entries of `top`, `left`, `height` and `width`.
+        line: The width of lines in pixels; by default, as the size of the image wants it.
 
     Raises:
         TypeError: The ctx is that of a batch.
@@ -34,14 +35,14 @@ def crop_boxes(image: Any, ctx: Mapping[str, Any]) -> Image.Image:
     Example:
         >>> region = {"top": 2, "left": 4, "height": 9, "width": 9}
         >>> crop_boxes(Image.new("RGB", (40, 30)), {"random_resized_crop": region}).getpixel((4, 2))
-        (255, 90, 54)
+        (228, 87, 46)
     """
     drawn = as_picture(image).copy()
-    pen, line = ImageDraw.Draw(drawn), max(1, round(max(drawn.size) / 70))
+    pen, width = ImageDraw.Draw(drawn), line or max(3, round(max(drawn.size) / 60))
     views = [ctx, *(entry for name, entry in ctx.items() if name.startswith("view_") and isinstance(entry, Mapping))]
     boxes = [box for view in views for box in _first_box(view, drawn.size)]
     for number, (left, top, right, bottom) in enumerate(boxes):
-        pen.rectangle((left, top, right - 1, bottom - 1), outline=_COLORS[number % len(_COLORS)], width=line)
+        pen.rectangle((left, top, right - 1, bottom - 1), outline=_COLORS[number % len(_COLORS)], width=width)
     return drawn
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+import torch
 from PIL import Image
 
-from kdpipes._graph import sources_of, walk
+from kdpipes._graph import copy_streams, walk
 from kdpipes._map_pipe import MapPipe
 from kdpipes.delivery.behind_deal import DEALERS
-from kdpipes.draw import Draw
 from kdpipes.errors import ChainError, check_count, check_seed
 from kdpipes.look.crop_boxes import crop_boxes
 from kdpipes.look.grid import image_grid
 from kdpipes.sample import Sample
-from kdpipes.work.replay import redone
+from kdpipes.work.replay import path_of, redone
 from kdpipes.work.transform import Transformer
 
 __all__ = ["replay_grid"]
@@ -53,7 +53,7 @@ def replay_grid(
     pictures, captions = [], []
     for sample in samples:
         results = sample[field] if isinstance(sample[field], tuple) else (sample[field],)
-        pictures += [crop_boxes(_original(sample, dealer, field), sample.ctx), *results]
+        pictures += [crop_boxes(_original(sample, dealer, field), sample.ctx), *map(_shown, results)]
         captions += [sample.key[-(tile // 6) :], *([""] * len(results))]
     num_each = len(pictures) // len(samples)
     return image_grid(pictures, captions, num_columns=max(1, 8 // num_each) * num_each, tile=tile)
@@ -62,13 +62,19 @@ def replay_grid(
 def _original(sample: Sample, dealer: Any, field: str) -> Any:
     """Return the image of a sample before the first transform."""
     chain = dealer.samples_chain()
-    source = chain
-    while sources := sources_of(source):
-        if len(sources) > 1:
-            raise ChainError(f"{type(source).__name__} has several sources: originals cannot be told.")
-        (source,) = sources
+    source = path_of(chain)[0]
     if isinstance(source, MapPipe):
         raw = source.fetch(sample.index)
     else:
-        raw = next(islice(source.samples(), sample.index, None))
-    return redone(raw, chain, Draw(), until=Transformer)[field]
+        raw = next(islice(copy_streams(source).samples(), sample.index, None))
+    return redone(raw, chain, sample.draw, until=lambda step: isinstance(step, Transformer) and step.field == field)[
+        field
+    ]
+
+
+def _shown(value: Any) -> Any:
+    """Return an image; of floats, stretched to black and white."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        low, high = value.amin(), value.amax()
+        return ((value - low) / (high - low).clamp(min=1e-9) * 255).to(torch.uint8)
+    return value

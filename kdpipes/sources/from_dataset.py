@@ -134,8 +134,12 @@ def _loader(dataset: Any, index: int) -> Callable[[Sample], Any]:
     def load(sample: Sample) -> Any:
         if isinstance(dataset, list | tuple | np.ndarray | TensorDataset):
             return dataset[index]
-        with seeded_globals(sample.key_of("dataset")):  # it may have random transforms of its own
-            return dataset[index]
+        with seeded_globals(sample.key_of("dataset")) as has_drawn:  # it may have random transforms of its own
+            item = dataset[index]
+            is_random = (sample.is_recording or sample.draw.replayed is not None) and has_drawn()
+        if is_random:
+            sample.note_draw("dataset", is_recorded=sample.is_recording)
+        return item
 
     return load
 

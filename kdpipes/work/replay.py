@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from kdpipes._graph import sources_of
+from kdpipes._graph import copy_streams, sources_of, walk
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import SampleMapper
@@ -16,7 +16,7 @@ from kdpipes.draw import Draw, drawing
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
 
-__all__ = ["chain_of_samples", "redone", "replay"]
+__all__ = ["chain_of_samples", "path_of", "redone", "replay"]
 
 
 def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe: Any) -> Any:
@@ -27,8 +27,8 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
     mixed in a batch is not mixed here: `kdp.rebuild_batch` makes whole batches.
 
     Args:
-        sample_or_key: The key of a sample that the chain has; or a sample as a source gives it, on which all work pipes
-            of the chain are done, and no plan pipe.
+        sample_or_key: The key of a sample that the chain has (of a stream, the first of that key); or a sample as a
+            source gives it, on which all work pipes of the chain are done, and no plan pipe.
         ctx: The sample's ctx: plain data, which may come from JSON.
         source_datapipe: The chain that has recorded it. What stands from `deal` on is left out.
 
@@ -52,7 +52,7 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
     if _holds_tensors(ctx):
         raise TypeError("`ctx` is that of a batch. `kdp.split_ctx(ctx)` makes those of its samples.")
     chain = chain_of_samples(source_datapipe)
-    draw = Draw(**ctx.get("draw", {}), replayed=ctx)
+    draw = _draw_of(ctx)
     if isinstance(sample_or_key, Sample):
         return chain.finish(redone(sample_or_key, chain, draw))
     if not isinstance(sample_or_key, str):
@@ -67,53 +67,89 @@ def _holds_tensors(ctx: Mapping[str, Any]) -> bool:
     )
 
 
+def _draw_of(ctx: Mapping[str, Any]) -> Draw:
+    entry = ctx.get("draw", {})
+    if not isinstance(entry, Mapping) or not set(entry) <= {"seed", "epoch", "ordinal"}:
+        raise ChainError(f"The entry 'draw' of the ctx must be what kdpipes records there, but is {entry!r}.")
+    if not isinstance(ctx.get("early_draws", {}), Mapping):
+        raise ChainError("The entry 'early_draws' of the ctx must be what kdpipes records there.")
+    return Draw(**entry, replayed=ctx)
+
+
 def chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
-    """Return the part of a chain that makes samples: what stands before `deal` and stock pipes."""
-    pipe = source_datapipe
-    while not isinstance(pipe, MapPipe | IterPipe):
-        sources = sources_of(pipe) if hasattr(pipe, "__dict__") else []
-        if len(sources) != 1:
-            raise ChainError(
-                f"{type(pipe).__name__} is no chain of samples: give the pipe that `deal` reads, or `deal`."
-            )
-        (pipe,) = sources
+    """Return the part of a chain that makes samples: what `deal` reads, or the chain, if there is none."""
+    pipe, path = source_datapipe, source_datapipe
+    while hasattr(path, "__dict__"):
+        if hasattr(path, "batch_draw"):  # a dealer
+            pipe = path._source
+            break
+        sources = sources_of(path)
+        path = sources[0] if len(sources) == 1 else None
+    if not isinstance(pipe, MapPipe | IterPipe):
+        raise ChainError(f"{type(pipe).__name__} is no pipe of samples. Put kdpipes' own pipes in its place.")
     return pipe
 
 
-def redone(sample: Sample, chain: MapPipe | IterPipe, draw: Draw, *, until: type | None = None) -> Sample:
+def path_of(chain: MapPipe | IterPipe) -> list[Any]:
+    """Return the pipes of a chain from its source on, or refuse one with several sources or foreign pipes.
+
+    What a source reads from is left out.
+    """
+    path: list[Any] = [chain]
+    while any(isinstance(pipe, MapPipe | IterPipe) for source in sources_of(path[-1]) for pipe in walk(source)):
+        sources = sources_of(path[-1])
+        if len(sources) > 1:
+            raise ChainError(f"{type(path[-1]).__name__} has several sources: give the key of a sample in its place.")
+        if not isinstance(sources[0], MapPipe | IterPipe):
+            name = type(sources[0]).__name__
+            raise ChainError(f"{name} cannot be done again on one sample: give the key of a sample in its place.")
+        path.append(sources[0])
+    return path[::-1]
+
+
+def redone(
+    sample: Sample, chain: MapPipe | IterPipe, draw: Draw, *, until: Callable[[Any], bool] = lambda operation: False
+) -> Sample:
     """Return a raw sample after the work pipes of a chain.
 
     Args:
         sample: As a source gives it. It stays as it is.
         chain: The pipes.
         draw: The sample's new draw.
-        until: The operation before which to stop.
+        until: Tells the operation before which to stop.
     """
     if not sample.is_raw:
         raise ChainError("`sample_or_key` must be a sample as its source gives it: this one has been worked on.")
-    pipes: list[Any] = [chain]
-    while sources := sources_of(pipes[-1]):
-        if len(sources) > 1:
-            raise ChainError(f"{type(pipes[-1]).__name__} has several sources: give the key of a sample in its place.")
-        pipes.append(sources[0])
     with drawing(draw):
-        made = Sample(sample.scope(), key=sample.key, index=sample.index)
-        for pipe in reversed(pipes):
-            if until is not None and isinstance(getattr(pipe, "_operation", None), until):
+        made = sample.fork()
+        for pipe in path_of(chain):
+            if until(getattr(pipe, "_operation", None)):
                 break
             made = pipe.apply(made) if isinstance(pipe, SampleMapper) else made
     return made
 
 
 def _by_key(key: str, chain: MapPipe | IterPipe, draw: Draw) -> Any:
+    if isinstance(chain, MapPipe):
+        keys = chain.column("key")
+        places = np.flatnonzero(keys == key)
+        if not len(places):
+            raise DataError(f"The chain has no sample of key {key!r}.{closest(key, map(str, keys))}")
+        _refuse_several(key, chain)
+        with drawing(draw):
+            return chain.finish(chain.fetch(int(places[0])))
+    stream: Any = copy_streams(chain)  # it may be in use
     with drawing(draw):
-        if isinstance(chain, MapPipe):
-            keys = chain.column("key")
-            places = np.flatnonzero(keys == key)
-            if len(places):
-                return chain.finish(chain.fetch(int(places[0])))
-            raise DataError(f"The chain has no sample of key {key!r}.{closest(key, keys.tolist())}")
-        for sample in chain.samples():
+        for sample in stream.samples():
             if sample.key == key:
-                return chain.finish(sample)
+                return stream.finish(sample)
     raise DataError(f"The stream has no sample of key {key!r}.")
+
+
+def _refuse_several(key: str, chain: MapPipe) -> None:
+    """Refuse a key that several sources have."""
+    sources = [pipe for pipe in walk(chain) if isinstance(pipe, MapPipe) and not sources_of(pipe)]
+    if len(sources) > 1 and sum(bool((source.column("key") == key).any()) for source in sources) > 1:
+        raise ChainError(
+            f"Several sources of the chain have a sample of key {key!r}: give the raw sample in its place."
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -76,14 +77,14 @@ class Transformer:
             raise ValueError(
                 "`transform` must be given at least one callable, behind the name of the field, or `views`."
             )
-        self._field = field
+        self.field = field
         self._steps = _steps("transforms", transforms)
         self._views = None if views is None else _recipes(views)
 
     def __call__(self, sample: Sample) -> Sample:
-        value = sample.lazy(self._field)
+        value = sample.lazy(self.field)
         if self._views is None:
-            sample[self._field] = self._transformed(sample, value, self._steps)
+            sample[self.field] = self._transformed(sample, value, self._steps)
             return sample
         views = []
         for number, steps in enumerate(self._views, 1):
@@ -91,8 +92,8 @@ class Transformer:
             views.append(self._transformed(sample, value, steps, view=name))
             if sample.is_recording:
                 sample.promise_ctx(name, views[-1])
-        what = f"making views of field {self._field!r}"
-        sample[self._field] = Lazy(lambda sample, *values: values, *views, what=what)
+        what = f"making views of field {self.field!r}"
+        sample[self.field] = Lazy(lambda sample, *values: values, *views, what=what)
         return sample
 
     def _transformed(self, sample: Sample, value: Lazy, steps: list[_Step], view: str = "") -> Lazy:
@@ -100,20 +101,20 @@ class Transformer:
             place = sample.claim_name(f"{view}.{step.name}" if view else step.name)
             make = _in_two_steps if has_params else _in_one
             run = make(step, _Place(place, view, sample.is_recording))
-            value = Lazy(run, value, what=f"applying {step.name!r} to field {self._field!r}")
-            if sample.is_recording and not view and (has_params or "ctx" in step.parameters):
+            value = Lazy(run, value, what=f"applying {step.name!r} to field {self.field!r}")
+            if sample.is_recording and not view:
                 sample.promise_ctx(place, value)
         return value
 
     def check(self, known: frozenset[str]) -> None:
-        if self._field not in known:
-            refuse_field(self._field, "The source", known)
+        if self.field not in known:
+            refuse_field(self.field, "The source", known)
 
     def field_names(self, known: frozenset[str]) -> frozenset[str]:
         return known
 
     def column_name(self, name: str) -> str | None:
-        return None if name == self._field else name
+        return None if name == self.field else name
 
 
 def _recipes(views: Any) -> list[list[_Step]]:
@@ -183,8 +184,10 @@ def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]
             params, value = at_once(value, sample.rng(place.name))
         elif params is None:
             params = transform.draw(value, sample.rng(place.name))
+        if ctx is not None or place.replayed(sample) is not None:
+            params = copy.deepcopy(params)  # which `apply` may change
         if ctx is not None:
-            ctx[place.entry] = params
+            ctx[place.entry] = copy.deepcopy(params)
         return value if is_made else transform.apply(value, params)
 
     return run

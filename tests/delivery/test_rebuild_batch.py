@@ -1,0 +1,277 @@
+"""`rebuild_batch`: any batch of any epoch from any state, without the ones before it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+
+pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
+
+NUMBERS = [(n, n % 3) for n in range(11)]
+
+
+def told(value: Any) -> Any:
+    """Return every byte, type and shape of a value, to compare."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {name: told(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value).__name__, [told(part) for part in value]
+    return type(value).__name__, value
+
+
+def travelled(state: Any) -> Any:
+    """Return a state as a checkpoint on disk gives it back."""
+    return json.loads(json.dumps(state))
+
+
+class Shift:
+    """Adds a recorded number."""
+
+    def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
+        return {"by": rng.random(3).tolist()}
+
+    def apply(self, value: Any, params: dict[str, Any]) -> Any:
+        return torch.tensor(params["by"]) + value
+
+
+def plus_random(x: Any) -> Any:
+    return x + random.random()
+
+
+def augmented(source: Any) -> Any:
+    shifted = source.record_ctx().transform("x", Shift(), plus_random)
+    return shifted.select("x y ordinal is_padding", return_ctx=True)
+
+
+def indexed() -> Any:
+    return augmented(kdp.from_dataset(NUMBERS).oversample())
+
+
+def stream() -> Any:
+    source = IterableWrapper(NUMBERS).shuffle(buffer_size=4).to_samples(fields="x y")
+    return augmented(source.oversample(class_counts={0: 3, 1: 2, 2: 1}).shuffle(buffer_size=5))
+
+
+def by_length() -> Any:
+    return augmented(kdp.from_dataset(NUMBERS).add_field("length", lambda sample: 1 + sample["x"] % 4))
+
+
+CHAINS: dict[str, Callable[[], Any]] = {
+    "indexed": lambda: indexed().deal(batch_size=3, shuffle=True, seed=4).collate_samples(),
+    "indexed, padded": lambda: indexed().deal(batch_size=5, shuffle=True, uneven="pad").collate_samples(),
+    "indexed, dropped": lambda: indexed().deal(batch_size=5, shuffle=True, uneven="drop").collate_samples(),
+    "stream": lambda: stream().deal(batch_size=4, seed=7).collate_samples(),
+    "stream, padded": lambda: stream().deal(batch_size=4, uneven="pad").collate_samples(),
+    "by length": lambda: by_length().deal(batch_by="length", max_tokens=9, shuffle=True).collate_samples(),
+    "by length, padded": lambda: (
+        by_length().deal(batch_by="length", global_max_tokens=8, global_batch_size=3, uneven="pad").collate_samples()
+    ),
+    "mixup": lambda: indexed().deal(batch_size=4, shuffle=True).collate_samples().mixup(num_classes=3),
+    "mixup twice": lambda: (
+        stream().deal(batch_size=4).collate_samples().mixup(num_classes=3).mixup(0.5, p=0.5, num_classes=3)
+    ),
+    "cutmix": lambda: (
+        augmented(kdp.from_dataset([(torch.full((1, 5, 6, 3), float(n)), n % 3) for n in range(9)]))
+        .deal(batch_size=4, shuffle=True, seed=1)
+        .collate_samples()
+        .cutmix(num_classes=3)
+    ),
+    "a map behind": lambda: indexed().deal(batch_size=3, shuffle=True).collate_samples().map(lambda batch: [batch]),
+}
+every_chain = pytest.mark.parametrize("name", CHAINS)
+
+SERVICES: dict[str, Callable[[], dict[str, Any]]] = {
+    "inline": lambda: {"num_workers": 0},
+    "2 workers": lambda: {"num_workers": 2},
+    "3 threads": lambda: {"reading_service": kdp.ThreadReadingService(3)},
+}
+
+
+def recorded(loader: Any) -> tuple[list[Any], list[list[Any]]]:
+    """Return the states before each of two epochs, after each batch and at the end; and the batches."""
+    states, epochs = [loader.state_dict()], []
+    for _ in range(2):
+        epochs.append([])
+        for batch in loader:
+            epochs[-1].append(told(batch))
+            states.append(loader.state_dict())
+    return [travelled(state) for state in states], epochs
+
+
+@every_chain
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_batch_of_two_epochs_is_built_again_whatever_made_it(name: str, service: str) -> None:
+    chain = CHAINS[name]()
+    with kdp.Loader(chain, **SERVICES[service]()) as loader:
+        states, epochs = recorded(loader)
+        assert len({str(epoch) for epoch in epochs}) == 2
+    for epoch, batches in enumerate(epochs):
+        for number, batch in enumerate(batches):
+            assert told(kdp.rebuild_batch(chain, {**states[0], "epoch": epoch}, number)) == batch
+
+
+@every_chain
+def test_any_state_will_do(name: str) -> None:
+    chain = CHAINS[name]()
+    with kdp.Loader(chain, num_workers=2) as loader:
+        states, epochs = recorded(loader)
+    for state in states:
+        epoch = epochs[state["epoch"]] if state["epoch"] < 2 else []
+        for number in range(len(epoch)):
+            assert told(kdp.rebuild_batch(chain, state, number)) == epoch[number]
+        coming = [batch for batches in epochs[state["epoch"] :] for batch in batches][state["batch"] :]
+        if coming:
+            assert told(kdp.rebuild_batch(chain, state)) == coming[0], "the next one"
+
+
+@every_chain
+def test_a_state_that_was_loaded_and_taken_again_will_do(name: str) -> None:
+    chain = CHAINS[name]()
+    with kdp.Loader(chain) as loader:
+        states, epochs = recorded(loader)
+        for state in states[:2]:
+            loader.load_state_dict(state)
+            loaded = travelled(loader.state_dict())
+            for number in (0, 1):
+                assert told(kdp.rebuild_batch(chain, loaded, number)) == epochs[0][number]
+            next(iter(loader))
+            after = loader.state_dict()
+            assert told(kdp.rebuild_batch(chain, travelled(after))) == epochs[after["epoch"]][after["batch"]]
+
+
+@pytest.fixture
+def shards(photo_shards: str) -> Any:
+    source = kdp.stream_shards(photo_shards).rename_fields(x="jpg", y="cls").decode_images().record_ctx()
+    return source.transform("x", kdp.RandomResizedCrop(4), kdp.HorizontalFlip()).select("x y key", return_ctx=True)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("behind", ["nothing", "shuffle"])
+def test_shards_of_workers_own_are_read_again(shards: Any, num_workers: int, behind: str) -> None:
+    pipe = shards if behind == "nothing" else shards._source.shuffle(buffer_size=7).select("x y key", return_ctx=True)
+    chain = pipe.deal(batch_size=24, split="shards", seed=3).collate_samples()
+    with kdp.Loader(chain, num_workers=num_workers) as loader:
+        states, epochs = recorded(loader)
+    for state in states[: len(epochs[0])]:
+        assert told(kdp.rebuild_batch(chain, state)) == epochs[0][state["batch"]]
+        for number in {0, len(epochs[0]) - 1}:
+            assert told(kdp.rebuild_batch(chain, state, number)) == epochs[0][number]
+    assert told(kdp.rebuild_batch(chain, {**states[0], "epoch": 1}, 2)) == epochs[1][2]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_batches_of_a_rank_are_its_own(rank: int) -> None:
+    def of_rank() -> Any:
+        chain = indexed().deal(global_batch_size=4, shuffle=True, uneven="pad", seed=4)
+        chain.apply_sharding(2, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        return chain.collate_samples()
+
+    with kdp.Loader(of_rank(), num_workers=2) as loader:
+        states, epochs = recorded(loader)
+    for number, batch in enumerate(epochs[0]):
+        assert told(kdp.rebuild_batch(of_rank(), states[-2], number)) == epochs[states[-2]["epoch"]][number]
+        assert told(kdp.rebuild_batch(of_rank(), states[0], number)) == batch
+
+
+def test_no_other_sample_is_loaded() -> None:
+    loads: list[int] = []
+
+    def load(sample: Any) -> int:
+        loads.append(sample.index)
+        return int(sample["x"])
+
+    chains = {
+        "indexed": kdp.from_dataset(NUMBERS).add_field("z", load).select("z").deal(batch_size=3, shuffle=True, seed=2),
+        "stream": IterableWrapper(NUMBERS).to_samples(fields="x y").add_field("z", load).select("z").deal(batch_size=3),
+    }
+    for chain in chains.values():
+        loads.clear()  # the function's closure is part of the chain
+        with kdp.Loader(chain) as loader:
+            state, epochs = loader.state_dict(), [list(loader) for _ in range(2)]
+        for epoch, batches in enumerate(epochs):
+            for number, batch in enumerate(batches):
+                loads.clear()
+                assert kdp.rebuild_batch(chain, {**state, "epoch": epoch}, number) == batch
+                assert loads == [index for (index,) in batch]
+
+
+def test_building_again_changes_nothing_of_the_chain_or_of_a_loader() -> None:
+    chain = CHAINS["stream"]()
+    expected = [[told(batch) for batch in chain] for _ in range(2)]
+    with kdp.Loader(CHAINS["stream"]()) as loader:
+        for epoch in range(2):
+            seen = []
+            for number, batch in enumerate(loader):
+                state = loader.state_dict()
+                seen.append(told(batch))
+                again = kdp.rebuild_batch(chain, {**state, "epoch": epoch}, number)
+                assert told(again) == seen[-1]
+                assert loader.state_dict() == state
+            assert seen == expected[epoch]
+
+
+def test_what_is_no_state_and_no_number_is_refused() -> None:
+    chain = CHAINS["indexed"]()
+    with kdp.Loader(chain) as loader:
+        state = loader.state_dict()
+    for wrong in ("state", {}, {"epoch": 0}):
+        with pytest.raises(ValueError, match="`state` must be what `state_dict\\(\\)` of a Loader returns"):
+            kdp.rebuild_batch(chain, wrong, 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`batch_number` must be an integer of at least 0, but is -1"):
+        kdp.rebuild_batch(chain, state, -1)
+    for number in (1.0, True):
+        with pytest.raises(TypeError, match="`batch_number` must be an integer of at least 0"):
+            kdp.rebuild_batch(chain, state, number)  # type: ignore[arg-type]
+
+
+def test_the_state_of_another_chain_is_refused() -> None:
+    with kdp.Loader(CHAINS["indexed"]()) as loader:
+        state = loader.state_dict()
+    for other in ("stream", "mixup", "indexed, padded"):
+        with pytest.raises(ValueError, match="The state"):
+            kdp.rebuild_batch(CHAINS[other](), state, 0)
+
+
+# What is wrong.
+
+
+@every_chain
+def test_a_number_behind_the_last_batch_is_an_error(name: str) -> None:
+    chain = CHAINS[name]()
+    with kdp.Loader(chain) as loader:
+        state, num_batches = loader.state_dict(), sum(1 for _ in loader)
+    for epoch in range(2):
+        for number in (num_batches, num_batches + 1, num_batches + 100):
+            with pytest.raises(IndexError, match=f"Epoch {epoch} has no batch {number}"):
+                kdp.rebuild_batch(chain, {**state, "epoch": epoch}, number)
+
+
+def test_a_batch_that_was_left_out_is_an_error() -> None:
+    items = [(1, 0), (2, 0), (0, 0), (0, 0), (3, 0), (4, 0)]
+    chain = kdp.from_dataset(items).transform("x", lambda x: 1 / x).on_error("skip").select("x").deal(batch_size=2)
+    with kdp.Loader(chain) as loader:
+        state, batches = loader.state_dict(), list(loader)
+    assert kdp.rebuild_batch(chain, state, 2) == batches[1]
+    with pytest.raises(IndexError):
+        kdp.rebuild_batch(chain, state, 1)
+
+
+def test_a_batch_that_is_filtered_out_is_an_error() -> None:
+    chain = kdp.from_dataset(NUMBERS).select("x").deal(batch_size=2).filter(lambda batch: batch[0][0] != 2)
+    with kdp.Loader(chain) as loader:
+        state, batches = loader.state_dict(), list(loader)
+    assert kdp.rebuild_batch(chain, state, 2) == batches[1]
+    with pytest.raises(IndexError):
+        kdp.rebuild_batch(chain, state, 1)
