@@ -28,7 +28,7 @@ class ShardStreamerIterDataPipe(IterPipe):
 
     Length: none; a stream ends where its shards end.
 
-    Memory: one sample.
+    Memory: one sample, and 1 MiB of the shard.
 
     Raises:
         FileNotFoundError: A shard is missing.

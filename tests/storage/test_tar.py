@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from webdataset.tariterators import base_plus_ext
 
 from kdpipes.errors import DataError
-from kdpipes.storage.tar import decode_member, index_tars, read_groups
+from kdpipes.storage.tar import _split, decode_member, index_tars, read_groups
 
 Members = list[tuple[str, bytes]]
 Groups = list[tuple[str, dict[str, bytes]]]
@@ -180,3 +183,8 @@ def test_a_link_is_refused(write: Callable[..., str], kind: bytes) -> None:
     for read in READERS:
         with pytest.raises(DataError, match=r"Member '1\.jpg' of shard .* is a link"):
             read(url)
+
+
+@given(name=st.text("ab./\n\u00e9", max_size=12))
+def test_names_are_split_as_webdataset_splits_them(name: str) -> None:
+    assert _split(name) == base_plus_ext(name)

@@ -1,0 +1,263 @@
+"""The headers of tars: ustar, pax, GNU and v7."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, NoReturn
+from zlib import adler32
+
+from kdpipes.storage.forward import ForwardBytes
+
+__all__ = ["Entry", "NoTarError", "UnreadableTarError", "read_entries", "truncated"]
+
+_BLOCK = 512
+_TIMES = re.compile(rb"([0-9]+ [acm]time=[0-9.]+\n)+")  # all that webdataset's writer says; it tells nothing
+_TELLING = frozenset({b"path", b"size"})
+_MAX_EXTENSION = 1 << 24
+_END = -1  # in the place of a size
+_PAX, _GLOBAL, _SOLARIS, _LONG_NAME, _LONG_LINK, _SPARSE = map(ord, "xgXLKS")
+_EXTENSIONS = frozenset({_PAX, _GLOBAL, _SOLARIS, _LONG_NAME, _LONG_LINK})
+_FILES, _LINKS = frozenset(b"0\x007"), frozenset(b"12")
+_EMPTY = frozenset(b"123456")  # links, devices, folders and pipes have no content, whatever their size
+
+Kind = Literal["file", "link", "sparse", "other"]
+_KINDS: dict[int, Kind] = {**dict.fromkeys(_FILES, "file"), **dict.fromkeys(_LINKS, "link"), _SPARSE: "sparse"}
+
+
+class Entry(NamedTuple):
+    """A member of a tar, as its headers describe it.
+
+    Args:
+        name: The path, UTF-8 with surrogate escapes.
+        offset: Where its content begins.
+        size: The length of its content in bytes.
+        kind: Files have content of their own; links have none, sparse files have holes in it.
+    """
+
+    name: str
+    offset: int
+    size: int
+    kind: Kind
+
+
+class UnreadableTarError(Exception):
+    """A tar that is cut or damaged: says so in words that follow its name."""
+
+
+class NoTarError(Exception):
+    """A file that does not begin as a tar: says why."""
+
+
+class _HeaderError(Exception):
+    """A block that is no header: says why."""
+
+
+def read_entries(source: ForwardBytes) -> Iterator[Entry]:
+    """Yield the members of a tar up to its end mark; their contents are not read.
+
+    Raises:
+        NoTarError: The first block is no header.
+        UnreadableTarError: The tar ends before its end mark, or a header is damaged.
+    """
+    headers = _Headers(source)
+    while (entry := headers.next()) is not None:
+        yield entry
+
+
+class _Headers:
+    """The headers of a tar, one after the other."""
+
+    def __init__(self, source: ForwardBytes) -> None:
+        self._take = source.take
+        self._source = source
+        self._offset = 0
+        self._known: tuple[bytes | None, int] = None, 0
+
+    def next(self) -> Entry | None:
+        """Return the next member, or None at the end mark."""
+        block, size = self._header()
+        if block[156] in _EXTENSIONS:
+            return self._extended(block, size)
+        return self._entry(_name(block), block, size) if size != _END else None
+
+    def _header(self) -> tuple[bytes, int]:
+        """Return the next header and the size in it, or the end mark."""
+        block = self._take(self._offset, _BLOCK)
+        if block == self._known[0]:  # pax headers of one length are mostly the same
+            size = self._known[1]
+        else:
+            try:
+                size = _checked_size(block)
+            except _HeaderError as error:
+                self._refuse(block, error)
+            if block[156] == _PAX:
+                self._known = block, size
+        self._offset += _BLOCK
+        return block, size
+
+    def _refuse(self, block: bytes, error: _HeaderError) -> NoReturn:
+        offset = self._offset
+        if offset == 0:
+            raise NoTarError(str(error) if block else "empty file") from None
+        if len(block) == _BLOCK:
+            raise UnreadableTarError(f"is damaged: no header of a member stands at offset {offset}") from None
+        if self._source.size is not None and self._source.size < offset:
+            raise UnreadableTarError(f"cannot be read from offset {offset} on: unexpected end of data") from None
+        raise UnreadableTarError(f"is truncated: no end mark stands at offset {offset}") from None
+
+    def _extended(self, block: bytes, size: int) -> Entry:
+        """Return the member behind extended headers; of two that say the same of it, the first holds, as in tarfile."""
+        begin, records = self._offset - _BLOCK, dict[bytes, bytes]()
+        kind = block[156]
+        while kind in _EXTENSIONS:
+            if found := self._records(kind, size):
+                records = {**found, **records}
+            block, size = self._header()
+            kind = block[156]
+        if size == _END:
+            raise UnreadableTarError(f"is damaged: no member follows the extended header at offset {begin}")
+        if not records:
+            return self._entry(_name(block), block, size)
+        if b"size" in records:
+            size = _decimal(records[b"size"], begin)
+        path = records.get(b"GNU.sparse.name", records.get(b"path"))
+        name = _name(block) if path is None else path.decode("utf-8", "surrogateescape")
+        return self._entry(name, block, size, has_map=any(key.startswith(b"GNU.sparse.") for key in records))
+
+    def _records(self, kind: int, size: int) -> dict[bytes, bytes]:
+        """Return what an extended header says of a member's path, size and holes."""
+        begin = self._offset
+        if size > _MAX_EXTENSION:
+            raise _damaged(begin, f"claims {size} bytes")
+        payload = self._take(begin, size)
+        if len(payload) < size:
+            raise UnreadableTarError(
+                f"is truncated in the extended header at offset {begin}: {size} bytes are due, {len(payload)} are there"
+            )
+        self._offset += -(-size // _BLOCK) * _BLOCK
+        if kind == _LONG_NAME:
+            return {b"path": payload.split(b"\0", 1)[0]}
+        if kind == _LONG_LINK:
+            return {}
+        if _TIMES.fullmatch(payload):
+            return {}
+        records = _pax_records(payload, begin)
+        if kind != _GLOBAL:
+            return records
+        if records:
+            raise _damaged(begin, "gives all members one path or size")
+        return {}
+
+    def _entry(self, name: str, block: bytes, size: int, *, has_map: bool = False) -> Entry:
+        """Return a member, and go on behind it."""
+        kind = block[156]
+        if kind == _SPARSE:
+            self._pass_map(block)
+        entry = Entry(name, self._offset, size, "sparse" if has_map else _KINDS.get(kind, "other"))
+        is_folder = kind == 0 and block[:100].split(b"\0", 1)[0].endswith(b"/")  # as v7 writes it
+        if kind in _EMPTY or is_folder:
+            return entry._replace(size=0, kind="other" if is_folder else entry.kind)
+        if self._source.size is not None and entry.offset + size > self._source.size:
+            raise truncated(name, entry.offset, size, self._source.size - entry.offset)
+        self._offset += -(-size // _BLOCK) * _BLOCK
+        return entry
+
+    def _pass_map(self, block: bytes) -> None:
+        """Go on behind the map of a sparse file of GNU's."""
+        has_more = block[482]
+        while has_more:
+            block = self._take(self._offset, _BLOCK)
+            if len(block) < _BLOCK:
+                raise UnreadableTarError(f"is truncated: the map of a sparse member ends at offset {self._offset}")
+            has_more = block[504]
+            self._offset += _BLOCK
+
+
+def truncated(name: str, offset: int, size: int, num_there: int) -> UnreadableTarError:
+    """Return the error for a member whose content is cut."""
+    return UnreadableTarError(
+        f"is truncated in member {name!r} at offset {offset}: {size} bytes are due, {num_there} are there"
+    )
+
+
+def _damaged(offset: int, what: str) -> UnreadableTarError:
+    return UnreadableTarError(f"is damaged: the extended header at offset {offset} {what}")
+
+
+def _name(block: bytes) -> str:
+    name = block[:100].split(b"\0", 1)[0]
+    if block[345] and block[257:263] == b"ustar\0":
+        name = block[345:500].split(b"\0", 1)[0] + b"/" + name
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _checked_size(block: bytes) -> int:
+    """Return the size in a header whose sum is right, or that the block is an end mark."""
+    if len(block) < _BLOCK:
+        raise _HeaderError("truncated header")
+    if block.isascii():  # then the sum is below the modulus of adler32, whose lower half is the sum of all bytes + 1
+        found = (adler32(block[156:], adler32(block[:148])) & 0xFFFF) + 255
+    else:
+        found = _sum(block)
+    if block[148:156] != b"%06o\0 " % found and not _is_odd_sum(block, found):
+        return _END
+    size = _number(block[124:136])
+    if size < 0:
+        raise _HeaderError("negative size")
+    return size
+
+
+def _sum(block: bytes) -> int:
+    return sum(block) - sum(block[148:156]) + 256
+
+
+def _is_odd_sum(block: bytes, found: int) -> bool:
+    """Return whether the sum is right, if written in another way or of signed bytes; only an end mark has none."""
+    num_negative = sum(byte > 127 for byte in block[:148] + block[156:])
+    if _number(block[148:156]) in {found, found - 256 * num_negative}:
+        return True
+    if any(block):
+        raise _HeaderError("bad checksum")
+    return False
+
+
+def _number(field: bytes) -> int:
+    """Return the number in a field: octal digits, or base 256."""
+    try:
+        return int(field.rstrip(b"\0 ") or b"0", 8)
+    except ValueError:
+        pass
+    if field[0] in (0x80, 0xFF):
+        return int.from_bytes(field[1:], "big") - (1 << 8 * (len(field) - 1) if field[0] == 0xFF else 0)
+    try:
+        return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
+    except ValueError:
+        raise _HeaderError("invalid header") from None
+
+
+def _pax_records(payload: bytes, offset: int) -> dict[bytes, bytes]:
+    """Return the records of a pax header ("<length of the record> <key>=<value>\\n") that tell path, size or holes."""
+    records: dict[bytes, bytes] = {}
+    begin = 0
+    while begin < len(payload):
+        space = payload.find(b" ", begin, begin + 20)
+        length = payload[begin:space]
+        end = begin + int(length) if space > 0 and length.isdigit() else 0
+        key, equals, value = payload[space + 1 : end - 1].partition(b"=")
+        if not equals or payload[end - 1 : end] != b"\n":
+            if not payload[begin:].strip(b"\0"):
+                break
+            raise _damaged(offset, f"has no record at byte {begin}")
+        if key in _TELLING or key.startswith(b"GNU.sparse."):
+            records[key] = value
+        begin = end
+    if b"path" in records:
+        records[b"path"] = records[b"path"].rstrip(b"/")
+    return records
+
+
+def _decimal(digits: bytes, offset: int) -> int:
+    if not digits.isdigit() or len(digits) > 20:
+        raise _damaged(offset, f"gives {digits[:20]!r} as a size")
+    return int(digits)
