@@ -5,9 +5,14 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 import torch
 from hypothesis import settings
@@ -39,6 +44,28 @@ def letters() -> kdp.MapPipe:
     return kdp.from_dataset(
         list(zip("abcdef", [0, 1, 0, 2, 0, 1], strict=True)), class_names=["heron", "stork", "gull"]
     )
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[dict[str, str]]:
+    """An S3 store of this test process, with a bucket "bucket", as options of fsspec."""
+    options = {"key": secrets.token_hex(8), "secret": secrets.token_hex(16)}
+    command = [sys.executable, str(Path(__file__).with_name("s3_server.py")), options["key"], options["secret"]]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as server:  # which Ctrl-C does not reach
+        endpoint = server.stdout.readline().strip() if server.stdout else ""
+        assert endpoint, "The S3 store has not started; what it printed says why."
+        yield {**options, "endpoint_url": endpoint}
+
+
+@pytest.fixture
+def s3(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an empty folder of an S3 store, which fsspec reaches without being told how."""
+    monkeypatch.setitem(fsspec.config.conf, "s3", s3_server)
+    for name, value in s3_server.items():
+        monkeypatch.setenv(f"FSSPEC_S3_{name.upper()}", value)  # for processes that are spawned
+    yield f"s3://bucket/{secrets.token_hex(8)}"
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 @pytest.fixture(scope="session", autouse=True)

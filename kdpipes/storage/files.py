@@ -55,9 +55,12 @@ def join_url(root: str, path: str) -> str:
 
     >>> join_url("zip://birds::file:///b.zip", "heron/1.jpg")
     'zip://birds/heron/1.jpg::file:///b.zip'
+    >>> join_url("memory://", "heron/1.jpg")
+    'memory://heron/1.jpg'
     """
     folder, separator, rest = root.partition("::")
-    return f"{folder.rstrip('/')}/{path}{separator}{rest}"
+    folder = folder if folder.endswith("://") else f"{folder.rstrip('/')}/"
+    return f"{folder}{path}{separator}{rest}"
 
 
 def relative_names(urls: Sequence[str]) -> list[str]:
@@ -80,24 +83,29 @@ def relative_names(urls: Sequence[str]) -> list[str]:
 @contextmanager
 def open_url(url: str, *, compression: str | None = None) -> Iterator[IO[bytes]]:
     """Open `url` for reading; what cannot be opened is an error that names it."""
-    try:
+    with _naming(url):
         file = fsspec.open(url, "rb", compression=compression).open()
-    except (OSError, ImportError, ValueError) as error:
-        raise _as_unreadable(url, error) from error
     with file:
         yield file
 
 
 def read_url(url: str) -> bytes:
     """Return the whole content of a file."""
-    try:
+    with _naming(url):
         if is_local(url):
             return Path(url).read_bytes()
-        with fsspec.open(url, "rb") as file:
-            content: bytes = file.read()
-    except (OSError, ImportError, ValueError) as error:
-        raise _as_unreadable(url, error) from error
+        filesystem, path = fsspec.core.url_to_fs(url)
+        content: bytes = filesystem.cat_file(path)
     return content
+
+
+@contextmanager
+def _naming(url: str) -> Iterator[None]:
+    """Let errors name `url`: of any class, since those of botocore and aiohttp are no OSErrors."""
+    try:
+        yield
+    except Exception as error:
+        raise _as_unreadable(url, error) from error
 
 
 def _as_unreadable(url: str, error: Exception) -> Exception:
@@ -106,7 +114,7 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
         return FileNotFoundError(f"There is no file {url!r}.{hint}")
     if isinstance(error, ImportError):
         return ImportError(f"{url!r} needs a file system that is not installed: {error}")
-    return DataError(f"{url!r} cannot be read: {error}")
+    return DataError(f"{url!r} cannot be read: {str(error) or type(error).__name__}")
 
 
 def list_files(root: str, suffixes: Sequence[str]) -> list[str]:
@@ -137,12 +145,10 @@ def _raise(error: OSError) -> None:
 
 
 def _list_remote(root: str) -> Iterator[str]:
-    try:
+    with _naming(root):
         filesystem, path = fsspec.core.url_to_fs(root)
-        if not filesystem.isdir(path):
-            raise FileNotFoundError(f"There is no folder {root!r}.")
-        found: list[Any] = filesystem.find(path)
-    except (ImportError, ValueError) as error:
-        raise _as_unreadable(root, error) from error
-    start = len(path.rstrip("/")) + 1
-    yield from (str(file)[start:] for file in found)
+        is_folder = filesystem.isdir(path)
+        found: list[Any] = filesystem.find(path) if is_folder else []
+    if not is_folder:
+        raise FileNotFoundError(f"There is no folder {root!r}.")
+    yield from (str(file).removeprefix(path).lstrip("/") for file in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdpipes.errors import DataError
-from kdpipes.storage.files import expand_urls, is_local, list_files, open_url, read_url, relative_names
+from kdpipes.storage.files import expand_urls, is_local, join_url, list_files, open_url, read_url, relative_names
+from kdpipes.testing import Fault, faulty_storage
 
 CONTENTS = {"heron/2.JPG": b"two", "heron/1.jpg": b"one", "stork/old/3.png": b"three", "notes.txt": b"text"}
 
@@ -99,6 +101,22 @@ def test_a_file_system_that_is_not_installed_is_named(monkeypatch: pytest.Monkey
     for read in (read_url, lambda url: list_files(url, (".jpg",)), lambda url: open_url(url).__enter__()):
         with pytest.raises(ImportError, match="'absent://b/x' needs a file system that is not installed: Get absent"):
             read("absent://b/x")
+
+
+def test_errors_of_any_class_name_what_was_read(folder: str) -> None:
+    with faulty_storage(folder, faults=[Fault("reset")], errors="s3fs"):
+        for read in (read_url, lambda url: list_files(url, (".jpg",)), lambda url: open_url(url).__enter__()):
+            with pytest.raises(DataError, match=r"^'faulty://heron' cannot be read: Could not connect"):
+                read("faulty://heron")
+
+
+def test_a_whole_file_system_is_a_folder(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "birds.zip", "w") as archive:
+        for name, content in CONTENTS.items():
+            archive.writestr(name, content)
+    root = f"zip://::{tmp_path}/birds.zip"
+    assert list_files(root, (".jpg",)) == ["heron/1.jpg", "heron/2.JPG"]
+    assert read_url(join_url(root, "heron/1.jpg")) == b"one"
 
 
 def test_hidden_files_are_left_out(tmp_path: Path) -> None:

@@ -1,0 +1,372 @@
+"""A file system of fsspec that fails on a schedule, and counts what it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import tempfile
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import fsspec
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from kdpipes.draw import hash_key
+from kdpipes.errors import check_choice, check_seed, must_be
+from kdpipes.testing.faults import BEFORE_THE_ANSWER, ErrorStyle, Fault, error_of
+from kdpipes.testing.ledger import Begun, Ledger, Request, num_repeated
+
+__all__ = ["FaultyFileSystem", "StorageStats", "faulty_storage"]
+
+
+class StorageStats(NamedTuple):
+    """What a `FaultyFileSystem` has counted, over all threads and processes.
+
+    Args:
+        requests: How many requests there were, listings and `info` among them.
+        bytes_asked: How many bytes were asked for.
+        bytes_delivered: How many came.
+        bytes_repeated: How many of those had come before, for the same place of the same path.
+        faults: How many requests each kind of fault has hit.
+    """
+
+    requests: int
+    bytes_asked: int
+    bytes_delivered: int
+    bytes_repeated: int
+    faults: dict[str, int]
+
+
+_ledgers: dict[tuple[int, str], Ledger] = {}  # by process: a forked one reads the file for itself
+
+
+def _opened(target: str) -> tuple[Any, str]:
+    """Return the file system of a URL and the path there, or that of the JSON of a file system."""
+    if target.startswith("{"):
+        return AbstractFileSystem.from_json(target), ""
+    filesystem, root = fsspec.core.url_to_fs(target)
+    return filesystem, str(root).rstrip("/")
+
+
+class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """Another file system, with faults: `faulty://` for fsspec.
+
+    It counts every request, and hits those that its faults say. Bodies come from `cat_file`, `cat_ranges`, `get_file`
+    and `open`; what is written goes through unharmed. `faulty_storage` gives it to pipes by URL.
+
+    Args:
+        target: The URL below which the files lie (`"s3://bucket/photos"`), or a file system, with its own paths.
+        faults: What goes wrong: `Fault`, or its arguments as a mapping.
+        seed: Of the faults with a probability, the bits that are flipped, and the offsets of wrong ranges.
+        errors: The classes of errors: `builtin` ones, or those that `s3fs` lets through once its own retries have
+            failed (needs s3fs). Resets are no OSErrors there.
+        sleep: What `latency`, `slow` and `timeout` wait with.
+        ledger: A file for the requests, by which processes count together; None makes one that goes with this object.
+        mounted: What holds where `target` is not given, as for `faulty://`: `faulty_storage` sets it.
+
+    Example:
+        >>> files = fsspec.filesystem("memory")
+        >>> files.pipe("/birds/a.txt", b"heron")
+        >>> storage = FaultyFileSystem("memory://birds", faults=[Fault("reset", every=2)])
+        >>> storage.cat_file("a.txt")
+        b'heron'
+        >>> storage.cat_file("a.txt")
+        Traceback (most recent call last):
+        ConnectionResetError: [Errno 104] Connection reset by peer
+        >>> storage.stats().faults
+        {'reset': 1}
+    """
+
+    protocol = "faulty"
+    cachable = False  # two that look alike are not to count together
+
+    def __init__(
+        self,
+        target: str | AbstractFileSystem = "",
+        faults: Sequence[Fault | Mapping[str, Any]] = (),
+        seed: int = 0,
+        errors: ErrorStyle = "builtin",
+        sleep: Callable[[float], object] = time.sleep,
+        ledger: str | None = None,
+        mounted: Mapping[str, Any] | None = None,
+        **storage_options: Any,
+    ) -> None:
+        super().__init__(**storage_options)
+        check_choice("errors", errors, get_args(ErrorStyle))
+        if errors == "s3fs" and importlib.util.find_spec("s3fs") is None:
+            raise ImportError("Errors of s3fs need s3fs: `pip install 'kdpipes[s3]'`.")
+        given: dict[str, Any] = {"target": target, "faults": faults, "seed": seed, "errors": errors}
+        given.update(sleep=sleep, ledger=ledger)
+        if not target and mounted is not None:
+            given.update(mounted)
+        if not given["target"] or not isinstance(given["target"], str | AbstractFileSystem):
+            raise TypeError(must_be("target", "a URL or an fsspec file system", given["target"]))
+        self._target: str = given["target"] if isinstance(given["target"], str) else given["target"].to_json()
+        self._faults = [fault if isinstance(fault, Fault) else Fault(**fault) for fault in given["faults"]]
+        self._seed = check_seed(given["seed"])
+        self._errors = given["errors"]
+        self._sleep = given["sleep"]
+        self._inner: tuple[int, Any, str] | None = None
+        self._ledger_path = given["ledger"] or self._new_ledger()
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments for another one, also in another process, that counts together with this one."""
+        named = {"target": self._target, "seed": self._seed, "errors": self._errors, "ledger": self._ledger_path}
+        return {**named, "faults": [asdict(fault) for fault in self._faults]}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_options, (self.options(),)
+
+    def requests(self) -> list[Request]:
+        """Return every request so far, of all threads and processes, in the order in which they began."""
+        return self._ledger.read()
+
+    def stats(self, since: int = 0) -> StorageStats:
+        """Return what has been counted, leaving out the first `since` requests."""
+        requests = self.requests()[since:]
+        return StorageStats(
+            requests=len(requests),
+            bytes_asked=sum(request.stop - request.start for request in requests),
+            bytes_delivered=sum(request.delivered for request in requests),
+            bytes_repeated=num_repeated(requests),
+            faults=dict(Counter(self._faults[place].kind for request in requests for place in request.faults)),
+        )
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        begun = self._begin(path, "info")
+        filesystem, root = self._opened()
+        entry = _renamed(filesystem.info(_joined(root, path), **kwargs), root)
+        entry.setdefault("ETag", f'"{hash_key(*sorted(entry.items()))[:16].hex()}"')
+        for fault in begun.faults:
+            if fault.kind == "new_etag":
+                entry["ETag"] = f'"{hash_key(entry["ETag"])[:16].hex()}"'
+            elif fault.kind == "new_size":
+                entry["size"] += 1
+        return entry
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            self.info(path, **kwargs)
+            return True
+        return False
+
+    def isdir(self, path: str) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return bool(self.info(path)["type"] == "directory")
+        return False
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        self._begin(path, "list")
+        filesystem, root = self._opened()
+        found = [_renamed(entry, root) for entry in filesystem.ls(_joined(root, path), detail=True, **kwargs)]
+        return found if detail else [entry["name"] for entry in found]
+
+    def find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **kwargs: Any
+    ) -> Any:
+        path = self._strip_protocol(path)
+        self._begin(path, "list")
+        filesystem, root = self._opened()
+        found = filesystem.find(_joined(root, path), maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
+        entries = [_renamed(entry, root) for entry in found.values()]
+        names = {entry["name"]: entry for entry in entries}
+        return names if detail else sorted(names)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        content, error = self._body(self._strip_protocol(path), start, end)
+        if error is not None:
+            raise error
+        return content
+
+    def get_file(self, rpath: str, lpath: Any, callback: Any = None, **kwargs: Any) -> None:
+        if self.isdir(rpath):
+            Path(lpath).mkdir(parents=True, exist_ok=True)
+            return
+        content, error = self._body(self._strip_protocol(rpath), None, None)
+        Path(lpath).write_bytes(content)  # what came before the error is left behind, as s3fs leaves it
+        if error is not None:
+            raise error
+
+    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **kwargs: Any) -> Any:
+        if mode == "rb":
+            return _FaultyFile(self, path, mode, block_size or "default", **kwargs)
+        filesystem, root = self._opened()
+        return filesystem.open(_joined(root, path), mode, block_size=block_size, **kwargs)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        self._pass("pipe_file", path, value, **kwargs)
+
+    def put_file(self, lpath: Any, rpath: str, callback: Any = None, mode: str = "overwrite", **kwargs: Any) -> None:
+        filesystem, root = self._opened()
+        filesystem.put_file(lpath, _joined(root, self._strip_protocol(rpath)), **kwargs)
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        self._pass("cp_file", path1, _joined(self._opened()[1], self._strip_protocol(path2)), **kwargs)
+
+    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
+        self._pass("mkdir", path, create_parents=create_parents, **kwargs)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self._pass("makedirs", path, exist_ok=exist_ok)
+
+    def rm_file(self, path: str) -> None:
+        self._pass("rm_file", path)
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        for each in [path] if isinstance(path, str) else path:
+            self._pass("rm", each, recursive=recursive, maxdepth=maxdepth)
+
+    def rmdir(self, path: str) -> None:
+        self._pass("rmdir", path)
+
+    def _pass(self, method: str, path: str, *args: Any, **kwargs: Any) -> None:
+        filesystem, root = self._opened()
+        getattr(filesystem, method)(_joined(root, self._strip_protocol(path)), *args, **kwargs)
+
+    def _opened(self) -> tuple[Any, str]:
+        """Return the inner file system and its root; each process opens its own, since many outlive no fork."""
+        if self._inner is None or self._inner[0] != os.getpid():
+            self._inner = os.getpid(), *_opened(self._target)
+        return self._inner[1:]
+
+    def _new_ledger(self) -> str:
+        file, path = tempfile.mkstemp(prefix="kdpipes-faulty-")
+        os.close(file)
+        weakref.finalize(self, _forget_ledger, path, os.getpid())
+        return path
+
+    @property
+    def _ledger(self) -> Ledger:
+        return _ledgers.setdefault((os.getpid(), self._ledger_path), Ledger(self._ledger_path))
+
+    def _begin(self, path: str, kind: str) -> Begun:
+        """Write down a request, and suffer the faults that come before its answer."""
+        begun = self._ledger.begin(self._faults, self._seed, path, kind)
+        for fault in begun.faults:
+            if fault.seconds:
+                self._sleep(fault.seconds)
+            if fault.kind in BEFORE_THE_ANSWER:
+                raise error_of(fault.kind, path, self._errors)
+        return begun
+
+    def _body(self, path: str, start: int | None, end: int | None) -> tuple[bytes, Exception | None]:
+        """Return what comes of a body, and the error with which it breaks off."""
+        begun = self._begin(path, "whole" if start is None and end is None else "range")
+        filesystem, root = self._opened()
+        size = filesystem.info(_joined(root, path))["size"]
+        begin, stop, _ = slice(start, end).indices(size)
+        content, error = self._read(path, begin, max(stop, begin)), None
+        for fault in begun.faults:
+            draw = int.from_bytes(hash_key(self._seed, path, begun.number_of_path)[:8], "little")
+            if fault.kind == "wrong_range" and size > 1:
+                content = self._read_around(path, (begin + 1 + draw % (size - 1)) % size, len(content))
+            elif fault.kind == "reset_midway":
+                error = error_of(fault.kind, path, self._errors)
+            content = _harmed(fault, content, draw)
+            if fault.bytes_per_s:
+                self._sleep(len(content) / fault.bytes_per_s)
+        self._ledger.end(begun.number, begin, max(stop, begin), len(content))
+        return content, error
+
+    def _read(self, path: str, start: int, stop: int) -> bytes:
+        filesystem, root = self._opened()
+        content: bytes = filesystem.cat_file(_joined(root, path), start=start, end=stop) if start < stop else b""
+        return content
+
+    def _read_around(self, path: str, start: int, length: int) -> bytes:
+        """Return bytes from an offset on, and from the file's beginning where it ends."""
+        content = self._read(path, start, start + length)
+        return content + self._read(path, 0, length - len(content))
+
+
+def _harmed(fault: Fault, content: bytes, draw: int) -> bytes:
+    if fault.kind in ("truncate", "reset_midway"):
+        return content[: len(content) // 2]
+    if fault.kind == "flip_bit" and content:
+        place, bit = divmod(draw % (8 * len(content)), 8)
+        return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+    return content
+
+
+def _renamed(entry: Mapping[str, Any], root: str) -> dict[str, Any]:
+    """Return what the inner file system says of a path, by its name here."""
+    name = str(entry["name"])
+    return {**entry, "name": name[len(root) :].lstrip("/") if root else name}
+
+
+class _FaultyFile(AbstractBufferedFile):  # type: ignore[misc]
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        content: bytes = self.fs.cat_file(self.path, start, end)
+        return content
+
+
+def _joined(root: str, path: str) -> str:
+    return f"{root}/{path}" if root and path else root or path
+
+
+def _from_options(options: dict[str, Any]) -> FaultyFileSystem:
+    return FaultyFileSystem(**options)
+
+
+def _forget_ledger(path: str, owner: int) -> None:
+    if os.getpid() == owner:
+        Path(path).unlink(missing_ok=True)
+    _ledgers.pop((os.getpid(), path), None)
+
+
+@contextmanager
+def faulty_storage(
+    target: str | AbstractFileSystem,
+    *,
+    faults: Sequence[Fault | Mapping[str, Any]] = (),
+    seed: int = 0,
+    errors: ErrorStyle = "builtin",
+    sleep: Callable[[float], object] = time.sleep,
+) -> Iterator[FaultyFileSystem]:
+    """Let `faulty://PATH` be the files below `target`, with faults, for all pipes inside; also in their workers.
+
+    Worker processes count, and number requests, together with this one. Spawned ones wait with `time.sleep`.
+
+    Args:
+        target: See `FaultyFileSystem`.
+        faults: See `FaultyFileSystem`.
+        seed: See `FaultyFileSystem`.
+        errors: See `FaultyFileSystem`.
+        sleep: See `FaultyFileSystem`.
+
+    Example:
+        >>> with faulty_storage("data/birds/train", faults=[Fault("latency", seconds=0.001)]) as storage:
+        ...     names = kdp.image_folder("faulty://").class_names()
+        >>> names, storage.stats().requests
+        (('heron', 'stork'), 2)
+    """
+    storage = FaultyFileSystem(target, faults, seed, errors, sleep)
+    options = storage.options()
+    conf, name = fsspec.config.conf, "FSSPEC_FAULTY"  # fsspec's own means: the latter is read by spawned processes
+    before, before_named = conf.get("faulty"), os.environ.get(name)
+    conf["faulty"], os.environ[name] = {"mounted": {**options, "sleep": sleep}}, json.dumps({"mounted": options})
+    try:
+        yield storage
+    finally:
+        _put_back(conf, "faulty", before)
+        _put_back(os.environ, name, before_named)
+
+
+def _put_back(table: Any, name: str, value: Any) -> None:
+    if value is None:
+        del table[name]
+    else:
+        table[name] = value
+
+
+fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)

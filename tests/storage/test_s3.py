@@ -1,0 +1,112 @@
+"""What a real S3 store holds comes as from the local disk: in this process, and in workers forked and spawned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import kdpipes as kdp
+from kdpipes.errors import DataError
+from kdpipes.storage.files import list_files, open_url, read_url
+from kdpipes.testing import Fault, faulty_storage
+
+WORKERS: list[dict[str, Any]] = [
+    {"num_workers": 0},
+    {"num_workers": 2, "start_method": "fork"},
+    {"num_workers": 2, "start_method": "spawn"},
+]
+
+READS: list[Any] = [read_url, lambda url: open_url(url).__enter__(), lambda url: list_files(url, (".jpg",))]
+
+
+@pytest.fixture
+def remote_shards(s3: str, photo_shards: str) -> str:
+    """The photo shards in a bucket, as a brace range."""
+    folder, name = photo_shards.rsplit("/", 1)
+    fsspec.filesystem("s3").put(f"{folder}/", f"{s3}/", recursive=True)
+    return f"{s3}/{name}"
+
+
+@pytest.fixture
+def remote_folder(s3: str, photo_folder: Path) -> str:
+    """The photo folder in a bucket."""
+    fsspec.filesystem("s3").put(f"{photo_folder}/", f"{s3}/photos/", recursive=True)
+    return f"{s3}/photos"
+
+
+def epochs(chain: Any, **workers: Any) -> list[list[Any]]:
+    """Return the batches of two epochs."""
+    with kdp.Loader(chain, **workers) as loader:
+        return [list(loader) for _ in range(2)]
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=str)
+def test_shards_stream_as_from_the_disk(remote_shards: str, photo_shards: str, workers: dict[str, Any]) -> None:
+    remote, local = (
+        kdp.stream_shards(urls).select("jpg cls").deal(batch_size=16) for urls in (remote_shards, photo_shards)
+    )
+    got = epochs(remote, **workers)
+    assert got == epochs(local, num_workers=workers["num_workers"])
+    assert len({sample for batch in got[0] for sample in batch}) == 160
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=str)
+def test_image_folders_come_as_from_the_disk(remote_folder: str, photo_folder: Path, workers: dict[str, Any]) -> None:
+    remote, local = (kdp.image_folder(root) for root in (remote_folder, photo_folder))
+    assert remote.class_names() == local.class_names()
+    orders = [
+        folder.select("x y", return_ctx=True).deal(batch_size=16, shuffle=True, seed=1) for folder in (remote, local)
+    ]
+    assert epochs(orders[0], **workers) == epochs(orders[1])
+
+
+def test_a_store_that_this_process_has_used_is_used_on_after_workers_were_forked(remote_folder: str) -> None:
+    folder = kdp.image_folder(remote_folder).select("x y")
+    before = [folder[index] for index in range(8)]
+    with kdp.Loader(folder.deal(batch_size=16), num_workers=2, start_method="fork") as loader:
+        batches = iter(loader)
+        samples = list(next(batches))
+        assert samples[:8] == before == [folder[index] for index in range(8)]
+        assert sum(len(batch) for batch in batches) == 144
+    assert before == [folder[index] for index in range(8)]
+
+
+@pytest.mark.parametrize("read", READS[:2], ids=["read", "open"])
+def test_what_is_missing_is_named(s3: str, read: Any) -> None:
+    for url in (f"{s3}/missing.jpg", "s3://nowhere/missing.jpg"):
+        with pytest.raises(FileNotFoundError, match=rf"^There is no file '{url}'\.$"):
+            read(url)
+    with pytest.raises(FileNotFoundError, match=rf"^There is no folder '{s3}/gulls'\.$"):
+        list_files(f"{s3}/gulls", (".jpg",))
+
+
+@pytest.mark.parametrize("read", READS, ids=["read", "open", "list"])
+def test_a_store_that_refuses_or_is_not_there_is_named(s3: str, monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
+    options = fsspec.config.conf["s3"]
+    nowhere = {"endpoint_url": "http://127.0.0.1:1", "config_kwargs": {"retries": {"max_attempts": 0}}}
+    for wrong, words in (({"secret": "wrong"}, "(Forbidden|signature)"), (nowhere, "127.0.0.1:1")):
+        monkeypatch.setitem(fsspec.config.conf, "s3", {**options, **wrong})
+        with pytest.raises(DataError, match=rf"^'{s3}/1\.jpg' cannot be read: .*{words}"):
+            read(f"{s3}/1.jpg")
+    monkeypatch.setitem(fsspec.config.conf, "s3", options)
+
+
+def test_an_empty_file_is_read(s3: str) -> None:
+    fsspec.filesystem("s3").pipe(f"{s3}/empty", b"")
+    assert read_url(f"{s3}/empty") == b""
+    with open_url(f"{s3}/empty") as file:
+        assert file.read() == b""
+
+
+def test_a_store_is_read_through_storage_that_fails(remote_shards: str, photo_shards: str) -> None:
+    folder, name = remote_shards.rsplit("/", 1)
+    with faulty_storage(folder, faults=[Fault("unavailable", on="range", paths="*-003.tar")]) as storage:
+        stream = kdp.stream_shards(f"faulty://{name}").deal(batch_size=16, split="shards")
+        with kdp.Loader(stream, num_workers=2) as loader, pytest.raises(DataError, match=r"photos-003.*Unavailable"):
+            list(loader)
+    assert storage.stats().faults == {"unavailable": 1}
+    local = sum(Path(path).stat().st_size for path in Path(photo_shards).parent.glob("*-00[012].tar"))
+    assert 0 < storage.stats().bytes_delivered <= local
