@@ -48,6 +48,9 @@ class MapPipe(Suggesting, MapChain):
         """Return what leaves the chain for `sample`: the sample, or what `select` makes of it."""
         return sample
 
+    def announce(self, positions: NDArray[Any]) -> None:
+        """Say which positions will be fetched soon: a source that lies elsewhere begins to read them."""
+
     def identity(self) -> Any:
         """Return what makes this pipe give what it gives, as plain data: its arguments, not what it has computed."""
         return [
@@ -205,6 +208,9 @@ class PlanPipe(MapPipe):
 
     def identity(self) -> Any:
         return super().identity(), self.positions()  # which labels decide on
+
+    def announce(self, positions: NDArray[Any]) -> None:
+        self._source.announce(self.positions()[positions])
 
     def column(self, name: str) -> NDArray[Any]:
         column: NDArray[Any] = self._source.column(name)[self.positions()]

@@ -98,6 +98,10 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
             return self.apply(self._source.fetch(index))
         return self.apply(as_sample(self._source[index], index, self._name))
 
+    def announce(self, positions: NDArray[Any]) -> None:
+        if isinstance(self._source, MapPipe):
+            self._source.announce(positions)
+
     def pick(self, indices: Any) -> MapPipe:
         if self.is_selected and isinstance(self._source, MapPipe):
             return SampleMapperMapDataPipe(self._source.pick(indices), self._operation, self._name)

@@ -29,6 +29,7 @@ from kdpipes.storage.shared import Shared
 __all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
 
 Batch = list[Any]
+_AHEAD = 2  # how many batches beyond the one that is made are announced to sources that lie elsewhere
 Split = Literal["samples", "shards"]
 
 
@@ -351,7 +352,12 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         if epoch.num_batches:
             epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is refused at its start
         item = self._item_or_nothing if self._starts_epoch() is not None else self._item
-        for batch in range(sharding.first_from(first), epoch.num_batches, sharding.num_workers):
+        batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
+        is_elsewhere = any(getattr(pipe, "is_elsewhere", False) for pipe in walk(self._source))
+        for place, batch in enumerate(batches):
+            if is_elsewhere:
+                for later in batches[place + (_AHEAD if place else 0) : place + _AHEAD + 1]:
+                    self._source.announce(epoch.positions(later))
             ordinals = epoch.ordinals(batch)
             self._announce(Dealt(batch, len(ordinals)))
             draws = (self._draw(number, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)

@@ -54,6 +54,13 @@ class ConcatenatorMapDataPipe(MapPipe):
             index -= len(source)
         raise IndexError(index)
 
+    def announce(self, positions: NDArray[Any]) -> None:
+        start = 0
+        for source in self._sources:
+            here = positions - start
+            source.announce(here[(here >= 0) & (here < len(source))])
+            start += len(source)
+
     def column(self, name: str) -> NDArray[Any]:
         columns = [source.column(name) for source in self._sources if len(source)]
         if len({column.dtype.kind for column in columns}) > 1:  # numbers and names: NumPy would make names of all

@@ -97,6 +97,11 @@ class MixerMapDataPipe(MapPipe):
         chosen, positions = self._planned()
         return self._sources[int(chosen[index])].fetch(int(positions[index]))
 
+    def announce(self, positions: NDArray[Any]) -> None:
+        chosen, places = (column[positions] for column in self._planned())
+        for number, source in enumerate(self._sources):
+            source.announce(places[chosen == number])
+
     def column(self, name: str) -> NDArray[Any]:
         chosen, positions = self._planned()
         columns = [source.column(name) for source in self._sources]

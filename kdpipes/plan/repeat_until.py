@@ -75,6 +75,9 @@ class RepeaterUntilMapDataPipe(MapPipe):
     def fetch(self, index: int) -> Sample:
         return self._source.fetch(index % len(self._source))
 
+    def announce(self, positions: NDArray[Any]) -> None:
+        self._source.announce(positions % len(self._source))
+
     def column(self, name: str) -> NDArray[Any]:
         return np.tile(self._source.column(name), self._goal.rounds(len(self._source)))
 

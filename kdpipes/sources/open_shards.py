@@ -1,9 +1,11 @@
-"""Tar shards with random access: the headers of all members are read once, contents when a field is read."""
+"""Tar shards with random access: their indexes are read, or made, once; contents when a field is read."""
 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,18 @@ from numpy.typing import NDArray
 
 from kdpipes._map_pipe import MapPipe, as_column, is_key
 from kdpipes._progress import shown_if_slow
-from kdpipes.errors import DataError, check_names, must_be, refuse_field
+from kdpipes.errors import DataError, check_names, refuse_field
 from kdpipes.sample import Lazy, Sample
+from kdpipes.storage.catalog import Catalog, open_catalog
 from kdpipes.storage.descriptors import read_span
-from kdpipes.storage.files import expand_urls, is_local, relative_names
+from kdpipes.storage.files import expand_urls, is_local, matching_urls, relative_names
+from kdpipes.storage.ranges import RangeReader, Span
 from kdpipes.storage.shared import Shared
-from kdpipes.storage.tar import TarIndex, decode_member, index_tars
+from kdpipes.storage.tar import decode_member
 
 __all__ = ["ShardReaderMapDataPipe"]
+
+_AT_ONCE = 4096  # how many members of a column are asked for at a time
 
 
 class ShardReaderMapDataPipe(MapPipe):
@@ -27,18 +33,26 @@ class ShardReaderMapDataPipe(MapPipe):
     A field is one member, called by its extension: `0001.jpg` and `0001.cls` are fields `jpg` and `cls` of sample
     `0001`; `.rename_fields(x="jpg;png", y="cls")` gives them the usual names. Classes, texts and JSON are decoded as
     webdataset does; all else is bytes. The key is the shard's name, a slash and the sample's. Members without an
-    extension are left out, as in webdataset. The headers are read when they are first needed, once for all workers.
+    extension are left out, as in webdataset.
+
+    Each shard has an index, `NAME.tar.index`, with the place of each member and the classes. It is read from beside the
+    shard; where there is none, or one of another version of the shard, the shard is indexed once, and the index kept
+    beside it, or in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`) where nothing can be written there. Of
+    shards elsewhere, only the members that are read are fetched: what the next batches of `deal` need, ahead of time,
+    neighbours in one request, with retries, and verified if the index has checksums.
 
     Args:
-        urls: Paths of uncompressed tars on this machine, with brace ranges: `"birds-{000..127}.tar"`.
+        urls: Paths or fsspec URLs of uncompressed tars, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or
+            globs, `"birds-*.tar"`. `pipe:` is refused.
         class_names: The names of the classes 0, 1, ...
 
-    Memory: the length of the keys, 12 bytes a sample and 16 bytes a member, shared by all workers. Each process keeps
-    up to 64 shards open.
+    Memory: the length of the keys, 12 bytes a sample and 16 bytes a member, shared by all workers; with shards
+        elsewhere, up to 256 MB of what was read ahead in each worker.
 
     Raises:
         FileNotFoundError: A shard is missing.
-        DataError: A shard is truncated, compressed, or no tar; it names the shard, the member and the offset.
+        DataError: A shard is truncated, compressed, or no tar, cannot be reached, or a member is not what it was when
+            it was indexed; it names the shard, the member and the offset.
     """
 
     def __init__(
@@ -48,62 +62,90 @@ class ShardReaderMapDataPipe(MapPipe):
         class_names: Sequence[str] | None = None,
     ) -> None:
         self._urls = Shared(expand_urls(urls))
-        remote = next((url for url in self._urls.value if not is_local(url)), None)
-        if remote is not None:
-            raise ValueError(
-                must_be("urls", "paths on this machine", remote, "`kdp.stream_shards` reads from anywhere.")
-            )
         self._class_names = check_names("class_names", class_names)
-        self._index: Shared[TarIndex] | None = None
+        self._catalog: Shared[Catalog] | None = None
+        self._reader = RangeReader()
+        self._used: Shared[set[str]] = Shared(set())
+        self.is_elsewhere = not all(map(is_local, self._urls.value))
 
     def __len__(self) -> int:
-        return len(self._indexed().keys)
+        return len(self._indexed())
 
     def fetch(self, index: int) -> Sample:
-        table = self._indexed()
-        present = [field for field, offsets in table.offsets.items() if offsets[index] >= 0]
+        catalog = self._indexed()
+        present = [field for field, places in catalog.fields.items() if places.offsets[index] >= 0]
         fields = {field: self._lazy(index, field) for field in present}
-        return Sample(fields, key=table.keys[index], index=index)
+        return Sample(fields, key=catalog.key(index), index=index)
 
     def identity(self) -> Any:
-        table = self._indexed()
-        return table.keys, table.sizes, self._class_names
+        catalog = self._indexed()
+        sizes = {field: places.sizes for field, places in catalog.fields.items()}
+        return catalog.names, catalog.shards, catalog.short_keys, sizes, self._class_names
+
+    def announce(self, positions: NDArray[Any]) -> None:
+        if self.is_elsewhere:
+            fields = self._used.value & set(self._indexed().fields) or set(self._indexed().fields)
+            self._reader.announce(span for index in positions.tolist() for span in self._spans(index, fields))
 
     def read_column(self, name: str) -> NDArray[Any]:
-        table = self._indexed()
-        if is_key(name, table.offsets):
-            return np.asarray([table.keys[index] for index in range(len(self))])
-        if name not in table.offsets:
-            refuse_field(name, "`open_shards`", table.offsets)
-        lacking = np.flatnonzero(table.offsets[name] < 0)
+        catalog = self._indexed()
+        if is_key(name, catalog.fields):
+            return np.asarray([catalog.key(index) for index in range(len(self))])
+        if name not in catalog.fields:
+            refuse_field(name, "`open_shards`", catalog.fields)
+        places = catalog.fields[name]
+        lacking = np.flatnonzero(places.offsets < 0)
         if len(lacking):
             raise DataError(
-                f"Sample {table.keys[int(lacking[0])]!r} has no member {name!r}; {len(lacking)} samples have none."
+                f"Sample {catalog.key(int(lacking[0]))!r} has no member {name!r}; {len(lacking)} samples have none."
             )
-        return as_column(
-            [self._read(index, name) for index in shown_if_slow(range(len(self)), len(self), f"reading {name!r}")]
-        )
+        if places.values is not None:
+            return places.values
+        return as_column(list(shown_if_slow(self._all_of(name), len(self), f"reading {name!r}")))
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._class_names
 
     def field_names(self) -> frozenset[str] | None:
-        return None if self._index is None else frozenset(self._index.value.offsets)
+        return None if self._catalog is None else frozenset(self._catalog.value.fields)
 
-    def _indexed(self) -> TarIndex:
-        if self._index is None:
-            urls = self._urls.value
-            self._index = Shared(index_tars(urls, relative_names(urls)))
-        return self._index.value
+    def _indexed(self) -> Catalog:
+        if self._catalog is None:
+            urls = matching_urls(self._urls.value)
+            self._urls.value[:] = urls
+            self._catalog = Shared(open_catalog(urls, relative_names(urls)))
+        return self._catalog.value
+
+    def _all_of(self, field: str) -> Any:
+        indices = iter(range(len(self)))
+        while part := list(islice(indices, _AT_ONCE)):
+            if self.is_elsewhere:
+                self._reader.announce(span for index in part for span in self._spans(index, {field}))
+            yield from (self._read(index, field) for index in part)
 
     def _lazy(self, index: int, field: str) -> Lazy:
-        return Lazy(lambda sample: self._read(index, field), what=f"reading member {field!r}")
+        def load(sample: Sample) -> Any:
+            self._used.value.add(field)
+            return self._read(index, field)
+
+        return Lazy(load, what=f"reading member {field!r}")
+
+    def _spans(self, index: int, fields: set[str]) -> list[Span]:
+        catalog = self._indexed()
+        url = self._urls.value[int(catalog.shards[index])]
+        places = [catalog.fields[field] for field in fields]
+        starts = [(int(place.offsets[index]), int(place.sizes[index])) for place in places]
+        return [Span(url, start, start + size) for start, size in starts if start >= 0 and not is_local(url)]
 
     def _read(self, index: int, field: str) -> Any:
-        table = self._indexed()
-        url = self._urls.value[int(table.shards[index])]
-        offset, size = int(table.offsets[field][index]), int(table.sizes[field][index])
-        content = read_span(url, offset, size)
+        catalog = self._indexed()
+        places = catalog.fields[field]
+        url = self._urls.value[int(catalog.shards[index])]
+        offset, size = int(places.offsets[index]), int(places.sizes[index])
+        if is_local(url):
+            content = read_span(url, offset, size)
+        else:
+            content = self._fetched(Span(url, offset, offset + size), places.checksums, index)
         if len(content) < size:
             raise DataError(
                 f"Shard {url!r} is truncated: {size} bytes are due at offset {offset}, {len(content)} are there."
@@ -111,5 +153,18 @@ class ShardReaderMapDataPipe(MapPipe):
         try:
             return decode_member(field, content)
         except ValueError as error:
-            place = f"member {field!r} of sample {table.keys[index]!r} in {url!r} at offset {offset}"
+            place = f"member {field!r} of sample {catalog.key(index)!r} in {url!r} at offset {offset}"
             raise DataError(f"{place} cannot be decoded: {error}.") from error
+
+    def _fetched(self, span: Span, checksums: NDArray[np.uint32] | None, index: int) -> bytes:
+        content = self._reader.read(span)
+        if checksums is None or zlib.crc32(content) == checksums[index]:
+            return content
+        self._reader.drop(span)  # damage on the way is not there the second time
+        content = self._reader.read(span)
+        if zlib.crc32(content) == checksums[index]:
+            return content
+        raise DataError(
+            f"Sample {self._indexed().key(index)!r} is not what was indexed: {len(content)} bytes at offset "
+            f"{span.start} of {span.url!r} have another checksum. Index the shard again: `kdpipes index`."
+        )

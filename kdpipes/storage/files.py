@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import braceexpand
 import fsspec
 
 from kdpipes.errors import DataError, must_be
 
-__all__ = ["expand_urls", "is_local", "join_url", "list_files", "open_url", "read_url", "relative_names"]
+__all__ = [
+    "Version",
+    "expand_urls",
+    "is_local",
+    "join_url",
+    "list_files",
+    "matching_urls",
+    "open_url",
+    "read_url",
+    "relative_names",
+    "version_of",
+]
+
+
+_GLOB = re.compile(r"[*?\[]")
+_TAGS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "mtime", "created")
+
+
+class Version(NamedTuple):
+    """What tells a file from the one that it was before.
+
+    Args:
+        size: In bytes.
+        tag: Its ETag or the like, or when it was changed last, with a word before that says which; empty where the
+            storage has nothing.
+    """
+
+    size: int
+    tag: str
 
 
 def is_local(url: str) -> bool:
@@ -48,6 +78,27 @@ def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     if twice is not None:
         raise ValueError(must_be("urls", "different from each other", twice, "`.repeat_until` gives samples again."))
     return expanded
+
+
+def matching_urls(urls: Sequence[str]) -> list[str]:
+    """Return the URLs with each glob ("birds-*.tar") replaced by the files that match it, sorted.
+
+    Raises:
+        FileNotFoundError: No file matches.
+    """
+    return [found for url in urls for found in (_matching(url) if _GLOB.search(url) else [url])]
+
+
+def _matching(pattern: str) -> list[str]:
+    if is_local(pattern):
+        found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - paths stay as they were given
+    else:
+        with _naming(pattern):
+            filesystem, path = fsspec.core.url_to_fs(pattern)
+            found = sorted(filesystem.unstrip_protocol(name) for name in filesystem.glob(path))
+    if not found:
+        raise FileNotFoundError(f"No file matches {pattern!r}.")
+    return found
 
 
 def join_url(root: str, path: str) -> str:
@@ -97,6 +148,21 @@ def read_url(url: str) -> bytes:
         filesystem, path = fsspec.core.url_to_fs(url)
         content: bytes = filesystem.cat_file(path)
     return content
+
+
+def version_of(url: str) -> Version:
+    """Return what tells a file from the one that it was before."""
+    if is_local(url):
+        try:
+            status = os.stat(url)  # noqa: PTH116 - of each of many files
+        except OSError as error:
+            raise _as_unreadable(url, error) from error
+        return Version(status.st_size, f"changed:{status.st_mtime_ns}")
+    with _naming(url):
+        filesystem, path = fsspec.core.url_to_fs(url)
+        info = filesystem.info(path)
+    tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
+    return Version(int(info["size"]), f"tag:{tag}" if tag else "")
 
 
 @contextmanager

@@ -12,26 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.errors import DataError
+from kdpipes.storage.files import Version
 from kdpipes.storage.shared import PackedStrings
 
-__all__ = ["Places", "ShardIndex", "Version"]
+__all__ = ["Places", "ShardIndex"]
 
 _MAGIC = b"kdpindex"
 _FORMAT = 1
 _ALIGNMENT = 8
-
-
-@dataclass(frozen=True)
-class Version:
-    """What tells a tar from the one that it was before.
-
-    Args:
-        size: In bytes.
-        tag: Its ETag or the like; of a local file, when it was changed last; empty where the storage has nothing.
-    """
-
-    size: int
-    tag: str
 
 
 @dataclass(frozen=True)

@@ -12,22 +12,22 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from webdataset.tariterators import base_plus_ext
 
 from kdpipes.errors import DataError
-from kdpipes.storage.files import is_local, open_url
+from kdpipes.storage.files import Version, is_local, open_url
 from kdpipes.storage.forward import FileBytes, ForwardBytes, StreamBytes
+from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar_headers import NoTarError, UnreadableTarError, read_entries, truncated
 
-__all__ = ["Member", "TarIndex", "decode_member", "index_tars", "read_groups"]
+__all__ = ["Member", "decode_member", "index_shard", "read_groups"]
 
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+_LONGEST_NUMBER = 18  # digits, which 64 bits hold
 _TEXTS = frozenset({"txt", "text", "transcript"})
 _INTEGER = re.compile(r"-?[0-9]+")
 _UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
@@ -151,50 +151,79 @@ def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:
                 yield group[0][0].key, {member.field: content for member, content in group}
 
 
-@dataclass(frozen=True)
-class TarIndex:
-    """Where each field of each sample lies.
+def index_shard(url: str, version: Version, *, with_checksums: bool = False) -> ShardIndex:
+    """Read the headers of a plain tar, and return where its members lie.
+
+    Of a file on this machine, contents are passed over, but for classes and the like; other storage is read through.
 
     Args:
-        keys: The samples' keys, `[n]`.
-        shards: Which shard each sample lies in, `[n]`.
-        offsets: Of each field, the offset of its content in the shard, `[n]`; -1 where a sample lacks it.
-        sizes: Of each field, the size of its content in bytes, `[n]`.
+        url: A path or URL.
+        version: Of the tar.
+        with_checksums: Whether to read all contents and keep their CRC-32.
+
+    Raises:
+        DataError: The tar is truncated, damaged, compressed, or none.
     """
-
-    keys: PackedStrings
-    shards: NDArray[np.int32]
-    offsets: dict[str, NDArray[np.int64]]
-    sizes: dict[str, NDArray[np.int64]]
-
-
-def _header_groups(url: str) -> Iterator[list[tuple[Member, Any]]]:
+    builder, is_here = _IndexBuilder(), is_local(url)
     with open_url(url) as file:
-        source = FileBytes(file.fileno())
+        source: ForwardBytes = FileBytes(file.fileno()) if is_here else StreamBytes(file)
         with _naming(url, source, "a plain tar", lambda: _hint(file)):
-            yield from _grouped(url, ((member, None) for member in _members(url, source)))
+            wanted = _wanted(url, source, with_checksums=with_checksums or not is_here)
+            for group in _grouped(url, wanted):
+                builder.add(group)
+    return builder.index(version)
+
+
+def _wanted(url: str, source: ForwardBytes, *, with_checksums: bool) -> Iterator[tuple[Member, bytes | None]]:
+    """Yield the members, with the contents that an index is made of."""
+    for member in _members(url, source):
+        is_value = member.field.rsplit(".", 1)[-1] in _NUMBERS and member.size <= _LONGEST_NUMBER
+        content = source.take(member.offset, member.size) if with_checksums or is_value else None
+        if content is not None and len(content) < member.size:
+            raise truncated(member.name, member.offset, member.size, len(content))
+        yield member, content
+
+
+class _IndexBuilder:
+    """Gathers the members of a shard."""
+
+    def __init__(self) -> None:
+        self._keys: list[str] = []
+        self._rows = defaultdict[str, "array[int]"](
+            lambda: array("q")
+        )  # of each member: sample, offset, size, checksum
+        self._values = defaultdict[str, "array[int]"](lambda: array("q"))
+        self._has_checksums = True
+
+    def add(self, group: list[tuple[Member, bytes | None]]) -> None:
+        """Take the members of one sample, each with its content, if that has been read."""
+        for member, content in group:
+            checksum = 0 if content is None else zlib.crc32(content)
+            self._has_checksums &= content is not None
+            self._rows[member.field].extend((len(self._keys), member.offset, member.size, checksum))
+            if content is not None and len(content) <= _LONGEST_NUMBER and _INTEGER.fullmatch(text := _text(content)):
+                self._values[member.field].append(int(text))
+        self._keys.append(group[0][0].key)
+
+    def index(self, version: Version) -> ShardIndex:
+        """Return the index of the samples so far."""
+        return ShardIndex(version, PackedStrings(self._keys), {field: self._places(field) for field in self._rows})
+
+    def _places(self, field: str) -> Places:
+        rows = np.frombuffer(self._rows[field], dtype=np.int64).reshape(-1, 4)
+        columns = np.zeros((3, len(self._keys)), dtype=np.int64)
+        columns[0] = -1
+        columns[:, rows[:, 0]] = rows[:, 1:].T
+        values = np.frombuffer(self._values[field], dtype=np.int64) if field in self._values else None
+        is_number = field.rsplit(".", 1)[-1] in _NUMBERS and values is not None and len(values) == len(self._keys)
+        checksums = columns[2].astype(np.uint32) if self._has_checksums else None
+        return Places(columns[0], columns[1], checksums, values if is_number else None)
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "replace").strip()
 
 
 def _hint(file: IO[bytes]) -> str:
     is_compressed = file.read(4).startswith((b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd"))
     return " Compressed tars have no positions: read them with `kdp.stream_shards`." if is_compressed else ""
-
-
-def index_tars(urls: list[str], names: list[str]) -> TarIndex:
-    """Read the headers of all members of the tars, and return where they lie; contents are skipped."""
-    keys: list[str] = []
-    shards: list[int] = []
-    places = defaultdict[str, "array[int]"](lambda: array("q"))  # of each member three numbers: sample, offset, size
-    for shard, url in enumerate(urls):
-        for group in _header_groups(url):
-            key = group[0][0].key
-            for member, _ in group:
-                places[member.field].extend((len(keys), member.offset, member.size))
-            keys.append(f"{names[shard]}/{key}")
-            shards.append(shard)
-    offsets, sizes = {}, {}
-    for field, entries in places.items():
-        table = np.frombuffer(entries, dtype=np.int64).reshape(-1, 3)
-        offsets[field], sizes[field] = np.full(len(keys), -1, dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
-        offsets[field][table[:, 0]], sizes[field][table[:, 0]] = table[:, 1], table[:, 2]
-    return TarIndex(PackedStrings(keys), np.array(shards, dtype=np.int32), offsets, sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
 from kdpipes.errors import DataError
-from kdpipes.storage.tar import _split, decode_member, index_tars, read_groups
+from kdpipes.storage.files import version_of
+from kdpipes.storage.tar import _split, decode_member, index_shard, read_groups
 
 Members = list[tuple[str, bytes]]
 Groups = list[tuple[str, dict[str, bytes]]]
@@ -46,15 +48,17 @@ def write(tmp_path: Path) -> Callable[..., str]:
 
 
 def _indexed(url: str) -> Groups:
-    index, content = index_tars([url], ["a.tar"]), Path(url).read_bytes()
-    places = {field: list(zip(index.offsets[field], index.sizes[field], strict=True)) for field in index.offsets}
-    return [
-        (
-            key.removeprefix("a.tar/"),
-            {field: content[at[n][0] : sum(at[n])] for field, at in places.items() if at[n][0] >= 0},
-        )
-        for n, key in enumerate(index.keys)
-    ]
+    index, content = index_shard(url, version_of(url), with_checksums=True), Path(url).read_bytes()
+    groups: Groups = []
+    for number, key in enumerate(index.keys):
+        places = {field: (int(at.offsets[number]), int(at.sizes[number])) for field, at in index.fields.items()}
+        found = {field: content[start : start + size] for field, (start, size) in places.items() if start >= 0}
+        for field, value in found.items():
+            checksums = index.fields[field].checksums
+            assert checksums is not None
+            assert zlib.crc32(value) == checksums[number]
+        groups.append((key, found))
+    return groups
 
 
 def _streamed(url: str) -> Groups:
@@ -109,7 +113,7 @@ def test_a_repeated_field_is_refused(write: Callable[..., str]) -> None:
 def test_an_index_refuses_a_sample_in_two_places(write: Callable[..., str]) -> None:
     url = write(_tar([("0.jpg", b"a"), ("1.jpg", b"b"), ("0.cls", b"1")]))
     with pytest.raises(DataError, match=r"a\.tar' has members of sample '0' in two places; they must stand together"):
-        index_tars([url], ["a.tar"])
+        index_shard(url, version_of(url))
 
 
 def test_what_is_no_tar_is_refused(write: Callable[..., str]) -> None:

@@ -1,0 +1,197 @@
+"""The indexes of many shards: read beside them or from the local cache, made where there are none, and joined."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes._progress import shown_if_slow
+from kdpipes.errors import DataError
+from kdpipes.storage.files import Version, is_local, read_url, version_of
+from kdpipes.storage.shard_index import Places, ShardIndex
+from kdpipes.storage.shared import PackedStrings
+from kdpipes.storage.tar import index_shard
+
+__all__ = ["Catalog", "index_url", "make_index", "open_catalog"]
+
+_NUM_THREADS = 16
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Where each field of each sample of some shards lies.
+
+    Args:
+        names: What the shards are called in keys.
+        versions: Of the shards.
+        shards: Which shard each sample lies in, `[n]`.
+        short_keys: The samples' keys in their shards, `[n]`.
+        fields: The places of each field, `[n]`.
+    """
+
+    names: Sequence[str]
+    versions: Sequence[Version]
+    shards: NDArray[np.int32]
+    short_keys: PackedStrings
+    fields: dict[str, Places]
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def key(self, index: int) -> str:
+        """Return the key of a sample: the shard's name, a slash and its key there."""
+        return f"{self.names[int(self.shards[index])]}/{self.short_keys[index]}"
+
+
+def open_catalog(urls: Sequence[str], names: Sequence[str]) -> Catalog:
+    """Return the catalog of shards; those that have no index that fits are indexed, and the index is kept.
+
+    Raises:
+        FileNotFoundError: A shard is missing.
+        DataError: A shard cannot be read.
+    """
+    with ThreadPoolExecutor(min(_NUM_THREADS, len(urls))) as threads:
+        indexes = list(shown_if_slow(threads.map(_found_or_made, urls), len(urls), "indexing shards"))
+    return _joined(names, indexes)
+
+
+def _found_or_made(url: str) -> ShardIndex:
+    version = version_of(url)
+    found = _found(url, version)
+    return found if found is not None else make_index(url, version)
+
+
+def make_index(url: str, version: Version | None = None, *, with_checksums: bool = False) -> ShardIndex:
+    """Index a shard, and keep the index beside it, or in the local cache where nothing can be written there.
+
+    Args:
+        url: Of the tar.
+        version: Of the tar, if it is known.
+        with_checksums: Whether to read all contents, too, and keep their checksums.
+    """
+    index = index_shard(url, version or version_of(url), with_checksums=with_checksums)
+    content = index.to_bytes()
+    for place in (index_url(url), _cached(url)):
+        try:
+            _write(place, content)
+            break
+        except (OSError, NotImplementedError, ValueError) as error:
+            _log.info("The index of %s cannot be kept as %s: %s", url, place, error)
+    return index
+
+
+def index_url(url: str) -> str:
+    """Return where the index of a shard lies: beside it.
+
+    >>> index_url("s3://bucket/birds-000.tar")
+    's3://bucket/birds-000.tar.index'
+    """
+    path, separator, rest = url.partition("::")
+    return f"{path}.index{separator}{rest}"
+
+
+def _cached(url: str) -> str:
+    root = os.environ.get("KDPIPES_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "kdpipes")
+    absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay as they are
+    name = hashlib.blake2b(absolute.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return str(Path(root).expanduser() / "indexes" / f"{name}.index")
+
+
+def _write(place: str, content: bytes) -> None:
+    """Write a file so that nobody sees half of it."""
+    if not is_local(place):
+        filesystem, path = fsspec.core.url_to_fs(place)
+        filesystem.pipe_file(path, content)
+        return
+    path = Path(place)
+    if path.suffix == ".index" and path.parent.name == "indexes":
+        path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def _found(url: str, version: Version) -> ShardIndex | None:
+    """Return the index that is there, if it is that of the shard as it is now."""
+    for place in (index_url(url), _cached(url)):
+        try:
+            index = ShardIndex.from_bytes(read_url(place), place)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (DataError, OSError) as error:
+            _log.warning("%s It is made anew.", error)
+            continue
+        if _fits(index.version, version, place):
+            return index
+    return None
+
+
+def _fits(then: Version, now: Version, sidecar: str) -> bool:
+    """Return whether a shard is what it was; a copy of both files is, although it is younger."""
+    kinds = [version.tag.partition(":")[0] for version in (then, now)]
+    if then.size != now.size or then.tag == now.tag or kinds[0] != kinds[1]:
+        return then.size == now.size
+    return kinds == ["changed", "changed"] and _changed(version_of(sidecar)) >= _changed(now)
+
+
+def _changed(version: Version) -> int:
+    return int(version.tag.partition(":")[2])
+
+
+def _joined(names: Sequence[str], indexes: Sequence[ShardIndex]) -> Catalog:
+    counts = [len(index.keys) for index in indexes]
+    shards = np.repeat(np.arange(len(indexes), dtype=np.int32), counts)
+    fields = dict.fromkeys(name for index in indexes for name in index.fields)
+    return Catalog(
+        names,
+        [index.version for index in indexes],
+        shards,
+        PackedStrings.joined([index.keys for index in indexes]),
+        {name: _joined_places(name, indexes, counts) for name in fields},
+    )
+
+
+def _joined_places(name: str, indexes: Sequence[ShardIndex], counts: Sequence[int]) -> Places:
+    parts = [(index.fields.get(name), count) for index, count in zip(indexes, counts, strict=True)]
+
+    def column(attribute: str, dtype: Any, missing: int) -> NDArray[Any]:
+        return np.concatenate(list(_columns(parts, attribute, dtype, missing)))
+
+    has = {
+        attribute: all(part is not None and getattr(part, attribute) is not None for part, count in parts if count)
+        for attribute in ("checksums", "values")
+    }
+    return Places(
+        column("offsets", np.int64, -1),
+        column("sizes", np.int64, 0),
+        column("checksums", np.uint32, 0) if has["checksums"] else None,
+        column("values", np.int64, 0) if has["values"] else None,
+    )
+
+
+def _columns(
+    parts: Sequence[tuple[Places | None, int]], attribute: str, dtype: Any, missing: int
+) -> Iterator[NDArray[Any]]:
+    yield np.zeros(0, dtype=dtype)
+    for places, count in parts:
+        found = None if places is None else getattr(places, attribute)
+        yield np.full(count, missing, dtype=dtype) if found is None else found

@@ -1,0 +1,166 @@
+"""Indexes beside shards, in the cache, and of shards that have changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from webdataset import TarWriter
+
+import kdpipes as kdp
+from kdpipes.storage.catalog import index_url, make_index, open_catalog
+from kdpipes.storage.files import matching_urls, version_of
+from kdpipes.storage.shard_index import ShardIndex
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A local cache of its own."""
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TarWriter(str(path)) as writer:
+        for row in rows:
+            writer.write(row)
+    return str(path)
+
+
+def rows(*numbers: int) -> list[dict[str, Any]]:
+    return [{"__key__": f"k{n}", "jpg": bytes([n]) * 50, "cls": n} for n in numbers]
+
+
+def told(catalog: Any) -> list[tuple[str, int]]:
+    values = catalog.fields["cls"].values
+    return [(catalog.key(place), int(values[place])) for place in range(len(catalog))]
+
+
+def test_an_index_is_kept_beside_the_shard_and_read_from_there(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.tar", rows(1, 2))
+    for _ in range(2):
+        assert told(open_catalog([url], ["a.tar"])) == [("a.tar/k1", 1), ("a.tar/k2", 2)]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "a.tar.index"], "and nothing half-written"
+    content = Path(index_url(url)).read_bytes()
+    index = ShardIndex.from_bytes(content, "")
+    assert index.version == version_of(url)
+    Path(url).with_suffix(".tar.index").write_bytes(content)
+    Path(url).write_bytes(bytes(Path(url).stat().st_size))  # only the index tells
+    os.utime(url, ns=(0, int(index.version.tag.partition(":")[2])))
+    assert told(open_catalog([url], ["a.tar"])) == [("a.tar/k1", 1), ("a.tar/k2", 2)]
+
+
+def test_a_shard_that_has_changed_is_indexed_again(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.tar", rows(1, 2))
+    open_catalog([url], ["a.tar"])
+    write(tmp_path / "a.tar", rows(3, 4))  # of the same size
+    os.utime(url, ns=(0, 10**18 + Path(index_url(url)).stat().st_mtime_ns))
+    assert told(open_catalog([url], ["a.tar"])) == [("a.tar/k3", 3), ("a.tar/k4", 4)]
+    write(tmp_path / "a.tar", rows(5))
+    os.utime(url, ns=(0, 0))
+    write(tmp_path / "a.tar", rows(*range(40)))  # of another size
+    assert len(open_catalog([url], ["a.tar"])) == 40
+
+
+def test_a_copy_of_shard_and_index_needs_no_other(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.tar", rows(1))
+    make_index(url, with_checksums=True)
+    for name in ("a.tar", "a.tar.index"):
+        (tmp_path / "copy").mkdir(exist_ok=True)
+        shutil.copyfile(tmp_path / name, tmp_path / "copy" / name)
+    os.utime(tmp_path / "copy" / "a.tar", ns=(0, Path(tmp_path / "copy" / "a.tar.index").stat().st_mtime_ns))
+    catalog = open_catalog([str(tmp_path / "copy" / "a.tar")], ["a.tar"])
+    assert catalog.fields["jpg"].checksums is not None, "the index of the original"
+
+
+def test_where_nothing_can_be_written_the_index_is_kept_in_the_cache(
+    tmp_path: Path, cache: Path, monkeypatch: Any
+) -> None:
+    url = write(tmp_path / "data" / "a.tar", rows(1, 2))
+    from kdpipes.storage import catalog as module
+
+    written, keep = [], module._write
+
+    def refuse_beside(place: str, content: bytes) -> None:
+        if place == index_url(url):
+            raise PermissionError(place)
+        written.append(place)
+        keep(place, content)
+
+    monkeypatch.setattr(module, "_write", refuse_beside)
+    for _ in range(2):
+        assert len(open_catalog([url], ["a.tar"])) == 2
+    assert len(written) == 1
+    assert Path(written[0]).parent == cache / "indexes"
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["a.tar"]
+
+
+def test_a_damaged_index_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = write(tmp_path / "a.tar", rows(1, 2))
+    open_catalog([url], ["a.tar"])
+    path = Path(index_url(url))
+    good = path.read_bytes()
+    for bad in (b"", good[:-1], b"x" + good[1:]):
+        path.write_bytes(bad)
+        assert len(open_catalog([url], ["a.tar"])) == 2
+        assert "It is made anew" in caplog.text
+        assert path.read_bytes() == good
+        caplog.clear()
+
+
+def test_shards_with_other_fields_are_joined(tmp_path: Path) -> None:
+    urls = [
+        write(tmp_path / "a.tar", rows(1)),
+        write(tmp_path / "b.tar", [{"__key__": "x", "png": b"p", "cls": 7}]),
+        write(tmp_path / "c.tar", []),
+    ]
+    catalog = open_catalog(urls, ["a", "b", "c"])
+    assert told(catalog) == [("a/k1", 1), ("b/x", 7)]
+    assert (catalog.fields["png"].offsets >= 0).tolist() == [False, True]
+    assert catalog.fields["png"].values is None
+    pipe: Any = kdp.open_shards(urls)
+    assert [sorted(sample) for sample in pipe] == [["cls", "jpg"], ["cls", "png"]]
+
+
+def test_classes_that_are_names_are_no_numbers(tmp_path: Path) -> None:
+    url = write(tmp_path / "a.tar", [{"__key__": "a", "cls": "heron"}, {"__key__": "b", "cls": "7"}])
+    assert open_catalog([url], ["a"]).fields["cls"].values is None
+    assert kdp.open_shards(url).column("cls").tolist() == ["heron", 7]
+
+
+def test_shards_elsewhere_are_indexed_by_reading_them_with_checksums(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/kdpipes-catalog/a.tar", Path(write(tmp_path / "a.tar", rows(1, 2))).read_bytes())
+    try:
+        for _ in range(2):
+            catalog = open_catalog(["memory://kdpipes-catalog/a.tar"], ["a.tar"])
+            assert told(catalog) == [("a.tar/k1", 1), ("a.tar/k2", 2)]
+            assert catalog.fields["jpg"].checksums is not None
+        assert memory.exists("/kdpipes-catalog/a.tar.index")
+        assert matching_urls(["memory://kdpipes-catalog/*.tar"]) == ["memory:///kdpipes-catalog/a.tar"]
+    finally:
+        memory.rm("/kdpipes-catalog", recursive=True)
+
+
+def test_globs_are_files_in_order(tmp_path: Path) -> None:
+    urls = [write(tmp_path / f"{name}.tar", rows(n)) for n, name in enumerate("bac")]
+    assert matching_urls([f"{tmp_path}/*.tar"]) == sorted(urls)
+    assert kdp.open_shards(f"{tmp_path}/*.tar").column("cls").tolist() == [1, 0, 2]
+    with pytest.raises(FileNotFoundError, match="No file matches"):
+        len(kdp.open_shards(f"{tmp_path}/*.tgz"))
+
+
+def test_many_samples_are_joined_without_a_loop_over_them(tmp_path: Path) -> None:
+    index = make_index(write(tmp_path / "a.tar", rows(1, 2, 3)))
+    from kdpipes.storage.catalog import _joined
+
+    joined = _joined([str(n) for n in range(1000)], [index] * 1000)
+    assert len(joined) == 3000
+    assert joined.key(2999) == "999/k3"
+    assert joined.shards.dtype == np.int32
