@@ -1,4 +1,4 @@
-"""The command line: `kdpipes demo`, `kdpipes replay`; or `python -m kdpipes`."""
+"""The command line: `kdpipes demo`, `kdpipes index`, `kdpipes replay`; or `python -m kdpipes`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
+from tqdm import tqdm
 
 from kdpipes.demo import run_demo
 from kdpipes.errors import KdpipesError
 from kdpipes.look.replay_grid import replay_grid
+from kdpipes.storage.catalog import make_index
+from kdpipes.storage.files import expand_urls, matching_urls
 
 __all__ = ["main"]
 
@@ -26,6 +29,13 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--output", default="kdpipes-demo", help="folder for photos and picture (default: %(default)s)")
     demo.add_argument("--num-workers", type=int, default=2, help="worker processes (default: %(default)s)")
     demo.add_argument("--num-epochs", type=int, default=2, help="epochs (default: %(default)s)")
+    index = commands.add_parser(
+        "index",
+        help="index tar shards, so that they open at once",
+        description="Write NAME.tar.index beside each shard: where its members lie, their classes and checksums.",
+    )
+    index.add_argument("urls", nargs="+", help="paths or URLs of plain tars, with brace ranges or globs")
+    index.add_argument("--no-checksums", action="store_true", help="do not read contents of local shards: much faster")
     replay = commands.add_parser(
         "replay",
         help="draw any batch of any epoch",
@@ -68,6 +78,14 @@ def _replay(given: argparse.Namespace) -> None:
     print(f"Batch {given.batch} of epoch {given.epoch}: {given.out}")
 
 
+def _index(given: argparse.Namespace) -> None:
+    urls = matching_urls(expand_urls(given.urls))
+    num_samples = 0
+    for url in tqdm(urls, "indexing", unit=" shards", disable=None):
+        num_samples += len(make_index(url, with_checksums=not given.no_checksums).keys)
+    print(f"{num_samples} samples in {len(urls)} shards are indexed.")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit status."""
     given = _parser().parse_args(arguments)
@@ -75,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_demo(given.output, num_workers=given.num_workers, num_epochs=given.num_epochs)
         return 0
     try:
-        _replay(given)
+        {"index": _index, "replay": _replay}[given.command](given)
     except (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError) as error:
         print(f"kdpipes {given.command}: {error}", file=sys.stderr)
         return 1

@@ -15,6 +15,8 @@ from PIL import Image
 
 import kdpipes as kdp
 from kdpipes.cli import main
+from kdpipes.demo import write_photo_shards
+from kdpipes.storage.shard_index import ShardIndex
 
 CHAINS = """
 import numpy as np
@@ -173,3 +175,17 @@ def test_it_is_a_command(folder: Path) -> None:
     failed = subprocess.run([*command, "9"], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr == "kdpipes replay: Epoch 0 has no batch 9.\n"
+
+
+def test_shards_are_indexed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
+    urls = write_photo_shards(tmp_path / "shards")
+    for arguments, has_checksums in (["--no-checksums"], False), ([], True):
+        assert main(["index", urls, *arguments]) == 0
+        assert "160 samples in 4 shards are indexed." in capsys.readouterr().out
+        index = ShardIndex.from_bytes((tmp_path / "shards" / "photos-000.tar.index").read_bytes(), "")
+        assert (index.fields["jpg"].checksums is not None) == has_checksums
+    assert main(["index", str(tmp_path / "none-*.tar")]) == 1
+    assert "No file matches" in capsys.readouterr().err
