@@ -8,6 +8,8 @@ import hashlib
 import itertools
 import logging
 import random
+import sys
+import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import PurePath
@@ -155,7 +157,28 @@ def _object_parts(value: Any) -> Iterator[Any]:
         yield value.__qualname__
     else:
         yield getattr(value, "__qualname__", type(value).__qualname__)
+        yield [part for kind in type(value).__mro__ if _is_users(kind) for part in _methods_of(kind)]
         yield value.fingerprinted() if isinstance(value, _Fingerprinted) else _attributes(value) or _reduced(value)
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _is_users(kind: type) -> bool:
+    """Return whether a class is a user's own: its code may change while its name stays."""
+    name = kind.__module__
+    if name.split(".")[0] in {"builtins", "kdpipes"}:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is None or not file.startswith(_library_folders())
+
+
+def _methods_of(kind: type) -> Iterator[Any]:
+    for name, method in sorted(vars(kind).items()):
+        if isinstance(method, FunctionType):
+            yield [name, *_code_parts(method.__code__), method.__defaults__, method.__kwdefaults__]
 
 
 def _content_of(cell: Any) -> Any:

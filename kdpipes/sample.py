@@ -67,6 +67,19 @@ class Lazy:
             self._load, self._inputs, self._scope = _UNLOADED, (), None
         return self._value
 
+    def before(self, is_step: Callable[[str], bool]) -> Lazy | None:
+        """Return the value that the steps at the end were applied to; None where it is no longer known.
+
+        Args:
+            is_step: Tells a step by what it does.
+        """
+        value = self
+        while is_step(value._what):
+            if value.is_loaded or not value._inputs:
+                return None
+            value = value._inputs[0]
+        return value
+
     def _doing(self, sample: Sample) -> str:
         return f"{self._what} of sample {sample.key!r}"
 

@@ -283,3 +283,13 @@ def test_a_plan_needs_no_sample_for_its_fingerprint() -> None:
 
     assert fingerprints(Counted().select("x").deal(1))
     assert not namespace.num_reads
+
+
+def test_the_code_of_a_users_class_counts() -> None:
+    def transform(code: str) -> Any:
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(f"class Crop:\n    def __call__(self, x):\n        return {code}\n", names)
+        return kdp.from_dataset([(1, 0)]).transform("x", names["Crop"]())
+
+    one, same, other = (fingerprints(transform(code)) for code in ("x + 1", "x + 1", "x + 2"))
+    assert one == same != other

@@ -134,13 +134,6 @@ class _Dealer(Streaming[Batch]):
         self._cursor = cursor
         self._listener = listener
 
-    def samples_chain(self) -> Any:
-        """Return the pipe that gives the samples, whatever `select` makes of them."""
-        chain = self._source._source if getattr(self._source, "is_selected", False) else self._source
-        if not isinstance(chain, MapPipe | IterPipe):
-            raise ChainError(f"`deal` reads from {type(chain).__name__}, whose items are no samples of kdpipes'.")
-        return chain
-
     def whole_samples(self, epoch: int, batch: int, *, seed: int | None = None) -> Batch | None:
         """Return the samples of one batch before `select`; None if the epoch has no such batch.
 
@@ -150,12 +143,18 @@ class _Dealer(Streaming[Batch]):
             seed: In place of the dealer's.
         """
         dealer = copy.copy(self)
-        dealer._source, dealer._epochs = self.samples_chain(), EpochCounter()
+        is_selected = getattr(self._source, "is_selected", False)
+        dealer._source, dealer._epochs = self._source._source if is_selected else self._source, EpochCounter()
         dealer._seed = self._seed if seed is None else seed
         numbers: list[int] = []
         dealer.set_epoch(epoch)
         dealer.start_at(batch, lambda dealt: numbers.append(dealt.number))
         samples = next(iter(dealer), None)
+        if samples and not isinstance(samples[0], Sample):
+            raise ChainError(
+                f"`deal` reads {type(samples[0]).__name__} from {type(dealer._source).__name__}, no samples. Put stock "
+                "pipes before `.select()`."
+            )
         return samples if numbers[-1:] == [batch] else None
 
     def identity(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import cycle
 from typing import Any
 
 from PIL import Image, ImageDraw
@@ -37,12 +38,17 @@ def crop_boxes(image: Any, ctx: Mapping[str, Any], *, line: int | None = None) -
         >>> crop_boxes(Image.new("RGB", (40, 30)), {"random_resized_crop": region}).getpixel((4, 2))
         (228, 87, 46)
     """
+    if isinstance(image, Mapping):
+        raise TypeError(must_be("image", "an image, like `sample['x']`", image))
     drawn = as_picture(image).copy()
     pen, width = ImageDraw.Draw(drawn), line or max(3, round(max(drawn.size) / 60))
     views = [ctx, *(entry for name, entry in ctx.items() if name.startswith("view_") and isinstance(entry, Mapping))]
-    boxes = [box for view in views for box in _first_box(view, drawn.size)]
-    for number, (left, top, right, bottom) in enumerate(boxes):
-        pen.rectangle((left, top, right - 1, bottom - 1), outline=_COLORS[number % len(_COLORS)], width=width)
+    colors = cycle(_COLORS)
+    if len(views) > 1 and not list(_first_box(ctx, drawn.size)):
+        views = views[1:]
+    for view, color in zip(views, colors, strict=False):
+        for left, top, right, bottom in _first_box(view, drawn.size):
+            pen.rectangle((left, top, right - 1, bottom - 1), outline=color, width=width)
     return drawn
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 import torch
 from PIL import Image
 
-from kdpipes._graph import copy_streams, walk
-from kdpipes._map_pipe import MapPipe
+from kdpipes._graph import walk
 from kdpipes.delivery.behind_deal import DEALERS
 from kdpipes.errors import ChainError, check_count, check_seed
 from kdpipes.look.crop_boxes import crop_boxes
 from kdpipes.look.grid import image_grid
 from kdpipes.sample import Sample
-from kdpipes.work.replay import path_of, redone
-from kdpipes.work.transform import Transformer
 
 __all__ = ["replay_grid"]
 
@@ -26,7 +22,7 @@ def replay_grid(
 ) -> Image.Image:
     """Return a picture of one batch: of each sample the original, with its recorded crops, and the result beside it.
 
-    The result is that of the work pipes: not mixed with others.
+    The result is that of the work pipes: not mixed with others. Floats are stretched to black and white.
 
     Args:
         source_datapipe: A chain with `deal`. Crops are drawn where `record_ctx` stands before the transforms.
@@ -52,24 +48,18 @@ def replay_grid(
         raise IndexError(f"Epoch {epoch} has no batch {batch}.")
     pictures, captions = [], []
     for sample in samples:
+        original = _original(sample, field)
         results = sample[field] if isinstance(sample[field], tuple) else (sample[field],)
-        pictures += [crop_boxes(_original(sample, dealer, field), sample.ctx), *map(_shown, results)]
+        pictures += [crop_boxes(original, sample.ctx), *map(_shown, results)]
         captions += [sample.key[-(tile // 6) :], *([""] * len(results))]
     num_each = len(pictures) // len(samples)
     return image_grid(pictures, captions, num_columns=max(1, 8 // num_each) * num_each, tile=tile)
 
 
-def _original(sample: Sample, dealer: Any, field: str) -> Any:
-    """Return the image of a sample before the first transform."""
-    chain = dealer.samples_chain()
-    source = path_of(chain)[0]
-    if isinstance(source, MapPipe):
-        raw = source.fetch(sample.index)
-    else:
-        raw = next(islice(copy_streams(source).samples(), sample.index, None))
-    return redone(raw, chain, sample.draw, until=lambda step: isinstance(step, Transformer) and step.field == field)[
-        field
-    ]
+def _original(sample: Sample, field: str) -> Any:
+    """Return the image of a sample before its transforms, or what it is, if it has been read before."""
+    before = sample.lazy(field).before(lambda step: step.startswith(("applying ", "making views ")))
+    return sample[field] if before is None else before.get(sample)
 
 
 def _shown(value: Any) -> Any:

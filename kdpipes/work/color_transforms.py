@@ -83,6 +83,8 @@ def _check_kind(image: Any) -> None:
         raise ValueError(f"`ColorJitter` takes tensors of 1 or 3 channels, but got one of {image.shape[-3]}.")
     elif image.dtype != torch.uint8 and not image.is_floating_point():
         raise TypeError(f"`ColorJitter` takes tensors of uint8 or float, but got one of {image.dtype}.")
+    elif image.is_floating_point() and (image.amin() < -0.5 or image.amax() > 1.5):
+        raise ValueError("`ColorJitter` takes floats from 0 to 1. Put `Normalize` behind it.")
 
 
 def _adjusted_image(image: Image.Image, name: str, factor: float) -> Image.Image:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data.datapipes.iter import Shuffler
 
 from kdpipes._graph import copy_streams, sources_of, walk
 from kdpipes._iter_pipe import IterPipe
@@ -16,7 +17,7 @@ from kdpipes.draw import Draw, drawing
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
 
-__all__ = ["chain_of_samples", "path_of", "redone", "replay"]
+__all__ = ["replay"]
 
 
 def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe: Any) -> Any:
@@ -51,10 +52,10 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
         raise TypeError(must_be("ctx", "what a sample has recorded, a dictionary", ctx))
     if _holds_tensors(ctx):
         raise TypeError("`ctx` is that of a batch. `kdp.split_ctx(ctx)` makes those of its samples.")
-    chain = chain_of_samples(source_datapipe)
+    chain = _chain_of_samples(source_datapipe)
     draw = _draw_of(ctx)
     if isinstance(sample_or_key, Sample):
-        return chain.finish(redone(sample_or_key, chain, draw))
+        return chain.finish(_redone(sample_or_key, chain, draw))
     if not isinstance(sample_or_key, str):
         raise TypeError(must_be("sample_or_key", "a sample or its key", sample_or_key))
     return _by_key(sample_or_key, chain, draw)
@@ -76,7 +77,7 @@ def _draw_of(ctx: Mapping[str, Any]) -> Draw:
     return Draw(**entry, replayed=ctx)
 
 
-def chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
+def _chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
     """Return the part of a chain that makes samples: what `deal` reads, or the chain, if there is none."""
     pipe, path = source_datapipe, source_datapipe
     while hasattr(path, "__dict__"):
@@ -85,12 +86,14 @@ def chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
             break
         sources = sources_of(path)
         path = sources[0] if len(sources) == 1 else None
+    while isinstance(pipe, Shuffler):  # which changes nothing but the order
+        (pipe,) = sources_of(pipe)
     if not isinstance(pipe, MapPipe | IterPipe):
         raise ChainError(f"{type(pipe).__name__} is no pipe of samples. Put kdpipes' own pipes in its place.")
     return pipe
 
 
-def path_of(chain: MapPipe | IterPipe) -> list[Any]:
+def _path_of(chain: MapPipe | IterPipe) -> list[Any]:
     """Return the pipes of a chain from its source on, or refuse one with several sources or foreign pipes.
 
     What a source reads from is left out.
@@ -107,24 +110,13 @@ def path_of(chain: MapPipe | IterPipe) -> list[Any]:
     return path[::-1]
 
 
-def redone(
-    sample: Sample, chain: MapPipe | IterPipe, draw: Draw, *, until: Callable[[Any], bool] = lambda operation: False
-) -> Sample:
-    """Return a raw sample after the work pipes of a chain.
-
-    Args:
-        sample: As a source gives it. It stays as it is.
-        chain: The pipes.
-        draw: The sample's new draw.
-        until: Tells the operation before which to stop.
-    """
+def _redone(sample: Sample, chain: MapPipe | IterPipe, draw: Draw) -> Sample:
+    """Return a raw sample after the work pipes of a chain."""
     if not sample.is_raw:
         raise ChainError("`sample_or_key` must be a sample as its source gives it: this one has been worked on.")
     with drawing(draw):
         made = sample.fork()
-        for pipe in path_of(chain):
-            if until(getattr(pipe, "_operation", None)):
-                break
+        for pipe in _path_of(chain):
             made = pipe.apply(made) if isinstance(pipe, SampleMapper) else made
     return made
 

@@ -41,8 +41,9 @@ class Transformer:
 
     Every random number depends on (seed, epoch, ordinal, operation) alone, whatever draws it: a parameter `rng`, or the
     global generators of `random`, NumPy and torch, which are seeded for the call and restored after it (some hundred
-    microseconds; a callable with a parameter `rng` saves them). An image from `decode_images` reaches a callable as a
-    PIL image (RGB).
+    microseconds; a callable with a parameter `rng` saves them). Not so a generator that a callable makes for itself, or
+    `A.Compose` inside of a function: give the composition itself. An image from `decode_images` reaches a callable as
+    a PIL image (RGB).
 
     Args:
         field: The field's name.
@@ -73,7 +74,9 @@ class Transformer:
     ) -> None:
         if not isinstance(field, str):
             raise TypeError(must_be("field", "the name of a field", field))
-        if bool(transforms) == (views is not None):
+        if transforms and views is not None:
+            raise ValueError("`transform` takes callables or `views`, not both: put the callables into the views.")
+        if not transforms and views is None:
             raise ValueError(
                 "`transform` must be given at least one callable, behind the name of the field, or `views`."
             )

@@ -244,9 +244,6 @@ def test_the_state_of_another_chain_is_refused() -> None:
             kdp.rebuild_batch(CHAINS[other](), state, 0)
 
 
-# What is wrong.
-
-
 @every_chain
 def test_a_number_behind_the_last_batch_is_an_error(name: str) -> None:
     chain = CHAINS[name]()

@@ -110,3 +110,19 @@ def test_a_store_is_read_through_storage_that_fails(remote_shards: str, photo_sh
     assert storage.stats().faults == {"unavailable": 1}
     local = sum(Path(path).stat().st_size for path in Path(photo_shards).parent.glob("*-00[012].tar"))
     assert 0 < storage.stats().bytes_delivered <= local
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=str)
+def test_shards_open_by_position_as_from_the_disk(
+    remote_shards: str, photo_shards: str, workers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path))
+    remote, local = (
+        kdp.open_shards(urls).rename_fields(x="jpg", y="cls").filter_classes(valid=[1, 3]).oversample()
+        for urls in (remote_shards, photo_shards)
+    )
+    assert remote.column("y").tolist() == local.column("y").tolist()
+    orders = [chain.select("x y key").deal(batch_size=16, shuffle=True, seed=2) for chain in (remote, local)]
+    assert epochs(orders[0], **workers) == epochs(orders[1])
+    bucket = remote_shards.rsplit("/", 1)[0]
+    assert fsspec.filesystem("s3").exists(f"{bucket}/photos-000.tar.index")

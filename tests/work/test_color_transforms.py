@@ -247,3 +247,9 @@ def test_bad_arguments_are_refused() -> None:
         with pytest.raises(error) as raised:
             make()
         assert message in str(raised.value)
+
+
+def test_floats_that_are_no_colours_are_refused() -> None:
+    image = kdp.Normalize([0.5] * 3, [0.2] * 3)(torch.rand(3, 8, 8))
+    with pytest.raises(ValueError, match=r"floats from 0 to 1\. Put `Normalize` behind it"):
+        kdp.ColorJitter(brightness=0.1)(image, np.random.default_rng(0))

@@ -452,9 +452,6 @@ def test_seeds_of_early_draws_of_shards_of_workers_own_are_recorded(photo_shards
                 assert kdp.replay(fields[0], travelled(ctx), pipe)[0] == fields
 
 
-# What is wrong.
-
-
 class Noisy(torch.utils.data.Dataset[Any]):
     """A dataset with random transforms of its own."""
 
