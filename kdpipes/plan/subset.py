@@ -44,7 +44,7 @@ class SubsetterMapDataPipe(PlanPipe):
         wanted = np.asarray(indices, dtype=None if len(indices) else np.int64)
         if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
             raise TypeError(must_be("indices", "a sequence of integers", indices))
-        self._wanted = Shared(wanted)
+        self._wanted = Shared(wanted.astype(np.int64))
 
     def _plan(self) -> NDArray[Any]:
         size, wanted = len(self._source), self._wanted.value

@@ -18,13 +18,35 @@ from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.catalog import Catalog, open_catalog
 from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.files import expand_urls, is_local, matching_urls, relative_names
-from kdpipes.storage.ranges import RangeReader, Span
+from kdpipes.storage.ranges import RangeReader, Span, read_range
+from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import decode_member
 
 __all__ = ["ShardReaderMapDataPipe"]
 
-_AT_ONCE = 4096  # how many members of a column are asked for at a time
+_AT_ONCE = 512  # how many members of a column are asked for at a time
+
+
+class _Habit:
+    """Which fields are read, as far as this process has seen, and what has been announced before it saw one."""
+
+    def __init__(self) -> None:
+        self.fields: set[str] = set()
+        self._is_begun = False
+        self._waiting: list[NDArray[Any]] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Habit, ()
+
+    def due(self, positions: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return the positions to read ahead: the first ones whole, those that follow when the fields are known."""
+        if not self.fields and self._is_begun:
+            self._waiting.append(positions)
+            return []
+        self._is_begun = True
+        due, self._waiting = [*self._waiting, positions], []
+        return due
 
 
 class ShardReaderMapDataPipe(MapPipe):
@@ -65,7 +87,7 @@ class ShardReaderMapDataPipe(MapPipe):
         self._class_names = check_names("class_names", class_names)
         self._catalog: Shared[Catalog] | None = None
         self._reader = RangeReader()
-        self._used: Shared[set[str]] = Shared(set())
+        self._habit = _Habit()
         self.is_elsewhere = not all(map(is_local, self._urls.value))
 
     def __len__(self) -> int:
@@ -84,8 +106,9 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def announce(self, positions: NDArray[Any]) -> None:
         if self.is_elsewhere:
-            fields = self._used.value & set(self._indexed().fields) or set(self._indexed().fields)
-            self._reader.announce(span for index in positions.tolist() for span in self._spans(index, fields))
+            for due in self._habit.due(positions):
+                fields = self._habit.fields or set(self._indexed().fields)
+                self._reader.announce(span for index in due.tolist() for span in self._spans(index, fields))
 
     def read_column(self, name: str) -> NDArray[Any]:
         catalog = self._indexed()
@@ -125,7 +148,7 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def _lazy(self, index: int, field: str) -> Lazy:
         def load(sample: Sample) -> Any:
-            self._used.value.add(field)
+            self._habit.fields.add(field)
             return self._read(index, field)
 
         return Lazy(load, what=f"reading member {field!r}")
@@ -134,12 +157,14 @@ class ShardReaderMapDataPipe(MapPipe):
         catalog = self._indexed()
         url = self._urls.value[int(catalog.shards[index])]
         places = [catalog.fields[field] for field in fields]
-        starts = [(int(place.offsets[index]), int(place.sizes[index])) for place in places]
+        starts = [(int(place.offsets[index]), int(place.sizes[index])) for place in places if place.values is None]
         return [Span(url, start, start + size) for start, size in starts if start >= 0 and not is_local(url)]
 
     def _read(self, index: int, field: str) -> Any:
         catalog = self._indexed()
         places = catalog.fields[field]
+        if places.values is not None:
+            return int(places.values[index])
         url = self._urls.value[int(catalog.shards[index])]
         offset, size = int(places.offsets[index]), int(places.sizes[index])
         if is_local(url):
@@ -158,12 +183,10 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def _fetched(self, span: Span, checksums: NDArray[np.uint32] | None, index: int) -> bytes:
         content = self._reader.read(span)
-        if checksums is None or zlib.crc32(content) == checksums[index]:
-            return content
-        self._reader.drop(span)  # damage on the way is not there the second time
-        content = self._reader.read(span)
-        if zlib.crc32(content) == checksums[index]:
-            return content
+        for _ in range(NUM_TRIES):
+            if checksums is None or zlib.crc32(content) == checksums[index]:
+                return content
+            content = read_range(span)  # damage on the way is not there every time
         raise DataError(
             f"Sample {self._indexed().key(index)!r} is not what was indexed: {len(content)} bytes at offset "
             f"{span.start} of {span.url!r} have another checksum. Index the shard again: `kdpipes index`."

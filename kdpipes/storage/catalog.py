@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
 from kdpipes.storage.files import Version, is_local, read_url, version_of
+from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar import index_shard
@@ -27,6 +28,7 @@ from kdpipes.storage.tar import index_shard
 __all__ = ["Catalog", "index_url", "make_index", "open_catalog"]
 
 _NUM_THREADS = 16
+_NUM_READINGS = 3  # of a shard that is damaged, on the way perhaps
 _log = logging.getLogger(__name__)
 
 
@@ -82,13 +84,16 @@ def make_index(url: str, version: Version | None = None, *, with_checksums: bool
         version: Of the tar, if it is known.
         with_checksums: Whether to read all contents, too, and keep their checksums.
     """
-    index = index_shard(url, version or version_of(url), with_checksums=with_checksums)
+    known = version or version_of(url)
+    index = retried(
+        lambda: index_shard(url, known, with_checksums=with_checksums), num_tries=1 if is_local(url) else _NUM_READINGS
+    )
     content = index.to_bytes()
     for place in (index_url(url), _cached(url)):
         try:
             _write(place, content)
             break
-        except (OSError, NotImplementedError, ValueError) as error:
+        except Exception as error:  # of any file system, which may be read-only
             _log.info("The index of %s cannot be kept as %s: %s", url, place, error)
     return index
 
@@ -100,7 +105,8 @@ def index_url(url: str) -> str:
     's3://bucket/birds-000.tar.index'
     """
     path, separator, rest = url.partition("::")
-    return f"{path}.index{separator}{rest}"
+    path, mark, query = path.partition("?") if path.startswith("http") else (path, "", "")
+    return f"{path}.index{mark}{query}{separator}{rest}"
 
 
 def _cached(url: str) -> str:
@@ -134,10 +140,16 @@ def _found(url: str, version: Version) -> ShardIndex | None:
     """Return the index that is there, if it is that of the shard as it is now."""
     for place in (index_url(url), _cached(url)):
         try:
-            index = ShardIndex.from_bytes(read_url(place), place)
+            content = read_url(place)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (DataError, OSError) as error:
+        except DataError as error:
+            if is_local(place) or isinstance(error.__cause__, PermissionError):
+                continue  # so do stores answer that do not say what is missing
+            raise
+        try:
+            index = ShardIndex.from_bytes(content, place)
+        except DataError as error:
             _log.warning("%s It is made anew.", error)
             continue
         if _fits(index.version, version, place):

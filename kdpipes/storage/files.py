@@ -15,6 +15,7 @@ import braceexpand
 import fsspec
 
 from kdpipes.errors import DataError, must_be
+from kdpipes.storage.retries import retried
 
 __all__ = [
     "Version",
@@ -86,7 +87,12 @@ def matching_urls(urls: Sequence[str]) -> list[str]:
     Raises:
         FileNotFoundError: No file matches.
     """
-    return [found for url in urls for found in (_matching(url) if _GLOB.search(url) else [url])]
+    return [found for url in urls for found in (_matching(url) if _is_glob(url) else [url])]
+
+
+def _is_glob(url: str) -> bool:
+    """Return whether `url` is no file's name; elsewhere, `?` and `[` may be part of a query."""
+    return bool(_GLOB.search(url)) and not Path(url).exists() if is_local(url) else "*" in url
 
 
 def _matching(pattern: str) -> list[str]:
@@ -95,7 +101,8 @@ def _matching(pattern: str) -> list[str]:
     else:
         with _naming(pattern):
             filesystem, path = fsspec.core.url_to_fs(pattern)
-            found = sorted(filesystem.unstrip_protocol(name) for name in filesystem.glob(path))
+            rest = "".join(pattern.partition("::")[1:])
+            found = sorted(filesystem.unstrip_protocol(name) + rest for name in filesystem.glob(path))
     if not found:
         raise FileNotFoundError(f"No file matches {pattern!r}.")
     return found
@@ -146,7 +153,7 @@ def read_url(url: str) -> bytes:
         if is_local(url):
             return Path(url).read_bytes()
         filesystem, path = fsspec.core.url_to_fs(url)
-        content: bytes = filesystem.cat_file(path)
+        content: bytes = retried(lambda: filesystem.cat_file(path))
     return content
 
 
@@ -160,7 +167,7 @@ def version_of(url: str) -> Version:
         return Version(status.st_size, f"changed:{status.st_mtime_ns}")
     with _naming(url):
         filesystem, path = fsspec.core.url_to_fs(url)
-        info = filesystem.info(path)
+        info = retried(lambda: filesystem.info(path))
     tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
     return Version(int(info["size"]), f"tag:{tag}" if tag else "")
 

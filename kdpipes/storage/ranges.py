@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-import random
+import queue
 import threading
-import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import fsspec
 
 from kdpipes.errors import DataError
+from kdpipes.storage.retries import retried
 
 __all__ = ["RangeReader", "Span", "read_range"]
-
-_NUM_TRIES = 6
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
-_NOT_TO_BE_HELPED = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
-_jitter = random.Random()
 
 
 class Span(NamedTuple):
@@ -32,29 +28,67 @@ class Span(NamedTuple):
 
 
 def read_range(span: Span) -> bytes:
-    """Return the bytes of a span; what may pass is tried again, at growing intervals that are drawn at random.
+    """Return the bytes of a span; what may pass is tried again.
 
     Raises:
         DataError: They cannot be had, or the file ends before.
     """
-    error: Exception = DataError("nothing was read")
-    for attempt in range(_NUM_TRIES):
-        if attempt:
-            time.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * _jitter.uniform(0.5, 1.5))
-        try:
-            filesystem, path = fsspec.core.url_to_fs(span.url)
-            content: bytes = filesystem.cat_file(path, start=span.start, end=span.stop)
-        except _NOT_TO_BE_HELPED as failure:
-            error = failure
-            break
-        except Exception as failure:  # those of botocore and aiohttp are no OSErrors
-            error = failure
-            continue
-        if len(content) == span.stop - span.start:
-            return content
-        error = DataError(f"{span.stop - span.start} bytes are due, {len(content)} came")
-    what = str(error) or type(error).__name__
-    raise DataError(f"Shard {span.url!r} cannot be read at offset {span.start}: {what}.") from error
+    try:
+        return retried(lambda: _once(span)) if span.start < span.stop else b""
+    except Exception as error:
+        what = str(error) or type(error).__name__
+        raise DataError(f"Shard {span.url!r} cannot be read at offset {span.start}: {what}.") from error
+
+
+def _once(span: Span) -> bytes:
+    filesystem, path = fsspec.core.url_to_fs(span.url)
+    content: bytes = filesystem.cat_file(path, start=span.start, end=span.stop)
+    if len(content) != span.stop - span.start:
+        raise DataError(f"{span.stop - span.start} bytes are due, {len(content)} came")
+    return content
+
+
+class _Threads:
+    """Daemon threads that read spans: they hold up no process that ends, whatever they wait for."""
+
+    def __init__(self, number: int) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Span, Future[bytes]] | None] = queue.SimpleQueue()
+        for _ in range(number):
+            threading.Thread(target=_work, args=(self._jobs,), name="kdpipes-ranges", daemon=True).start()
+        weakref.finalize(self, _end, self._jobs, number)
+
+    def submit(self, span: Span) -> Future[bytes]:
+        """Let one of them read a span."""
+        future: Future[bytes] = Future()
+        self._jobs.put((span, future))
+        return future
+
+
+def _work(jobs: Any) -> None:
+    while (job := jobs.get()) is not None:
+        span, future = job
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(read_range(span))
+            except BaseException as error:
+                future.set_exception(error)
+
+
+def _end(jobs: Any, number: int) -> None:
+    for _ in range(number):
+        jobs.put(None)
+
+
+_readers: weakref.WeakSet[RangeReader] = weakref.WeakSet()
+
+
+def _renew() -> None:
+    for reader in list(_readers):
+        reader.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)  # threads and locks of the parent are none of the child's
 
 
 class RangeReader:
@@ -75,32 +109,32 @@ class RangeReader:
         self._arguments = {"max_gap": max_gap, "max_span": max_span, "max_bytes": max_bytes, "num_threads": num_threads}
         self._max_gap, self._max_span = max_gap, max_span
         self._max_bytes, self._num_threads = max_bytes, num_threads
-        self._begin()
+        self.forget()
+        _readers.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made_anew, (self._arguments,)
 
-    def _begin(self) -> None:
-        self._process = os.getpid()
+    def forget(self) -> None:
+        """Begin anew, with no threads and nothing read."""
         self._lock = threading.Lock()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: _Threads | None = None
         self._ahead: OrderedDict[Span, Future[bytes]] = OrderedDict()
         self._by_url: dict[str, list[Span]] = {}
         self._num_bytes = 0
 
     def announce(self, spans: Iterable[Span]) -> None:
-        """Begin to read what will be asked for."""
-        if self._process != os.getpid():  # the threads of a parent are not there
-            self._begin()
+        """Begin to read what will be asked for, as much as is kept."""
         with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="kdpipes-ranges")
-            for span in _merged(spans, self._max_gap, self._max_span):
-                if self._covering(span) is None:
-                    self._ahead[span] = self._threads.submit(read_range, span)
-                    self._by_url.setdefault(span.url, []).append(span)
-                    self._num_bytes += span.stop - span.start
-            self._forget()
+            missing = [span for span in spans if span.start < span.stop and self._covering(span) is None]
+            if missing and self._threads is None:
+                self._threads = _Threads(self._num_threads)
+            new: set[Span] = set()
+            for span in _merged(missing, self._max_gap, self._max_span):
+                if not self._make_room(span.stop - span.start, new):
+                    break
+                new.add(span)
+                self._add(span)
 
     def read(self, span: Span) -> bytes:
         """Return the bytes of a span.
@@ -108,29 +142,34 @@ class RangeReader:
         Raises:
             DataError: They cannot be had.
         """
-        if self._process != os.getpid():
-            self._begin()
         with self._lock:
             known = self._covering(span)
             coming = None if known is None else self._ahead[known]
         if known is None or coming is None:
             return read_range(span)
-        return coming.result()[span.start - known.start : span.stop - known.start]
-
-    def drop(self, span: Span) -> None:
-        """Forget what has been read of a span."""
-        with self._lock:
-            known = self._covering(span)
-            if known is not None:
-                self._remove(known)
+        try:
+            return coming.result()[span.start - known.start : span.stop - known.start]
+        except Exception:  # what failed for many is tried for one
+            with self._lock:
+                if self._ahead.get(known) is coming:
+                    self._remove(known)
+            return read_range(span)
 
     def _covering(self, span: Span) -> Span | None:
         known = self._by_url.get(span.url, ())
         return next((one for one in known if one.start <= span.start and span.stop <= one.stop), None)
 
-    def _forget(self) -> None:
-        while self._num_bytes > self._max_bytes and len(self._ahead) > 1:
+    def _make_room(self, size: int, new: set[Span]) -> bool:
+        """Let go of the oldest spans, but not of those that have just been announced, and return whether that did."""
+        while self._num_bytes + size > self._max_bytes and self._ahead and next(iter(self._ahead)) not in new:
             self._remove(next(iter(self._ahead)))
+        return self._num_bytes + size <= self._max_bytes or not self._ahead
+
+    def _add(self, span: Span) -> None:
+        assert self._threads is not None
+        self._ahead[span] = self._threads.submit(span)
+        self._by_url.setdefault(span.url, []).append(span)
+        self._num_bytes += span.stop - span.start
 
     def _remove(self, span: Span) -> None:
         self._ahead.pop(span).cancel()

@@ -1,0 +1,488 @@
+"""Shards elsewhere: the same samples as from the disk, no byte that is not needed, and faults that are outlasted."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import random
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from webdataset import TarWriter
+
+import kdpipes as kdp
+from kdpipes.errors import DataError
+from kdpipes.storage import ranges
+from kdpipes.storage.catalog import index_url, make_index
+from kdpipes.storage.files import matching_urls
+from kdpipes.storage.ranges import Span
+from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
+
+NAME = "birds-{0..2}.tar"
+PER_SHARD = 12
+LARGE = 100_000  # more than lies between members that are read together
+CLASSES = ["heron", "stork", "gull", "tern"]
+TARS = "*.tar"
+
+Service = Callable[[], dict[str, Any]]
+SERVICES = [
+    pytest.param(dict, id="inline"),
+    pytest.param(lambda: {"num_workers": 2, "start_method": "fork"}, id="fork"),
+    pytest.param(lambda: {"reading_service": kdp.ThreadReadingService(2)}, id="threads"),
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A local cache of its own, and retries without waits."""
+    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def write(folder: Path, size: int = LARGE) -> str:
+    """Write three shards of twelve samples, each with an image, a class and a mask that nobody reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draws = random.Random(0)
+    for shard in range(3):
+        with TarWriter(str(folder / f"birds-{shard}.tar")) as writer:
+            for n in range(PER_SHARD):
+                row = {"jpg": draws.randbytes(size), "cls": n % len(CLASSES), "mask": draws.randbytes(size)}
+                writer.write({"__key__": f"{n:02}", **row})
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of shards, with large members."""
+    return write(tmp_path_factory.mktemp("elsewhere") / "large")
+
+
+@pytest.fixture(scope="session")
+def small_originals(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of shards, with members of which many come in one request."""
+    return write(tmp_path_factory.mktemp("elsewhere") / "small", 500)
+
+
+@pytest.fixture
+def folder(originals: str, tmp_path: Path) -> str:
+    """A copy of the shards with large members, without indexes."""
+    return str(shutil.copytree(originals, tmp_path / "shards", ignore=shutil.ignore_patterns("*.index")))
+
+
+@pytest.fixture
+def small(small_originals: str, tmp_path: Path) -> str:
+    """A copy of the shards with small members, without indexes."""
+    return str(shutil.copytree(small_originals, tmp_path / "small", ignore=shutil.ignore_patterns("*.index")))
+
+
+@pytest.fixture(params=["faulty", "memory", "s3"])
+def elsewhere(request: pytest.FixtureRequest, small: str, tmp_path: Path) -> Iterator[str]:
+    """The URL of the small shards, on several kinds of storage."""
+    if request.param == "faulty":
+        shutil.copytree(small, tmp_path / "faulty")
+        with faulty_storage(str(tmp_path / "faulty")):
+            yield "faulty://"
+        return
+    root = request.getfixturevalue("s3") if request.param == "s3" else f"memory://{secrets.token_hex(8)}"
+    files = fsspec.filesystem(request.param)
+    for path in Path(small).glob(TARS):
+        files.pipe_file(f"{root}/{path.name}", path.read_bytes())
+    yield f"{root}/"
+    files.rm(root, recursive=True)
+
+
+def opened(root: str, name: str = NAME) -> Any:
+    return kdp.open_shards(f"{root}{name}", class_names=CLASSES).rename_fields(x="jpg", y="cls")
+
+
+def dealt(chain: Any, **options: Any) -> Any:
+    return chain.select("x y key").deal(batch_size=5, shuffle=True, seed=1, **options)
+
+
+def epochs(chain: Any, service: Service = dict, number: int = 2) -> list[list[Any]]:
+    with kdp.Loader(chain, **service()) as loader:
+        return [list(loader) for _ in range(number)]
+
+
+def body_bytes(files: FaultyFileSystem, since: int = 0) -> int:
+    """Return how many bytes of tars have come."""
+    return sum(request.delivered for request in files.requests()[since:] if request.path.endswith(".tar"))
+
+
+def bodies(files: FaultyFileSystem, since: int = 0) -> list[Any]:
+    """Return the requests for bytes of tars."""
+    return [one for one in files.requests()[since:] if one.path.endswith(".tar") and one.kind in ("whole", "range")]
+
+
+CHAINS: dict[str, Callable[[Any, Any], Any]] = {
+    "filter": lambda one, _: one.filter_classes(valid=[1, 3]),
+    "oversample": lambda one, _: one.filter_classes(valid=[1, 2]).subset(range(11)).oversample(mode="exact"),
+    "mix": lambda one, other: one.mix(other.filter_classes(valid=[0]), weights=[2, 1], stop="all"),
+    "concat": lambda one, other: kdp.concat(one, other.subset(np.array([40, -1], dtype=np.int64) % 36), one),
+    "repeat": lambda one, _: one.filter_classes(valid=[3]).repeat_until(repetitions=3),
+    "permute": lambda one, _: one.permute(seed=3)[5:-3:2],
+    "map_classes": lambda one, _: one.map_classes({"gull": "sea", "tern": "sea", "stork": "land"}),
+    "deep": lambda one, other: (
+        kdp.concat(one.permute(seed=1), other.filter_classes(valid=[2])).mix(one[::-2]).repeat_until(min_size=90)
+    ),
+    "bare": lambda one, _: one,
+}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_chains_give_what_they_give_from_the_disk(elsewhere: str, small: str, service: Service) -> None:
+    for name, chain in CHAINS.items():
+        local, remote = (dealt(chain(opened(root), opened(root))) for root in (f"{small}/", elsewhere))
+        assert epochs(remote, service) == epochs(local), name
+
+
+def test_spawned_workers_give_what_the_disk_gives(elsewhere: str, small: str) -> None:
+    if elsewhere.startswith("memory"):
+        return  # which another process has not
+    local, remote = (dealt(CHAINS["deep"](opened(root), opened(root))) for root in (f"{small}/", elsewhere))
+    assert epochs(remote, lambda: {"num_workers": 2, "start_method": "spawn"}) == epochs(local)
+
+
+def test_what_is_known_of_the_index_opens_no_member(folder: str) -> None:
+    with faulty_storage(folder) as files:
+        len(kdp.open_shards(f"faulty://{NAME}"))
+        before = len(files.requests())
+        again = opened("faulty://").filter_classes(valid=[1]).oversample()
+        assert again.column("y").tolist() == [1] * 9
+        assert again.column("key")[0] == "birds-0.tar/01"
+        assert kdp.class_counts(again.column("y")) is not None
+        assert {request.kind for request in files.requests()[before:]} == {"info", "whole"}
+        assert bodies(files, before) == [], "the sidecars and no shard"
+
+
+def test_classes_of_samples_come_from_the_index(folder: str) -> None:
+    with faulty_storage(folder) as files:
+        pipe = opened("faulty://")
+        assert len(pipe) == 36
+        before = len(files.requests())
+        assert [pipe[index]["y"] for index in range(12)] == [0, 1, 2, 3] * 3
+        assert bodies(files, before) == []
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_epoch_moves_each_sample_once_and_none_that_is_filtered_out(folder: str, service: Service) -> None:
+    with faulty_storage(folder) as files:
+        pipe = opened("faulty://").filter_classes(valid=[1])
+        pipe[0]["x"], pipe[0]["y"]  # which tells what is used
+        before = len(files.requests())
+        assert sum(map(len, epochs(dealt(pipe), service, 1)[0])) == 9
+        moved = body_bytes(files, before)
+    assert 9 * LARGE <= moved < 9.1 * LARGE + LARGE, "one of them had been read before"
+
+
+def test_fields_that_nobody_reads_are_not_moved(folder: str) -> None:
+    with faulty_storage(folder) as files:
+        pipe = opened("faulty://").filter_classes(valid=[1])
+        assert len(pipe) == 9
+        before = len(files.requests())
+        epochs(dealt(pipe), number=1)
+        assert body_bytes(files, before) < (9 + 5 + 0.2) * LARGE, "of the first batch, nobody knows"
+
+
+def test_nothing_that_is_kept_is_moved_twice(small: str) -> None:
+    with faulty_storage(small) as files:
+        pipe = opened("faulty://").repeat_until(repetitions=3)
+        assert len(pipe) == 108
+        before = len(files.requests())
+        epochs(dealt(pipe), number=2)
+        stats = files.stats(before)
+        assert stats.bytes_repeated <= 0.02 * stats.bytes_delivered
+
+
+def test_the_index_is_written_beside_and_a_second_run_reads_no_shard_whole(folder: str) -> None:
+    total = sum(path.stat().st_size for path in Path(folder).glob(TARS))
+    with faulty_storage(folder) as files:
+        assert len(opened("faulty://")) == 36
+        first = len(files.requests())
+        assert body_bytes(files) >= total * 0.99
+        assert sorted(path.name for path in Path(folder).glob("*.index")) == [f"birds-{n}.tar.index" for n in range(3)]
+        again = opened("faulty://")
+        assert (len(again), again[3]["y"]) == (36, 3)
+        assert body_bytes(files, first) < 0.1 * total
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_workers_do_not_index(folder: str, service: Service) -> None:
+    with faulty_storage(folder) as files:
+        epochs(dealt(opened("faulty://")), service, 1)
+        assert sum(request.kind == "info" and request.path.endswith(".tar") for request in files.requests()) <= 6
+        assert len([one for one in files.requests() if one.path.endswith(".index")]) == 3
+
+
+class Refusing(Exception):
+    """What no base class of the standard library tells, as those of aiohttp and gcsfs."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError,
+        NotImplementedError,
+        Refusing,
+    ],
+)
+def test_what_can_only_be_read_has_its_indexes_in_the_cache(
+    folder: str, cache: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def refuse(self: Any, path: str, value: bytes, **kwargs: Any) -> None:
+        raise error(path)
+
+    monkeypatch.setattr(FaultyFileSystem, "pipe_file", refuse)
+    with faulty_storage(folder) as files:
+        for _ in range(2):
+            assert opened("faulty://").column("y").tolist() == [0, 1, 2, 3] * 9
+        total = sum(path.stat().st_size for path in Path(folder).glob(TARS))
+        assert body_bytes(files) < 1.1 * total
+    assert len(list((cache / "indexes").iterdir())) == 3
+    assert not list(Path(folder).glob("*.index"))
+
+
+@pytest.mark.parametrize("kind", ["reset", "unavailable", "timeout"])
+@pytest.mark.parametrize("on", ["info", "range"])
+def test_what_passes_does_not_keep_shards_from_being_opened(folder: str, kind: Any, on: Any) -> None:
+    with faulty_storage(folder, faults=[Fault(kind, times=1, on=on)]):
+        assert len(opened("faulty://")) == 36
+
+
+def test_an_index_that_cannot_be_read_at_once_is_read_again(folder: str) -> None:
+    with faulty_storage(folder):
+        assert len(opened("faulty://")) == 36
+    with faulty_storage(folder, faults=[Fault("reset", times=1, paths="*.index")]) as files:
+        assert len(opened("faulty://")) == 36
+        assert bodies(files) == []
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("kind", ["flip_bit", "wrong_range", "truncate", "reset_midway"])
+def test_damage_on_the_way_is_healed(small: str, service: Service, kind: Any) -> None:
+    want = epochs(dealt(opened(f"{small}/")))
+    for path in Path(small).glob("*.index"):
+        path.unlink()
+    with faulty_storage(small):
+        assert len(opened("faulty://")) == 36
+    with faulty_storage(small, faults=[Fault(kind, every=2, times=1, on="range")], seed=2) as files:
+        assert epochs(dealt(opened("faulty://")), service) == want
+        assert files.stats().faults[kind] > 0
+
+
+@pytest.mark.parametrize("kind", ["flip_bit", "wrong_range"])
+def test_damage_on_the_way_may_come_twice(small: str, kind: Any) -> None:
+    with faulty_storage(small):
+        want = opened("faulty://")[0]["x"]
+    with faulty_storage(small, faults=[Fault(kind, times=2, on="range")]):
+        assert opened("faulty://")[0]["x"] == want
+
+
+def damage(folder: str) -> tuple[str, int]:
+    """Flip a bit of a photo at rest; return the shard and the offset of that photo."""
+    path = Path(folder) / "birds-1.tar"
+    index = make_index(str(path))
+    offset = int(index.fields["jpg"].offsets[4])
+    Path(index_url(str(path))).unlink()
+    content = bytearray(path.read_bytes())
+    content[offset + 10] ^= 4
+    path.write_bytes(content)
+    return path.name, offset
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_damage_at_rest_is_named_and_can_be_skipped(small: str, service: Service) -> None:
+    with faulty_storage(small):
+        assert len(opened("faulty://")) == 36
+    damaged = Path(small) / "birds-1.tar"
+    status = damaged.stat()
+    indexes = {path: path.read_bytes() for path in Path(small).glob("*.index")}
+    name, offset = damage(small)
+    for path, content in indexes.items():
+        path.write_bytes(content)
+    os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
+    ours = r"Sample 'birds-1\.tar/04' is not what was indexed: 500 bytes at offset {} of 'faulty://{}' have"
+    place = ours.format(offset, name)
+    with faulty_storage(small, faults=[Fault("latency", seconds=1e-6)]) as files:
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(FaultyFileSystem, "info", _as_before(indexes))
+        try:
+            pipe = opened("faulty://")
+            with pytest.raises(DataError, match=place):
+                pipe[16]["x"]
+            assert pipe[16]["y"] == 0
+            with pytest.raises(DataError, match=place):
+                epochs(dealt(pipe), service)
+            with kdp.Loader(dealt(pipe.on_error("skip")), **service()) as loader:
+                got = [[key for batch in loader for _, _, key in batch] for _ in range(2)]
+                skipped = loader.skipped
+        finally:
+            monkey.undo()
+    assert [len(set(keys)) for keys in got] == [35, 35]
+    assert [(skip["epoch"], skip["key"]) for skip in skipped] == [(0, "birds-1.tar/04"), (1, "birds-1.tar/04")]
+    assert all(f"at offset {offset} of" in skip["error"] for skip in skipped)
+    assert body_bytes(files) > 0
+
+
+def _as_before(indexes: dict[Path, bytes]) -> Any:
+    """Return an `info` that says of shards what it said when they were indexed."""
+    from kdpipes.storage.shard_index import ShardIndex
+
+    versions = {
+        path.name.removesuffix(".index"): ShardIndex.from_bytes(content, "").version
+        for path, content in indexes.items()
+    }
+    honest = FaultyFileSystem.info
+
+    def info(self: FaultyFileSystem, path: str, **kwargs: Any) -> dict[str, Any]:
+        entry = honest(self, path, **kwargs)
+        known = versions.get(path.rsplit("/", 1)[-1])
+        return entry if known is None else {**entry, "ETag": known.tag.partition(":")[2]}
+
+    return info
+
+
+def test_a_shard_that_has_changed_is_indexed_again(elsewhere: str, small: str) -> None:
+    assert opened(elsewhere).column("y").tolist() == [0, 1, 2, 3] * 9
+    path = Path(small) / "birds-1.tar"
+    with TarWriter(str(path)) as writer:
+        for n in range(PER_SHARD):
+            writer.write({"__key__": f"{n:02}", "jpg": bytes(500), "cls": 3, "mask": bytes(500)})
+    filesystem, root = fsspec.core.url_to_fs(elsewhere)
+    filesystem.pipe_file(f"{root.rstrip('/')}/{path.name}".lstrip("/"), path.read_bytes())
+    again = opened(elsewhere)
+    assert again.column("y").tolist() == [0, 1, 2, 3] * 3 + [3] * 12 + [0, 1, 2, 3] * 3
+    assert again[12]["x"] == bytes(500)
+
+
+def test_a_new_etag_alone_makes_a_new_index(folder: str) -> None:
+    with faulty_storage(folder) as files:
+        assert len(opened("faulty://")) == 36
+        assert body_bytes(files) > 0
+    with faulty_storage(folder, faults=[Fault("new_etag", paths="*birds-2.tar")]) as files:
+        assert len(opened("faulty://")) == 36
+        assert {one.path for one in bodies(files)} == {"birds-2.tar"}
+
+
+def test_a_shard_that_is_missing_is_named(elsewhere: str) -> None:
+    with pytest.raises(FileNotFoundError, match=r"^There is no file '.*birds-3\.tar'\.$"):
+        len(opened(elsewhere, "birds-{0..3}.tar"))
+    with pytest.raises(FileNotFoundError, match=r"^No file matches '.*gulls-\*\.tar'\.$"):
+        len(opened(elsewhere, "gulls-*.tar"))
+
+
+def test_a_shard_that_goes_missing_later_is_named(small: str) -> None:
+    with faulty_storage(small) as files:
+        pipe = opened("faulty://")
+        assert len(pipe) == 36
+        (Path(small) / "birds-1.tar").unlink()
+        with pytest.raises(DataError, match=r"Shard 'faulty://birds-1\.tar' cannot be read at offset \d+: "):
+            pipe[12]["x"]
+        assert len(files.requests()) > 0
+
+
+def test_globs_find_what_brace_ranges_name(elsewhere: str) -> None:
+    assert opened(elsewhere, TARS).column("key").tolist() == opened(elsewhere).column("key").tolist()
+    assert opened(elsewhere, TARS)[20]["x"] == opened(elsewhere)[20]["x"]
+
+
+def test_signed_urls_are_no_globs(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = fsspec.filesystem("memory")
+    name = f"/{secrets.token_hex(8)}/birds-0.tar?signature=abc"
+    files.pipe_file(name, (Path(folder) / "birds-0.tar").read_bytes())
+    monkeypatch.setattr(type(files), "glob", lambda *_, **__: [])  # as HTTP has none
+    assert len(opened(f"memory:/{name}", "")) == PER_SHARD
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(folder: str) -> None:
+    Path(folder, "birds-0.tar").rename(Path(folder, "birds [1].tar"))
+    assert len(opened(f"{folder}/", "birds [1].tar")) == PER_SHARD
+
+
+def test_globs_within_another_file_keep_its_url(small: str, tmp_path: Path) -> None:
+    packed = shutil.make_archive(str(tmp_path / "packed"), "zip", small)
+    found = matching_urls([f"zip://birds-*.tar::{packed}"])
+    assert found
+    assert all(url.endswith(f".tar::{packed}") for url in found)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_leaving_early_leaves_no_thread_and_no_process(small: str, service: Service) -> None:
+    before = set(threading.enumerate())
+    with faulty_storage(small):
+        chain = dealt(opened("faulty://"))
+        with kdp.Loader(chain, **service()) as loader:
+            for _ in range(2):
+                next(iter(loader))
+        del loader, chain
+        gc.collect()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10)
+        assert not [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_run_that_goes_on_reads_nothing_of_earlier_batches(folder: str, service: Service) -> None:
+    with faulty_storage(folder) as files:
+        pipe = opened("faulty://")
+        pipe[0]["x"], pipe[0]["y"]
+        with kdp.Loader(dealt(pipe), **service()) as loader:
+            batches = iter(loader)
+            for _ in range(5):
+                next(batches)
+            state = loader.state_dict()
+            rest = list(batches)
+        fresh = opened("faulty://")
+        fresh[0]["x"], fresh[0]["y"]
+        before = len(files.requests())
+        with kdp.Loader(dealt(fresh), **service()) as loader:
+            loader.load_state_dict(state)
+            assert list(loader) == rest
+        moved = body_bytes(files, before)
+    num_left = sum(map(len, rest))
+    assert moved < (num_left + 0.5) * LARGE
+
+
+def test_a_chain_that_has_read_pickles_and_reads_on(elsewhere: str) -> None:
+    pipe = opened(elsewhere)
+    samples = [(pipe[index].key, pipe[index]["x"]) for index in range(0, 36, 5)]
+    list(dealt(pipe))
+    twin = pickle.loads(pickle.dumps(pipe))
+    assert [(twin[index].key, twin[index]["x"]) for index in range(0, 36, 5)] == samples
+
+
+def test_members_without_content_are_read(s3: str, tmp_path: Path) -> None:
+    with TarWriter(str(tmp_path / "a.tar")) as writer:
+        for n in range(3):
+            writer.write({"__key__": str(n), "txt": "", "cls": n})
+    fsspec.filesystem("s3").put_file(str(tmp_path / "a.tar"), f"{s3}/a.tar")
+    pipe = kdp.open_shards(f"{s3}/a.tar")
+    assert [pipe[n]["txt"] for n in range(3)] == ["", "", ""]
+
+
+def test_a_request_for_many_samples_that_fails_costs_none_of_them(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = ranges.read_range
+
+    def refuse_long(span: Span) -> bytes:
+        if span.stop - span.start > 500:
+            raise DataError("It is too much at once.")
+        return alone(span)
+
+    with faulty_storage(small):
+        pipe = opened("faulty://")
+        assert len(pipe) == 36
+        monkeypatch.setattr(ranges, "read_range", refuse_long)
+        with kdp.Loader(dealt(pipe.on_error("skip"))) as loader:
+            list(loader)
+            assert loader.skipped == []
