@@ -69,6 +69,14 @@ def s3(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[s
 
 
 @pytest.fixture(scope="session", autouse=True)
+def has_a_cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what kdpipes keeps for later runs out of the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KDPIPES_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def keeps_collections_quick() -> None:
     """Take what importing torch has made out of the collections that the fixture below asks for."""
     gc.collect()
