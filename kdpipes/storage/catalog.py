@@ -66,7 +66,7 @@ def open_catalog(urls: Sequence[str], names: Sequence[str]) -> Catalog:
         DataError: A shard cannot be read.
     """
     with ThreadPoolExecutor(min(_NUM_THREADS, len(urls))) as threads:
-        indexes = list(shown_if_slow(threads.map(_found_or_made, urls), len(urls), "indexing shards"))
+        indexes = list(shown_if_slow(threads.map(_found_or_made, urls), len(urls), "indexing", "shards"))
     return _joined(names, indexes)
 
 
