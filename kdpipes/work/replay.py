@@ -10,7 +10,7 @@ import torch
 from torch.utils.data.datapipes.iter import Shuffler
 
 from kdpipes._graph import copy_streams, sources_of, walk
-from kdpipes._iter_pipe import IterPipe
+from kdpipes._iter_pipe import IterPipe, seed_upstream
 from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import SampleMapper
 from kdpipes.draw import Draw, drawing
@@ -131,6 +131,7 @@ def _by_key(key: str, chain: MapPipe | IterPipe, draw: Draw) -> Any:
         with drawing(draw):
             return chain.finish(chain.fetch(int(places[0])))
     stream: Any = copy_streams(chain)  # it may be in use
+    seed_upstream(stream, draw.seed, draw.epoch)  # or stock pipes draw from the global generators, which threads seed
     with drawing(draw):
         for sample in stream.samples():
             if sample.key == key:
