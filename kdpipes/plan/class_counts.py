@@ -30,7 +30,9 @@ def class_counts(labels: Any) -> dict[Any, int]:
     """
     column = labels.column("y") if hasattr(labels, "column") else labels
     if isinstance(column, list | tuple | np.ndarray) and np.ndim(column) == 1:
-        column = as_column([UNLABELLED if label is None else label for label in column])
+        column = as_column(column)
+        if column.dtype == object:
+            column = as_column([UNLABELLED if label is None else label for label in column])
         if column.dtype.kind in "biufU":
             return selection.class_counts(column)
     raise TypeError(must_be("labels", "an indexed pipe with labels `y`, or labels, numbers or names", labels))

@@ -20,7 +20,9 @@ from kdpipes.storage.shared import Shared, is_sharing
 __all__ = ["DatasetReaderMapDataPipe", "SampleSource"]
 
 _PREFIX = "getitem_"
-_RESERVED = {"class_names", "column", "fetch", "field_names", "finish", "identity", "key_of", "pick", "read_column"}
+_RESERVED = frozenset(
+    "announce class_names column fetch field_names finish identity key_of pick read_column".split()  # noqa: SIM905
+)
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
 
 

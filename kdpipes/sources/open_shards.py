@@ -25,6 +25,7 @@ from kdpipes.storage.tar import decode_member
 
 __all__ = ["ShardReaderMapDataPipe"]
 
+_KEPT = 4  # announcements that wait: where no field is ever read, there would be more and more
 _AT_ONCE = 512  # how many members of a column are asked for at a time
 
 
@@ -42,7 +43,7 @@ class _Habit:
     def due(self, positions: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the positions to read ahead: the first ones whole, those that follow when the fields are known."""
         if not self.fields and self._is_begun:
-            self._waiting.append(positions)
+            self._waiting = [*self._waiting, positions][-_KEPT:]
             return []
         self._is_begun = True
         due, self._waiting = [*self._waiting, positions], []
@@ -68,8 +69,8 @@ class ShardReaderMapDataPipe(MapPipe):
             globs, `"birds-*.tar"`. `pipe:` is refused.
         class_names: The names of the classes 0, 1, ...
 
-    Memory: the length of the keys, 12 bytes a sample and 16 bytes a member, shared by all workers; with shards
-        elsewhere, up to 256 MB of what was read ahead in each worker.
+    Memory: the length of the keys, 12 bytes a sample and 16 to 28 bytes a member, shared by all workers; with
+        shards elsewhere, up to 256 MB of what was read ahead in each worker.
 
     Raises:
         FileNotFoundError: A shard is missing.

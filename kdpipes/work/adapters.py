@@ -6,6 +6,7 @@ import copy
 import random
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -52,7 +53,7 @@ def _owner_of(transform: Any, method: str) -> type:
     return next(kind for kind in type(transform).__mro__ if method in vars(kind))
 
 
-class _Unit:
+class _Unit(ABC):
     """One transform in a copy of a user's, which writes each call of it down as a step.
 
     A transform of the library's that takes its parameters in one method (`does`) is written down by these; one whose
@@ -91,21 +92,21 @@ class _Unit:
         self._did = self._call if plain is None or self._state() != before else plain
         return result
 
-    def _noted(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _noted(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def _seed(self, seed: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _seed(self, seed: int) -> None: ...
 
-    def _called(self, call: dict[str, Any], given: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _called(self, call: dict[str, Any], given: Any) -> Any: ...
 
-    def _state(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _state(self) -> Any: ...
 
+    @abstractmethod
     def again(self, value: Any, step: dict[str, Any]) -> Any:
         """Return `value` after the same step as the one that was written down."""
-        raise NotImplementedError
 
 
 class _Tree:
@@ -146,7 +147,7 @@ class _Tree:
         return unit
 
 
-class _Adapter:
+class _Adapter(ABC):
     """What both adapters share."""
 
     def __init__(self, transform: Any) -> None:
@@ -185,14 +186,14 @@ class _Adapter:
         tree: _Tree = self._local.tree
         return tree
 
-    def _copied(self) -> _Tree:
-        raise NotImplementedError
+    @abstractmethod
+    def _copied(self) -> _Tree: ...
 
-    def _opened(self, value: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _opened(self, value: Any) -> Any: ...
 
-    def _run(self, tree: _Tree, value: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _run(self, tree: _Tree, value: Any) -> Any: ...
 
     def _closed(self, result: Any) -> Any:
         return result

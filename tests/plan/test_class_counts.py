@@ -22,6 +22,14 @@ def test_samples_without_a_label_count_as_unlabelled() -> None:
     assert kdp.class_counts(kdp.from_dataset([("a", None), ("b", 0), ("c", None)])) == {-1: 2, 0: 1}
 
 
+def test_an_array_is_counted_without_a_loop_over_it() -> None:
+    class Labels(np.ndarray[Any, Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("10^7 labels are no list")
+
+    assert kdp.class_counts(np.array([1, 0, 1]).view(Labels)) == {0: 1, 1: 2}
+
+
 @pytest.mark.parametrize("wrong", [3, (label for label in [1, 2]), [(1, 0), (2, 1)], torch.zeros(2, 2), "cat", [[1]]])
 def test_anything_else_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="`labels` must be an indexed pipe with labels `y`"):
