@@ -51,6 +51,13 @@ class MapPipe(Suggesting, MapChain):
     def announce(self, positions: NDArray[Any]) -> None:
         """Say which positions will be fetched soon: a source that lies elsewhere begins to read them."""
 
+    def shard_numbers(self) -> NDArray[Any] | None:
+        """Return which shard each sample lies in, `[len(self)]` integers; None where they lie in none.
+
+        A round of repetition has shards of its own: `deal(shuffle="shards")` keeps the rounds apart.
+        """
+        return None
+
     def identity(self) -> Any:
         """Return what makes this pipe give what it gives, as plain data: its arguments, not what it has computed."""
         return [
@@ -211,6 +218,10 @@ class PlanPipe(MapPipe):
 
     def announce(self, positions: NDArray[Any]) -> None:
         self._source.announce(self.positions()[positions])
+
+    def shard_numbers(self) -> NDArray[Any] | None:
+        numbers = self._source.shard_numbers()
+        return None if numbers is None else numbers[self.positions()]
 
     def column(self, name: str) -> NDArray[Any]:
         column: NDArray[Any] = self._source.column(name)[self.positions()]

@@ -102,6 +102,9 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
         if isinstance(self._source, MapPipe):
             self._source.announce(positions)
 
+    def shard_numbers(self) -> NDArray[Any] | None:
+        return self._source.shard_numbers() if isinstance(self._source, MapPipe) else None
+
     def pick(self, indices: Any) -> MapPipe:
         if self.is_selected and isinstance(self._source, MapPipe):
             return SampleMapperMapDataPipe(self._source.pick(indices), self._operation, self._name)

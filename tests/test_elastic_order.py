@@ -46,13 +46,13 @@ def from_folder(folder: Path, urls: str, **cut: Any) -> Any:
 def from_shards(folder: Path, urls: str, **cut: Any) -> Any:
     source = kdp.open_shards(urls, class_names=PHOTO_CLASSES).rename_fields(x="jpg", y="cls")
     plan = source.filter_classes(valid=VALID).oversample(mode="exact")
-    return crops(plan).deal(**cut, shuffle=True, seed=5).collate_samples()
+    return crops(plan).deal(**cut, shuffle="shards", window=70, seed=5).collate_samples()
 
 
 def from_stream(folder: Path, urls: str, **cut: Any) -> Any:
     source = kdp.stream_shards(urls, class_names=PHOTO_CLASSES).rename_fields(x="jpg", y="cls")
     plan = source.filter_classes(valid=VALID).oversample(class_counts={1: 40, 4: 8, 7: 24}).repeat_until(min_size=150)
-    return crops(plan.shuffle(buffer_size=40)).deal(**cut, seed=5).collate_samples()
+    return crops(plan.shuffle(buffer_size=40)).deal(**cut, shuffle="shards", seed=5).collate_samples()
 
 
 Chain = Callable[..., Any]

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 from kdpipes._graph import sources_of, walk
 from kdpipes.errors import ChainError
 
-__all__ = ["Cursor", "is_passed_straight", "refuse_whole", "shards_behind"]
+__all__ = ["Cursor", "Shards", "is_passed_straight", "refuse_whole", "shards_behind"]
 
 Cursor = tuple[int, int, int]  # the shard (of this part), the sample in the shard, the sample in all
 
@@ -21,6 +21,7 @@ class Shards(Protocol):
     @property
     def num_shards(self) -> int: ...
     def read_part(self, part: int, num_parts: int) -> None: ...
+    def order_by(self, key: bytes | None) -> None: ...
     def seek(self, cursor: Cursor) -> None: ...
 
 

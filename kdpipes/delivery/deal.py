@@ -18,12 +18,14 @@ from kdpipes._graph import shards, walk
 from kdpipes._iter_pipe import IterPipe, Streaming, seed_upstream
 from kdpipes._map_pipe import MapPipe, indexed
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
-from kdpipes.delivery.cursor import Cursor, is_passed_straight, refuse_whole, shards_behind
+from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
+from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
 from kdpipes.delivery.layout import EqualEpoch, Layout, Sharding, Uneven, group_size
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, Skipper, handler_in, refuse_empty
 from kdpipes.draw import Draw, EarlyDraws, EpochCounter, drawing, hash_key, made_under
 from kdpipes.errors import ChainError, DataError, add_note, check_choice, check_count, check_seed, must_be, refuse_field
 from kdpipes.sample import Sample
+from kdpipes.selection import Permutation
 from kdpipes.storage.shared import Shared
 
 __all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
@@ -31,6 +33,7 @@ __all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
 Batch = list[Any]
 _AHEAD = 2  # how many batches beyond the one that is made are announced to sources that lie elsewhere
 Split = Literal["samples", "shards"]
+Shuffle = bool | Literal["shards"]
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,10 @@ class _Dealer(Streaming[Batch]):
     _layout: Any
     is_split_by_shard = False  # whether workers and ranks read shards of their own
 
-    def _configure(self, shuffle: bool, seed: int) -> None:
+    def _configure(self, shuffle: Shuffle, seed: int) -> None:
         if not isinstance(shuffle, bool):
-            raise TypeError(must_be("shuffle", "True or False", shuffle))
-        self._is_shuffled = shuffle
+            check_choice("shuffle", shuffle, (True, False, "shards"))
+        self._shuffle: Shuffle = shuffle
         self._seed = check_seed(seed)
         self._epochs = EpochCounter()
         self._first_batch = 0
@@ -159,7 +162,7 @@ class _Dealer(Streaming[Batch]):
 
     def identity(self) -> Any:
         """Return what makes the batches what they are, but for the sizes, which a state names."""
-        return self._seed, self._is_shuffled, self._layout.identity()
+        return self._seed, self._shuffle, self._layout.identity()
 
     def skip(self, banned: Mapping[str, str], tell: Callable[[Skip], None]) -> None:
         """Where `on_error` lets samples be left out: leave these out untried, and tell of each that is left out.
@@ -253,9 +256,11 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         global_max_tokens: With `batch_by`, in place of `max_tokens`: how large the batches of all ranks may be
             together, whatever their number. Ranks share out samples evenly: a part may exceed its share of tokens by
             less than a sample. `global_batch_size`, in its place or besides, limits the samples.
-        shuffle: Whether each epoch has an order of its own, a seeded permutation that takes no memory. With `batch_by`,
-            batches come in an order of their own, of samples that are drawn anew from those of like length (longer by
-            up to a tenth, or more where there are few).
+        shuffle: Whether each epoch has an order of its own: True, a seeded permutation of all samples that takes no
+            memory; "shards", one that reads shard after shard, for shards elsewhere or larger than memory (see Mixing).
+            With `batch_by`, True lets batches come in an order of their own, of samples that are drawn anew from those
+            of like length (longer by up to a tenth, or more where there are few).
+        window: With `shuffle="shards"`: how many samples, at least, are mixed at a time; by default those of 8 shards.
         seed: Of the order and of every random operation upstream, from 0 up to 2**64.
         uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (refused where a rank
             would get nothing), "pad" it with samples from the epoch's start (with `batch_by`, with others as short),
@@ -263,7 +268,13 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
 
     Length: the number of batches of one rank, over all of its workers; the same in every epoch.
 
-    Memory: none that grows; with `batch_by` four bytes a sample, shared by workers, and 16 bytes a batch.
+    Mixing: `shuffle="shards"` puts the shards into an order that is drawn anew, cuts their samples into windows, and
+        permutes each window. So a batch is drawn from one window, evenly, and samples farther apart than a window never
+        meet; two that lie side by side in a shard end up a third of a window apart, on average. Shards whose samples
+        are sorted, by class perhaps, need a window of many shards, or `shuffle=True`.
+
+    Memory: none that grows; with `batch_by` four bytes a sample, shared by workers, and 16 bytes a batch; with
+        `shuffle="shards"` 8 bytes a shard, and four bytes a sample if the plan does not keep the order of the shards.
 
     Workers: Worker w of W makes the batches w, w + W, ... alone.
 
@@ -271,7 +282,7 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
 
     Raises:
         ValueError: An argument is out of range; when the epoch begins, if a rank would get nothing.
-        ChainError: A pipe upstream shards already.
+        ChainError: A pipe upstream shards already; `shuffle="shards"`, and the source is not made of shards.
         DataError: A sample is longer than `max_tokens` allows.
 
     Source: `max_tokens` is fairseq's.
@@ -295,7 +306,8 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         batch_by: str | None = None,
         max_tokens: int | None = None,
         global_max_tokens: int | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
+        window: int | None = None,
         seed: int = 0,
         uneven: Uneven = "keep",
     ) -> None:
@@ -306,12 +318,18 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         tokens = {"max_tokens": max_tokens, "global_max_tokens": global_max_tokens}
         is_by_length = any(argument is not None for argument in (batch_by, *tokens.values()))
         column: Any = batch_by
+        if window is not None and (shuffle != "shards" or is_by_length):
+            raise ValueError('`window` must be given with `deal(shuffle="shards")`, and only there.')
+        if shuffle == "shards" and is_by_length:
+            raise ValueError('`shuffle` must be True or False with `batch_by`, but is "shards" instead.')
+        self._window = None if window is None else check_count("window", window)
         self._layout = (
-            ByLength(column, shuffle, sizes | tokens, uneven)
+            ByLength(column, bool(shuffle), sizes | tokens, uneven)
             if is_by_length
             else Layout(batch_size, global_batch_size, uneven)
         )
         self._lengths: Shared[LengthOrder] | None = None
+        self._shards: Shared[ShardOrder] | None = None
         if isinstance(self._layout, ByLength):
             known = indexed(source_datapipe, "deal", takes_samples=False).field_names()
             if known is not None and column not in known:
@@ -325,14 +343,28 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         return buckets.num_kept(self._layout.uneven)
 
     def identity(self) -> Any:
-        if not isinstance(self._layout, ByLength):
-            return super().identity()
-        return *super().identity(), self._by_length(self._layout)
+        if isinstance(self._layout, ByLength):
+            return *super().identity(), self._by_length(self._layout)
+        if self._shuffle == "shards":
+            return *super().identity(), self._window, self._by_shard()
+        return super().identity()
 
-    def _epoch(self, key: tuple[int, int] | None) -> EqualEpoch | LengthEpoch:
-        if not isinstance(self._layout, ByLength):
-            return EqualEpoch(len(self._source), self._layout, self._sharding, key)
-        return LengthEpoch(self._by_length(self._layout), self._layout, self._sharding, key)
+    def _epoch(self, number: int) -> EqualEpoch | LengthEpoch:
+        key = (self._seed, number) if self._shuffle else None
+        if isinstance(self._layout, ByLength):
+            return LengthEpoch(self._by_length(self._layout), self._layout, self._sharding, key)
+        return EqualEpoch(len(self._source), self._layout, self._sharding, None if key is None else self._order(key))
+
+    def _order(self, key: tuple[int, int]) -> Permutation | WindowedOrder:
+        if self._shuffle == "shards":
+            return WindowedOrder(self._by_shard(), self._window, key)
+        return Permutation(len(self._source), key=hash_key("order", *key))
+
+    def _by_shard(self) -> ShardOrder:
+        """Return the positions of the source's samples by their shard: worked out once, for all copies."""
+        if self._shards is None:
+            self._shards = Shared(read_shards(self._source))
+        return self._shards.value
 
     def _by_length(self, layout: ByLength) -> LengthOrder:
         """Return the positions of the source's samples by their length: worked out once, for all copies."""
@@ -344,7 +376,7 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
     def iterate(self) -> Iterator[Batch]:
         (number, first), sharding, size = self._begin(), self._sharding, len(self._source)
         seed_upstream(self, self._seed, number)
-        epoch = self._epoch((self._seed, number) if self._is_shuffled else None)
+        epoch = self._epoch(number)
         if size and not epoch.num_batches:
             text = f"`deal(uneven='drop')` drops all {size} samples: a global batch has {epoch.full_size}."
             warnings.warn(text, stacklevel=2)
@@ -379,6 +411,8 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
         super()._prepare()
         if isinstance(self._layout, ByLength):
             self._by_length(self._layout)
+        elif self._shuffle == "shards":
+            self._by_shard()
         else:
             len(self._source)
 
@@ -401,7 +435,9 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         batch_by: Not on a stream, nor `max_tokens` and `global_max_tokens`: lengths must be known beforehand.
         max_tokens: See `batch_by`.
         global_max_tokens: See `batch_by`.
-        shuffle: Not on a stream: put `.shuffle(buffer_size=...)` before it.
+        shuffle: "shards": each epoch reads the shards of `stream_shards` in an order of its own, the same in all
+            workers; put `.shuffle(buffer_size=...)` before `deal` to mix their samples, too. True is not for streams.
+        window: Not on a stream: see `shuffle`.
         seed: Of every random operation upstream, from 0 up to 2**64.
         uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (an error where a rank
             would get nothing), "pad" it with samples from the stream's start, marked (`is_padding` can be selected), or
@@ -434,7 +470,8 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         batch_by: str | None = None,
         max_tokens: int | None = None,
         global_max_tokens: int | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
+        window: int | None = None,
         seed: int = 0,
         uneven: Uneven = "keep",
         split: Split = "samples",
@@ -453,11 +490,14 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         self._configure(shuffle, seed)
         if self.is_split_by_shard:
             refuse_whole(self)
-        if shuffle:
+        if shuffle is True or window is not None:
             raise ChainError(
-                "`deal(shuffle=True)` needs an indexed source (`kdp.open_shards`), but "
-                f"{type(source_datapipe).__name__} is a stream. Put `.shuffle(buffer_size=1000)` before `.deal()`."
+                f"`deal({'window=...' if window is not None else 'shuffle=True'})` needs an indexed source "
+                f"(`kdp.open_shards`), but {type(source_datapipe).__name__} is a stream. Put "
+                "`.shuffle(buffer_size=1000)` before `.deal()`."
             )
+        if shuffle and not self._streams_of_shards():
+            raise ChainError('`deal(shuffle="shards")` needs `kdp.stream_shards` upstream, on a stream.')
 
     def __len__(self) -> int:
         num_batches: int = self._layout.num_batches(len(self._source), self._sharding.num_ranks)
@@ -529,6 +569,8 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
 
     def _items(self, epoch: int, cursor: Cursor | None = None) -> Iterator[Any]:
         seed_upstream(self, self._seed, epoch)
+        for stream in self._streams_of_shards():
+            stream.order_by(hash_key("shards", self._seed, epoch) if self._shuffle else None)
         part, shards = 0, shards_behind(self)
         if self.is_split_by_shard and shards is not None:
             part, num_parts = self._sharding.part()
@@ -538,6 +580,9 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         items = self._source.samples() if isinstance(self._source, IterPipe) else iter(self._source)
         seed = int.from_bytes(hash_key(self._seed, "part", part)[:7], "little") if part else self._seed
         return made_under(EarlyDraws(seed, epoch, start=cursor[2] if cursor is not None else 0), items)
+
+    def _streams_of_shards(self) -> list[Shards]:
+        return [pipe for pipe in walk(self) if isinstance(pipe, Shards)]
 
     def _cursor_reader(self) -> Callable[[], Cursor | None]:
         """Return what tells where the stream stands, if nothing between here and the shards holds samples back."""

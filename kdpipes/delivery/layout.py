@@ -10,9 +10,7 @@ import torch.distributed
 from numpy.typing import NDArray
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from kdpipes.draw import hash_key
 from kdpipes.errors import check_choice, check_count, check_one_of
-from kdpipes.selection import Permutation
 
 __all__ = ["EqualEpoch", "Layout", "Sharding", "Uneven", "share_out"]
 
@@ -138,14 +136,12 @@ class EqualEpoch:
         num_samples: The size of the source.
         layout: How it is cut.
         sharding: Which rank this is, of how many.
-        key: Of the order: seed and epoch; None does not shuffle.
+        order: Gives the positions of samples by their ordinals; None where these are the same.
     """
 
-    def __init__(
-        self, num_samples: int, layout: Layout, sharding: Sharding, key: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, num_samples: int, layout: Layout, sharding: Sharding, order: Any = None) -> None:
         self._num_samples, self._layout, self._sharding = num_samples, layout, sharding
-        self._order = None if key is None else Permutation(num_samples, key=hash_key("order", *key))
+        self._order = order
         self.num_batches = layout.num_batches(num_samples, sharding.num_ranks)
         self.full_size = layout.size_of(sharding.num_ranks)
 
@@ -156,5 +152,6 @@ class EqualEpoch:
     def positions(self, batch: int) -> NDArray[Any]:
         """Return the positions of the samples of this rank's part of a batch."""
         ordinals = self.ordinals(batch)
-        positions = np.arange(ordinals.start, ordinals.stop) % self._num_samples
-        return positions if self._order is None else self._order[positions]
+        places = np.arange(ordinals.start, ordinals.stop) % self._num_samples
+        positions: NDArray[Any] = places if self._order is None else self._order[places]
+        return positions

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kdpipes.errors import ChainError
 
-__all__ = ["shared_class_names", "shared_fields"]
+__all__ = ["joined_shards", "shared_class_names", "shared_fields"]
 
 
 def shared_class_names(name: str, sources: Sequence[Any]) -> tuple[str, ...] | None:
@@ -27,3 +30,14 @@ def shared_fields(sources: Sequence[Any]) -> frozenset[str] | None:
     """Return the fields that the samples of every source have, where all sources know them."""
     known = [source.field_names() for source in sources]
     return None if None in known else frozenset.intersection(*known)
+
+
+def joined_shards(numbers: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+    """Return the shards of several sources, one source after the other, as different ones; None if one has none."""
+    joined, start = [], 0
+    for part in numbers:
+        if part is None:
+            return None
+        joined.append(part + start)
+        start += int(part.max()) + 1 if len(part) else 0
+    return np.concatenate(joined)

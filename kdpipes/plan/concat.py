@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kdpipes._map_pipe import MapPipe, as_column, indexed
 from kdpipes.errors import ChainError
-from kdpipes.plan._several import shared_class_names, shared_fields
+from kdpipes.plan._several import joined_shards, shared_class_names, shared_fields
 from kdpipes.sample import Sample
 
 __all__ = ["ConcatenatorMapDataPipe"]
@@ -60,6 +60,9 @@ class ConcatenatorMapDataPipe(MapPipe):
             here = positions - start
             source.announce(here[(here >= 0) & (here < len(source))])
             start += len(source)
+
+    def shard_numbers(self) -> NDArray[Any] | None:
+        return joined_shards([source.shard_numbers() for source in self._sources])
 
     def column(self, name: str) -> NDArray[Any]:
         columns = [source.column(name) for source in self._sources if len(source)]

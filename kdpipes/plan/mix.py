@@ -15,7 +15,7 @@ from kdpipes._iter_pipe import IterPipe, samples_of, seed_upstream
 from kdpipes._map_pipe import MapPipe, as_column, indexed
 from kdpipes._pipe import a_datapipe, gives_samples
 from kdpipes.errors import ChainError, check_choice, check_seed, is_number, must_be
-from kdpipes.plan._several import shared_class_names, shared_fields
+from kdpipes.plan._several import joined_shards, shared_class_names, shared_fields
 from kdpipes.sample import Sample
 from kdpipes.selection import interleave, smallest_int
 from kdpipes.storage.shared import Shared
@@ -102,14 +102,23 @@ class MixerMapDataPipe(MapPipe):
         for number, source in enumerate(self._sources):
             source.announce(places[chosen == number])
 
+    def shard_numbers(self) -> NDArray[Any] | None:
+        numbers = joined_shards([source.shard_numbers() for source in self._sources])
+        return None if numbers is None else self._mixed(numbers)
+
     def column(self, name: str) -> NDArray[Any]:
         chosen, positions = self._planned()
         columns = [source.column(name) for source in self._sources]
         if len({column.dtype.kind for column in columns}) > 1:
             pairs = zip(chosen.tolist(), positions.tolist(), strict=True)
             return as_column([columns[source][place] for source, place in pairs])
-        starts = np.cumsum([0, *map(len, columns)])[:-1]
-        mixed: NDArray[Any] = np.concatenate(columns)[starts[chosen] + positions]
+        return self._mixed(np.concatenate(columns))
+
+    def _mixed(self, column: NDArray[Any]) -> NDArray[Any]:
+        """Return a column of all sources, one after the other, in the order of the mix."""
+        chosen, positions = self._planned()
+        starts = np.cumsum([0, *map(len, self._sources)])[:-1]
+        mixed: NDArray[Any] = column[starts[chosen] + positions]
         return mixed
 
     def class_names(self) -> tuple[str, ...] | None:

@@ -13,6 +13,7 @@ from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import StreamPlanPipe, samples_of, seed_upstream
 from kdpipes._map_pipe import MapPipe, indexed
 from kdpipes.errors import DataError, check_count, check_one_of
+from kdpipes.plan._several import joined_shards
 from kdpipes.sample import Sample
 
 __all__ = ["RepeaterUntilIterDataPipe", "RepeaterUntilMapDataPipe"]
@@ -77,6 +78,10 @@ class RepeaterUntilMapDataPipe(MapPipe):
 
     def announce(self, positions: NDArray[Any]) -> None:
         self._source.announce(positions % len(self._source))
+
+    def shard_numbers(self) -> NDArray[Any] | None:
+        numbers = self._source.shard_numbers()
+        return None if numbers is None else joined_shards([numbers] * self._goal.rounds(len(self._source)))
 
     def column(self, name: str) -> NDArray[Any]:
         return np.tile(self._source.column(name), self._goal.rounds(len(self._source)))

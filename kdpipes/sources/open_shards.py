@@ -111,6 +111,9 @@ class ShardReaderMapDataPipe(MapPipe):
                 fields = self._habit.fields or set(self._indexed().fields)
                 self._reader.announce(span for index in due.tolist() for span in self._spans(index, fields))
 
+    def shard_numbers(self) -> NDArray[Any]:
+        return self._indexed().shards
+
     def read_column(self, name: str) -> NDArray[Any]:
         catalog = self._indexed()
         if is_key(name, catalog.fields):

@@ -6,9 +6,12 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from kdpipes._iter_pipe import IterPipe
 from kdpipes.errors import DataError, check_names
 from kdpipes.sample import Lazy, Sample
+from kdpipes.selection import Permutation
 from kdpipes.storage.files import expand_urls, relative_names
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import decode_member, read_groups
@@ -45,6 +48,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._urls = Shared(expand_urls(urls))
         self._class_names = check_names("class_names", class_names)
         self._part = (0, 1)
+        self._order_key: bytes | None = None
         self._start = (0, 0, 0)
         self.cursor = self._start
 
@@ -57,6 +61,10 @@ class ShardStreamerIterDataPipe(IterPipe):
         """Read every `num_parts`-th shard from `part` on, and no other."""
         self._part = part, num_parts
 
+    def order_by(self, key: bytes | None) -> None:
+        """Read the shards in the order that a key stands for, from the next iteration on; None: as they are given."""
+        self._order_key = key
+
     def seek(self, cursor: tuple[int, int, int]) -> None:
         """Let the next iteration begin behind the sample at which `cursor` was taken."""
         self._start = cursor
@@ -68,7 +76,11 @@ class ShardStreamerIterDataPipe(IterPipe):
         urls = self._urls.value
         part, num_parts = self._part
         (first, skipped, index), self._start = self._start, (0, 0, 0)
-        own = list(zip(urls, relative_names(urls), strict=True))[part::num_parts]
+        order = np.arange(len(urls))
+        if self._order_key is not None:
+            order = Permutation(len(urls), key=self._order_key)[order]
+        names = relative_names(urls)
+        own = [(urls[shard], names[shard]) for shard in order[part::num_parts].tolist()]
         for shard, (url, name) in enumerate(own[first:], first):
             for place, (key, contents) in enumerate(read_groups(url)):
                 if place < skipped:

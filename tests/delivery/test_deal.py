@@ -99,7 +99,7 @@ def test_a_sample_met_twice_in_an_epoch_is_augmented_twice(flavour: str) -> None
         ({"batch_size": 2.5}, TypeError, "`batch_size` must be an integer of at least 1, but is 2.5"),
         ({"batch_size": 2, "seed": -1}, ValueError, "`seed` must be an integer of at least 0"),
         ({"batch_size": 2, "seed": 1 << 64}, ValueError, "`seed` must be below"),
-        ({"batch_size": 2, "shuffle": "yes"}, TypeError, "`shuffle` must be True or False"),
+        ({"batch_size": 2, "shuffle": "yes"}, ValueError, "`shuffle` must be one of True, False, 'shards'"),
         ({"batch_size": 2, "uneven": "no"}, ValueError, "`uneven` must be one of"),
     ],
 )

@@ -1,0 +1,118 @@
+"""Orders of an epoch that read shard after shard: the shards shuffled, and the samples within windows. Arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes.draw import hash_key
+from kdpipes.errors import ChainError
+from kdpipes.selection import Permutation, smallest_int
+
+__all__ = ["ShardOrder", "WindowedOrder", "read_shards"]
+
+_NUM_SHARDS = 8  # of which a window has the samples, unless it is told
+_KEPT_WINDOWS = 4  # permutations: a batch may lie across windows, and later ones are announced
+
+
+class ShardOrder:
+    """The positions of samples by the shard that they lie in.
+
+    Args:
+        numbers: Of each sample's shard, `[num_samples]`, integers.
+    """
+
+    def __init__(self, numbers: NDArray[Any]) -> None:
+        order = None if bool((np.diff(numbers) >= 0).all()) else np.argsort(numbers, kind="stable")
+        self._order = None if order is None else order.astype(smallest_int(len(numbers)))
+        _, counts = np.unique(numbers, return_counts=True)
+        self.stops: NDArray[np.int64] = np.cumsum(counts)
+
+    def __len__(self) -> int:
+        return int(self.stops[-1]) if len(self.stops) else 0
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards have samples."""
+        return len(self.stops)
+
+    def fingerprinted(self) -> Any:
+        """Return what tells it from another."""
+        return self._order, self.stops
+
+    def __getitem__(self, places: NDArray[Any]) -> NDArray[Any]:
+        """Return the positions of samples by their places in the order of shards."""
+        return places if self._order is None else self._order[places]
+
+
+def read_shards(source: Any) -> ShardOrder:
+    """Return the samples of an indexed source by their shard.
+
+    Raises:
+        ChainError: Nobody knows which shards they lie in.
+    """
+    find: Any = getattr(source, "shard_numbers", None)
+    numbers = None if find is None else find()
+    if numbers is None:
+        raise ChainError(
+            '`deal(shuffle="shards")` needs a source of shards, like `kdp.open_shards`, in every branch of the chain; '
+            "`deal(shuffle=True)` shuffles any source."
+        )
+    return ShardOrder(numbers)
+
+
+class WindowedOrder:
+    """A seeded order of an epoch: shard after shard, in an order of their own, their samples permuted within windows.
+
+    Args:
+        shards: The samples by their shards.
+        window: The least number of samples of a window, if there are as many; None: those of 8 shards.
+        key: Seed and epoch.
+    """
+
+    def __init__(self, shards: ShardOrder, window: int | None, key: tuple[int, int]) -> None:
+        self._shards, self._key = shards, key
+        size = len(shards)
+        self._num_windows = max(size // (window or -(-size * _NUM_SHARDS // max(shards.num_shards, 1)) or 1), 1)
+        sequence = Permutation(shards.num_shards, key=hash_key("shards", *key))[np.arange(shards.num_shards)]
+        counts = np.diff(shards.stops, prepend=0)[sequence]
+        self._stops = np.cumsum(counts)
+        self._shifts = (
+            shards.stops[sequence] - self._stops
+        )  # from a place in this epoch's sequence to that of the source
+        self._windows: dict[int, Permutation] = {}
+
+    def __getitem__(self, ordinals: NDArray[Any]) -> NDArray[Any]:
+        """Return the positions of samples by their ordinals."""
+        places = np.array(ordinals, dtype=np.int64)
+        windows = self._window_of(places)
+        for window in np.unique(windows).tolist():
+            chosen = windows == window
+            start = self._start(window)
+            places[chosen] = start + self._within(window)[places[chosen] - start]
+        return self._in_sequence(places)
+
+    def by_shard(self, first: int) -> NDArray[Any]:
+        """Return the positions of the samples from the window of an ordinal on, shard after shard."""
+        start = self._start(int(self._window_of(np.asarray(first)))) if len(self._shards) else 0
+        return self._in_sequence(np.arange(start, len(self._shards)))
+
+    def _in_sequence(self, places: NDArray[Any]) -> NDArray[Any]:
+        return self._shards[places + self._shifts[np.searchsorted(self._stops, places, side="right")]]
+
+    def _window_of(self, places: NDArray[Any]) -> NDArray[Any]:
+        windows: NDArray[Any] = ((places + 1) * self._num_windows - 1) // max(len(self._shards), 1)
+        return windows
+
+    def _start(self, window: int) -> int:
+        return window * len(self._shards) // self._num_windows
+
+    def _within(self, window: int) -> Permutation:
+        if window not in self._windows:
+            while len(self._windows) >= _KEPT_WINDOWS:
+                del self._windows[next(iter(self._windows))]
+            size = self._start(window + 1) - self._start(window)
+            self._windows[window] = Permutation(size, key=hash_key("window", *self._key, window))
+        return self._windows[window]
