@@ -9,9 +9,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,8 +40,7 @@ def _as_bytes(part: object) -> bytes:
     return part if isinstance(part, bytes) else str(part).encode()
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """Which delivered sample is being made: the source of all of its randomness.
 
     Args:
@@ -60,7 +58,7 @@ class Draw:
     ordinal: int = 0
     is_padding: bool = False
     is_early: bool = False
-    replayed: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    replayed: Mapping[str, Any] | None = None
 
     def key(self, operation: str) -> bytes:
         """Return the key of one operation of this sample."""
@@ -113,14 +111,19 @@ def is_drawing() -> bool:
     return _current.get() is not None
 
 
-@contextmanager
-def drawing(draw: Draw | EarlyDraws) -> Iterator[None]:
+class drawing:  # a class: the context manager of a generator takes four times as long, for each sample
     """Let the samples that are made inside capture `draw`."""
-    token = _current.set(draw)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+
+    __slots__ = ("_draw", "_token")
+
+    def __init__(self, draw: Draw | EarlyDraws) -> None:
+        self._draw = draw
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._draw)
+
+    def __exit__(self, *error: object) -> None:
+        _current.reset(self._token)
 
 
 def made_under(draws: EarlyDraws, items: Iterator[Any]) -> Iterator[Any]:

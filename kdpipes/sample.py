@@ -103,7 +103,7 @@ class _Origin:
 
     __slots__ = ("ctx", "draw", "index", "is_recording", "key", "names", "promises")
 
-    def __init__(self, key: str, index: int, draw: Draw) -> None:
+    def __init__(self, key: str | Callable[[], str], index: int, draw: Draw) -> None:
         self.key = key
         self.index = index
         self.draw = draw
@@ -120,7 +120,8 @@ class Sample(MutableMapping[str, Any]):
 
     Args:
         fields: The fields; a value of type `Lazy` is computed when it is read.
-        key: Stable and unique in its source: a relative path, an ID, a shard and member.
+        key: Stable and unique in its source: a relative path, an ID, a shard and member; or what makes it when it is
+            read first.
         index: The sample's position in its source.
         draw: Which delivered sample this is; by default, the draw that `deal` has opened.
 
@@ -134,14 +135,24 @@ class Sample(MutableMapping[str, Any]):
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
-    def __init__(self, fields: Mapping[str, Any], *, key: str = "", index: int = 0, draw: Draw | None = None) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        *,
+        key: str | Callable[[], str] = "",
+        index: int = 0,
+        draw: Draw | None = None,
+    ) -> None:
         self._origin = _Origin(key, index, draw or current_draw() or Draw(ordinal=index))
         self._fields = {name: value if isinstance(value, Lazy) else Lazy.of(value) for name, value in fields.items()}
 
     @property
     def key(self) -> str:
         """The sample's name, stable and unique in its source."""
-        return self._origin.key
+        key = self._origin.key
+        if not isinstance(key, str):
+            key = self._origin.key = key()
+        return key
 
     @property
     def index(self) -> int:
@@ -252,7 +263,7 @@ class Sample(MutableMapping[str, Any]):
             key: The new sample's key, if it is to have another.
         """
         fork = Sample.__new__(Sample)
-        fork._origin = _Origin(self.key if key is None else key, self.index, current_draw() or self.draw)
+        fork._origin = _Origin(self._origin.key if key is None else key, self.index, current_draw() or self.draw)
         fork._origin.is_recording = self._origin.is_recording
         fork._origin.names = dict(self._origin.names)
         fork._origin.ctx.update({k: dict(v) if isinstance(v, dict) else v for k, v in self.ctx.items()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -20,6 +21,7 @@ from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.files import expand_urls, is_local, matching_urls, relative_names
 from kdpipes.storage.ranges import RangeReader, Span, read_range
 from kdpipes.storage.retries import NUM_TRIES
+from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import decode_member
 
@@ -27,6 +29,10 @@ __all__ = ["ShardReaderMapDataPipe"]
 
 _KEPT = 4  # announcements that wait: where no field is ever read, there would be more and more
 _AT_ONCE = 512  # how many members of a column are asked for at a time
+
+
+def _is_lacking(known: Places | NDArray[np.int64], index: int) -> bool:
+    return isinstance(known, Places) and bool(known.offsets[index] < 0)
 
 
 class _Habit:
@@ -96,14 +102,16 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def fetch(self, index: int) -> Sample:
         catalog = self._indexed()
-        present = [field for field, places in catalog.fields.items() if places.offsets[index] >= 0]
+        present = [field for field, known in catalog.fields.items() if not _is_lacking(known, index)]
         fields = {field: self._lazy(index, field) for field in present}
-        return Sample(fields, key=catalog.key(index), index=index)
+        return Sample(fields, key=partial(catalog.key, index), index=index)
 
     def identity(self) -> Any:
         catalog = self._indexed()
-        sizes = {field: places.sizes for field, places in catalog.fields.items()}
-        return catalog.names, catalog.shards, catalog.short_keys, sizes, self._class_names
+        contents = {
+            field: known.sizes if isinstance(known, Places) else known for field, known in catalog.fields.items()
+        }
+        return catalog.names, catalog.shards, catalog.short_keys, contents, self._class_names
 
     def announce(self, positions: NDArray[Any]) -> None:
         if self.is_elsewhere:
@@ -120,14 +128,14 @@ class ShardReaderMapDataPipe(MapPipe):
             return np.asarray([catalog.key(index) for index in range(len(self))])
         if name not in catalog.fields:
             refuse_field(name, "`open_shards`", catalog.fields)
-        places = catalog.fields[name]
-        lacking = np.flatnonzero(places.offsets < 0)
+        known = catalog.fields[name]
+        if not isinstance(known, Places):
+            return known
+        lacking = np.flatnonzero(known.offsets < 0)
         if len(lacking):
             raise DataError(
                 f"Sample {catalog.key(int(lacking[0]))!r} has no member {name!r}; {len(lacking)} samples have none."
             )
-        if places.values is not None:
-            return places.values
         return as_column(list(shown_if_slow(self._all_of(name), len(self), f"reading {name!r}")))
 
     def class_names(self) -> tuple[str, ...] | None:
@@ -160,15 +168,15 @@ class ShardReaderMapDataPipe(MapPipe):
     def _spans(self, index: int, fields: set[str]) -> list[Span]:
         catalog = self._indexed()
         url = self._urls.value[int(catalog.shards[index])]
-        places = [catalog.fields[field] for field in fields]
-        starts = [(int(place.offsets[index]), int(place.sizes[index])) for place in places if place.values is None]
+        places = [known for field in fields if isinstance(known := catalog.fields[field], Places)]
+        starts = [(int(place.offsets[index]), int(place.sizes[index])) for place in places]
         return [Span(url, start, start + size) for start, size in starts if start >= 0 and not is_local(url)]
 
     def _read(self, index: int, field: str) -> Any:
         catalog = self._indexed()
         places = catalog.fields[field]
-        if places.values is not None:
-            return int(places.values[index])
+        if not isinstance(places, Places):
+            return int(places[index])
         url = self._urls.value[int(catalog.shards[index])]
         offset, size = int(places.offsets[index]), int(places.sizes[index])
         if is_local(url):

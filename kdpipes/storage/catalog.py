@@ -6,12 +6,11 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
 from kdpipes.storage.files import Version, is_local, read_url, version_of
+from kdpipes.storage.joined_indexes import JoinedIndexes
 from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
@@ -27,7 +27,7 @@ from kdpipes.storage.tar import index_shard
 
 __all__ = ["Catalog", "index_url", "make_index", "open_catalog"]
 
-_NUM_THREADS = 16
+_NUM_THREADS, _NUM_THREADS_HERE = 16, 4
 _NUM_READINGS = 3  # of a shard that is damaged, on the way perhaps
 _log = logging.getLogger(__name__)
 
@@ -41,14 +41,14 @@ class Catalog:
         versions: Of the shards.
         shards: Which shard each sample lies in, `[n]`.
         short_keys: The samples' keys in their shards, `[n]`.
-        fields: The places of each field, `[n]`.
+        fields: The places of each field, `[n]`; or its values, `[n] int64`, where the indexes hold all of them: labels.
     """
 
     names: Sequence[str]
     versions: Sequence[Version]
     shards: NDArray[np.int32]
     short_keys: PackedStrings
-    fields: dict[str, Places]
+    fields: dict[str, Places | NDArray[np.int64]]
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -65,9 +65,12 @@ def open_catalog(urls: Sequence[str], names: Sequence[str]) -> Catalog:
         FileNotFoundError: A shard is missing.
         DataError: A shard cannot be read.
     """
-    with ThreadPoolExecutor(min(_NUM_THREADS, len(urls))) as threads:
-        indexes = list(shown_if_slow(threads.map(_found_or_made, urls), len(urls), "indexing", "shards"))
-    return _joined(names, indexes)
+    joined = JoinedIndexes(len(urls))
+    num_threads = _NUM_THREADS_HERE if all(map(is_local, urls)) else _NUM_THREADS
+    with ThreadPoolExecutor(min(num_threads, len(urls))) as threads:
+        for index in shown_if_slow(threads.map(_found_or_made, urls), len(urls), "indexing", "shards"):
+            joined.add(index)
+    return Catalog(names, joined.versions, joined.shards(), joined.keys(), joined.fields())
 
 
 def _found_or_made(url: str) -> ShardIndex:
@@ -167,43 +170,3 @@ def _fits(then: Version, now: Version, sidecar: str) -> bool:
 
 def _changed(version: Version) -> int:
     return int(version.tag.partition(":")[2])
-
-
-def _joined(names: Sequence[str], indexes: Sequence[ShardIndex]) -> Catalog:
-    counts = [len(index.keys) for index in indexes]
-    shards = np.repeat(np.arange(len(indexes), dtype=np.int32), counts)
-    fields = dict.fromkeys(name for index in indexes for name in index.fields)
-    return Catalog(
-        names,
-        [index.version for index in indexes],
-        shards,
-        PackedStrings.joined([index.keys for index in indexes]),
-        {name: _joined_places(name, indexes, counts) for name in fields},
-    )
-
-
-def _joined_places(name: str, indexes: Sequence[ShardIndex], counts: Sequence[int]) -> Places:
-    parts = [(index.fields.get(name), count) for index, count in zip(indexes, counts, strict=True)]
-
-    def column(attribute: str, dtype: Any, missing: int) -> NDArray[Any]:
-        return np.concatenate(list(_columns(parts, attribute, dtype, missing)))
-
-    has = {
-        attribute: all(part is not None and getattr(part, attribute) is not None for part, count in parts if count)
-        for attribute in ("checksums", "values")
-    }
-    return Places(
-        column("offsets", np.int64, -1),
-        column("sizes", np.int64, 0),
-        column("checksums", np.uint32, 0) if has["checksums"] else None,
-        column("values", np.int64, 0) if has["values"] else None,
-    )
-
-
-def _columns(
-    parts: Sequence[tuple[Places | None, int]], attribute: str, dtype: Any, missing: int
-) -> Iterator[NDArray[Any]]:
-    yield np.zeros(0, dtype=dtype)
-    for places, count in parts:
-        found = None if places is None else getattr(places, attribute)
-        yield np.full(count, missing, dtype=dtype) if found is None else found

@@ -1,40 +1,39 @@
-"""Files of this machine that stay open between reads."""
+"""Files of this machine that stay mapped into memory between reads."""
 
 from __future__ import annotations
 
+import mmap
 import os
-import weakref
 from functools import lru_cache
-
-from kdpipes.storage.forward import pread
+from pathlib import Path
 
 __all__ = ["read_span"]
 
 
-class _Open:
-    """A file that is open until nobody holds this any more: a thread may still read what another one has let go."""
+class _Mapped:
+    """A file in memory until nobody holds this any more: a thread may still read what another one has let go."""
 
-    def __init__(self, descriptor: int) -> None:
-        weakref.finalize(self, os.close, descriptor)
-        status = os.fstat(descriptor)
-        self.descriptor = descriptor
-        self.place = status.st_dev, status.st_ino
+    __slots__ = ("content", "place")
+
+    def __init__(self, path: str) -> None:
+        with Path(path).open("rb") as file:
+            status = os.fstat(file.fileno())
+            self.place = status.st_dev, status.st_ino, status.st_size
+            self.content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
 
 
-@lru_cache(maxsize=64)
-def _opened(path: str) -> _Open:
-    return _Open(os.open(path, os.O_RDONLY))
+_mapped = lru_cache(maxsize=64)(_Mapped)
 
 
 def read_span(path: str, offset: int, size: int) -> bytes:
     """Return `size` bytes of a file from `offset` on, or those that are there.
 
-    The last 64 files stay open in each process. A forked one may go on with those of its parent, as each read names
-    its offset. A file that has been replaced is opened anew; one that has been cut gives fewer bytes, and no signal.
+    The last 64 files stay mapped in each process; forked ones share the maps. A file that has been replaced, cut or
+    extended is mapped anew: each read looks at its size first, as what is no longer there cannot be read in a map.
     """
     status = os.stat(path)  # noqa: PTH116 - of each read
-    file = _opened(path)
-    if file.place != (status.st_dev, status.st_ino):
-        _opened.cache_clear()
-        file = _opened(path)
-    return pread(file.descriptor, size, offset)
+    file = _mapped(path)
+    if file.place != (status.st_dev, status.st_ino, status.st_size):
+        _mapped.cache_clear()
+        file = _mapped(path)
+    return file.content[offset : offset + size]
