@@ -5,8 +5,8 @@ Question: 1,000 shards of 10,000 samples with two members each (a photo and a cl
 batch of one that goes by shards. Baseline, in the same run, interleaved: another new process that reads the bytes of
 the same sidecars and does nothing with them. The tars are holes of the right size: no content is read.
 
-Result (results/open.txt): 1.7 s and 0.71 GiB, while other work kept one of two cores busy: 2.8 times what the mere bytes
-take.
+Result (results/open.txt): 1.7 s and 0.71 GiB, while other work kept one of two cores busy: 2.8 times what the mere
+bytes take.
 
     python benchmarks/bench_open.py            # writes benchmarks/results/open.txt
     python benchmarks/bench_open.py --smoke    # a few samples, one round, writes nothing

@@ -6,11 +6,8 @@ import gc
 import multiprocessing
 import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
@@ -19,6 +16,7 @@ from hypothesis import settings
 
 import kdpipes as kdp
 from kdpipes.demo import write_photo_folder, write_photo_shards
+from kdpipes.testing import s3_server
 
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # which asks the network for its newest version on import
 torch.set_num_threads(1)
@@ -47,24 +45,16 @@ def letters() -> kdp.MapPipe:
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[dict[str, str]]:
-    """An S3 store of this test process, with a bucket "bucket", as options of fsspec."""
-    options = {"key": secrets.token_hex(8), "secret": secrets.token_hex(16)}
-    command = [sys.executable, str(Path(__file__).with_name("s3_server.py")), options["key"], options["secret"]]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, start_new_session=True) as server:  # which Ctrl-C does not reach
-        endpoint = server.stdout.readline().strip() if server.stdout else ""
-        assert endpoint, "The S3 store has not started; what it printed says why."
-        yield {**options, "endpoint_url": endpoint}
+def bucket() -> Iterator[str]:
+    """The URL of a bucket of a real S3 store."""
+    with s3_server() as url:
+        yield url
 
 
 @pytest.fixture
-def s3(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def s3(bucket: str) -> Iterator[str]:
     """The URL of an empty folder of an S3 store, which fsspec reaches without being told how."""
-    monkeypatch.setitem(fsspec.config.conf, "s3", s3_server)
-    for name, value in s3_server.items():
-        monkeypatch.setenv(f"FSSPEC_S3_{name.upper()}", value)  # for processes that are spawned
-    yield f"s3://bucket/{secrets.token_hex(8)}"
+    yield f"{bucket}/{secrets.token_hex(8)}"
     fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 

@@ -1,7 +1,8 @@
-"""For tests of pipelines, yours too: storage that fails as object stores do, on a schedule."""
+"""For tests of pipelines, yours too: storage that fails on a schedule, as object stores do, and a real one."""
 
 from kdpipes.testing.faults import Fault
 from kdpipes.testing.faulty_storage import FaultyFileSystem, StorageStats, faulty_storage
 from kdpipes.testing.ledger import Request
+from kdpipes.testing.s3_server import s3_server
 
-__all__ = ["Fault", "FaultyFileSystem", "Request", "StorageStats", "faulty_storage"]
+__all__ = ["Fault", "FaultyFileSystem", "Request", "StorageStats", "faulty_storage", "s3_server"]
