@@ -54,7 +54,7 @@ from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe as stream_sh
 from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDataPipe
 from kdpipes.work.add_field import FieldAdder
 from kdpipes.work.color_transforms import ColorJitter
-from kdpipes.work.decode_images import EncodedImage, ImageDecoder
+from kdpipes.work.decode_images import DecodedImage, EncodedImage, ImageDecoder
 from kdpipes.work.geometric_transforms import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
 from kdpipes.work.on_error import ErrorHandler
 from kdpipes.work.record_ctx import CtxRecorder
@@ -79,6 +79,7 @@ __all__ = [
     "DataError",
     "DealerIterDataPipe",
     "DealerMapDataPipe",
+    "DecodedImage",
     "DeviceMoverIterDataPipe",
     "Draw",
     "EncodedImage",

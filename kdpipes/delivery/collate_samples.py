@@ -200,9 +200,12 @@ def _kind(value: Any) -> str:
     return "tuple" if isinstance(value, tuple) else ""
 
 
-def _channels_first(image: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    pixels = np.asarray(image)
-    return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]
+def _channels_first(image: Any) -> torch.Tensor:
+    planes: torch.Tensor | None = getattr(image, "pixels", None)
+    if planes is not None:
+        return planes
+    pixels = torch.from_numpy(np.array(image))
+    return pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels[None]
 
 
 def _stacked(values: list[Any], name: str, pad: float | None) -> torch.Tensor:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.nn import functional
 
 from kdpipes.errors import check_count, must_be
-from kdpipes.work.decode_images import EncodedImage
+from kdpipes.work.decode_images import DecodedImage, EncodedImage
 
 __all__ = [
     "RESAMPLING",
@@ -21,6 +21,8 @@ __all__ = [
     "as_image",
     "check_size",
     "cut",
+    "cut_out",
+    "like",
     "resized",
     "size_of",
 ]
@@ -64,7 +66,10 @@ def as_image(value: Any, owner: str) -> Any:
     if isinstance(value, Image.Image):
         return value
     if isinstance(value, EncodedImage):
-        return value.to_pil()
+        width, height = value.size
+        return value.region(0, 0, height, width)
+    if isinstance(value, DecodedImage):
+        return value.pixels
     if not isinstance(value, torch.Tensor):
         kinds = "images of `.decode_images()` or of Pillow's, or tensors [..., C, H, W]"
         way_out = " `kdp.ToTensor()` makes tensors of arrays." if isinstance(value, np.ndarray) else ""
@@ -74,9 +79,24 @@ def as_image(value: Any, owner: str) -> Any:
     return value
 
 
+def like(value: Any, image: Any) -> Any:
+    """Return an image that was made of a value as one of its kind."""
+    return DecodedImage(image) if isinstance(value, EncodedImage | DecodedImage) else image
+
+
+def cut_out(value: Any, params: dict[str, int], owner: str) -> Any:
+    """Return a region of a value's pixels, black where it is outside of the image; of an encoded image, only that."""
+    if isinstance(value, EncodedImage):
+        width, height = value.size
+        top, left, rows, columns = (params[name] for name in ("top", "left", "height", "width"))
+        if min(top, left) >= 0 and top + rows <= height and left + columns <= width:
+            return value.region(top, left, rows, columns)
+    return cut(as_image(value, owner), params)
+
+
 def size_of(value: Any, owner: str) -> tuple[int, int]:
     """Return width and height, of an encoded image from its header."""
-    image = value if isinstance(value, EncodedImage) else as_image(value, owner)
+    image = value if isinstance(value, EncodedImage | DecodedImage) else as_image(value, owner)
     width, height = image.shape[:-3:-1] if isinstance(image, torch.Tensor) else image.size
     return width, height
 

@@ -18,7 +18,7 @@ from PIL import Image
 from kdpipes._plain_data import as_plain, restored
 from kdpipes.draw import seeded_globals
 from kdpipes.errors import must_be
-from kdpipes.work.decode_images import EncodedImage
+from kdpipes.work.decode_images import DecodedImage, EncodedImage
 
 __all__ = ["AlbumentationsAdapter", "TorchvisionAdapter", "adapted"]
 
@@ -221,7 +221,7 @@ class AlbumentationsAdapter(_Adapter):
         return _Tree(self._transform, _is_composition, _AlbumentationsUnit)
 
     def _opened(self, value: Any) -> Any:
-        if isinstance(value, EncodedImage | np.ndarray):
+        if isinstance(value, EncodedImage | DecodedImage | np.ndarray):
             return np.array(value)
         if not isinstance(value, Image.Image):
             kinds = "images of `.decode_images()` or of Pillow's, and arrays"
@@ -324,7 +324,7 @@ class TorchvisionAdapter(_Adapter):
         return _Tree(self._transform, _is_v2_container, _TorchvisionUnit)
 
     def _opened(self, value: Any) -> Any:
-        return value.to_pil() if isinstance(value, EncodedImage) else value
+        return value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
 
     def _run(self, tree: _Tree, value: Any) -> Any:
         with seeded_globals(tree.rng.bytes(32)):

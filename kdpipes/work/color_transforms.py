@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageEnhance
 
 from kdpipes.errors import is_number, must_be
-from kdpipes.work._images import Drawn, as_image
+from kdpipes.work._images import Drawn, as_image, like
 
 __all__ = ["ColorJitter"]
 
@@ -71,7 +71,7 @@ class ColorJitter(Drawn):
         adjusted = _adjusted_tensor if isinstance(image, torch.Tensor) else _adjusted_image
         for name in params["order"]:
             image = adjusted(image, name, params[name])
-        return image
+        return like(value, image)
 
 
 def _check_kind(image: Any) -> None:

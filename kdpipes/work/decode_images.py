@@ -6,14 +6,75 @@ import io
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import DTypeLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
 from kdpipes._sample_pipe import sample_pipe
-from kdpipes.errors import DataError, must_be, refuse_field
+from kdpipes.errors import DataError, check_choice, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
+from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, decoder
 
-__all__ = ["EncodedImage", "ImageDecoder"]
+__all__ = ["DecodedImage", "EncodedImage", "ImageDecoder"]
+
+_JPEG = b"\xff\xd8\xff"
+
+
+class DecodedImage:
+    """An image that kdpipes' transforms have made of an encoded one.
+
+    `np.asarray(image)` gives `[H, W, 3] uint8`, `image.to_pil()` an RGB image of Pillow's.
+
+    Args:
+        pixels: `[3, H, W] uint8`. Not to be modified.
+    """
+
+    __slots__ = ("pixels",)
+    mode = "RGB"
+
+    def __init__(self, pixels: torch.Tensor) -> None:
+        self.pixels = pixels
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return self.pixels.shape[2], self.pixels.shape[1]
+
+    @property
+    def width(self) -> int:
+        """In pixels."""
+        return self.size[0]
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return self.size[1]
+
+    def to_pil(self) -> Image.Image:
+        """Return an image of Pillow's, a new one each time."""
+        return Image.fromarray(self._rows())
+
+    def tobytes(self) -> bytes:
+        """Return the pixels, row by row, as images of Pillow's do."""
+        return self._rows().tobytes()
+
+    def _rows(self) -> NDArray[np.uint8]:
+        rows: NDArray[np.uint8] = self.pixels.numpy().transpose(1, 2, 0)
+        return np.ascontiguousarray(rows)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self._rows(), dtype=dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DecodedImage, (self.pixels.clone(),)
+
+    def __repr__(self) -> str:
+        return f"DecodedImage({self.width}x{self.height})"
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.to_pil().save(file, "PNG")
+        return file.getvalue()
 
 
 class EncodedImage:
@@ -25,22 +86,39 @@ class EncodedImage:
     Args:
         content: The bytes of a file in any format that Pillow reads: JPEG, PNG, WebP, ... Of 16 bits, 8 are kept.
         name: What the image is of, for errors.
+        backend: See `decode_images`.
 
     Raises:
         DataError: The bytes are no image, or are truncated (when pixels are read).
     """
 
-    __slots__ = ("_image", "content", "name")
+    __slots__ = ("_backend", "_image", "_size", "content", "name")
 
-    def __init__(self, content: bytes, name: str = "") -> None:
+    def __init__(self, content: bytes, name: str = "", backend: Backend = "auto") -> None:
         self.content = content
         self.name = name
+        self._backend = backend
         self._image: Image.Image | None = None
+        self._size: tuple[int, int] | None = None
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in pixels, from the header."""
-        return self._opened().size
+        if self._size is None:
+            self._size = self._size_by_decoder() or self._opened().size
+        return self._size
+
+    def region(self, top: int, left: int, height: int, width: int) -> torch.Tensor:
+        """Return the pixels of a region, `[3, height, width] uint8`, of which nothing lies outside of the image."""
+        fast = self._decoder()
+        if fast is not None:
+            try:
+                return _as_planes(fast.region(self.content, Box(top, left, height, width)))
+            except UnfitError:
+                self._backend = "pillow"
+        whole = (0, 0, *self.size) == (top, left, width, height)
+        image = self.to_pil() if whole else self.to_pil().crop((left, top, left + width, top + height))
+        return _as_planes(np.asarray(image))
 
     def to_pil(self) -> Image.Image:
         """Return all pixels as an RGB image, a new one each time."""
@@ -53,16 +131,38 @@ class EncodedImage:
         return image
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self.to_pil(), dtype=dtype)
+        width, height = self.size
+        rows = self.region(0, 0, height, width).numpy().transpose(1, 2, 0)
+        return np.array(rows, dtype=dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EncodedImage, (self.content, self.name)
+        return EncodedImage, (self.content, self.name, self._backend)
 
     def __repr__(self) -> str:
         return f"EncodedImage({len(self.content)} bytes)"
 
     def _who(self) -> str:
         return f"The image of {self.name}" if self.name else "The image"
+
+    def _decoder(self) -> JpegDecoder | None:
+        if self._backend == "pillow" or not self.content.startswith(_JPEG):
+            return None
+        return decoder(self._backend)
+
+    def _size_by_decoder(self) -> tuple[int, int] | None:
+        """Return the size, where Pillow need not be asked."""
+        fast = self._decoder()
+        if fast is None:
+            return None
+        try:
+            width, height = fast.size(self.content)
+        except UnfitError:
+            self._backend = "pillow"
+            return None
+        if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
+            self._backend = "pillow"  # which warns, or refuses it
+            return None
+        return width, height
 
     def _opened(self) -> Image.Image:
         if self._image is None:
@@ -73,6 +173,11 @@ class EncodedImage:
                 what = f"its {len(self.content)} bytes are no image that Pillow knows{reason}"
                 raise DataError(f"{self._who()} cannot be read: {what}.") from error
         return self._image
+
+
+def _as_planes(rows: NDArray[np.uint8]) -> torch.Tensor:
+    """Return pixels `[H, W, 3]` as `[3, H, W]`, the same memory."""
+    return torch.from_numpy(rows if rows.flags.writeable else rows.copy()).permute(2, 0, 1)
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
@@ -89,11 +194,18 @@ class ImageDecoder:
 
     Nothing is decoded yet: the field becomes an `EncodedImage`, and the first operation that needs pixels decodes it.
 
+    kdpipes' own transforms take what they need of it: of a JPEG, only the region of a crop is decoded, where the
+    decoder can do that. The pixels are Pillow's, for every backend; those after resizing as `kdp.Resize` says.
+
     Args:
         field: The field's name. It may hold bytes, an image of Pillow's (which stays), or None (a sample without one).
+        backend: What decodes JPEGs: "auto", the fastest that is installed; "turbojpeg", the library of libjpeg-turbo 3
+            (of the system, or named by the environment's `KDPIPES_TURBOJPEG`), which decodes regions; "simplejpeg", a
+            wheel (extra `fast`); "pillow". Other formats, damaged files and CMYK are Pillow's always.
 
     Raises:
         FieldError: There is no such field.
+        ImportError: The backend is not installed.
         DataError: The bytes are no image; it names the sample.
 
     Example:
@@ -101,13 +213,17 @@ class ImageDecoder:
         (128, 96)
     """
 
-    def __init__(self, field: str = "x") -> None:
+    def __init__(self, field: str = "x", *, backend: Backend = "auto") -> None:
         if not isinstance(field, str):
             raise TypeError(must_be("field", "the name of a field", field))
+        check_choice("backend", backend, BACKENDS)
+        decoder(backend)
         self._field = field
+        self._backend = backend
+        self._what = f"decoding field {field!r}"
 
     def __call__(self, sample: Sample) -> Sample:
-        sample[self._field] = Lazy(_encoded, sample.lazy(self._field), what=f"decoding field {self._field!r}")
+        sample[self._field] = Lazy(self._encoded, sample.lazy(self._field), what=self._what)
         return sample
 
     def check(self, known: frozenset[str]) -> None:
@@ -120,12 +236,11 @@ class ImageDecoder:
     def column_name(self, name: str) -> str | None:
         return None if name == self._field else name
 
-
-def _encoded(sample: Sample, value: Any) -> Any:
-    if isinstance(value, Image.Image | EncodedImage) or value is None:
-        return value
-    if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f"`decode_images` takes bytes, but the field holds {type(value).__name__}.")
-    image = EncodedImage(bytes(value), f"sample {sample.key!r}")
-    image.size  # noqa: B018 - a file that is no image is to fail here, where the sample is known
-    return image
+    def _encoded(self, sample: Sample, value: Any) -> Any:
+        if isinstance(value, Image.Image | EncodedImage | DecodedImage) or value is None:
+            return value
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise TypeError(f"`decode_images` takes bytes, but the field holds {type(value).__name__}.")
+        image = EncodedImage(bytes(value), f"sample {sample.key!r}", self._backend)
+        image.size  # noqa: B018 - a file that is no image is to fail here, where the sample is known
+        return image

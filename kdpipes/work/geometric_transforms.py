@@ -16,7 +16,8 @@ from kdpipes.work._images import (
     Interpolation,
     as_image,
     check_size,
-    cut,
+    cut_out,
+    like,
     resized,
     size_of,
 )
@@ -71,7 +72,8 @@ class RandomResizedCrop(Drawn):
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return the region that `params` name, resized."""
-        return resized(cut(as_image(value, "RandomResizedCrop"), params), self._size, self._interpolation)
+        region = cut_out(value, params, "RandomResizedCrop")
+        return like(value, resized(region, self._size, self._interpolation))
 
     def _central(self, width: int, height: int) -> dict[str, Any]:
         w = min(width, max(1, round(height * self._ratio[1])))
@@ -108,16 +110,17 @@ class CenterCrop(Fixed):
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return the region that `params` name."""
-        return cut(as_image(value, "CenterCrop"), params)
+        return like(value, cut_out(value, params, "CenterCrop"))
 
 
 class Resize(Fixed):
     """The image in another size, antialiased (by "nearest": not). Recorded as `{"height", "width"}`.
 
-    Images of Pillow's and of `decode_images` become images of Pillow's, tensors `[..., C, H, W]` of uint8 or float
-    tensors of their dtype. Sizes are rounded down, as by torchvision's `Resize`. The pixels are Pillow's; on photos,
-    those of uint8 tensors differ from them by at most 1 grey level ("bicubic": 2, or 8 where one edge grows and the
-    other shrinks, which versions of Pillow do in different orders; "nearest": 0), on average by less than 0.1.
+    Images of Pillow's become such, those of `decode_images` a `kdp.DecodedImage`, tensors `[..., C, H, W]` of uint8 or
+    float tensors of their dtype. Sizes are rounded down, as by torchvision's `Resize`. Of an image of Pillow's, the
+    pixels are Pillow's; else, on photos, they differ from them by at most 1 grey level ("bicubic": 2, or 8 where one
+    edge grows and the other shrinks, which versions of Pillow do in different orders; "nearest": 0), on average by less
+    than 0.1.
 
     Args:
         size: The shorter edge of the result in pixels, which keeps the aspect ratio; or (height, width).
@@ -156,7 +159,8 @@ class Resize(Fixed):
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return the image in the size that `params` name."""
-        return resized(as_image(value, "Resize"), (params["height"], params["width"]), self._interpolation)
+        size = params["height"], params["width"]
+        return like(value, resized(as_image(value, "Resize"), size, self._interpolation))
 
 
 class HorizontalFlip(Drawn):
@@ -187,8 +191,9 @@ class HorizontalFlip(Drawn):
         """Return the image, flipped if `params` say so."""
         image = as_image(value, "HorizontalFlip")
         if not params["flipped"]:
-            return image
-        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if isinstance(image, Image.Image) else image.flip(-1)
+            return like(value, image)
+        is_pil = isinstance(image, Image.Image)
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if is_pil else like(value, image.flip(-1))
 
 
 def _middle(space: int) -> int:

@@ -14,7 +14,7 @@ from kdpipes.callback import Callback
 from kdpipes.errors import must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.work.adapters import adapted
-from kdpipes.work.decode_images import EncodedImage
+from kdpipes.work.decode_images import DecodedImage, EncodedImage
 
 __all__ = ["RecordedTransform", "Transformer"]
 
@@ -170,7 +170,7 @@ class _Place(NamedTuple):
 
 def _in_one(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:
     def run(sample: Sample, value: Any) -> Any:
-        plain = value.to_pil() if isinstance(value, EncodedImage) else value
+        plain = value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
         return call_seeded(step, sample, place.name, plain, ctx=place.ctx_of(sample))
 
     return run

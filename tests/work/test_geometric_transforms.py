@@ -196,9 +196,8 @@ def test_a_size_is_the_shorter_edge_rounded_down_and_held_under_the_longest() ->
 
 def test_a_resized_image_is_pillows_own() -> None:
     for name, resampling in RESAMPLING.items():
-        for image in (IMAGE, IMAGE.convert("L"), encoded(IMAGE)):
-            plain = image.to_pil() if isinstance(image, kdp.EncodedImage) else image
-            assert same(kdp.Resize((41, 33), interpolation=name)(image), plain.resize((33, 41), resampling))
+        for image in (IMAGE, IMAGE.convert("L")):
+            assert same(kdp.Resize((41, 33), interpolation=name)(image), image.resize((33, 41), resampling))
 
 
 @pytest.mark.parametrize(("name", "most", "mean"), [("nearest", 0, 0.0), ("bilinear", 1, 0.1), ("bicubic", 2, 0.1)])
