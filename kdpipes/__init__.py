@@ -48,6 +48,7 @@ from kdpipes.sample import Sample
 from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe as from_dataset
 from kdpipes.sources.from_dataset import SampleSource
 from kdpipes.sources.from_ids import IdReaderMapDataPipe as from_ids
+from kdpipes.sources.from_webdataset import WebDatasetReaderIterDataPipe as from_webdataset
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe as image_folder
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe as open_shards
 from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe as stream_shards
@@ -127,6 +128,7 @@ __all__ = [
     "crop_boxes",
     "from_dataset",
     "from_ids",
+    "from_webdataset",
     "functional_pipe",
     "image_folder",
     "image_grid",

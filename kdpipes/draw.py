@@ -82,13 +82,13 @@ class EarlyDraws:
     """The draws of the samples that a stream makes in an epoch, numbered as they are made: until they are delivered."""
 
     def __init__(self, seed: int, epoch: int, *, start: int = 0) -> None:
-        self._seed = seed
-        self._epoch = epoch
+        self.seed = seed
+        self.epoch = epoch
         self._numbers = count(start)
 
     def take(self) -> Draw:
         """Return the draw of the next sample."""
-        return Draw(self._seed, self._epoch, next(self._numbers), is_early=True)
+        return Draw(self.seed, self.epoch, next(self._numbers), is_early=True)
 
 
 _current: ContextVar[Draw | EarlyDraws | None] = ContextVar("kdpipes_draw", default=None)
@@ -98,6 +98,12 @@ def current_draw() -> Draw | None:
     """Return the draw for a sample that is made now: what `deal` or a stream has opened around its making, if any."""
     current = _current.get()
     return current.take() if isinstance(current, EarlyDraws) else current
+
+
+def current_epoch() -> tuple[int, int] | None:
+    """Return the seed and the epoch of the samples that are made now, if they are made in one."""
+    current = _current.get()
+    return None if current is None else (current.seed, current.epoch)
 
 
 def is_replaying() -> bool:

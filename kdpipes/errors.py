@@ -35,6 +35,13 @@ class FieldError(KdpipesError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class MissingMemberError(DataError, KeyError):
+    """A field that one sample lacks and others have: an error of the data, and a KeyError as of any mapping."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
 def must_be(param: str, rule: str, value: object, way_out: str = "") -> str:
     """Return the sentence in which kdpipes refuses an argument."""
     shown = repr(value)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from kdpipes import _record
 from kdpipes.draw import Draw, current_draw, generator
-from kdpipes.errors import ChainError, add_note, refuse_field
+from kdpipes.errors import ChainError, MissingMemberError, add_note, refuse_field
 
 __all__ = ["Lazy", "Sample", "as_sample"]
 
@@ -101,7 +101,7 @@ class Lazy:
 class _Origin:
     """What all views of one delivered sample share."""
 
-    __slots__ = ("ctx", "draw", "index", "is_recording", "key", "names", "promises")
+    __slots__ = ("ctx", "draw", "index", "is_recording", "key", "lacking", "names", "promises")
 
     def __init__(self, key: str | Callable[[], str], index: int, draw: Draw) -> None:
         self.key = key
@@ -111,6 +111,7 @@ class _Origin:
         self.is_recording = False
         self.names: dict[str, int] = {}
         self.promises: dict[str, Lazy] = {}
+        self.lacking: tuple[frozenset[str], str] = frozenset(), ""
 
 
 class Sample(MutableMapping[str, Any]):
@@ -182,7 +183,7 @@ class Sample(MutableMapping[str, Any]):
 
     def __delitem__(self, name: str) -> None:
         self.lazy(name)
-        del self._fields[name]
+        self._fields.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
         return name in self._fields
@@ -206,7 +207,35 @@ class Sample(MutableMapping[str, Any]):
         try:
             return self._fields[name]
         except KeyError:
+            if (missing := self.missing([name])) is not None:
+                return missing
             refuse_field(name, f"Sample {self.key!r}", self._fields)
+
+    def lack(self, names: Collection[str], place: str) -> None:
+        """Say which fields of the source are missing in this sample alone: reading one is an error of the data.
+
+        Args:
+            names: Of the fields.
+            place: Where the sample lies, for the error.
+        """
+        self._origin.lacking = frozenset(names), place
+
+    def missing(self, names: Sequence[str]) -> Lazy | None:
+        """Return a field that is an error when it is read, if this sample lacks a field that others have; else None.
+
+        Args:
+            names: Of the field; any of them would do.
+        """
+        lacking, place = self._origin.lacking
+        if not any(name in lacking for name in names):
+            return None
+        there = ", ".join(map(repr, sorted(self._fields))) or "nothing"
+        text = f"Sample {self.key!r} in {place} has no member {';'.join(names)!r}, as other samples have, but {there}."
+
+        def refuse(_: Sample) -> NoReturn:
+            raise MissingMemberError(text)
+
+        return Lazy(refuse, what=f"reading field {';'.join(names)!r}")
 
     def key_of(self, operation: str) -> bytes:
         """Return what an operation's random numbers come from: the delivered sample and the operation's name alone."""
@@ -266,6 +295,7 @@ class Sample(MutableMapping[str, Any]):
         fork._origin = _Origin(self._origin.key if key is None else key, self.index, current_draw() or self.draw)
         fork._origin.is_recording = self._origin.is_recording
         fork._origin.names = dict(self._origin.names)
+        fork._origin.lacking = self._origin.lacking
         fork._origin.ctx.update({k: dict(v) if isinstance(v, dict) else v for k, v in self.ctx.items()})
         forks: dict[Lazy, Lazy] = {}
         fork._fields = {name: value.fork(forks) for name, value in self._fields.items()}

@@ -14,6 +14,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import Cycler
 
 from kdpipes._functional import functional_pipe
+from kdpipes._giving_up import given_up_by
 from kdpipes._graph import shards, walk
 from kdpipes._iter_pipe import IterPipe, Streaming, seed_upstream
 from kdpipes._map_pipe import MapPipe, indexed
@@ -485,6 +486,7 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
                 "indexed source, like `kdp.open_shards`."
             )
         self._source = source_datapipe
+        self._reading = 0  # the number of the batch that is read
         self.is_split_by_shard = split == "shards"
         self._layout = Layout(batch_size, global_batch_size, uneven)
         self._configure(shuffle, seed)
@@ -516,6 +518,7 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
         (items, begin), cursor_now = self._items_from(epoch, first), self._cursor_reader()
         num_samples = begin * global_size
         for batch in count(begin):
+            self._reading = batch
             is_mine = batch >= first and batch % sharding.num_workers == sharding.worker
             taken = list(islice(items, global_size)) if is_mine else None
             number = len(taken) if taken is not None else sum(1 for _ in islice(items, global_size))
@@ -545,6 +548,7 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
             raise ValueError(f"There are {num_shards} shards for {sharding.num_ranks} ranks: some would get nothing.")
         (items, begin), cursor_now = self._items_from(epoch, first), self._cursor_reader()
         for batch in count(begin, sharding.num_workers):
+            self._reading = batch
             taken = list(islice(items, size))
             num_samples = len(taken)
             if not taken or (num_samples < size and uneven == "drop"):
@@ -579,10 +583,17 @@ class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
             shards.seek(cursor)
         items = self._source.samples() if isinstance(self._source, IterPipe) else iter(self._source)
         seed = int.from_bytes(hash_key(self._seed, "part", part)[:7], "little") if part else self._seed
+        if (skipper := self._skipper) is not None:
+            items = given_up_by(lambda *damage: skipper.give_up(epoch, self._reading, *damage), iter(items))
         return made_under(EarlyDraws(seed, epoch, start=cursor[2] if cursor is not None else 0), items)
 
     def _streams_of_shards(self) -> list[Shards]:
         return [pipe for pipe in walk(self) if isinstance(pipe, Shards)]
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if (shards := shards_behind(self)) is not None:
+            _ = shards.num_shards  # globs are written out once, for all workers alike
 
     def _cursor_reader(self) -> Callable[[], Cursor | None]:
         """Return what tells where the stream stands, if nothing between here and the shards holds samples back."""

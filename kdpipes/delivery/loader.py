@@ -228,8 +228,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             `batches` and `samples` delivered (samples where `deal` counts them); `batches_per_s` and `samples_per_s`,
             between the first request and the last delivery of each epoch; `wait_s`, how long of that no batch was
             there, and `wait_share`, its part; `queue_depth`, batches received and not given out yet;
-            `worker_deaths`; `skipped_samples`, by `on_error`; `copied_batches`, given out as copies because the user
-            held many; `slow_batches`, that found no shared memory.
+            `worker_deaths`; `skipped_samples`, and `skipped_shards` of streams, by `on_error`; `copied_batches`, given
+            out as copies because the user held many; `slow_batches`, that found no shared memory.
 
         Raises:
             TypeError: The reading service is not one of kdpipes'.
@@ -247,14 +247,19 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             "wait_share": min(tally.wait_s / busy_s, 1.0),
             "queue_depth": own.queue_depth(),
             "worker_deaths": tally.num_deaths,
-            "skipped_samples": len(tally.skips),
+            "skipped_samples": sum(not skip.is_shard for skip in tally.skips.values()),
+            "skipped_shards": sum(skip.is_shard for skip in tally.skips.values()),
             "copied_batches": tally.num_copied,
             "slow_batches": tally.num_slow,
         }
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """The samples that `on_error` has left out: `epoch`, `batch`, `ordinal`, `key` and `error` of each."""
+        """What `on_error` has left out: `epoch`, `batch`, `ordinal`, `key`, `error` and `is_shard` of each.
+
+        The entry of a shard stands for all that would have followed in it; its ordinal is how many samples the stream
+        had given before.
+        """
         return [skip.as_dict() for skip in self._own.tally.skips.values()] if self._own is not None else []
 
     def __enter__(self) -> Loader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kdpipes.delivery.producer import Frame, Kind, Order, Position
+from kdpipes.delivery.same_damage import SameDamage
 from kdpipes.delivery.skipping import Skip
 
 __all__ = ["Lane", "Merger", "Tally"]
@@ -25,14 +27,14 @@ class Tally:
     num_slow: int = 0
     busy_s: float = 0.0  # from the first item asked for to the last one delivered, epoch by epoch
     wait_s: float = 0.0  # of that, the time in which no item was there
-    skips: dict[tuple[int, int], Skip] = field(default_factory=dict)  # by epoch and ordinal
+    skips: dict[tuple[Any, ...], Skip] = field(default_factory=dict)  # by their places
     banned: dict[str, str] = field(default_factory=dict)  # why samples are left out untried, by key
 
     def note(self, skip: Skip) -> None:
-        """Note a sample that was left out, once."""
-        if (skip.epoch, skip.ordinal) not in self.skips:
+        """Note a sample or shard that was left out, once."""
+        if skip.place not in self.skips:
             skip.log()
-        self.skips[skip.epoch, skip.ordinal] = skip
+        self.skips[skip.place] = skip
 
 
 class Lane(ABC):
@@ -111,6 +113,7 @@ class Merger:
 
     def _begin(self) -> None:
         self._ended.clear()
+        self._same_damage = SameDamage(len(self._lanes))
         for lane, order in zip(self._lanes, self._orders, strict=True):
             lane.begin(replace(order, position=self.position, banned=self._tally.banned))
             lane.is_torn = False
@@ -126,13 +129,15 @@ class Merger:
             elif frame.kind is Kind.ERROR:
                 raise _as_error(lane.take())
             elif frame.kind is Kind.SKIP:
-                self._tally.note(lane.take())
+                self._note(place, lane.take())
             elif frame.kind is Kind.END:
                 lane.take()
                 self._ended.add(place)
+                self._same_damage.check(place, math.inf)
             elif frame.number > number:
                 self.position = self.position._replace(number=number + 1)
             else:
+                self._same_damage.check(place, frame.number)
                 item = lane.take()
                 self.position = self.position.after(frame, place if self._has_own_cursors else 0)
                 if frame.kind is Kind.ITEM:
@@ -140,6 +145,11 @@ class Merger:
                     self._tally.num_samples += frame.num_samples
                     return item
         raise StopIteration
+
+    def _note(self, place: int, skip: Skip) -> None:
+        self._tally.note(skip)
+        if skip.is_shard and not self._has_own_cursors:
+            self._same_damage.note(place, skip)
 
 
 def _as_error(error: BaseException) -> Exception:

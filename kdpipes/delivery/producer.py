@@ -81,7 +81,7 @@ class Kind(enum.IntEnum):
     OVER = 1  # a batch is over that became several items, or none
     END = 2  # of the epoch
     ERROR = 3
-    SKIP = 4  # a sample has been left out of the batch that comes
+    SKIP = 4  # a sample has been left out of the batch that comes, or the rest of a shard
 
 
 @dataclass
@@ -158,7 +158,7 @@ class Producer:
             send(Frame(Kind.END))
 
     def _skip(self, skip: Skip, send: Callable[[Frame], None]) -> None:
-        self._num_skipped += 1
+        self._num_skipped += not skip.is_shard
         send(Frame(Kind.SKIP, skip.batch, skip))
 
     def _dealt(self, start: Position, send: Callable[[Frame], None]) -> Iterator[None]:

@@ -22,14 +22,15 @@ _log = logging.getLogger("kdpipes")
 
 @dataclass(frozen=True)
 class Skip:
-    """A sample that was left out of its batch.
+    """A sample that was left out of its batch, or the rest of a shard that a stream cannot read on.
 
     Args:
         epoch: The number of the epoch.
-        batch: The number of the batch, among those of the rank.
-        ordinal: The sample's position in the epoch.
-        key: Its key.
+        batch: The number of the batch, among those of the rank; that which was being read when a shard was given up.
+        ordinal: The sample's position in the epoch; of a shard, how many samples the stream had given before.
+        key: Its key, or the shard's name.
         error: Why.
+        is_shard: Whether it is a shard.
     """
 
     epoch: int
@@ -37,6 +38,12 @@ class Skip:
     ordinal: int
     key: str
     error: str
+    is_shard: bool = False
+
+    @property
+    def place(self) -> tuple[int, int, bool, str]:
+        """Return what tells it from all others, whichever worker says so."""
+        return self.epoch, self.ordinal, self.is_shard, self.key
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -45,7 +52,9 @@ class Skip:
     def log(self) -> None:
         """Say so in the log; only for information where it was known before."""
         level = logging.INFO if self.error.startswith(_QUARANTINED) else logging.WARNING
-        _log.log(level, "Sample %r is left out of batch %d: %s", self.key, self.batch, self.error)
+        what = "The rest of shard %r is left out from batch %d on: %s"
+        what = what if self.is_shard else "Sample %r is left out of batch %d: %s"
+        _log.log(level, what, self.key, self.batch, self.error)
 
 
 def handler_in(pipe: Any) -> Any:
@@ -97,6 +106,24 @@ class Skipper:
             self._handler.write_down(key, skip.error)
             return self._leave_out(skip)
         return item
+
+    def give_up(self, epoch: int, batch: int, key: str, index: int, error: Exception) -> bool:
+        """Leave out the rest of a shard, and return True; or return False, if that must not be.
+
+        Args:
+            epoch: The number of the epoch.
+            batch: The number of the batch that is being read.
+            key: What the shard is called in keys.
+            index: How many samples the stream has given before.
+            error: Why.
+        """
+        if isinstance(error, ImportError) or not self._handler.tolerates(error):
+            return False
+        skip = Skip(epoch, batch, index, key, f"{type(error).__name__}: {error}", is_shard=True)
+        if key not in self._listed:
+            self._handler.write_down(key, skip.error, once=True)
+        self._leave_out(skip)
+        return True
 
     def _leave_out(self, skip: Skip) -> Any:
         if self._tell is not None:

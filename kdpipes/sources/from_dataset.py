@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe, TensorDataset
+from webdataset.pipeline import DataPipeline
 
 from kdpipes._calling import call_seeded
 from kdpipes._map_pipe import MapPipe, as_column
@@ -60,7 +61,8 @@ class DatasetReaderMapDataPipe(MapPipe):
     ) -> None:
         has_items = hasattr(dataset, "__getitem__") or _getters_of(dataset)
         if isinstance(dataset, str | bytes | Mapping) or not hasattr(dataset, "__len__") or not has_items:
-            raise TypeError(must_be("dataset", "a dataset with a length and positions", dataset))
+            way_out = "`kdp.from_webdataset` reads its pipelines." if isinstance(dataset, DataPipeline) else ""
+            raise TypeError(must_be("dataset", "a dataset with a length and positions", dataset, way_out))
         if not isinstance(fields, str) or not fields.split():
             raise TypeError(must_be("fields", 'names in one string, like "x y"', fields))
         if labels is not None and len(labels) != len(dataset):

@@ -62,7 +62,8 @@ class ShardReaderMapDataPipe(MapPipe):
     A field is one member, called by its extension: `0001.jpg` and `0001.cls` are fields `jpg` and `cls` of sample
     `0001`; `.rename_fields(x="jpg;png", y="cls")` gives them the usual names. Classes, texts and JSON are decoded as
     webdataset does; all else is bytes. The key is the shard's name, a slash and the sample's. Members without an
-    extension are left out, as in webdataset.
+    extension are left out, as in webdataset. A member that a sample lacks, but others have, is damage of that sample:
+    an error that `.on_error("skip")` leaves out.
 
     Each shard has an index, `NAME.tar.index`, with the place of each member and the classes. It is read from beside the
     shard; where there is none, or one of another version of the shard, the shard is indexed once, and the index kept
@@ -104,7 +105,18 @@ class ShardReaderMapDataPipe(MapPipe):
         catalog = self._indexed()
         present = [field for field, known in catalog.fields.items() if not _is_lacking(known, index)]
         fields = {field: self._lazy(index, field) for field in present}
-        return Sample(fields, key=partial(catalog.key, index), index=index)
+        sample = Sample(fields, key=partial(catalog.key, index), index=index)
+        if len(present) < len(catalog.fields):
+            sample.lack(catalog.fields.keys() - set(present), self._place_of(index, present))
+        return sample
+
+    def _place_of(self, index: int, present: Sequence[str]) -> str:
+        """Return where a sample begins, as far as that is known."""
+        catalog = self._indexed()
+        url = self._urls.value[int(catalog.shards[index])]
+        known = (catalog.fields[field] for field in present)
+        begins = [int(places.offsets[index]) for places in known if isinstance(places, Places)]
+        return f"{url!r} at offset {min(begins)}" if begins else repr(url)
 
     def identity(self) -> Any:
         catalog = self._indexed()

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kdpipes._giving_up import are_given_up, give_up
 from kdpipes._iter_pipe import IterPipe
-from kdpipes.errors import DataError, check_names
+from kdpipes.errors import DataError, add_note, check_names
 from kdpipes.sample import Lazy, Sample
 from kdpipes.selection import Permutation
-from kdpipes.storage.files import expand_urls, relative_names
+from kdpipes.storage.files import expand_urls, is_local, matching_urls, relative_names
 from kdpipes.storage.shared import Shared
-from kdpipes.storage.tar import decode_member, read_groups
+from kdpipes.storage.tar import Member, decode_member, read_members
 
 __all__ = ["ShardStreamerIterDataPipe"]
+
+_Group = list[tuple[Member, bytes]]
 
 
 class ShardStreamerIterDataPipe(IterPipe):
@@ -25,17 +29,26 @@ class ShardStreamerIterDataPipe(IterPipe):
     Fields, keys and decoding are those of `kdp.open_shards`; compressed tars (`.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.xz`)
     are read as well. Members are grouped into samples as webdataset groups them: neighbours with the same key.
 
+    Shards elsewhere are read ahead, and read on, with growing waits, where a request has failed. A shard that cannot be
+    read on for good is an error. Behind `.on_error("skip")` or `"quarantine"`, `deal` gets the samples before that
+    place, as far as they are known to be whole; the rest is left out and listed, as one entry under the shard's name,
+    and the next shard follows. A shard in quarantine is tried again: what comes before the damage is good. That no
+    shard gives any sample is an error. A member that a sample lacks, but an earlier sample had, is damage of that
+    sample alone.
+
     Args:
-        urls: Paths or fsspec URLs, with brace ranges: `"s3://bucket/birds-{000..127}.tar"`. `pipe:` is refused.
+        urls: Paths or fsspec URLs, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or globs, `"birds-*.tar"`.
+            `pipe:` is refused: `kdp.from_webdataset(wds.WebDataset(...))` reads that.
         class_names: The names of the classes 0, 1, ...
 
     Length: none; a stream ends where its shards end.
 
-    Memory: one sample, and 1 MiB of the shard.
+    Memory: one sample, and 1 MiB of the shard; of one elsewhere up to 24 MiB.
 
     Raises:
-        FileNotFoundError: A shard is missing.
-        DataError: A shard is truncated or no tar; it names the shard, the member and the offset.
+        FileNotFoundError: A shard is missing; of those on this machine, before the first sample of the epoch.
+        DataError: A shard is truncated or no tar, cannot be reached, or changes while it is read; it names the shard,
+            the member and the offset.
     """
 
     def __init__(
@@ -50,12 +63,13 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._part = (0, 1)
         self._order_key: bytes | None = None
         self._start = (0, 0, 0)
+        self._seen: frozenset[str] = frozenset()  # fields
         self.cursor = self._start
 
     @property
     def num_shards(self) -> int:
         """How many shards there are."""
-        return len(self._urls.value)
+        return len(self._found())
 
     def read_part(self, part: int, num_parts: int) -> None:
         """Read every `num_parts`-th shard from `part` on, and no other."""
@@ -70,10 +84,10 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._start = cursor
 
     def identity(self) -> Any:
-        return relative_names(self._urls.value), self._class_names
+        return relative_names(self._found()), self._class_names
 
     def samples(self) -> Iterator[Sample]:
-        urls = self._urls.value
+        urls = self._found()
         part, num_parts = self._part
         (first, skipped, index), self._start = self._start, (0, 0, 0)
         order = np.arange(len(urls))
@@ -81,28 +95,71 @@ class ShardStreamerIterDataPipe(IterPipe):
             order = Permutation(len(urls), key=self._order_key)[order]
         names = relative_names(urls)
         own = [(urls[shard], names[shard]) for shard in order[part::num_parts].tolist()]
+        if not are_given_up():
+            _refuse_missing([url for url, _ in own[first:]])
+        lost: Exception | None = None
         for shard, (url, name) in enumerate(own[first:], first):
-            for place, (key, contents) in enumerate(read_groups(url)):
-                if place < skipped:
-                    continue
-                fields = {field: _member(url, field, content) for field, content in contents.items()}
-                sample = Sample(fields, key=f"{name}/{key}", index=index)
-                index += 1
-                self.cursor = shard, place + 1, index
-                yield sample
+            groups, place = read_members(url), 0
+            while True:
+                try:
+                    group = next(groups, None)
+                except Exception as error:
+                    give_up(name, index, error)
+                    lost = error
+                    break
+                if group is None:
+                    break
+                self._see(group)
+                place += 1
+                if place > skipped:
+                    index += 1
+                    self.cursor = shard, place, index
+                    yield self._sample(url, name, group, index - 1)
             skipped = 0
+        if lost is not None and index == 0 and num_parts == 1:
+            add_note(lost, f"kdpipes: none of the {len(own)} shards could be read")
+            raise lost
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._class_names
 
+    def _see(self, group: _Group) -> None:
+        fields = {member.field for member, _ in group}
+        if not fields <= self._seen:
+            self._seen |= fields
 
-def _member(url: str, field: str, content: bytes) -> Lazy:
+    def _sample(self, url: str, name: str, group: _Group, index: int) -> Sample:
+        fields = {member.field: _member(url, member, content) for member, content in group}
+        first = group[0][0]
+        sample = Sample(fields, key=f"{name}/{first.key}", index=index)
+        if len(fields) < len(self._seen):
+            sample.lack(self._seen - fields.keys(), f"{url!r} at offset {first.offset}")
+        return sample
+
+    def _found(self) -> list[str]:
+        """Return the shards, with globs written out, once for all copies."""
+        urls = self._urls.value
+        found = matching_urls(urls)
+        if found != urls:
+            urls[:] = found
+        return urls
+
+
+def _refuse_missing(urls: Sequence[str]) -> None:
+    """Say now which shard is missing, not when its turn comes; those elsewhere would cost a request each."""
+    missing = next((url for url in urls if is_local(url) and not Path(url).exists()), None)
+    if missing is not None:
+        raise FileNotFoundError(f"There is no file {missing!r}.")
+
+
+def _member(url: str, member: Member, content: bytes) -> Lazy:
     def load(sample: Sample) -> Any:
         try:
-            return decode_member(field, content)
+            return decode_member(member.field, content)
         except ValueError as error:
             raise DataError(
-                f"Member {field!r} of sample {sample.key!r} in {url!r} cannot be decoded: {error}."
+                f"Member {member.field!r} of sample {sample.key!r} in {url!r} at offset {member.offset} cannot be "
+                f"decoded: {error}."
             ) from error
 
-    return Lazy(load, what=f"decoding member {field!r}")
+    return Lazy(load, what=f"decoding member {member.field!r}")

@@ -16,10 +16,10 @@ from kdpipes.errors import ChainError, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import read_url
 
-__all__ = ["SampleMakerIterDataPipe", "SampleMakerMapDataPipe"]
+__all__ = ["Recipe", "SampleMakerIterDataPipe", "SampleMakerMapDataPipe"]
 
 
-class _Recipe:
+class Recipe:
     """How an item becomes a sample."""
 
     def __init__(
@@ -157,7 +157,7 @@ class SampleMakerMapDataPipe(MapPipe):
         fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
         self._source = a_datapipe(source_datapipe)
-        self._recipe = _Recipe(key, label, fields)
+        self._recipe = Recipe(key, label, fields)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -201,7 +201,7 @@ class SampleMakerIterDataPipe(IterPipe):
     ) -> None:
         super().__init__()
         self._source = a_datapipe(source_datapipe)
-        self._recipe = _Recipe(key, label, fields)
+        self._recipe = Recipe(key, label, fields)
 
     def __len__(self) -> int:
         return len(self._source)

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -15,7 +15,7 @@ import braceexpand
 import fsspec
 
 from kdpipes.errors import DataError, must_be
-from kdpipes.storage.retries import retried
+from kdpipes.storage.retries import is_missing, retried
 
 __all__ = [
     "Version",
@@ -27,12 +27,20 @@ __all__ = [
     "open_url",
     "read_url",
     "relative_names",
+    "remote_info",
+    "version_in",
     "version_of",
 ]
 
 
 _GLOB = re.compile(r"[*?\[]")
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "mtime", "created")
+
+
+_NO_SHELL = (
+    "`pipe:` would run a shell command; give the URL itself, or read it with webdataset: "
+    "`kdp.from_webdataset(wds.WebDataset(...))`."
+)
 
 
 class Version(NamedTuple):
@@ -55,9 +63,7 @@ def is_local(url: str) -> bool:
 
 def _refuse_shell(url: str) -> None:
     if url.startswith("pipe:"):
-        raise ValueError(
-            must_be("urls", "paths or fsspec URLs", url, "`pipe:` would run a shell command; give the URL itself.")
-        )
+        raise ValueError(must_be("urls", "paths or fsspec URLs", url, _NO_SHELL))
 
 
 def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -165,11 +171,28 @@ def version_of(url: str) -> Version:
         except OSError as error:
             raise _as_unreadable(url, error) from error
         return Version(status.st_size, f"changed:{status.st_mtime_ns}")
+    return version_in(remote_info(url)[2])
+
+
+def remote_info(url: str) -> tuple[Any, str, dict[str, Any]]:
+    """Return the file system of a file elsewhere, its path there, and what that knows of it.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DataError: The file system cannot be reached.
+    """
     with _naming(url):
         filesystem, path = fsspec.core.url_to_fs(url)
-        info = retried(lambda: filesystem.info(path))
+        return filesystem, path, retried(lambda: filesystem.info(path))
+
+
+def version_in(info: Mapping[str, Any]) -> Version:
+    """Return what tells a file from the one that it was before, of what a file system knows of it.
+
+    A size that it does not know is -1.
+    """
     tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
-    return Version(int(info["size"]), f"tag:{tag}" if tag else "")
+    return Version(-1 if info["size"] is None else int(info["size"]), f"tag:{tag}" if tag else "")
 
 
 @contextmanager
@@ -182,7 +205,7 @@ def _naming(url: str) -> Iterator[None]:
 
 
 def _as_unreadable(url: str, error: Exception) -> Exception:
-    if isinstance(error, FileNotFoundError):
+    if is_missing(error):
         hint = " Globs are not expanded: give a list, or a brace range." if "*" in url else ""
         return FileNotFoundError(f"There is no file {url!r}.{hint}")
     if isinstance(error, ImportError):

@@ -7,7 +7,7 @@ import queue
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import fsspec
 from kdpipes.errors import DataError
 from kdpipes.storage.retries import retried
 
-__all__ = ["RangeReader", "Span", "read_range"]
+__all__ = ["RangeReader", "Span", "Threads", "read_range"]
 
 
 class Span(NamedTuple):
@@ -48,30 +48,31 @@ def _once(span: Span) -> bytes:
     return content
 
 
-class _Threads:
-    """Daemon threads that read spans: they hold up no process that ends, whatever they wait for."""
+class Threads:
+    """Daemon threads that read: they hold up no process that ends, whatever they wait for, and end when dropped."""
 
-    def __init__(self, number: int) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Span, Future[bytes]] | None] = queue.SimpleQueue()
+    def __init__(self, number: int, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         for _ in range(number):
-            threading.Thread(target=_work, args=(self._jobs,), name="kdpipes-ranges", daemon=True).start()
+            threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
         weakref.finalize(self, _end, self._jobs, number)
 
-    def submit(self, span: Span) -> Future[bytes]:
-        """Let one of them read a span."""
-        future: Future[bytes] = Future()
-        self._jobs.put((span, future))
+    def submit(self, action: Callable[[], Any]) -> Future[Any]:
+        """Let one of them do something."""
+        future: Future[Any] = Future()
+        self._jobs.put((action, future))
         return future
 
 
 def _work(jobs: Any) -> None:
     while (job := jobs.get()) is not None:
-        span, future = job
+        action, future = job
         if future.set_running_or_notify_cancel():
             try:
-                future.set_result(read_range(span))
+                future.set_result(action())
             except BaseException as error:
                 future.set_exception(error)
+        del job, action, future  # what was read is not to be kept until something else is
 
 
 def _end(jobs: Any, number: int) -> None:
@@ -118,7 +119,7 @@ class RangeReader:
     def forget(self) -> None:
         """Begin anew, with no threads and nothing read."""
         self._lock = threading.Lock()
-        self._threads: _Threads | None = None
+        self._threads: Threads | None = None
         self._ahead: OrderedDict[Span, Future[bytes]] = OrderedDict()
         self._by_url: dict[str, list[Span]] = {}
         self._num_bytes = 0
@@ -128,7 +129,7 @@ class RangeReader:
         with self._lock:
             missing = [span for span in spans if span.start < span.stop and self._covering(span) is None]
             if missing and self._threads is None:
-                self._threads = _Threads(self._num_threads)
+                self._threads = Threads(self._num_threads, "kdpipes-ranges")
             new: set[Span] = set()
             for span in _merged(missing, self._max_gap, self._max_span):
                 if not self._make_room(span.stop - span.start, new):
@@ -167,7 +168,7 @@ class RangeReader:
 
     def _add(self, span: Span) -> None:
         assert self._threads is not None
-        self._ahead[span] = self._threads.submit(span)
+        self._ahead[span] = self._threads.submit(lambda: read_range(span))
         self._by_url.setdefault(span.url, []).append(span)
         self._num_bytes += span.stop - span.start
 

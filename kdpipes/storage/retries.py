@@ -2,31 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["NUM_TRIES", "retried"]
+__all__ = ["NUM_TRIES", "is_missing", "retried"]
 
 Result = TypeVar("Result")
 NUM_TRIES = 6
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _NOT_TO_BE_HELPED = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
+_MAY_PASS = (408, 425, 429)
 _jitter = random.Random()
 
 
-def retried(action: Callable[[], Result], *, num_tries: int = NUM_TRIES) -> Result:
+def retried(
+    action: Callable[[], Result], *, num_tries: int = NUM_TRIES, final: tuple[type[Exception], ...] = ()
+) -> Result:
     """Return what an action returns; if it fails, try again, at growing intervals that are drawn at random.
 
     Errors of any class count, as those of botocore and aiohttp are no OSErrors; but not what is missing or forbidden.
     The last error is raised.
+
+    Args:
+        action: What to do.
+        num_tries: How often, at most.
+        final: Errors that are raised at once.
     """
     for attempt in range(1, num_tries):
         try:
             return action()
-        except _NOT_TO_BE_HELPED:
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, final) or (isinstance(error, _NOT_TO_BE_HELPED) and not _is_disguised(error)):
+                raise
             time.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * _jitter.uniform(0.5, 1.5))
     return action()
+
+
+def is_missing(error: Exception) -> bool:
+    """Return whether an error says that there is no such file."""
+    return isinstance(error, FileNotFoundError) and not _is_disguised(error)
+
+
+def _is_disguised(error: Exception) -> bool:
+    """Return whether an error is no missing file at all: fsspec makes one of everything that HTTP servers refuse."""
+    cause = error.__cause__
+    if not isinstance(error, FileNotFoundError) or cause is None or isinstance(cause, FileNotFoundError):
+        return False
+    status = getattr(cause, "status", None)
+    if isinstance(status, int):
+        return status in _MAY_PASS or status >= 500
+    return type(cause).__module__.startswith("aiohttp") or isinstance(cause, TimeoutError | asyncio.TimeoutError)

@@ -15,16 +15,18 @@ from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+from fsspec.compression import compr
 from webdataset.tariterators import base_plus_ext
 
 from kdpipes.errors import DataError
 from kdpipes.storage.files import Version, is_local, open_url
 from kdpipes.storage.forward import FileBytes, ForwardBytes, StreamBytes
+from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar_headers import NoTarError, UnreadableTarError, read_entries, truncated
 
-__all__ = ["Member", "decode_member", "index_shard", "read_groups"]
+__all__ = ["Member", "decode_member", "index_shard", "read_groups", "read_members"]
 
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _LONGEST_NUMBER = 18  # digits, which 64 bits hold
@@ -85,6 +87,8 @@ def _contents(url: str, source: ForwardBytes) -> Iterator[tuple[Member, bytes]]:
     for member in _members(url, source):
         try:
             content = source.take(member.offset, member.size)
+        except BrokenStreamError as error:
+            raise UnreadableTarError(f"{error} (in member {member.name!r} at offset {member.offset})") from error
         except _UNREADABLE as error:
             raise DataError(
                 f"Shard {url!r} is truncated in member {member.name!r} at offset {member.offset}: {error}."
@@ -99,7 +103,7 @@ def _naming(url: str, source: ForwardBytes, what: str, hint: Callable[[], str] =
     """Let what cannot be read be an error that names the shard and the place."""
     try:
         yield
-    except UnreadableTarError as error:
+    except (UnreadableTarError, BrokenStreamError) as error:
         raise DataError(f"Shard {url!r} {error}.") from error
     except (NoTarError, *_UNREADABLE) as error:
         if isinstance(error, NoTarError) or source.position == 0:
@@ -137,18 +141,42 @@ def _grouped(url: str, members: Iterable[tuple[Member, Any]]) -> Iterator[list[t
 
 
 def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield (key, content of each field) of a tar's samples, front to back; compressed tars by their suffix.
+    """Yield (key, content of each field) of a tar's samples: see `read_members`."""
+    for group in read_members(url):
+        yield group[0][0].key, {member.field: content for member, content in group}
+
+
+def read_members(url: str) -> Iterator[list[tuple[Member, bytes]]]:
+    """Yield the members of each of a tar's samples with their contents, front to back.
+
+    Tars are unpacked by their suffix. Of a tar elsewhere, what comes next is read ahead, and reading goes on where a
+    request has failed.
 
     Raises:
-        DataError: The tar is truncated, or is none; two members of a sample have the same extension.
+        FileNotFoundError: There is no such tar.
+        DataError: The tar is truncated, or is none; it cannot be read on; two members of a sample have the same
+            extension.
     """
     compression = next((name for suffix, name in _COMPRESSIONS.items() if url.endswith(suffix)), None)
-    with open_url(url, compression=compression) as file:
+    with _opened(url, compression) as file:
         has_positions = is_local(url) and compression is None and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         source: ForwardBytes = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
         with _naming(url, source, "a tar"):
-            for group in _grouped(url, _contents(url, source)):
-                yield group[0][0].key, {member.field: content for member, content in group}
+            yield from _grouped(url, _contents(url, source))
+
+
+@contextmanager
+def _opened(url: str, compression: str | None) -> Iterator[Any]:
+    """Open a tar; what is compressed elsewhere is unpacked here, so that reading it can go on where it broke off."""
+    if is_local(url):
+        with open_url(url, compression=compression) as file:
+            yield file
+        return
+    unpack = None if compression is None else compr.get(compression)
+    if compression is not None and unpack is None:
+        raise DataError(f"{url!r} cannot be read: Compression type {compression} not supported")
+    with RemoteStream(url) as raw:
+        yield raw if unpack is None else unpack(raw, mode="r")
 
 
 def index_shard(url: str, version: Version, *, with_checksums: bool = False) -> ShardIndex:

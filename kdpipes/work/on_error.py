@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -23,12 +24,20 @@ class ErrorHandler:
     Holds for the whole chain up to `deal`, wherever it stands; the last one counts. A sample that is left out shortens
     its batch and moves no other; a batch that loses all of them is left out, or an error where other ranks would wait
     for it. Each is logged, counted in `Loader.stats()`, and listed in `Loader.skipped`. Mistakes in the chain
-    (`ChainError`, `FieldError`) are raised all the same, and so are errors of reading a stream on, behind which nobody
-    knows what comes. Without `deal` it does nothing.
+    (`ChainError`, `FieldError`) are raised all the same. Without `deal` it does nothing.
+
+    A shard that `kdp.stream_shards` cannot read on, or that is missing, is left out from there: one entry, under the
+    shard's name, as nobody knows the keys that follow; those before stay. What moves up then is the same in all
+    workers, if they see the same damage. Where each of them reads the whole stream and one reads what another cannot,
+    `Loader` raises an error, as samples would be lost and doubled; other loaders, and other ranks, cannot know:
+    `deal(split="shards")` has no such dependence. Other errors of reading a stream on are raised, as that of a label
+    that `filter_classes` does not find, and so are those before a pipe that reads in a thread of its own
+    (`.prefetch()`).
 
     Args:
         action: "raise" the error; "skip" the sample; or put it into "quarantine": skip it, write it down in the file
-            `path`, and try no sample that is listed there again, in later epochs and runs as well. With the last two, a
+            `path`, and try no sample that is listed there again, in later epochs and runs as well (shards are read
+            again up to the damage, and listed once). With the last two, a
             sample at which worker processes die is left out, too.
         path: A local file of one JSON object per line, `{"key": ..., "error": ...}`.
 
@@ -92,10 +101,21 @@ class ErrorHandler:
                     ) from error
         return listed
 
-    def write_down(self, key: str, error: str) -> None:
-        """Put a sample into quarantine: one line, which processes append whole."""
+    def write_down(self, key: str, error: str, *, once: bool = False) -> None:
+        """Put a sample into quarantine: one line, which processes append whole.
+
+        Args:
+            key: Of the sample, or the name of a shard.
+            error: Why.
+            once: Whether other processes meet the same, and one line will do.
+        """
         if self._path is not None:
             line = json.dumps({"key": key, "error": error}) + "\n"
             with self._path.open("a+b", buffering=0) as file:
+                if once:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    if key in self.listed():
+                        return
+                    file.seek(0, os.SEEK_END)
                 is_torn = file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
                 file.write(("\n" if is_torn else "").encode() + line.encode())

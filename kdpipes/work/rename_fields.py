@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.errors import FieldError, must_be, refuse_field
-from kdpipes.sample import Sample
+from kdpipes.sample import Lazy, Sample
 
 __all__ = ["FieldRenamer"]
 
@@ -20,7 +20,8 @@ class FieldRenamer:
             is taken, as webdataset does.
 
     Raises:
-        FieldError: A sample has none of the old names, or has a field of the new name already.
+        FieldError: A sample has none of the old names, or has a field of the new name already. (One of a shard of which
+            other samples have that member is an error of the data, when the field is read.)
 
     Example:
         >>> kdp.from_dataset([("a.jpg", 0)], "jpg cls").rename_fields(x="jpg;png", y="cls").select("x y")[0]
@@ -36,9 +37,14 @@ class FieldRenamer:
         self._renames = {new: [name.strip() for name in old.split(";")] for new, old in renames.items()}
 
     def __call__(self, sample: Sample) -> Sample:
-        found = {new: self._old_name(new, set(sample), f"Sample {sample.key!r}") for new in self._renames}
-        values = {new: sample.lazy(old) for new, old in found.items()}
-        for old in set(found.values()):
+        values, used = dict[str, Lazy](), set[str]()
+        for new, names in self._renames.items():
+            missing = None if any(name in sample for name in names) else sample.missing(names)
+            if missing is None:
+                old = self._old_name(new, set(sample), f"Sample {sample.key!r}")
+                used.add(old)
+            values[new] = sample.lazy(old) if missing is None else missing
+        for old in used:
             del sample[old]
         for new, value in values.items():
             if new in sample:

@@ -13,7 +13,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.storage.tar import read_groups
+from kdpipes.storage.tar import read_members
 
 NUM_SHARDS = 5
 SERVICES: dict[str, Any] = {
@@ -104,9 +104,9 @@ def test_shards_before_the_place_are_not_read_again(
 
     def read(url: str) -> Any:
         opened.append(url)
-        return read_groups(url)
+        return read_members(url)
 
-    monkeypatch.setattr("kdpipes.sources.stream_shards.read_groups", read)
+    monkeypatch.setattr("kdpipes.sources.stream_shards.read_members", read)
     with kdp.Loader(chain(urls, split=split)) as loader:
         batches = iter(loader)
         for _ in range(5):

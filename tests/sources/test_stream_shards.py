@@ -15,6 +15,8 @@ import pytest
 from webdataset import TarWriter
 
 import kdpipes as kdp
+from kdpipes.storage import remote_stream
+from kdpipes.testing import Fault, faulty_storage
 
 JPGS = [random.Random(n).randbytes(20_000) for n in range(4)]
 ROWS: list[dict[str, Any]] = [
@@ -78,10 +80,16 @@ def test_urls_that_would_run_a_command_are_refused_at_once() -> None:
         kdp.stream_shards("pipe:cat a.tar")
 
 
-def test_shards_are_opened_when_their_turn_comes(write: Callable[..., Path], tmp_path: Path) -> None:
-    stream = iter(kdp.stream_shards([write(ROWS[:1], "a.tar"), write([], "empty.tar"), tmp_path / "missing.tar"]))
-    assert next(stream).key == "a.tar/birds/0"
+def test_a_missing_shard_is_told_before_the_first_sample_and_elsewhere_in_its_turn(
+    write: Callable[..., Path], memory: Any, tmp_path: Path
+) -> None:
+    paths = [write(ROWS[:1], "a.tar"), write([], "empty.tar"), tmp_path / "missing.tar"]
     with pytest.raises(FileNotFoundError, match=rf"^There is no file '{tmp_path}/missing\.tar'\.$"):
+        next(iter(kdp.stream_shards(paths)))
+    memory.pipe({f"/shards/{path.name}": path.read_bytes() for path in paths[:2]})
+    stream = iter(kdp.stream_shards([f"memory://shards/{path.name}" for path in paths]))
+    assert next(stream).key == "a.tar/birds/0"
+    with pytest.raises(FileNotFoundError, match=r"^There is no file 'memory://shards/missing\.tar'\.$"):
         next(stream)
 
 
@@ -99,7 +107,9 @@ def test_a_cut_shard_gives_its_whole_samples_and_then_an_error(write: Callable[.
 def test_members_are_decoded_when_read_and_damage_names_the_sample(write: Callable[..., Path]) -> None:
     (sample,) = kdp.stream_shards(write([{"__key__": "a", "jpg": b"1", "json": b"{"}], "a.tar"))
     assert sample["jpg"] == b"1"
-    with pytest.raises(kdp.DataError, match=r"^Member 'json' of sample 'a\.tar/a' in '.*a\.tar' cannot be decoded: "):
+    with pytest.raises(
+        kdp.DataError, match=r"^Member 'json' of sample 'a\.tar/a' in '.*a\.tar' at offset \d+ cannot be de"
+    ):
         sample["json"]
 
 
@@ -116,3 +126,79 @@ def test_a_sample_in_two_places_is_an_error(tmp_path: Path) -> None:
 def test_a_stream_has_no_columns() -> None:
     with pytest.raises(TypeError, match=r"is a stream: it has no columns\. `kdp\.open_shards`"):
         kdp.stream_shards("a.tar").column("y")
+
+
+def test_globs_are_the_files_that_match(write: Callable[..., Path], memory: Any, tmp_path: Path) -> None:
+    paths = [write(ROWS[2:], "b-1.tar"), write(ROWS[:2], "b-0.tar")]
+    memory.pipe({f"/shards/{path.name}": path.read_bytes() for path in paths})
+    for urls in (tmp_path / "b-*.tar", "memory://shards/b-*.tar"):
+        stream = kdp.stream_shards(urls)
+        assert (stream.num_shards, stream.identity()) == (2, kdp.stream_shards(sorted(paths)).identity())
+        assert [sample.key for sample in kdp.stream_shards(urls)] == [f"b-{n // 2}.tar/birds/{n}" for n in range(4)]
+        with kdp.Loader(kdp.stream_shards(urls).select("key").deal(batch_size=3), num_workers=2) as loader:
+            assert [len(batch) for batch in loader] == [3, 1]
+    with pytest.raises(FileNotFoundError, match=r"^No file matches '.*c-\*\.tar'\.$"):
+        list(kdp.stream_shards(tmp_path / "c-*.tar"))
+
+
+KINDS: tuple[Any, ...] = ("reset", "reset_midway", "timeout", "too_many_requests", "truncate")
+FAULTS = [Fault(kind, after=2 * place, times=1, on="range") for place, kind in enumerate(KINDS)]  # fewer than tries
+
+
+@pytest.mark.parametrize("errors", ["builtin", "s3fs"])
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_streams_outlast_what_passes(
+    write: Callable[..., Path], num_workers: int, suffix: str, errors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(remote_stream, "_FIRST_CHUNK", 1 << 12)
+    monkeypatch.setattr(remote_stream, "_LARGEST_CHUNK", 1 << 12)
+    paths = [write(ROWS[:2], f"a-0.{suffix}"), write(ROWS[2:], f"a-1.{suffix}")]
+
+    def epochs(urls: Any, split: Any, num_workers: int) -> list[Any]:
+        pipe = kdp.stream_shards(urls).shuffle(buffer_size=2).select("key jpg cls").deal(batch_size=2, split=split)
+        with kdp.Loader(pipe, num_workers=num_workers) as loader:
+            return [sorted(loader) for _ in range(2)]
+
+    for split in ("samples", "shards"):
+        with faulty_storage(str(paths[0].parent), faults=FAULTS, seed=1, errors=errors) as storage:
+            found = epochs(f"faulty://a-{{0..1}}.{suffix}", split, num_workers)
+        assert found == epochs(paths, split, num_workers)
+        assert len(storage.stats().faults) >= 3
+
+
+def test_a_shard_that_cannot_be_reached_names_the_member(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(remote_stream, "_FIRST_CHUNK", 1 << 14)
+    monkeypatch.setattr(remote_stream, "_NUM_AHEAD", 1)
+    path = write(ROWS, "a.tar")
+    with faulty_storage(str(path.parent), faults=[Fault("reset", after=2)], errors="s3fs"):
+        stream = iter(kdp.stream_shards("faulty://a.tar"))
+        words = r"cannot be read at offset 16384: .* \(in member 'birds/0\.jpg' at offset \d+\)\.$"
+        with pytest.raises(kdp.DataError, match=r"^Shard 'faulty://a\.tar' " + words):
+            next(stream)
+
+
+def test_a_member_that_one_sample_lacks_is_damage_of_that_sample(write: Callable[..., Path]) -> None:
+    rows = [{name: value for name, value in row.items() if (name, n) != ("jpg", 2)} for n, row in enumerate(ROWS)]
+    path = write(rows, "a.tar")
+    for source in (kdp.stream_shards, kdp.open_shards):
+        words = rf"^Sample 'a\.tar/birds/2' in '{path}' at offset \d+ has no member 'jpg', as other samples have"
+        samples: Any = list(source(path))
+        assert "jpg" not in samples[2]
+        assert samples[2].get("jpg", "none") == "none"
+        with pytest.raises(kdp.DataError, match=words):
+            samples[2]["jpg"]
+        with pytest.raises(kdp.FieldError, match="has no field 'png'"):
+            samples[2]["png"]
+        for bad in (source(path).rename_fields(x="jpg;webp"), source(path).add_field("x", lambda s: s["jpg"])):
+            pipe = bad.on_error("skip").select("x key").deal(batch_size=2)
+            for num_workers in (0, 2):
+                with kdp.Loader(pipe, num_workers=num_workers) as loader:
+                    assert [[key[-1] for _, key in batch] for batch in loader] == [["0", "1"], ["3"]]
+                    assert [(skip["key"], skip["is_shard"]) for skip in loader.skipped] == [("a.tar/birds/2", False)]
+        with pytest.raises(kdp.FieldError, match="has no field 'png'"):
+            list(source(path).rename_fields(x="png"))

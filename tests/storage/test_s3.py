@@ -11,6 +11,7 @@ import pytest
 import kdpipes as kdp
 from kdpipes.errors import DataError
 from kdpipes.storage.files import list_files, open_url, read_url
+from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.testing import Fault, faulty_storage
 
 WORKERS: list[dict[str, Any]] = [
@@ -101,13 +102,16 @@ def test_an_empty_file_is_read(s3: str) -> None:
         assert file.read() == b""
 
 
-def test_a_store_is_read_through_storage_that_fails(remote_shards: str, photo_shards: str) -> None:
+def test_a_store_is_read_through_storage_that_fails(
+    remote_shards: str, photo_shards: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
     folder, name = remote_shards.rsplit("/", 1)
     with faulty_storage(folder, faults=[Fault("unavailable", on="range", paths="*-003.tar")]) as storage:
         stream = kdp.stream_shards(f"faulty://{name}").deal(batch_size=16, split="shards")
         with kdp.Loader(stream, num_workers=2) as loader, pytest.raises(DataError, match=r"photos-003.*Unavailable"):
             list(loader)
-    assert storage.stats().faults == {"unavailable": 1}
+    assert storage.stats().faults == {"unavailable": NUM_TRIES}
     local = sum(Path(path).stat().st_size for path in Path(photo_shards).parent.glob("*-00[012].tar"))
     assert 0 < storage.stats().bytes_delivered <= local
 

@@ -1,0 +1,183 @@
+"""webdataset's own pipelines as a stream of samples."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import io
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+from webdataset import cache, filters, mix, shardlists
+from webdataset.pipeline import DataPipeline
+
+from kdpipes._iter_pipe import IterPipe
+from kdpipes.draw import current_epoch, hash_key
+from kdpipes.errors import ChainError, check_names, must_be
+from kdpipes.sample import Sample
+from kdpipes.sources.to_samples import Recipe
+from kdpipes.storage.files import relative_names
+from kdpipes.storage.shared import Shared
+
+__all__ = ["WebDatasetReaderIterDataPipe"]
+
+_OPENERS = tuple(getattr(cache, name) for name in ("StreamingOpen", "FileCache") if hasattr(cache, name))  # not in 0.2
+_KEPT = ("bufsize", "initial", "handler")
+_SPLITTERS = (shardlists.split_by_node, shardlists.split_by_worker, shardlists.single_node_only)
+_REFUSED_SOURCES: dict[type, str] = {
+    shardlists.ResampledShards: "draws shards by the clock (`resampled=True`). Use `resampled=False` and `.repeat()`",
+    shardlists.MultiShardSample: "draws shards by the clock. Make one of each dataset, and `.mix()` them",
+    mix.RandomMix: "draws by the clock. Make one of each dataset, and `.mix()` them",
+    mix.RoundRobin: "hides the pipelines that it joins. Make one of each dataset, and `.mix()` them",
+    DataLoader: "has workers of its own. Give the dataset that it reads",
+}
+if hasattr(shardlists, "DirectoryShardList"):  # not in webdataset 0.2
+    _REFUSED_SOURCES[shardlists.DirectoryShardList] = "draws shards by the clock. Give it the shards' names"
+_REFUSED_FILTERS: dict[Any, str] = {
+    filters._rsample: "draws anew in each worker (`.rsample()`). Leave it out",
+    filters._batched: "makes batches. Leave that to `.deal(batch_size=...)`",
+}
+
+
+class WebDatasetReaderIterDataPipe(IterPipe):
+    """The samples of a webdataset pipeline, front to back (`kdp.from_webdataset(wds.WebDataset(...))`).
+
+    For what only webdataset does: its decoders, its caches, `pipe:` URLs (a shell command each, which
+    `kdp.stream_shards` refuses). Dictionaries become samples, with their entries as fields but for `__key__` and the
+    like; the key is the shard's name, a slash and `__key__`. Tuples, as `.to_tuple("jpg", "cls")` makes them, need
+    `fields`, and are numbered.
+
+    `deal` says who gets which sample: webdataset's splitters (`split_by_worker`, `split_by_node`, `single_node_only`)
+    are taken out of a copy, so that every sample comes once, whatever the loader. Its shuffles draw from the seed of
+    `deal` and the epoch in place of a seed or the clock of their own. Other stages must give the same in every worker.
+
+    Args:
+        dataset: A `wds.WebDataset` or `wds.DataPipeline` of samples.
+        fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string.
+        class_names: The names of the classes 0, 1, ...
+
+    Length: none. A pipeline that repeats itself is endless, unless `.with_epoch(n)` says how long an epoch is.
+
+    Memory: that of the pipeline.
+
+    Workers: With `deal`, every worker reads all shards, and decodes all samples that the pipeline decodes: leave
+        `.decode()` to `.decode_images()`, or read with `kdp.stream_shards`, which has `split="shards"`.
+
+    Raises:
+        TypeError: `dataset` is no pipeline of webdataset's.
+        ChainError: The pipeline makes batches, or draws in a way that would differ between workers (`resampled=True`,
+            `.rsample()`); a splitter is not one of webdataset's.
+
+    Example:
+        >>> import webdataset as wds
+        >>> from kdpipes.demo import write_photo_shards
+        >>> dataset = wds.WebDataset(write_photo_shards("photos"), shardshuffle=False).decode(only="cls")
+        >>> pipe = kdp.from_webdataset(dataset).rename_fields(x="jpg", y="cls").select("y key")
+        >>> next(iter(pipe))
+        (7, 'photos-000.tar/000000')
+    """
+
+    def __init__(self, dataset: Any, fields: str | None = None, *, class_names: Sequence[str] | None = None) -> None:
+        super().__init__()
+        if not isinstance(dataset, DataPipeline):
+            raise TypeError(must_be("dataset", "a pipeline of webdataset's", dataset))
+        if fields is not None and not isinstance(fields, str):
+            raise TypeError(must_be("fields", 'names in one string, like "jpg cls"', fields))
+        _refuse(dataset)
+        self._dataset = Shared(dataset)
+        self._names = Shared(_names_of(dataset))
+        self._fields = fields
+        self._class_names = check_names("class_names", class_names)
+
+    def samples(self) -> Iterator[Sample]:
+        seed, epoch = current_epoch() or self._renewed or (0, 0)
+        recipe = Recipe(None, None, self._fields)
+        for index, item in enumerate(_of_epoch(self._dataset.value, seed, epoch)):
+            yield recipe({**item, "__key__": self._key(item, index)} if isinstance(item, dict) else item, index)
+
+    def _key(self, item: dict[str, Any], index: int) -> str:
+        key, url = item.get("__key__", index), item.get("__url__")
+        return str(key) if url is None else f"{self._names.value.get(url, str(url).rsplit('/', 1)[-1])}/{key}"
+
+    def identity(self) -> Any:
+        stages = [_named(stage) for stage in self._dataset.value.pipeline]
+        return sorted(self._names.value.values()), stages, self._fields, self._class_names
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._class_names
+
+
+def _refuse(pipeline: DataPipeline) -> None:
+    """Refuse what would lose or double samples where several workers each read the whole stream."""
+    is_behind_splitters = False
+    for stage in pipeline.pipeline:
+        function = getattr(stage, "f", None)
+        reason = next((text for kind, text in _REFUSED_SOURCES.items() if isinstance(stage, kind)), None)
+        reason = reason or next((text for one, text in _REFUSED_FILTERS.items() if function is one), None)
+        if reason is not None:
+            raise ChainError(f"`from_webdataset` gives every worker the same stream, but {_named(stage)} {reason}.")
+        is_behind_splitters |= isinstance(stage, (filters.FilterFunction, *_OPENERS))
+        if inspect.isroutine(_function_of(stage)) and not is_behind_splitters and not _is_splitter(stage):
+            raise ChainError(
+                f"`deal` says who gets which sample, but {_named(stage)} may split the shards as well, and samples "
+                "would be lost. Make the dataset with `nodesplitter=None, workersplitter=None`."
+            )
+        if isinstance(stage, DataPipeline):
+            _refuse(stage)
+
+
+def _named(stage: Any) -> str:
+    function = _function_of(stage)
+    return f"`{getattr(function, '__name__', type(stage).__name__).lstrip('_')}`"
+
+
+def _function_of(stage: Any) -> Any:
+    return stage.func if isinstance(stage, functools.partial) else getattr(stage, "f", stage)
+
+
+def _is_splitter(stage: Any) -> bool:
+    return any(_function_of(stage) is splitter for splitter in _SPLITTERS)
+
+
+def _names_of(pipeline: DataPipeline) -> dict[str, str]:
+    """Return what the shards are called in keys, by URL."""
+    source: Any = pipeline.pipeline[0] if pipeline.pipeline else None
+    if isinstance(source, DataPipeline):
+        return _names_of(source)
+    urls = source.urls if isinstance(source, shardlists.SimpleShardList) else []
+    return dict(zip(urls, relative_names(urls), strict=True)) if urls else {}
+
+
+def _of_epoch(pipeline: DataPipeline, *place: int) -> Any:
+    """Return a copy of a pipeline without its splitters, whose shuffles draw for one place: seed, epoch, ..."""
+    made = copy.copy(pipeline)
+    made.pipeline = []
+    for number, stage in enumerate(pipeline.pipeline):
+        made.pipeline += [] if _is_splitter(stage) else [_stage_of_epoch(stage, *place, number)]
+        made.pipeline += [_closing] if isinstance(stage, _OPENERS) else []
+    return made
+
+
+def _closing(opened: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Close the files that webdataset leaves to the collector."""
+    for shard in opened:
+        try:
+            yield shard
+        finally:
+            if isinstance(shard["stream"], io.IOBase):
+                shard["stream"].close()
+
+
+def _stage_of_epoch(stage: Any, *place: int) -> Any:
+    if isinstance(stage, DataPipeline):
+        return _of_epoch(stage, *place)
+    rng = random.Random(hash_key(*place, "webdataset"))
+    if isinstance(stage, filters.detshuffle):
+        return filters.shuffle(stage.bufsize, initial=stage.initial, rng=rng)
+    if getattr(stage, "f", None) is filters._shuffle:
+        given = dict(zip(("bufsize", "initial"), stage.args, strict=False))
+        return filters.shuffle(**given, **{name: stage.kw[name] for name in _KEPT if name in stage.kw}, rng=rng)
+    return stage
