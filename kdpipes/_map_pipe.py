@@ -58,6 +58,13 @@ class MapPipe(Suggesting, MapChain):
         """
         return None
 
+    def expect(self, positions: NDArray[Any]) -> None:
+        """Say the positions of an epoch that begins, in the order in which they will be fetched.
+
+        That is said where the order goes shard by shard (in order, or shuffled by shards), of all workers of this
+        machine; none are said where it does not.
+        """
+
     def identity(self) -> Any:
         """Return what makes this pipe give what it gives, as plain data: its arguments, not what it has computed."""
         return [
@@ -222,6 +229,9 @@ class PlanPipe(MapPipe):
     def shard_numbers(self) -> NDArray[Any] | None:
         numbers = self._source.shard_numbers()
         return None if numbers is None else numbers[self.positions()]
+
+    def expect(self, positions: NDArray[Any]) -> None:
+        self._source.expect(self.positions()[positions])
 
     def column(self, name: str) -> NDArray[Any]:
         column: NDArray[Any] = self._source.column(name)[self.positions()]

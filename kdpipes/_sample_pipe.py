@@ -105,6 +105,10 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
     def shard_numbers(self) -> NDArray[Any] | None:
         return self._source.shard_numbers() if isinstance(self._source, MapPipe) else None
 
+    def expect(self, positions: NDArray[Any]) -> None:
+        if isinstance(self._source, MapPipe):
+            self._source.expect(positions)
+
     def pick(self, indices: Any) -> MapPipe:
         if self.is_selected and isinstance(self._source, MapPipe):
             return SampleMapperMapDataPipe(self._source.pick(indices), self._operation, self._name)

@@ -251,6 +251,10 @@ class LengthEpoch:
         positions: NDArray[Any] = self._order.positions[start + places]
         return positions
 
+    def order(self, batch: int) -> NDArray[Any]:
+        """Return no positions: samples of like length come from all shards."""
+        return np.zeros(0, dtype=np.int64)
+
     def _permutation(self, bucket: int, size: int, key: tuple[int, int]) -> Permutation:
         if bucket not in self._in_bucket:
             self._in_bucket[bucket] = Permutation(size, key=hash_key("bucket", *key, bucket))

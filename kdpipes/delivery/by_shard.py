@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,9 +96,25 @@ class WindowedOrder:
         return self._in_sequence(places)
 
     def by_shard(self, first: int) -> NDArray[Any]:
-        """Return the positions of the samples from the window of an ordinal on, shard after shard."""
-        start = self._start(int(self._window_of(np.asarray(first)))) if len(self._shards) else 0
-        return self._in_sequence(np.arange(start, len(self._shards)))
+        """Return positions that tell when shards are needed, from the window of an ordinal on.
+
+        All positions, shard after shard; and in a window of several shards one of each at its beginning and its end,
+        since they are needed all the time.
+        """
+        size = len(self._shards)
+        start = int(self._window_of(np.asarray(first))) if first < size else self._num_windows
+        begin = self._start(start)
+        if self._num_windows >= self._shards.num_shards:
+            return self._in_sequence(np.arange(begin, size))
+        edges = [self._start(window) for window in range(start, self._num_windows + 1)]
+        parts = [self._around(begin, end) for begin, end in pairwise(edges)]
+        return self._in_sequence(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))
+
+    def _around(self, begin: int, end: int) -> NDArray[Any]:
+        """Return the places of a window, and at its beginning and its end one of each of its shards."""
+        low, high = np.searchsorted(self._stops, [begin, end - 1], side="right")
+        starts = np.concatenate([[begin], self._stops[low:high]])
+        return np.concatenate([starts, np.arange(begin, end), starts])
 
     def _in_sequence(self, places: NDArray[Any]) -> NDArray[Any]:
         return self._shards[places + self._shifts[np.searchsorted(self._stops, places, side="right")]]

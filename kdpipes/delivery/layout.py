@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -33,6 +35,13 @@ class Sharding:
     def part(self) -> tuple[int, int]:
         """Return which part of how many this copy is, over all workers of all ranks."""
         return self.worker * self.num_ranks + self.rank, self.num_ranks * self.num_workers
+
+    def ranks_here(self) -> range:
+        """Return the ranks of this machine, as torchrun names their number; this one alone where nobody does."""
+        number = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        size = int(number) if number.isdecimal() and int(number) and self.num_ranks % int(number) == 0 else 1
+        first = self.rank - self.rank % size
+        return range(first, first + size)
 
     def applied(self, count: int, index: int, group: Any, num_ranks: int) -> Sharding:
         """Return the sharding after one call of `apply_sharding`.
@@ -155,3 +164,14 @@ class EqualEpoch:
         places = np.arange(ordinals.start, ordinals.stop) % self._num_samples
         positions: NDArray[Any] = places if self._order is None else self._order[places]
         return positions
+
+    def order(self, batch: int) -> NDArray[Any]:
+        """Return the positions that this machine needs from a batch on, as shards follow each other; else none."""
+        first = batch * self.full_size
+        if self._order is None:
+            positions = np.arange(first, self._num_samples)
+            ranks, num_ranks = self._sharding.ranks_here(), self._sharding.num_ranks
+            place, size = positions % self.full_size, self.full_size
+            return positions[(place >= size * ranks.start // num_ranks) & (place < size * ranks.stop // num_ranks)]
+        by_shard: Callable[[int], NDArray[Any]] | None = getattr(self._order, "by_shard", None)
+        return np.zeros(0, dtype=np.int64) if by_shard is None else by_shard(first)

@@ -64,6 +64,13 @@ class ConcatenatorMapDataPipe(MapPipe):
     def shard_numbers(self) -> NDArray[Any] | None:
         return joined_shards([source.shard_numbers() for source in self._sources])
 
+    def expect(self, positions: NDArray[Any]) -> None:
+        start = 0
+        for source in self._sources:
+            here = positions - start
+            source.expect(here[(here >= 0) & (here < len(source))])
+            start += len(source)
+
     def column(self, name: str) -> NDArray[Any]:
         columns = [source.column(name) for source in self._sources if len(source)]
         if len({column.dtype.kind for column in columns}) > 1:  # numbers and names: NumPy would make names of all

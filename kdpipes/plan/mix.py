@@ -106,6 +106,11 @@ class MixerMapDataPipe(MapPipe):
         numbers = joined_shards([source.shard_numbers() for source in self._sources])
         return None if numbers is None else self._mixed(numbers)
 
+    def expect(self, positions: NDArray[Any]) -> None:
+        chosen, places = (column[positions] for column in self._planned())
+        for number, source in enumerate(self._sources):
+            source.expect(places[chosen == number])
+
     def column(self, name: str) -> NDArray[Any]:
         chosen, positions = self._planned()
         columns = [source.column(name) for source in self._sources]

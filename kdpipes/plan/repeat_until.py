@@ -83,6 +83,9 @@ class RepeaterUntilMapDataPipe(MapPipe):
         numbers = self._source.shard_numbers()
         return None if numbers is None else joined_shards([numbers] * self._goal.rounds(len(self._source)))
 
+    def expect(self, positions: NDArray[Any]) -> None:
+        self._source.expect(positions % len(self._source))
+
     def column(self, name: str) -> NDArray[Any]:
         return np.tile(self._source.column(name), self._goal.rounds(len(self._source)))
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import fsspec
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
-from kdpipes.storage.files import Version, is_local, read_url, version_of
+from kdpipes.storage.files import Version, cache_folder, is_local, read_url, version_of
 from kdpipes.storage.joined_indexes import JoinedIndexes
 from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import Places, ShardIndex
@@ -38,10 +38,11 @@ class Catalog:
 
     Args:
         names: What the shards are called in keys.
-        versions: Of the shards.
+        versions: Of the shards, when they were opened.
         shards: Which shard each sample lies in, `[n]`.
         short_keys: The samples' keys in their shards, `[n]`.
         fields: The places of each field, `[n]`; or its values, `[n] int64`, where the indexes hold all of them: labels.
+        urls: Where the shards lie.
     """
 
     names: Sequence[str]
@@ -49,6 +50,7 @@ class Catalog:
     shards: NDArray[np.int32]
     short_keys: PackedStrings
     fields: dict[str, Places | NDArray[np.int64]]
+    urls: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -70,13 +72,13 @@ def open_catalog(urls: Sequence[str], names: Sequence[str]) -> Catalog:
     with ThreadPoolExecutor(min(num_threads, len(urls))) as threads:
         for index in shown_if_slow(threads.map(_found_or_made, urls), len(urls), "indexing", "shards"):
             joined.add(index)
-    return Catalog(names, joined.versions, joined.shards(), joined.keys(), joined.fields())
+    return Catalog(names, joined.versions, joined.shards(), joined.keys(), joined.fields(), urls)
 
 
 def _found_or_made(url: str) -> ShardIndex:
     version = version_of(url)
     found = _found(url, version)
-    return found if found is not None else make_index(url, version)
+    return replace(found, version=version) if found is not None else make_index(url, version)
 
 
 def make_index(url: str, version: Version | None = None, *, with_checksums: bool = False) -> ShardIndex:
@@ -113,10 +115,9 @@ def index_url(url: str) -> str:
 
 
 def _cached(url: str) -> str:
-    root = os.environ.get("KDPIPES_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "kdpipes")
     absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay as they are
     name = hashlib.blake2b(absolute.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    return str(Path(root).expanduser() / "indexes" / f"{name}.index")
+    return str(cache_folder("indexes") / f"{name}.index")
 
 
 def _write(place: str, content: bytes) -> None:

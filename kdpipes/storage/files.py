@@ -19,6 +19,7 @@ from kdpipes.storage.retries import is_missing, retried
 
 __all__ = [
     "Version",
+    "cache_folder",
     "expand_urls",
     "is_local",
     "join_url",
@@ -59,6 +60,16 @@ class Version(NamedTuple):
 def is_local(url: str) -> bool:
     """Return whether `url` is a path of this machine's file system."""
     return "://" not in url and "::" not in url
+
+
+def cache_folder(name: str) -> Path:
+    """Return the folder of this machine where kdpipes keeps what later runs can use; it need not be there.
+
+    Args:
+        name: What for: "indexes", "shards".
+    """
+    root = os.environ.get("KDPIPES_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "kdpipes")
+    return Path(root).expanduser() / name
 
 
 def _refuse_shell(url: str) -> None:

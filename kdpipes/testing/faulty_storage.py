@@ -145,10 +145,10 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         begun = self._begin(path, "info")
         filesystem, root = self._opened()
         entry = _renamed(filesystem.info(_joined(root, path), **kwargs), root)
-        entry.setdefault("ETag", f'"{hash_key(*sorted(entry.items()))[:16].hex()}"')
+        entry.setdefault("ETag", f'"{hash_key(*sorted(entry.items()))[:16].hex()}-1"')
         for fault in begun.faults:
             if fault.kind == "new_etag":
-                entry["ETag"] = f'"{hash_key(entry["ETag"])[:16].hex()}"'
+                entry["ETag"] = f'"{hash_key(entry["ETag"])[:16].hex()}-1"'
             elif fault.kind == "new_size":
                 entry["size"] += 1
         return entry

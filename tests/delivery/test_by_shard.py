@@ -52,17 +52,23 @@ def test_an_order_is_a_permutation_of_which_each_window_has_the_samples_of_neigh
 ) -> None:
     shards = np.asarray(numbers)
     order = WindowedOrder(ShardOrder(shards), window, key)
-    positions, sequence = order[np.arange(len(numbers))], order.by_shard(0)
-    assert sorted(positions.tolist()) == sorted(sequence.tolist()) == list(range(len(numbers)))
-    changes = np.count_nonzero(np.diff(shards[sequence]))
-    assert changes == len(set(numbers)) - 1  # each shard is one stretch
+    positions, told = order[np.arange(len(numbers))], order.by_shard(0)
+    assert sorted(positions.tolist()) == sorted(set(told.tolist())) == list(range(len(numbers)))
     size = window or -(-8 * len(numbers) // len(set(numbers)))
     num_windows = max(len(numbers) // size, 1)
     bounds = [place * len(numbers) // num_windows for place in range(num_windows + 1)]
-    for start, stop in pairwise(bounds):
-        assert sorted(positions[start:stop].tolist()) == sorted(sequence[start:stop].tolist())
-        assert stop - start >= min(size, len(numbers))
-        assert order.by_shard(stop - 1)[: stop - start].tolist() == sequence[start:stop].tolist()
+    in_windows = [set(shards[positions[start:stop]].tolist()) for start, stop in pairwise(bounds)]
+    assert all(stop - start >= min(size, len(numbers)) for start, stop in pairwise(bounds))
+    seen = list(dict.fromkeys(shard for some in in_windows for shard in some))
+    assert all(len(one & other) <= 1 for one, other in pairwise(in_windows)), "a cut goes through one shard"
+    assert sum(map(len, in_windows)) <= len(seen) + num_windows - 1, "which is not come back to"
+    for number, some in enumerate(in_windows):
+        rest = order.by_shard(bounds[number])
+        assert set(shards[rest].tolist()) == set().union(*in_windows[number:])
+        if num_windows < len(seen):
+            assert set(shards[rest[: len(some)]].tolist()) == some, (
+                "a window needs all of its shards from its beginning"
+            )
 
 
 def test_epochs_hold_every_sample_once_in_orders_of_their_own() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from kdpipes.delivery.layout import Layout, Sharding
+from kdpipes.delivery.layout import EqualEpoch, Layout, Sharding
+from kdpipes.selection import Permutation
 
 
 @given(
@@ -91,3 +92,19 @@ def test_the_one_number_of_torchs_dataloader_is_taken_apart() -> None:
         for worker in range(3):
             told = Sharding().applied(6, worker * 2 + rank, SHARDING_PRIORITIES.DEFAULT, 2)
             assert told == Sharding(rank, 2, worker, 3)
+
+
+@pytest.mark.parametrize(("local", "num_told"), [(None, 1), ("1", 1), ("2", 2), ("4", 4), ("3", 1), ("all", 1)])
+@pytest.mark.parametrize("first", [0, 2])
+def test_the_order_of_an_epoch_is_that_of_the_ranks_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, local: str | None, num_told: int, first: int
+) -> None:
+    if local is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    for rank in range(4):
+        epochs = [EqualEpoch(40, Layout(2, None, "keep"), Sharding(one, 4)) for one in range(4)]
+        begin = rank - rank % num_told
+        here = epochs[begin : begin + num_told]
+        want = [position for batch in range(first, 5) for one in here for position in one.positions(batch)]
+        assert epochs[rank].order(first).tolist() == want
+    assert len(EqualEpoch(40, Layout(2, None, "keep"), Sharding(), Permutation(40, key=b"")).order(0)) == 0

@@ -24,6 +24,7 @@ from kdpipes.errors import DataError
 from kdpipes.storage import ranges
 from kdpipes.storage.catalog import index_url, make_index
 from kdpipes.storage.files import matching_urls
+from kdpipes.storage.held_files import HeldFile
 from kdpipes.storage.ranges import Span
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 
@@ -101,8 +102,8 @@ def elsewhere(request: pytest.FixtureRequest, small: str, tmp_path: Path) -> Ite
     files.rm(root, recursive=True)
 
 
-def opened(root: str, name: str = NAME) -> Any:
-    return kdp.open_shards(f"{root}{name}", class_names=CLASSES).rename_fields(x="jpg", y="cls")
+def opened(root: str, name: str = NAME, **options: Any) -> Any:
+    return kdp.open_shards(f"{root}{name}", class_names=CLASSES, **options).rename_fields(x="jpg", y="cls")
 
 
 def dealt(chain: Any, **options: Any) -> Any:
@@ -486,3 +487,315 @@ def test_a_request_for_many_samples_that_fails_costs_none_of_them(small: str, mo
         with kdp.Loader(dealt(pipe.on_error("skip"))) as loader:
             list(loader)
             assert loader.skipped == []
+
+
+def in_order(chain: Any, **options: Any) -> Any:
+    return chain.select("x y key").deal(batch_size=5, **options)
+
+
+def whole(files: FaultyFileSystem, since: int = 0) -> list[str]:
+    """Return the shards that were read from their first byte on, where no member is."""
+    return sorted(one.path for one in bodies(files, since) if one.start == 0 < one.stop)
+
+
+def total(folder: str) -> int:
+    return sum(path.stat().st_size for path in Path(folder).glob(TARS))
+
+
+SHARDS = [f"birds-{n}.tar" for n in range(3)]
+SPAWN = pytest.param(lambda: {"num_workers": 2, "start_method": "spawn"}, id="spawn")
+
+
+@pytest.mark.parametrize("service", [*SERVICES, SPAWN])
+def test_an_epoch_in_order_moves_each_shard_once_and_the_next_nothing(folder: str, service: Service) -> None:
+    want = epochs(in_order(opened(f"{folder}/")))
+    with faulty_storage(folder) as files:
+        chain = in_order(opened("faulty://"))
+        assert len(chain) == 8
+        before = len(files.requests())
+        with kdp.Loader(chain, **service()) as loader:
+            assert list(loader) == want[0]
+            assert (whole(files, before), body_bytes(files, before)) == (SHARDS, total(folder))
+            before = len(files.requests())
+            assert list(loader) == want[1]
+        assert list(in_order(opened("faulty://"))) == want[0]
+        assert bodies(files, before) == [], "another run neither"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_epoch_shuffled_by_shards_moves_each_shard_once_and_the_next_nothing(folder: str, service: Service) -> None:
+    options: dict[str, Any] = {"shuffle": "shards", "window": 12, "seed": 1}
+    want = epochs(in_order(opened(f"{folder}/"), **options))
+    assert want[0] != want[1]
+    with faulty_storage(folder) as files:
+        chain = in_order(opened("faulty://"), **options)
+        assert len(chain) == 8
+        before = len(files.requests())
+        with kdp.Loader(chain, **service()) as loader:
+            assert list(loader) == want[0]
+            assert (whole(files, before), body_bytes(files, before)) == (SHARDS, total(folder))
+            before = len(files.requests())
+            assert list(loader) == want[1]
+        assert bodies(files, before) == []
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_chains_of_whole_shards_give_what_they_give_from_the_disk(
+    elsewhere: str, small: str, tmp_path: Path, service: Service
+) -> None:
+    options: dict[str, Any] = {
+        "fetch": "shards",
+        "cache_dir": tmp_path / "kept",
+        "max_cache_bytes": 2 * total(small) // 3,
+    }
+    for name, is_shuffled in (("deep", True), ("bare", False)):
+        ones = opened(f"{small}/"), opened(elsewhere, **options)
+        local, remote = (in_order(CHAINS[name](one, one), shuffle=is_shuffled) for one in ones)
+        assert epochs(remote, service) == epochs(local), name
+    assert 0 < total(str(tmp_path / "kept")) <= options["max_cache_bytes"]
+
+
+def test_a_shuffled_epoch_reads_members(folder: str, cache: Path) -> None:
+    with faulty_storage(folder) as files:
+        epochs(dealt(opened("faulty://")), number=1)
+        assert whole(files, 12) == []
+    assert not (cache / "shards").exists()
+
+
+def test_a_shuffled_epoch_reads_from_whole_shards_that_are_there(folder: str) -> None:
+    with faulty_storage(folder) as files:
+        epochs(in_order(opened("faulty://")), number=1)
+        before = len(files.requests())
+        epochs(dealt(opened("faulty://")), number=1)
+        assert opened("faulty://")[7]["x"]
+        assert bodies(files, before) == []
+        epochs(dealt(opened("faulty://", fetch="members")), number=1)
+        assert bodies(files, before) != []
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        pytest.param(lambda one: one.filter_classes(valid=[1]), id="few samples"),
+        pytest.param(lambda one: one.permute(seed=1), id="no order"),
+        pytest.param(lambda one: one.rename_fields(z="mask"), id="few fields"),
+    ],
+)
+def test_an_epoch_that_needs_less_than_half_reads_members(folder: str, chain: Any) -> None:
+    with faulty_storage(folder) as files:
+        pipe = chain(opened("faulty://"))
+        pipe[0]["x"], pipe[0]["y"]
+        before = len(files.requests())
+        epochs(in_order(pipe), number=1)
+        assert whole(files, before) == []
+        assert body_bytes(files, before) < (len(pipe) + 1) * LARGE
+
+
+def test_an_epoch_that_needs_more_than_half_reads_whole_shards(folder: str) -> None:
+    with faulty_storage(folder) as files:
+        pipe = opened("faulty://").filter_classes(invalid=[3]).repeat_until(repetitions=2)
+        assert len(pipe) == 54
+        before = len(files.requests())
+        epochs(in_order(pipe), number=2)
+        assert (whole(files, before), body_bytes(files, before)) == (SHARDS, total(folder))
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        pytest.param(lambda one: kdp.concat(one, one.subset(range(9)), one), id="concat"),
+        pytest.param(lambda one: one.mix(one.take_percent(to_percent=0.5), weights=[2, 1], stop="all"), id="mix"),
+        pytest.param(lambda one: one[3:].add_field("z", len), id="slice"),
+    ],
+)
+def test_the_order_of_an_epoch_goes_through_plans(folder: str, chain: Any) -> None:
+    with faulty_storage(folder) as files:
+        pipe = chain(opened("faulty://"))
+        assert len(pipe) > 30
+        before = len(files.requests())
+        epochs(in_order(pipe))
+        assert (whole(files, before), body_bytes(files, before)) == (SHARDS, total(folder))
+
+
+def test_who_looks_at_one_sample_moves_no_more_than_it(folder: str) -> None:
+    with faulty_storage(folder) as files:
+        pipe = opened("faulty://", max_cache_bytes=total(folder) * 2 // 3)
+        assert len(pipe) == 36
+        before = len(files.requests())
+        pipe[3]["x"]
+        assert body_bytes(files, before) == LARGE
+        pipe = opened("faulty://", max_cache_bytes=total(folder) * 2 // 3)
+        next(iter(in_order(pipe)))
+        for thread in threading.enumerate():
+            if thread.name == "kdpipes-shards":
+                thread.join(20)
+        assert whole(files, before) == SHARDS[:2], "one ahead, for which there is room"
+        before = len(files.requests())
+        pipe[35]["x"]
+        assert body_bytes(files, before) == LARGE, "also in the middle of an epoch"
+
+
+def test_epochs_that_follow_each_other_are_read_each_in_its_way(folder: str, tmp_path: Path) -> None:
+    with faulty_storage(folder) as files:
+        pipe = opened("faulty://", cache_dir=tmp_path / "kept")
+        list(pipe.select("x mask").deal(batch_size=5))
+        shutil.rmtree(tmp_path / "kept")
+        before = len(files.requests())
+        list(dealt(pipe))
+        assert whole(files, before) == []
+        list(pipe.select("x mask").deal(batch_size=5))
+        assert "birds-0.tar" in whole(files, before)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_whole_shards_can_be_asked_for(folder: str, service: Service) -> None:
+    want = epochs(dealt(opened(f"{folder}/")))
+    with faulty_storage(folder) as files:
+        pipe = opened("faulty://", fetch="shards")
+        assert len(pipe) == 36
+        before = len(files.requests())
+        assert epochs(dealt(pipe), service) == want
+        assert (whole(files, before), body_bytes(files, before)) == (SHARDS, total(folder))
+
+
+def test_members_can_be_asked_for(folder: str, cache: Path) -> None:
+    with faulty_storage(folder) as files:
+        pipe = opened("faulty://", fetch="members")
+        assert len(pipe) == 36
+        before = len(files.requests())
+        assert epochs(in_order(pipe)) == epochs(in_order(opened(f"{folder}/")))
+        assert whole(files, before) == []
+    assert not (cache / "shards").exists()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_epoch_that_goes_on_reads_nothing_of_earlier_shards(folder: str, service: Service) -> None:
+    with faulty_storage(folder) as files:
+        chain = in_order(opened("faulty://", fetch="members"))
+        with kdp.Loader(chain) as loader:
+            batches = iter(loader)
+            for _ in range(5):
+                next(batches)
+            state, rest = loader.state_dict(), list(batches)
+        before = len(files.requests())
+        with kdp.Loader(in_order(opened("faulty://")), **service()) as loader:
+            loader.load_state_dict(state)
+            assert list(loader) == rest
+        assert whole(files, before) == ["birds-2.tar"]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_damaged_copy_is_healed(folder: str, cache: Path, service: Service) -> None:
+    want = epochs(in_order(opened(f"{folder}/")))
+    for path in Path(folder).glob("*.index"):
+        path.unlink()
+    with faulty_storage(folder) as files:
+        pipe = opened("faulty://")
+        epochs(in_order(pipe))
+        index = make_index("faulty://birds-1.tar")
+        intact = (Path(folder) / "birds-1.tar").read_bytes()
+        (copy,) = (path for path in (cache / "shards").glob(TARS) if path.read_bytes() == intact)
+        with copy.open("r+b") as file:
+            file.seek(int(index.fields["jpg"].offsets[4]) + 10)
+            file.write(bytes(50))
+        before = len(files.requests())
+        assert epochs(in_order(opened("faulty://")), service) == want
+        assert copy.read_bytes() == intact
+        assert body_bytes(files, before) == LARGE
+
+
+@pytest.mark.parametrize("kind", ["flip_bit", "wrong_range", "truncate", "reset_midway"])
+def test_damage_on_the_way_of_whole_shards_is_healed(folder: str, kind: Any) -> None:
+    want = epochs(in_order(opened(f"{folder}/")))
+    for path in Path(folder).glob("*.index"):
+        path.unlink()
+    with faulty_storage(folder):
+        assert len(opened("faulty://")) == 36
+    with faulty_storage(folder, faults=[Fault(kind, times=1, on="range")], seed=2) as files:
+        assert epochs(in_order(opened("faulty://"))) == want
+        assert files.stats().faults[kind] == 3
+
+
+def test_a_shard_that_is_replaced_while_it_is_read_is_named(folder: str) -> None:
+    with faulty_storage(folder):
+        assert len(opened("faulty://")) == 36
+    with (
+        faulty_storage(folder, faults=[Fault("new_etag", after=1, paths="birds-1.tar")]),
+        pytest.raises(DataError, match=r"Shard 'faulty://birds-1\.tar' has been replaced since its index was read: "),
+    ):
+        epochs(in_order(opened("faulty://")))
+
+
+@pytest.mark.parametrize("fetch", ["auto", "shards"])
+def test_where_no_shard_can_be_kept_members_are_read(folder: str, tmp_path: Path, fetch: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with faulty_storage(folder) as files:
+        pipe = opened("faulty://", fetch=fetch, cache_dir=tmp_path / "file" / "kept")
+        want = epochs(in_order(opened(f"{folder}/")))
+        before = len(files.requests())
+        with pytest.warns(UserWarning, match="Members are read alone") as told:
+            assert list(in_order(pipe)) == want[0]
+        assert len(told) == 1
+        assert whole(files, before) == []
+
+
+def test_shards_for_which_there_is_no_room_are_read_by_members(small: str, cache: Path) -> None:
+    size = total(small) // 3
+    with faulty_storage(small) as files:
+        for fetch in ("auto", "shards"):
+            pipe = opened("faulty://", fetch=fetch, max_cache_bytes=size - 1)
+            assert len(pipe) == 36
+            before = len(files.requests())
+            assert epochs(in_order(pipe)) == epochs(in_order(opened(f"{small}/")))
+            assert whole(files, before) == []
+            assert len(bodies(files, before)) < 36, "ahead, and neighbours together"
+    assert not (cache / "shards").exists()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_leaving_an_epoch_of_whole_shards_leaves_nothing_held(folder: str, cache: Path, service: Service) -> None:
+    before = set(threading.enumerate())
+    with faulty_storage(folder):
+        chain = in_order(opened("faulty://"))
+        with kdp.Loader(chain, **service()) as loader:
+            for _ in range(2):
+                next(iter(loader))
+        del loader, chain
+        gc.collect()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10)
+        assert not [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
+    for path in (cache / "shards").iterdir():
+        with HeldFile(path) as file:
+            assert file.hold_alone()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fetch": "all"}, r"^`fetch` must be one of 'auto', 'members', 'shards', but is 'all' instead\.$"),
+        ({"cache_dir": "s3://bucket/cache"}, r"^`cache_dir` must be a folder of this machine, but is 's3://bucket/ca"),
+        ({"cache_dir": 3}, "`cache_dir` must be a folder of this machine, but is 3 instead"),
+        ({"max_cache_bytes": 0}, "`max_cache_bytes` must be an integer of at least 1, but is 0 instead"),
+    ],
+)
+def test_wrong_arguments_are_refused_where_the_chain_is_built(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kdp.open_shards("birds.tar", **options)
+
+
+@pytest.mark.parametrize("fetch", ["auto", "shards"])
+def test_files_of_this_machine_are_not_copied_whatever_they_are_called(small: str, cache: Path, fetch: str) -> None:
+    for root in (f"{small}/", f"file://{small}/"):
+        assert epochs(in_order(opened(root, fetch=fetch))) == epochs(in_order(opened(f"{small}/")))
+    assert not (cache / "shards").exists()
+
+
+def keep(batch: Any) -> Any:
+    return batch
+
+
+def test_behind_a_stock_pipe_members_are_read(small: str) -> None:
+    with faulty_storage(small):
+        chain = opened("faulty://").select("key").map(keep).deal(batch_size=5)
+        assert [key for batch in chain for (key,) in batch] == opened("faulty://").column("key").tolist()

@@ -1,0 +1,195 @@
+"""The bytes of members: from files here, from whole shards in the local cache, or by ranges from elsewhere."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes.errors import DataError
+from kdpipes.storage.catalog import Catalog
+from kdpipes.storage.descriptors import read_span
+from kdpipes.storage.files import is_local
+from kdpipes.storage.ranges import RangeReader, Span, read_range
+from kdpipes.storage.retries import NUM_TRIES
+from kdpipes.storage.shard_cache import Shard, ShardCache
+from kdpipes.storage.shard_index import Places
+from kdpipes.storage.shard_order import goes_by_shards, visits_of
+
+__all__ = ["Fetch", "MemberReader"]
+
+Fetch = Literal["auto", "members", "shards"]
+_KEPT = 4  # announcements that wait: where no field is ever read, there would be more and more
+_MANY = 1_000  # shards that were announced, by all threads
+_ON_DISK = ("file://", "local://")
+_BLOCK = 512  # of tars: a header is one, a content is filled up to whole ones
+
+
+class _Habit:
+    """Which fields are read, as far as this process has seen, and what has been announced before it saw one."""
+
+    def __init__(self) -> None:
+        self.fields: set[str] = set()
+        self._is_begun = False
+        self._waiting: list[NDArray[Any]] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Habit, ()
+
+    def due(self, positions: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return the positions to read ahead: the first ones whole, those that follow when the fields are known."""
+        if not self.fields and self._is_begun:
+            self._waiting = [*self._waiting, positions][-_KEPT:]
+            return []
+        self._is_begun = True
+        due, self._waiting = [*self._waiting, positions], []
+        return due
+
+
+class MemberReader:
+    """Reads members of shards, ahead of need those of shards elsewhere, in the way that moves fewer bytes.
+
+    Threads of workers share it, and a process may be forked meanwhile: it has no lock, and each change is one step. A
+    copy of it knows nothing.
+
+    Args:
+        fetch: How shards elsewhere are read: whole, by members, or ("auto") whole in an epoch that goes shard by shard
+            and needs at least half of their bytes.
+        cache: Where whole shards are kept.
+    """
+
+    def __init__(self, fetch: Fetch, cache: ShardCache) -> None:
+        self._fetch = fetch
+        self._cache = cache
+        self._ranges = RangeReader()
+        self._habit = _Habit()
+        self._expected: tuple[NDArray[Any], ...] = ()  # of the epoch that begins
+        self._is_ordered = False
+        self._is_whole = fetch == "shards"
+        self._soon: deque[list[int]] = deque(maxlen=_KEPT)  # shards that were announced last
+        self._due: tuple[set[int], set[int]] = set(), set()  # shards that were announced, and those before them
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemberReader, (self._fetch, self._cache)
+
+    def expect(self, positions: NDArray[Any]) -> None:
+        """Take note of the order of an epoch that begins.
+
+        A source that stands in a chain twice is told twice, and each thread of workers tells it the same.
+        """
+        if self._fetch != "members" and not any(np.array_equal(one, positions) for one in self._expected):
+            self._expected = (*self._expected, positions)
+
+    def announce(self, catalog: Catalog, positions: NDArray[Any]) -> None:
+        """Begin to read what will be asked for soon."""
+        expected, self._expected = self._expected, ()
+        if expected:
+            self._begin(catalog, np.concatenate(expected))
+        if self._fetch != "members":
+            positions = positions[~self._in_cache(catalog, positions)]
+        for due in self._habit.due(positions) if len(positions) else ():
+            self.announce_fields(catalog, due.tolist(), set(self._habit.fields) or set(catalog.fields))
+
+    def announce_fields(self, catalog: Catalog, indices: list[int], fields: set[str]) -> None:
+        """Begin to read some fields by ranges."""
+        self._ranges.announce(span for index in indices for span in _spans(catalog, index, fields))
+
+    def read(self, catalog: Catalog, index: int, field: str, places: Places) -> bytes:
+        """Return the content of a member, whose place is among `places`, or what there is of it.
+
+        Raises:
+            DataError: It cannot be had, or is not what was indexed.
+        """
+        self._habit.fields.add(field)
+        number = int(catalog.shards[index])
+        url, offset, size = catalog.urls[number], int(places.offsets[index]), int(places.sizes[index])
+        if is_local(url):
+            return read_span(url, offset, size)
+        span, checksum = Span(url, offset, offset + size), None
+        if places.checksums is not None:
+            checksum = int(places.checksums[index])
+        content = self._cached(catalog, number, span) if self._is_cached(url) else None
+        is_copy = content is not None
+        content = self._ranges.read(span) if content is None else content
+        for num_damaged in range(NUM_TRIES):
+            if checksum is None or zlib.crc32(content) == checksum:
+                if is_copy and num_damaged:
+                    self._cache.repair(_shard(catalog, number), offset, content)
+                return content
+            content = read_range(span)  # damage on the way is not there every time
+        raise DataError(
+            f"Sample {catalog.key(index)!r} is not what was indexed: {len(content)} bytes at offset "
+            f"{span.start} of {span.url!r} have another checksum. Index the shard again: `kdpipes index`."
+        )
+
+    def _is_cached(self, url: str) -> bool:
+        """Return whether a shard may be copied to the local cache, which files of this machine need not be."""
+        return self._fetch != "members" and not is_local(url) and not url.startswith(_ON_DISK)
+
+    def _cached(self, catalog: Catalog, number: int, span: Span) -> bytes | None:
+        is_due = self._fetch == "shards" or (self._is_whole and any(number in due for due in self._due))
+        return self._cache.read(_shard(catalog, number), span.start, span.stop - span.start, fetches=is_due)
+
+    def _begin(self, catalog: Catalog, positions: NDArray[Any]) -> None:
+        """Choose how to read an epoch; `positions` are none where it does not go by shards."""
+        shards = catalog.shards[positions]
+        is_cached = np.array([self._is_cached(url) for url in catalog.urls], dtype=bool)
+        positions, shards = positions[is_cached[shards]], shards[is_cached[shards]]
+        self._is_ordered = len(positions) > 0
+        self._is_whole = self._fetch == "shards" or (self._is_ordered and self._pays(catalog, positions, shards))
+        visits = visits_of(shards if self._is_whole else shards[:0])
+        self._cache.expect([_shard(catalog, number) for number in visits.shards.tolist()], visits.untils().tolist())
+
+    def _pays(self, catalog: Catalog, positions: NDArray[Any], shards: NDArray[Any]) -> bool:
+        touched = np.unique(shards)
+        is_used = np.zeros(len(catalog), dtype=bool)
+        is_used[positions] = True
+        sizes = _sizes(catalog, set(self._habit.fields) or set(catalog.fields))
+        used = np.bincount(catalog.shards, sizes * is_used, len(catalog.urls))[touched].sum()
+        whole = sum(catalog.versions[number].size for number in touched.tolist())
+        is_ordered = goes_by_shards(shards, len(positions) / np.count_nonzero(is_used))
+        largest = max(touched.tolist(), key=lambda number: catalog.versions[number].size)
+        return bool(is_ordered and 2 * used >= whole and self._cache.takes(_shard(catalog, largest)))
+
+    def _in_cache(self, catalog: Catalog, positions: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which positions will be read from whole shards, and begin to download those where that is due."""
+        numbers = catalog.shards[positions]
+        distinct = [number for number in dict.fromkeys(numbers.tolist()) if self._is_cached(catalog.urls[number])]
+        if self._is_whole:
+            self._due[0].update(distinct)
+            if len(self._due[0]) > _MANY:
+                self._due = set(distinct), self._due[0]
+            self._soon.append(distinct)
+            if not self._is_ordered:
+                soon = dict.fromkeys(number for some in list(self._soon) for number in some)
+                self._cache.announce([_shard(catalog, number) for number in soon])
+            here = [number for number in distinct if self._cache.takes(_shard(catalog, number))]
+        else:
+            here = [number for number in distinct if self._cache.has(_shard(catalog, number))]
+        return np.isin(numbers, here)
+
+
+def _shard(catalog: Catalog, number: int) -> Shard:
+    return Shard(catalog.urls[number], catalog.versions[number])
+
+
+def _places(catalog: Catalog, fields: set[str]) -> list[Places]:
+    """Return the places of those fields that have to be read."""
+    return [places for field in fields if isinstance(places := catalog.fields[field], Places)]
+
+
+def _sizes(catalog: Catalog, fields: set[str]) -> NDArray[np.int64]:
+    """Return how many bytes of its shard each sample takes with some of its fields."""
+    sizes = np.zeros(len(catalog), dtype=np.int64)
+    for places in _places(catalog, fields):
+        sizes += np.where(places.offsets < 0, 0, _BLOCK + -(-places.sizes // _BLOCK) * _BLOCK)
+    return sizes
+
+
+def _spans(catalog: Catalog, index: int, fields: set[str]) -> list[Span]:
+    url = catalog.urls[int(catalog.shards[index])]
+    starts = [(int(places.offsets[index]), int(places.sizes[index])) for places in _places(catalog, fields)]
+    return [Span(url, start, start + size) for start, size in starts if start >= 0 and not is_local(url)]
