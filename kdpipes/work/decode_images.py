@@ -13,6 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.errors import DataError, check_choice, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
+from kdpipes.storage.codec import register_type
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, decoder
 
 __all__ = ["DecodedImage", "EncodedImage", "ImageDecoder"]
@@ -92,12 +93,12 @@ class EncodedImage:
         DataError: The bytes are no image, or are truncated (when pixels are read).
     """
 
-    __slots__ = ("_backend", "_image", "_size", "content", "name")
+    __slots__ = ("_image", "_size", "backend", "content", "name")
 
     def __init__(self, content: bytes, name: str = "", backend: Backend = "auto") -> None:
         self.content = content
         self.name = name
-        self._backend = backend
+        self.backend = backend
         self._image: Image.Image | None = None
         self._size: tuple[int, int] | None = None
 
@@ -115,7 +116,7 @@ class EncodedImage:
             try:
                 return _as_planes(fast.region(self.content, Box(top, left, height, width)))
             except UnfitError:
-                self._backend = "pillow"
+                self.backend = "pillow"
         whole = (0, 0, *self.size) == (top, left, width, height)
         image = self.to_pil() if whole else self.to_pil().crop((left, top, left + width, top + height))
         return _as_planes(np.asarray(image))
@@ -136,7 +137,7 @@ class EncodedImage:
         return np.array(rows, dtype=dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EncodedImage, (self.content, self.name, self._backend)
+        return EncodedImage, (self.content, self.name, self.backend)
 
     def __repr__(self) -> str:
         return f"EncodedImage({len(self.content)} bytes)"
@@ -145,9 +146,9 @@ class EncodedImage:
         return f"The image of {self.name}" if self.name else "The image"
 
     def _decoder(self) -> JpegDecoder | None:
-        if self._backend == "pillow" or not self.content.startswith(_JPEG):
+        if self.backend == "pillow" or not self.content.startswith(_JPEG):
             return None
-        return decoder(self._backend)
+        return decoder(self.backend)
 
     def _size_by_decoder(self) -> tuple[int, int] | None:
         """Return the size, where Pillow need not be asked."""
@@ -157,10 +158,10 @@ class EncodedImage:
         try:
             width, height = fast.size(self.content)
         except UnfitError:
-            self._backend = "pillow"
+            self.backend = "pillow"
             return None
         if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
-            self._backend = "pillow"  # which warns, or refuses it
+            self.backend = "pillow"  # which warns, or refuses it
             return None
         return width, height
 
@@ -178,6 +179,17 @@ class EncodedImage:
 def _as_planes(rows: NDArray[np.uint8]) -> torch.Tensor:
     """Return pixels `[H, W, 3]` as `[3, H, W]`, the same memory."""
     return torch.from_numpy(rows if rows.flags.writeable else rows.copy()).permute(2, 0, 1)
+
+
+register_type(
+    "EncodedImage",
+    EncodedImage,
+    lambda image: (image.content, image.name, image.backend),
+    lambda plain: EncodedImage(*plain),
+)
+
+
+register_type("DecodedImage", DecodedImage, lambda image: (image.pixels,), lambda plain: DecodedImage(*plain))
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

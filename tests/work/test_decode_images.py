@@ -12,6 +12,7 @@ from PIL import Image
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.storage.codec import decode, encode
 
 WIDTH, HEIGHT = 160, 120
 
@@ -115,8 +116,26 @@ def test_an_encoded_image_travels_as_its_bytes_and_gives_a_new_image_each_time()
     assert np.asarray(image, dtype=np.float32).dtype == np.float32
 
 
+def test_an_encoded_image_is_kept_as_its_bytes() -> None:
+    image = indexed(encoded()).decode_images("x")[0]["x"]
+    twin = decode(b"".join(encode({"x": image})))["x"]
+    assert type(twin) is kdp.EncodedImage
+    assert (twin.content, twin.name, twin.size) == (image.content, image.name, (WIDTH, HEIGHT))
+    assert np.array_equal(np.asarray(twin), np.asarray(image))
+
+
 def test_a_field_that_is_not_there_is_refused_when_the_chain_is_built() -> None:
     with pytest.raises(kdp.FieldError, match="The source has no field 'image'; it has 'x', 'y'"):
         indexed(b"").decode_images("image")
     with pytest.raises(TypeError, match="`field` must be the name of a field"):
         indexed(b"").decode_images(3)
+
+
+def test_what_a_transform_has_made_is_stored_as_pixels_and_an_encoded_image_with_its_backend() -> None:
+    image = kdp.EncodedImage(encoded(), "a", "pillow")
+    crop = kdp.CenterCrop(40)(image)
+    for one in (image, crop):
+        again = decode(b"".join(encode(one)))
+        assert type(again) is type(one)
+        assert np.array_equal(np.asarray(again), np.asarray(one))
+    assert decode(b"".join(encode(image))).backend == "pillow"

@@ -1,0 +1,225 @@
+"""A cache in redis, for processes of several machines."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from kdpipes.cache.store import CacheStats, check_key
+from kdpipes.cache.tally import Tally
+from kdpipes.errors import check_choice, is_number, must_be
+
+__all__ = ["RedisStore"]
+
+Result = TypeVar("Result")
+_NAMESPACE = re.compile(r"[A-Za-z0-9_./-]+")
+_MOST_BYTES = 512 << 20
+_ROUND_TRIP_BYTES = 32 << 20
+_PAUSE_S = 5.0  # in which a server that was away, or full, is not asked
+_WAY_OUT = 'Start it, or go on without a cache while it is away: `on_unreachable="go_on"`.'
+
+
+class RedisStore:
+    """A `CacheStore` in a redis server. It touches only keys that begin with its namespace, and never flushes.
+
+    Several entries travel in one round trip. Nobody but the server decides what it evicts: when it refuses more, the
+    rest is not kept. The server may be stopped and started again at any time; what it has forgotten is loaded again.
+
+    Args:
+        url: Of the server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
+        namespace: What all keys begin with: letters, digits, and "_", ".", "/", "-".
+        ttl_s: How long an entry stays, in seconds; None is for ever.
+        on_unreachable: "raise", or "go_on" as if there were no cache, with a warning, until the server is back.
+        timeout_s: How long to wait for an answer, in seconds.
+
+    Raises:
+        ImportError: redis is not installed.
+        ConnectionError: When it is used: the server is away.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        *,
+        ttl_s: float | None = None,
+        on_unreachable: Literal["raise", "go_on"] = "raise",
+        timeout_s: float = 5.0,
+    ) -> None:
+        _redis()
+        if not isinstance(url, str) or urlsplit(url).scheme not in ("redis", "rediss", "unix"):
+            raise ValueError(must_be("url", "a URL that begins with redis://, rediss:// or unix://", url))
+        if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
+            raise ValueError(must_be("namespace", 'letters, digits, "_", ".", "/" and "-"', namespace))
+        _check_seconds("timeout_s", timeout_s)
+        if ttl_s is not None:
+            _check_seconds("ttl_s", ttl_s)
+        check_choice("on_unreachable", on_unreachable, ["raise", "go_on"])
+        self._url, self._prefix = url, f"{namespace}:".encode()
+        self._ttl_ms = None if ttl_s is None else int(ttl_s * 1000)
+        self._goes_on, self._timeout_s = on_unreachable == "go_on", timeout_s
+        self._tally = Tally()
+        self._start()
+
+    def get(self, key: bytes) -> memoryview | None:
+        return self.get_many([key])[0]
+
+    def get_many(self, keys: Sequence[bytes]) -> list[memoryview | None]:
+        names = [self._name(key) for key in keys]
+        found: list[bytes | None] = self._asked(lambda client: client.mget(names), []) if names else []
+        found = found or [None] * len(names)
+        num_misses = sum(entry is None for entry in found)
+        self._tally.count(hits=len(found) - num_misses, misses=num_misses)
+        return [None if entry is None else memoryview(entry) for entry in found]
+
+    def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
+        return self._write([self._entry(key, buffers)], replace)
+
+    def put_many(self, entries: Iterable[tuple[bytes, Iterable[Any]]]) -> bool:
+        return all(self._write(batch, False) for batch in _batches(self._entry(*entry) for entry in entries))
+
+    def contains(self, key: bytes) -> bool:
+        return bool(self._asked(lambda client: client.exists(self._name(key)), 0))
+
+    def stats(self) -> CacheStats:
+        """Return what has been counted; the number of entries and bytes by going through the server's keys."""
+        sizes: list[int] = self._asked(self._sizes, [])
+        tally = self._tally
+        return CacheStats(tally.hits, tally.misses, sum(sizes), len(sizes), tally.healed)
+
+    def close(self) -> None:
+        self._closing()
+        self._start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        of_process = ("_client", "_closing", "_process", "_silent_until", "_full_until")
+        return {name: value for name, value in vars(self).items() if name not in of_process}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._start()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._client: Any = None
+        self._closing: Callable[[], Any] = bool
+        self._silent_until = self._full_until = 0.0
+
+    def _name(self, key: bytes) -> bytes:
+        return self._prefix + check_key(key)
+
+    def _entry(self, key: bytes, buffers: Iterable[Any]) -> tuple[bytes, bytes]:
+        content = b"".join(buffers)
+        if len(content) > _MOST_BYTES:
+            raise ValueError(f"redis keeps no entry of more than {_MOST_BYTES:,} bytes; this one has {len(content):,}.")
+        return self._name(key), content
+
+    def _write(self, batch: list[tuple[bytes, bytes]], replace: bool) -> bool:
+        def write(client: Any) -> list[Any]:
+            pipeline = client.pipeline(transaction=False)
+            for name, content in batch:
+                if replace:
+                    pipeline.exists(name)
+                pipeline.set(name, content, px=self._ttl_ms, nx=not replace)
+            answers: list[Any] = pipeline.execute(raise_on_error=False)
+            return answers
+
+        if time.monotonic() < self._full_until:
+            return False
+        answers = self._asked(write, None)
+        if answers is None:
+            return False
+        refused = next((answer for answer in answers if isinstance(answer, Exception)), None)
+        if refused is not None:
+            self._full_until = time.monotonic() + _PAUSE_S
+            self._warn(f"takes no more ({refused}). It keeps what it has, and the rest is loaded each time.")
+            return False
+        self._tally.count(healed=int(answers[0]) if replace else 0)
+        return True
+
+    def _sizes(self, client: Any) -> list[int]:
+        sizes: list[int] = []
+        names = list(client.scan_iter(match=self._prefix + b"*", count=1000))
+        for start in range(0, len(names), 1000):
+            pipeline = client.pipeline(transaction=False)
+            for name in names[start : start + 1000]:
+                pipeline.strlen(name)
+            sizes += pipeline.execute()
+        return sizes
+
+    def _asked(self, ask: Callable[[Any], Result], otherwise: Result) -> Result:
+        """Return what the server answers, or `otherwise` where it is away and that does not matter."""
+        if self._goes_on and time.monotonic() < self._silent_until:
+            return otherwise
+        errors = _redis().exceptions
+        try:
+            return ask(self._opened())
+        except errors.AuthenticationError as error:
+            raise PermissionError(f"The redis server at {self._place()} refuses: {error}. See `url`.") from error
+        except (errors.ConnectionError, errors.TimeoutError) as error:
+            if not self._goes_on:
+                reason = f"The redis server at {self._place()} cannot be reached: {error}"
+                raise ConnectionError(f"{reason.rstrip('.')}. {_WAY_OUT}") from error
+            self._silent_until = time.monotonic() + _PAUSE_S
+            self._warn(f"cannot be reached ({error}): samples are loaded as if there were no cache, until it is back.")
+            return otherwise
+
+    def _opened(self) -> Any:
+        if self._client is None or self._process != os.getpid():
+            redis = _redis()
+            self._start()
+            once_more = redis.retry.Retry(redis.backoff.NoBackoff(), 1)  # of a server that was restarted
+            self._client = redis.Redis.from_url(
+                self._url,
+                socket_timeout=self._timeout_s,
+                socket_connect_timeout=self._timeout_s,
+                retry=once_more,
+            )
+            self._closing = weakref.finalize(self, _close, self._client, self._process)
+        return self._client
+
+    def _warn(self, text: str) -> None:
+        self._tally.warn_once(f"The redis server at {self._place()} {text}")
+
+    def _place(self) -> str:
+        """Return where the server is, without the password."""
+        parts = urlsplit(self._url)
+        return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+
+
+def _close(client: Any, owner: int) -> None:
+    if os.getpid() == owner:
+        client.close()
+
+
+def _redis() -> ModuleType:
+    try:
+        return importlib.import_module("redis")
+    except ImportError as error:
+        raise ImportError('`RedisStore` needs redis: `pip install "kdpipes[redis]"`.') from error
+
+
+def _check_seconds(param: str, value: Any) -> None:
+    if not is_number(value) or not value >= 0.001:
+        raise ValueError(must_be(param, "a number of seconds, of at least 0.001", value))
+
+
+def _batches(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Yield entries in lists of some megabytes."""
+    batch: list[tuple[bytes, bytes]] = []
+    num_bytes = 0
+    for name, content in entries:
+        batch.append((name, content))
+        num_bytes += len(content)
+        if num_bytes >= _ROUND_TRIP_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,81 @@
+"""What every cache does: entries of bytes by key, kept for all processes that open the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from kdpipes.errors import must_be
+
+__all__ = ["MOST_KEY_BYTES", "CacheStats", "CacheStore", "check_key"]
+
+MOST_KEY_BYTES = 255
+
+
+class CacheStats(NamedTuple):
+    """What a cache has done in this process, and what it holds.
+
+    Args:
+        hits: How often `get` found an entry, in this process.
+        misses: How often it did not.
+        bytes: What the cache takes, of all processes.
+        entries: How many entries it has, of all processes.
+        healed: How many entries this process has replaced, because they were damaged.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    bytes: int = 0
+    entries: int = 0
+    healed: int = 0
+
+
+class CacheStore(Protocol):
+    """A place that keeps entries. What cannot be kept is left out, with a warning: a cache is no reason to stop.
+
+    A store opens what it needs when it is first used in a process: it may be pickled and inherited by forked processes
+    at any time, and is used by several threads and processes at once. Keys are 1 to 255 bytes.
+    """
+
+    def get(self, key: bytes) -> memoryview | None:
+        """Return an entry, read-only, or None. The view stays as it is for as long as it is held.
+
+        Raises:
+            DamagedError: The entry cannot even be read; `put(..., replace=True)` heals it.
+        """
+
+    def get_many(self, keys: Sequence[bytes]) -> list[memoryview | None]:
+        """Return several entries, of those that are missing or damaged None."""
+
+    def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
+        """Keep an entry, given as buffers that follow each other; one that is there already stays as it is.
+
+        Args:
+            key: Under which it is found.
+            buffers: Of `kdpipes.storage.codec.encode`, for example.
+            replace: Whether an entry that is there is damaged, and to be replaced.
+
+        Returns:
+            Whether the entry is there now; False where the store is full, cannot be written or is out of reach.
+        """
+
+    def put_many(self, entries: Iterable[tuple[bytes, Iterable[Any]]]) -> bool:
+        """Keep several entries; return whether all of them are there now."""
+
+    def contains(self, key: bytes) -> bool:
+        """Return whether there is an entry, which counts as neither a hit nor a miss."""
+
+    def stats(self) -> CacheStats:
+        """Return what has been counted."""
+
+    def close(self) -> None:
+        """Let go of what is open in this process. The next use opens it again."""
+
+
+def check_key(key: bytes) -> bytes:
+    """Return a key, or refuse it."""
+    if not isinstance(key, bytes):
+        raise TypeError(must_be("key", "bytes", key))
+    if not 1 <= len(key) <= MOST_KEY_BYTES:
+        raise ValueError(must_be("key", f"1 to {MOST_KEY_BYTES} bytes long", key, "Give a digest of it."))
+    return key

@@ -1,0 +1,264 @@
+"""Values as tagged plain data with a checksum, from which they come back exactly; nothing that is read is executed.
+
+An entry is a frame (mark, format, CRC-32 of all that follows, length, length of the header), a header in JSON and the
+raw contents of arrays, tensors, bytes and long strings, each at a multiple of 64 bytes. In the header, JSON's own
+values stand for themselves and its arrays for all else: `["tuple", [1, 2]]`, `["array", "<f4", [2, 3], 0, 0]`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from kdpipes.errors import DataError, must_be
+from kdpipes.storage.codec_arrays import read_array, read_tensor, write_array, write_tensor
+from kdpipes.storage.codec_images import image_as_plain, image_of
+
+__all__ = ["DamagedError", "decode", "encode", "register_type"]
+
+_MARK, _FORMAT = b"kdp", 1
+_FRAME = struct.Struct("<3sBIQI")
+_START_OF_CHECKED = 8
+_ALIGNMENT = 64
+_LONG = 256  # characters, from which on a string stands outside of the header
+_MOST_LEVELS = 64
+_NATIVE = frozenset([bool, float, type(None)])
+_BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, RuntimeError, OSError)
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_from_json = json.JSONDecoder().raw_decode
+
+
+class DamagedError(DataError):
+    """An entry that is not what was written, or was written in another format: as good as none."""
+
+
+class _Registered(NamedTuple):
+    tag: str
+    kind: type
+    to_plain: Callable[[Any], Any]
+    from_plain: Callable[[Any], Any]
+
+
+_by_type: dict[type, _Registered] = {}
+_by_tag: dict[str, _Registered] = {}
+
+
+def register_type(tag: str, kind: type, to_plain: Callable[[Any], Any], from_plain: Callable[[Any], Any]) -> None:
+    """Let values of exactly the type `kind` be encoded.
+
+    Args:
+        tag: What the type is called in entries: once and for all.
+        kind: The type.
+        to_plain: Returns of a value what `encode` knows, such as a tuple.
+        from_plain: Returns the value of that again. It must trust nothing: an entry may come from anywhere.
+    """
+    known = _by_tag.get(tag)
+    if known is not None and (known.kind.__module__, known.kind.__qualname__) != (kind.__module__, kind.__qualname__):
+        raise ValueError(must_be("tag", "new", tag, f"It stands for {known.kind.__qualname__} already."))
+    _by_type[kind] = _by_tag[tag] = _Registered(tag, kind, to_plain, from_plain)
+
+
+def encode(value: Any, *, allow_pickle: bool = False) -> list[Any]:
+    """Return an entry as a list of buffers, to be written one after the other.
+
+    Known are None, bool, int, float, str, bytes, bytearray, list, tuple, dict, NumPy's arrays and scalars of any dtype
+    but object, tensors in main memory, images of Pillow's and what `register_type` was told; no subclasses of these,
+    but for Pillow's images and `numpy.memmap`, which becomes an array. A memoryview becomes bytes. Arrays and images
+    may be shared with the buffers until they are written.
+
+    Args:
+        value: What is to be kept.
+        allow_pickle: Whether to pickle what is not known.
+
+    Raises:
+        TypeError: A type is not known.
+    """
+    writer = _Writer(allow_pickle)
+    header = _to_json(writer.node(value)).encode("utf-8", "surrogatepass")
+    lead = header + bytes(-(_FRAME.size + len(header)) % _ALIGNMENT)
+    length = _FRAME.size + len(lead) + writer.end
+    checked = _FRAME.pack(_MARK, _FORMAT, 0, length, len(header))[_START_OF_CHECKED:]
+    checksum = zlib.crc32(lead, zlib.crc32(checked))
+    for part in writer.parts:
+        checksum = zlib.crc32(part, checksum)
+    return [_FRAME.pack(_MARK, _FORMAT, checksum, length, len(header)), lead, *writer.parts]
+
+
+def decode(buffer: Any, *, verify: bool = True, allow_pickle: bool = False) -> Any:
+    """Return the value of an entry. Arrays are read-only views of the buffer, which they keep; all else is copied.
+
+    Args:
+        buffer: The bytes of the entry, or a view of them.
+        verify: Whether to compare the checksum. Without it a damaged entry may give another value, but no more.
+        allow_pickle: Whether to read what was pickled, and so to execute what the entry says.
+
+    Raises:
+        DamagedError: The entry is damaged, cut or of another format.
+        DataError: It holds a type that is not registered, or a pickle, which is not allowed.
+    """
+    view = memoryview(buffer).cast("B").toreadonly()
+    try:
+        mark, number, checksum, length, size = _FRAME.unpack_from(view)
+    except struct.error:
+        raise DamagedError(f"The entry has been cut: it has {len(view)} bytes.") from None
+    if mark != _MARK or number != _FORMAT:
+        raise DamagedError(f"The entry is not of format {_FORMAT}, the one that this version of kdpipes knows.")
+    if length != len(view):
+        raise DamagedError(f"The entry has {len(view)} bytes instead of {length}.")
+    if verify and zlib.crc32(view[_START_OF_CHECKED:]) != checksum:
+        raise DamagedError(f"The entry of {length} bytes is damaged: its checksum differs.")
+    start = _FRAME.size + size
+    try:
+        node, _ = _from_json(str(view[_FRAME.size : start], "utf-8", "surrogatepass"))
+        return _Reader(view[start + -start % _ALIGNMENT :], allow_pickle).value(node)
+    except DataError:
+        raise
+    except _BROKEN as error:
+        raise DamagedError(f"The entry of {length} bytes is damaged: {error}.") from error
+
+
+class _Writer:
+    """Makes nodes of values, and collects what stands outside of the header."""
+
+    def __init__(self, allow_pickle: bool) -> None:
+        self.parts: list[Any] = []
+        self.end = 0
+        self._allow_pickle = allow_pickle
+        self._level = 0
+
+    def add(self, content: Any) -> int:
+        """Return where a content will stand, counted from the end of the header."""
+        padding = -self.end % _ALIGNMENT
+        if padding:
+            self.parts.append(bytes(padding))
+        start = self.end + padding
+        self.parts.append(content)
+        self.end = start + len(content)
+        return start
+
+    def node(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _NATIVE:
+            return value
+        write = _WRITERS.get(kind)
+        if write is not None:
+            return write(self, value)
+        if isinstance(value, np.generic):
+            return ["scalar", self.node(np.asarray(value))]
+        if isinstance(value, Image.Image):
+            kind = Image.Image
+        if kind in _by_type:
+            return ["of", _by_type[kind].tag, self.nodes([_by_type[kind].to_plain(value)])[0]]
+        return self._unknown(value)
+
+    def nodes(self, values: Any) -> list[Any]:
+        self._level += 1
+        if self._level > _MOST_LEVELS:
+            raise ValueError(f"A value nested more than {_MOST_LEVELS} levels deep, or in itself, cannot be kept.")
+        nodes = [self.node(value) for value in values]
+        self._level -= 1
+        return nodes
+
+    def _unknown(self, value: Any) -> list[Any]:
+        if not self._allow_pickle:
+            name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            way_out = (
+                "Make a dict, list or array of it, or pass `allow_pickle=True`, where all that is read is trusted."
+            )
+            raise TypeError(f"A value of type `{name}` cannot be kept as plain data. {way_out}")
+        return ["pickle", *_bytes_node(self, pickle.dumps(value, protocol=5))[1:]]
+
+
+def _int_node(writer: _Writer, value: int) -> Any:
+    return value if -(1 << 63) <= value < 1 << 63 else ["int", hex(value)]  # which has no limit, unlike decimals
+
+
+def _str_node(writer: _Writer, value: str) -> Any:
+    return value if len(value) < _LONG else ["str", *_bytes_node(writer, value.encode("utf-8", "surrogatepass"))[1:]]
+
+
+def _bytes_node(writer: _Writer, value: Any) -> list[Any]:
+    return ["bytes", writer.add(value), len(value)]
+
+
+def _dict_node(writer: _Writer, value: dict[Any, Any]) -> Any:
+    if all(type(key) is str for key in value):
+        return dict(zip(value, writer.nodes(value.values()), strict=True))
+    return ["dict", writer.nodes(value), writer.nodes(value.values())]
+
+
+_WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
+    int: _int_node,
+    str: _str_node,
+    bytes: _bytes_node,
+    bytearray: lambda writer, value: ["bytearray", *_bytes_node(writer, value)[1:]],
+    memoryview: lambda writer, value: _bytes_node(writer, value.tobytes()),
+    list: lambda writer, value: ["list", writer.nodes(value)],
+    tuple: lambda writer, value: ["tuple", writer.nodes(value)],
+    dict: _dict_node,
+    np.ndarray: lambda writer, value: ["array", *write_array(writer.add, value)],
+    np.memmap: lambda writer, value: ["array", *write_array(writer.add, np.asarray(value))],
+    torch.Tensor: lambda writer, value: ["tensor", *write_tensor(writer.add, value)],
+}
+
+
+class _Reader:
+    """Makes values of nodes."""
+
+    def __init__(self, contents: memoryview, allow_pickle: bool) -> None:
+        self.contents = contents
+        self.allow_pickle = allow_pickle
+
+    def value(self, node: Any) -> Any:
+        if type(node) is list:
+            return _READERS[node[0]](self, *node[1:])
+        if type(node) is dict:
+            return {key: self.value(entry) for key, entry in node.items()}
+        return node
+
+    def values(self, nodes: list[Any]) -> list[Any]:
+        return [self.value(node) for node in nodes]
+
+    def span(self, start: int, size: int) -> memoryview:
+        span = self.contents[start : start + size]
+        if start < 0 or len(span) != size:
+            raise ValueError(f"{size} bytes from {start} on are not there")
+        return span
+
+    def registered(self, tag: str, node: Any) -> Any:
+        if tag not in _by_tag:
+            raise DataError(f"The entry holds a {tag!r}, which is not known here: import what registers it.")
+        return _by_tag[tag].from_plain(self.value(node))
+
+    def pickled(self, start: int, size: int) -> Any:
+        if not self.allow_pickle:
+            way_out = "Pass `allow_pickle=True`, where all that is read is trusted."
+            raise DataError(f"The entry holds a pickle, which may execute anything. {way_out}")
+        return pickle.loads(self.span(start, size))  # noqa: S301 - which the user has asked for
+
+
+_READERS: dict[str, Callable[..., Any]] = {
+    "int": lambda reader, digits: int(digits, 16),
+    "str": lambda reader, start, size: str(reader.span(start, size), "utf-8", "surrogatepass"),
+    "bytes": lambda reader, start, size: bytes(reader.span(start, size)),
+    "bytearray": lambda reader, start, size: bytearray(reader.span(start, size)),
+    "list": _Reader.values,
+    "tuple": lambda reader, nodes: tuple(reader.values(nodes)),
+    "dict": lambda reader, keys, nodes: dict(zip(reader.values(keys), reader.values(nodes), strict=True)),
+    "array": lambda reader, *place: read_array(reader.contents, *place),
+    "scalar": lambda reader, node: reader.value(node)[()],
+    "tensor": lambda reader, *place: read_tensor(reader.contents, *place),
+    "of": _Reader.registered,
+    "pickle": _Reader.pickled,
+}
+
+
+register_type("image", Image.Image, image_as_plain, image_of)

@@ -1,0 +1,254 @@
+"""Files: folders that stay small, caches that travel, and disks that are full, read-only or damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kdpipes.cache import folders
+from kdpipes.cache.file_layout import FileLayout
+from kdpipes.cache.file_store import FileStore
+from kdpipes.errors import DataError
+from kdpipes.storage.codec import DamagedError, decode, encode
+
+OnDisk = Callable[..., Any]
+
+
+def fill(store: FileStore, most: int) -> int:
+    """Put entries until one is refused; return how many were taken."""
+    return next((number for number in range(most) if not store.put(b"%d" % number, encode([number, "x" * 9000]))), most)
+
+
+def all_whole(store: FileStore, number: int) -> bool:
+    return all(decode(store.get(b"%d" % place)) == [place, "x" * 9000] for place in range(number))
+
+
+def in_folders(root: Path) -> Counter[Path]:
+    """Return how many files and folders lie in each folder, of those that are not hidden."""
+    return Counter(path.parent for path in root.rglob("*") if "/." not in str(path))
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 20_000), st.integers(32, 3000))
+def test_no_folder_gets_too_many_files(num_entries: int, max_files: int) -> None:
+    layout = FileLayout.planned(num_entries, max_files)
+    paths = {layout.path_of(b"%d" % number) for number in range(num_entries)}
+    assert len(paths) == num_entries
+    parents = [path.rpartition("/")[0] for path in paths]
+    assert max(Counter(parents).values()) <= max_files - 4  # METADATA and the like lie there, too
+    while any(parents):
+        folders_of = Counter(parent.rpartition("/")[0] for parent in set(parents))
+        assert max(folders_of.values()) <= max_files - 4
+        parents = [parent.rpartition("/")[0] for parent in set(parents)]
+
+
+@pytest.mark.parametrize("num_entries", [10**6, 10**7, 10**9])
+def test_large_caches_have_no_more_folders_than_need_be(num_entries: int) -> None:
+    layout = FileLayout.planned(num_entries, 1000)
+    assert 16 <= num_entries / 16**layout.num_digits < 900
+
+
+def test_folders_stay_small_on_disk(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "cache", num_entries=300, max_files_per_folder=40)
+    for number in range(300):
+        store.put(b"%d" % number, [b"x"])
+    assert max(in_folders(tmp_path / "cache").values()) <= 40
+    assert store.stats()[2:4] == (300, 300)
+
+
+def test_metadata_holds_for_all_who_come_later(tmp_path: Path) -> None:
+    FileStore(tmp_path / "cache", num_entries=5000, max_files_per_folder=50, compression="zlib").put(b"a", [b"heron"])
+    later = FileStore(tmp_path / "cache")
+    later.put(b"b", [b"gull" * 1000])
+    assert (bytes(later.get(b"a") or b""), bytes(later.get(b"b") or b"")) == (b"heron", b"gull" * 1000)
+    assert json.loads((tmp_path / "cache" / "METADATA").read_text()) == {
+        "format": 1, "layout": "files", "num_digits": 3, "digits_per_folder": 1, "compression": "zlib",
+    }  # fmt: skip
+    assert later.stats().bytes < 100
+
+
+@pytest.mark.parametrize("compression", [None, "zlib", "gzip", "bz2", "lzma"])
+def test_every_compression_comes_back(tmp_path: Path, compression: str | None) -> None:
+    store = FileStore(tmp_path / "cache", compression=compression)
+    for content in (b"", b"heron" * 1000):
+        store.put(content[:5] or b"empty", [content])
+        entry = store.get(content[:5] or b"empty")
+        assert entry is not None
+        assert bytes(entry) == content
+
+
+def test_a_cache_is_moved_and_packed_and_opened_where_nothing_can_be_written(
+    tmp_path: Path, warned_once: Callable[[str], Any]
+) -> None:
+    store = FileStore(tmp_path / "cache")
+    fill(store, 5)
+    shutil.move(tmp_path / "cache", tmp_path / "moved")
+    assert all_whole(FileStore(tmp_path / "moved"), 5)
+    shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "moved")
+    packed = FileStore(f"zip://::{tmp_path}/packed.zip")
+    assert all_whole(packed, 5)
+    assert [entry is not None for entry in packed.get_many([b"1", b"9", b"3"])] == [True, False, True]
+    assert packed.get(b"none") is None
+    assert packed.stats().entries == 5
+    with warned_once("cannot be written.*What it has is used"):
+        assert not packed.put(b"new", [b"x"])
+        assert not packed.put(b"newer", [b"x"])
+
+
+def test_a_cache_below_a_folder_of_an_archive_is_opened(tmp_path: Path) -> None:
+    fill(FileStore(tmp_path / "all" / "cache"), 3)
+    shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "all")
+    assert all_whole(FileStore(f"zip://cache::file://{tmp_path}/packed.zip"), 3)
+
+
+def test_looking_makes_no_folder(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "cache")
+    assert (store.get(b"a"), store.get_many([b"a", b"b"]), store.contains(b"a")) == (None, [None, None], False)
+    assert store.stats().entries == 0
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("compression", [None, "zlib", "gzip", "bz2", "lzma"])
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"\0" * len(data), lambda data: b""])
+def test_a_damaged_file_is_found_and_heals(tmp_path: Path, compression: str | None, damage: Any) -> None:
+    store = FileStore(tmp_path / "cache", num_entries=9, compression=compression)
+    store.put(b"a", encode(["heron"] * 100))
+    store.put(b"b", encode("gull"))
+    path = tmp_path / "cache" / FileLayout.planned(9, 1000).path_of(b"a")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DamagedError):
+        decode(store.get(b"a"))
+    assert decode(store.get_many([b"b", b"a"])[0]) == "gull"
+    assert store.put(b"a", encode(["heron"] * 100), replace=True)
+    assert decode(store.get(b"a")) == ["heron"] * 100
+    assert (store.stats().healed, store.stats().entries) == (1, 2)
+
+
+def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
+    FileStore(tmp_path / "cache").put(b"a", [b"heron"])
+    (tmp_path / "cache" / "METADATA").write_text('{"format": 0, "layout": "files"}')
+    refused = "cache of format 0 and layout 'files'. This version of kdpipes reads format 1.*another folder, or delete"
+    for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""]), lambda s: s.contains(b"a"), lambda s: s.stats()):
+        with pytest.raises(DataError, match=refused):
+            call(FileStore(tmp_path / "cache"))
+    (tmp_path / "cache" / "METADATA").write_bytes(b"\xff")
+    with pytest.raises(DataError, match="METADATA file is damaged"):
+        FileStore(tmp_path / "cache").get(b"a")
+
+
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path, place: str) -> None:
+    url = str(tmp_path) if place == "local" else f"memory://{tmp_path.name}"
+    with fsspec.open(f"{url}/heron.jpg", "wb") as file:
+        file.write(b"photo")
+    store = FileStore(url)
+    assert store.get(b"a") is None
+    with pytest.raises(DataError, match=r"is no cache, but holds 'heron.jpg'\. Give an empty folder"):
+        store.put(b"a", [b""])
+    assert list(tmp_path.iterdir()) == ([tmp_path / "heron.jpg"] if place == "local" else [])
+
+
+def test_a_full_disk_is_survived(on_small_disk: OnDisk) -> None:
+    def work(folder: Path, remount: Any) -> Any:
+        store = FileStore(folder / "cache")
+        number = fill(store, 1000)
+        drafts = list((folder / "cache" / ".partial").iterdir())
+        return number, all_whole(store, number), store.put(b"new", [b"x"]), store.stats().entries - number, drafts
+
+    answer, warned = on_small_disk(work, 1 << 20)
+    assert answer[0] >= 50
+    assert answer[1:] == (True, False, 0, [])
+    assert len(warned) == 1
+    assert "No space left on device" in warned[0]
+
+
+def test_a_file_that_may_not_grow_is_left_out(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "cache")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    store.put(b"a", [b"heron"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.warns(UserWarning, match="cannot be written.*File too large"):
+            assert not store.put(b"b", [bytes(100_000)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert bytes(store.get(b"a") or b"") == b"heron"
+    assert store.get(b"b") is None
+    assert not list((tmp_path / "cache" / ".partial").iterdir())
+    store.close()
+    assert store.put(b"b", [bytes(100_000)])
+
+
+def test_a_read_only_folder_is_read(on_small_disk: OnDisk) -> None:
+    def work(folder: Path, remount: Callable[[], int]) -> Any:
+        fill(FileStore(folder / "cache"), 3)
+        assert remount() == 0
+        store, new = FileStore(folder / "cache"), FileStore(folder / "new")
+        return all_whole(store, 3), store.put(b"new", [b"x"]), store.put(b"new", [b"x"]), new.put(b"a", [b"x"])
+
+    answer, warned = on_small_disk(work, 1 << 20)
+    assert answer == (True, False, False, False)
+    assert ["Read-only file system" in text for text in warned] == [True, True]
+
+
+def test_what_was_half_written_is_removed_by_the_next_who_writes(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "cache")
+    store.put(b"a", [b"heron"])
+    drafts = tmp_path / "cache" / ".partial"
+    host = os.uname().nodename
+    names = [f"{host}~{2**22 + 1}~0", f"{host}~{os.getpid()}~0", "elsewhere~1~0", "elsewhere~1~1"]
+    for name in names:
+        (drafts / name).touch()
+    os.utime(drafts / names[3], (0, 0))
+    store.close()
+    store.put(b"b", [b"gull"])
+    assert sorted(path.name for path in drafts.iterdir()) == sorted(names[1:3])
+    assert store.stats().entries == 2
+
+
+def test_storage_that_is_out_of_reach_is_gone_without(
+    monkeypatch: pytest.MonkeyPatch, namespace: str, warned_once: Callable[[str], Any]
+) -> None:
+    store = FileStore(f"memory://{namespace}")
+    store.put(b"a", [b"heron"])
+    monkeypatch.setattr(folders, "_NUM_TRIES", 1)
+
+    def away(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Connection reset")
+
+    for name in ("cat_file", "pipe_file"):
+        monkeypatch.setattr(fsspec.get_filesystem_class("memory"), name, away)
+    with warned_once(r"cannot be read \(Connection reset\).*as if there were no cache"):
+        assert store.get(b"a") is None
+        assert not store.put(b"b", [b"x"])
+    assert store.stats()[:2] == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compression": "zip"}, "`compression` must be one of None, 'zlib'"),
+        ({"max_files_per_folder": 31}, "`max_files_per_folder` must be an integer of at least 32"),
+        ({"num_entries": 0}, "`num_entries` must be an integer of at least 1"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FileStore(tmp_path, **options)
+
+
+def test_an_unknown_kind_of_url_is_an_error(tmp_path: Path) -> None:
+    for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""])):
+        with pytest.raises(ValueError, match="Protocol not known"):
+            call(FileStore("nowhere://bucket"))

@@ -1,0 +1,296 @@
+"""What every store promises, of one kind after the other."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kdpipes.cache.file_store import FileStore
+from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.cache.redis_store import RedisStore
+from kdpipes.cache.store import CacheStats
+from kdpipes.storage.codec import decode, encode
+
+ALL_KINDS = ["memory", "named", "disk", "files", "zlib", "object-storage", "redis"]
+SHARED_KINDS = [kind for kind in ALL_KINDS if kind != "object-storage"]  # which is in the memory of one process
+Open = Callable[[], Any]
+
+
+@pytest.fixture(params=ALL_KINDS)
+def open_store(request: pytest.FixtureRequest, tmp_path: Path, namespace: str) -> Iterator[Open]:
+    """Open one and the same cache, as often as it is called."""
+    name = namespace.replace("/", "-")
+    if request.param == "redis":
+        url = request.getfixturevalue("redis_server").url
+        yield lambda: RedisStore(url, namespace)
+        return
+    if request.param == "memory":
+        owner = [LmdbStore.in_memory(max_bytes=1 << 26)]
+        yield lambda: pickle.loads(pickle.dumps(owner[0]))
+        owner.clear()  # the test is over, but what pytest passes to it still there
+        return
+    yield {
+        "named": lambda: LmdbStore.in_memory(name, max_bytes=1 << 26),
+        "disk": lambda: LmdbStore(tmp_path / "cache", max_bytes=1 << 26, is_durable=False),
+        "files": lambda: FileStore(tmp_path / "cache"),
+        "zlib": lambda: FileStore(tmp_path / "cache", num_entries=100, compression="zlib"),
+        "object-storage": lambda: FileStore(f"memory://{name}/cache"),
+    }[request.param]
+
+
+shared_only = pytest.mark.parametrize("open_store", SHARED_KINDS, indirect=True)
+
+
+def key(number: int) -> bytes:
+    return f"entry {number}".encode()
+
+
+def value(number: int, size: int = 40_000) -> np.ndarray[Any, Any]:
+    """Return an array that tells which it is, all through."""
+    return np.full(size + number, number, dtype=np.int32)
+
+
+def whole(entry: memoryview | None, number: int) -> bool:
+    """Return whether an entry is there, undamaged, and of that number."""
+    return entry is not None and np.array_equal(decode(entry), value(number, len(decode(entry)) - number))
+
+
+def in_children(function: Callable[[int], Any], num_children: int) -> list[Any]:
+    """Return what `function(number)` returns in forked processes that run at once."""
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    children = [context.Process(target=lambda n=n: answers.put((n, function(n)))) for n in range(num_children)]
+    for child in children:
+        child.start()
+    found = dict(answers.get() for _ in children)
+    for child in children:
+        child.join()
+    return [found[number] for number in range(num_children)]
+
+
+def test_what_was_put_is_found(open_store: Open) -> None:
+    store = open_store()
+    assert store.get(b"a") is None
+    assert not store.contains(b"a")
+    assert store.put(b"a", [b"he", memoryview(b"ro"), np.frombuffer(b"n", dtype=np.uint8)])
+    entry = store.get(b"a")
+    assert isinstance(entry, memoryview)
+    assert (bytes(entry), entry.readonly, entry.format) == (b"heron", True, "B")
+    assert store.contains(b"a")
+    assert not store.contains(b"b")
+
+
+@pytest.mark.parametrize("size", [0, 1, 2000, 4000, 4095, 4096, 5000, 3_000_000])
+def test_entries_of_every_size_come_back(open_store: Open, size: int) -> None:
+    store = open_store()
+    content = np.random.default_rng(size).bytes(size)
+    assert store.put(b"a", [content])
+    assert bytes(store.get(b"a")) == content
+    assert bytes(open_store().get(b"a")) == content
+
+
+@pytest.mark.parametrize("odd", [b"\0", b"\1a", b"\0\0", b"\xff" * 255, b"a/../b", b"*", "ä b\n".encode()])
+def test_every_key_is_its_own(open_store: Open, odd: bytes) -> None:
+    store = open_store()
+    for number, each in enumerate([odd, b"a", b"\0\1a"]):
+        store.put(each, [bytes([number])])
+    assert [bytes(store.get(each)) for each in (odd, b"a", b"\0\1a")] == [b"\0", b"\1", b"\2"]
+    assert store.stats().entries == 3
+
+
+@pytest.mark.parametrize(("wrong", "error"), [(b"", ValueError), (b"a" * 256, ValueError), ("a", TypeError)])
+def test_other_keys_are_refused(open_store: Open, wrong: Any, error: type[Exception]) -> None:
+    store = open_store()
+    for call in (store.get, store.contains, lambda k: store.put(k, [b""]), lambda k: store.get_many([k])):
+        with pytest.raises(error, match="`key` must be"):
+            call(wrong)
+
+
+def test_an_entry_stays_as_it_is_unless_it_is_to_be_replaced(open_store: Open) -> None:
+    store = open_store()
+    if isinstance(store, FileStore) and store._url.startswith("memory://"):
+        assert store.put(b"a", [b"first"])  # object storage is not asked whether there is one
+    else:
+        assert store.put(b"a", [b"first"])
+        assert store.put(b"a", [b"second"])
+    assert bytes(store.get(b"a")) == b"first"
+    for number in range(3):
+        assert store.put(b"a", [b"third %d" % number], replace=True)
+        assert bytes(store.get(b"a")) == b"third %d" % number
+    assert bytes(open_store().get(b"a")) == b"third 2"
+    assert store.put(b"b", [b"new"], replace=True)
+    assert store.stats()[3:] == (2, 3)
+
+
+def test_many_travel_at_once(open_store: Open) -> None:
+    store = open_store()
+    assert store.put_many((key(number), encode(value(number, 50))) for number in range(20))
+    found = store.get_many([key(number) for number in (3, 99, 7, 3)])
+    assert [entry is not None for entry in found] == [True, False, True, True]
+    assert whole(found[0], 3)
+    assert whole(found[2], 7)
+    assert (store.get_many([]), store.put_many([])) == ([], True)
+    assert store.stats()[:2] == (3, 1)
+
+
+def test_look_ups_are_counted_in_each_process_and_entries_of_all(open_store: Open) -> None:
+    store = open_store()
+    assert store.stats() == CacheStats()._replace(bytes=store.stats().bytes)
+    for number in range(3):
+        store.put(key(number), encode(value(number)))
+    store.get(key(1))
+    store.get(b"none")
+    store.contains(key(1))
+    stats = store.stats()
+    assert stats[:2] == (1, 1)
+    assert stats.entries == 3
+    assert stats.bytes > (1000 if isinstance(store, FileStore) else 3 * 160_000)
+    assert pickle.loads(pickle.dumps(store)).stats()[:2] == (0, 0)
+
+
+def test_closing_is_no_end(open_store: Open) -> None:
+    store = open_store()
+    store.close()
+    store.put(b"a", encode(value(5)))
+    entry = store.get(b"a")
+    store.close()
+    store.close()
+    assert whole(entry, 5)
+    assert whole(store.get(b"a"), 5)
+
+
+def test_views_outlive_the_store(open_store: Open) -> None:
+    store = open_store()
+    store.put(b"a", encode(value(5)))
+    array = decode(store.get(b"a"))[10:20]
+    store.close()
+    del store
+    gc.collect()
+    assert array.tolist() == [5] * 10
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.flags.writeable = True
+
+
+def test_views_stay_as_they_are_while_others_write(open_store: Open) -> None:
+    store = open_store()
+    views = {}
+    for number in range(60):
+        size = (10, 900, 1100, 5000)[number % 4]  # in LMDB, of its own pages and of others'
+        store.put(key(number), encode(value(number, size)))
+        views[number] = store.get(key(number))
+        if number % 7 == 0:
+            store.put(key(number), encode(value(number, size)), replace=True)
+    assert all(whole(view, number) for number, view in views.items())
+
+
+def test_threads_share_a_store(open_store: Open) -> None:
+    store, wrong = open_store(), []
+
+    def work(start: int) -> None:
+        for number in range(start, start + 20):
+            store.put(key(number % 30), encode(value(number % 30, 2000)))
+            if not whole(store.get(key(number % 30)), number % 30):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in (0, 10, 20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert store.stats().entries == 30
+    assert store.stats().hits == 60
+
+
+def test_a_copy_by_pickling_opens_the_same(open_store: Open) -> None:
+    store = open_store()
+    store.put(b"a", [b"heron"])
+    twin = pickle.loads(pickle.dumps(store))
+    assert bytes(twin.get(b"a")) == b"heron"
+    twin.put(b"b", [b"gull"])
+    assert bytes(store.get(b"b")) == b"gull"
+
+
+@shared_only
+def test_processes_fill_a_cache_together(open_store: Open) -> None:
+    store = open_store()
+    store.put(b"before", encode(value(1)))
+    view = decode(store.get(b"before"))
+
+    def work(child: int) -> bool:
+        for number in range(30):
+            store.put(key((number + 10 * child) % 30), encode(value((number + 10 * child) % 30, 3000)))
+        return int(view.sum()) == view.size and whole(store.get(b"before"), 1) and store.stats().misses == 0
+
+    assert in_children(work, 3) == [True] * 3
+    assert all(whole(entry, number) for number, entry in enumerate(store.get_many([key(n) for n in range(30)])))
+    assert store.stats().entries == 31
+
+
+@shared_only
+def test_processes_may_be_forked_while_threads_work(open_store: Open) -> None:
+    store = open_store()
+    is_over = threading.Event()
+
+    def work() -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            store.put(key(number % 40), encode(value(number % 40, 2000)))
+            store.get(key(number % 40))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            assert in_children(lambda child: store.put(b"child", [b"x"]) and bytes(store.get(b"child")), 1) == [b"x"]
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+@shared_only
+def test_processes_killed_in_the_middle_of_a_put_leave_every_entry_whole(open_store: Open) -> None:
+    store = open_store()
+    context = multiprocessing.get_context("fork")
+
+    def work(start: int, answers: Any) -> None:
+        for number in range(start, start + 10_000):
+            if store.put(key(number), encode(value(number, 25_000))):
+                answers.send(number)
+
+    done: set[int] = set()
+    for attempt in range(6):
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=work, args=(10_000 * attempt, sender))
+        child.start()
+        sender.close()
+        for _ in range(3 + attempt):
+            done.add(receiver.recv())
+        os.kill(child.pid or 0, signal.SIGKILL)
+        child.join()
+        while True:
+            try:
+                done.add(receiver.recv())
+            except (EOFError, OSError):
+                break
+        receiver.close()
+    assert len(done) >= 33
+    later = open_store()
+    assert all(whole(later.get(key(number)), number) for number in done)
+    assert later.put(b"after", [b"all"])
+    assert later.stats().entries <= len(done) + 7  # of which nobody was told in time
+    if isinstance(later, FileStore):
+        assert not list(Path(later._url, ".partial").iterdir())
