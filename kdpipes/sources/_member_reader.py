@@ -147,9 +147,11 @@ class MemberReader:
         touched = np.unique(shards)
         is_used = np.zeros(len(catalog), dtype=bool)
         is_used[positions] = True
-        sizes = _sizes(catalog, set(self._habit.fields) or set(catalog.fields))
-        used = np.bincount(catalog.shards, sizes * is_used, len(catalog.urls))[touched].sum()
-        whole = sum(catalog.versions[number].size for number in touched.tolist())
+        read = _sizes(catalog, set(self._habit.fields) or set(catalog.fields)) * is_used
+        used, whole = (
+            np.bincount(catalog.shards, sizes, len(catalog.urls))[touched].sum()
+            for sizes in (read, _sizes(catalog, set(catalog.fields)))
+        )
         is_ordered = goes_by_shards(shards, len(positions) / np.count_nonzero(is_used))
         largest = max(touched.tolist(), key=lambda number: catalog.versions[number].size)
         return bool(is_ordered and 2 * used >= whole and self._cache.takes(_shard(catalog, largest)))

@@ -49,18 +49,27 @@ def _once(span: Span) -> bytes:
 
 
 class Threads:
-    """Daemon threads that read: they hold up no process that ends, whatever they wait for, and end when dropped."""
+    """Daemon threads that read: they hold up no process that ends, whatever they wait for, and end when dropped.
+
+    Args:
+        number: How many there may be; one is begun when something waits.
+        name: What they are called.
+    """
 
     def __init__(self, number: int, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        for _ in range(number):
-            threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
+        self._lock = threading.Lock()
+        self._num_missing, self._name = number, name
         weakref.finalize(self, _end, self._jobs, number)
 
     def submit(self, action: Callable[[], Any]) -> Future[Any]:
         """Let one of them do something."""
         future: Future[Any] = Future()
-        self._jobs.put((action, future))
+        with self._lock:
+            self._jobs.put((action, future))
+            if self._num_missing and self._jobs.qsize():
+                self._num_missing -= 1
+                threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
         return future
 
 
@@ -105,7 +114,7 @@ class RangeReader:
     """
 
     def __init__(
-        self, *, max_gap: int = 1 << 16, max_span: int = 1 << 23, max_bytes: int = 1 << 28, num_threads: int = 16
+        self, *, max_gap: int = 1 << 16, max_span: int = 1 << 23, max_bytes: int = 1 << 28, num_threads: int = 64
     ) -> None:
         self._arguments = {"max_gap": max_gap, "max_span": max_span, "max_bytes": max_bytes, "num_threads": num_threads}
         self._max_gap, self._max_span = max_gap, max_span
@@ -157,6 +166,8 @@ class RangeReader:
             return read_range(span)
 
     def _covering(self, span: Span) -> Span | None:
+        if span in self._ahead:
+            return span
         known = self._by_url.get(span.url, ())
         return next((one for one in known if one.start <= span.start and span.stop <= one.stop), None)
 

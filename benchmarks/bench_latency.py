@@ -1,0 +1,163 @@
+"""How fast do shards come from a store that takes 50 ms to answer, beside the same shards on the local disk?
+
+Question: photos of about 110 KB in tar shards, decoded, cropped, and put into batches by two workers: how many come per
+second from a store each of whose requests waits 50 ms, and how many of its bytes are read twice? Baseline, in the same
+run, interleaved: the same chain over the same tars on the local disk. Four ways: whole shards into a new local cache
+(`shuffle="shards"`), the next epoch of that, members by ranges (`shuffle=True`), and `stream_shards`. Time is taken
+from the tenth batch on: before that, the store's answers cannot have come. The store is the local disk behind
+`kdpipes.testing.faulty_storage`, which waits, and counts bytes; it does not limit them.
+
+Result: results/latency.txt.
+
+    python benchmarks/bench_latency.py            # writes benchmarks/results/latency.txt
+    python benchmarks/bench_latency.py --smoke    # a few small samples, one round, writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kdpipes as kdp
+from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
+
+# isort: split
+import numpy as np
+from PIL import Image
+from skimage import data
+from webdataset import TarWriter
+
+NUM_SHARDS = 16
+WARM_UP = 10  # batches
+LATENCY_S = 0.05
+
+
+def write(folder: Path, number: int, size: int) -> None:
+    """Write photos: windows of a large one, of so many pixels a side."""
+    whole = Image.fromarray(data.retina())
+    draw = np.random.default_rng(0)
+    for shard in range(NUM_SHARDS):
+        with TarWriter(str(folder / f"{shard:02}.tar")) as writer:
+            for index in range(shard, number, NUM_SHARDS):
+                left, top = draw.integers(0, 1_411 - size, 2).tolist()
+                noise = draw.normal(0, 16, (size, size, 3))
+                pixels = np.asarray(whole.crop((left, top, left + size, top + size))) + noise
+                file = io.BytesIO()
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=92)
+                writer.write({"__key__": f"{index:06}", "jpg": file.getvalue(), "cls": index % 10})
+
+
+def chain(source: Any, batch_size: int, **deal: Any) -> Any:
+    work = source.rename_fields(x="jpg", y="cls").decode_images("x").transform("x", kdp.RandomResizedCrop(224))
+    return work.select("x y").deal(batch_size=batch_size, **deal).collate_samples()
+
+
+def rates(pipe: Any, num_epochs: int, warm_up: int) -> list[float]:
+    """Return images per second of each epoch, from its batch `warm_up` on."""
+    found = []
+    with kdp.Loader(pipe, num_workers=2) as loader:
+        for _ in range(num_epochs):
+            number, begin = 0, 0.0
+            for place, (x, _) in enumerate(loader):
+                if place == warm_up - 1:
+                    begin = time.perf_counter()
+                elif place >= warm_up:
+                    number += len(x)
+            found.append(number / (time.perf_counter() - begin))
+    return found
+
+
+class Ways:
+    """What is compared: each way gives the rates of its epochs, from the store or from the local disk."""
+
+    def __init__(self, batch_size: int, warm_up: int) -> None:
+        self._batch_size, self._warm_up = batch_size, warm_up
+
+    def whole(self, root: str) -> list[float]:
+        with tempfile.TemporaryDirectory() as cache:
+            source = kdp.open_shards(f"{root}{{00..{NUM_SHARDS - 1}}}.tar", cache_dir=cache)
+            return rates(chain(source, self._batch_size, shuffle="shards", seed=1), 2, self._warm_up)
+
+    def members(self, root: str) -> list[float]:
+        source = kdp.open_shards(f"{root}{{00..{NUM_SHARDS - 1}}}.tar", fetch="members")
+        return rates(chain(source, self._batch_size, shuffle=True, seed=1), 1, self._warm_up)
+
+    def stream(self, root: str) -> list[float]:
+        source = kdp.stream_shards(f"{root}{{00..{NUM_SHARDS - 1}}}.tar")
+        return rates(chain(source, self._batch_size, split="shards"), 1, self._warm_up)
+
+
+ROWS = [
+    ("whole", 0, 'whole shards, shuffle="shards"'),
+    ("whole", 1, "  the next epoch"),
+    ("members", 0, "members by ranges, shuffle=True"),
+    ("stream", 0, 'stream_shards, split="shards"'),
+]
+
+
+def repeated(files: FaultyFileSystem, way: Callable[[str], list[float]]) -> tuple[list[float], float]:
+    """Return the rates of a way from the store, and the share of its bytes that came twice."""
+    before = files.stats()
+    found, after = way("faulty://"), files.stats()
+    again = after.bytes_repeated - before.bytes_repeated
+    return found, again / max(after.bytes_delivered - before.bytes_delivered, 1)
+
+
+def measure(folder: str, ways: Ways, rounds: int) -> tuple[dict[str, list[list[float]]], ...]:
+    local: dict[str, list[list[float]]] = {}
+    remote: dict[str, list[list[float]]] = {}
+    shares: dict[str, list[list[float]]] = {}
+    for _ in range(rounds):
+        for name in ("whole", "members", "stream"):
+            way = getattr(ways, name)
+            local.setdefault(name, []).append(way(f"{folder}/"))
+            with faulty_storage(folder, faults=[Fault("latency", seconds=LATENCY_S)]) as files:
+                found, share = repeated(files, way)
+            remote.setdefault(name, []).append(found)
+            shares.setdefault(name, []).append([share, share])
+    return local, remote, shares
+
+
+def report(*, is_smoke: bool) -> str:
+    number, size, rounds = (64, 64, 1) if is_smoke else (6_400, 450, 5)
+    batch_size, warm_up = (4, 2) if is_smoke else (64, WARM_UP)
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), number, size)
+        content = sum(path.stat().st_size for path in Path(folder).glob("*.tar"))
+        list(kdp.open_shards(f"{folder}/*.tar").column("cls"))  # the indexes
+        local, remote, shares = measure(folder, Ways(batch_size, warm_up), rounds)
+    lines = [
+        f"local disk vs kdpipes from a store with {LATENCY_S * 1000:.0f} ms for each request: {number:,} photos of "
+        f"{content / number / 1000:.0f} KB in {NUM_SHARDS} shards, two workers, decoded and cropped to 224 x 224",
+        f"{rounds} interleaved rounds, from batch {warm_up} of each epoch on; {platform.machine()}, {os.cpu_count()} "
+        f"cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}; ratios of medians",
+        "",
+        f"{'':<34}{'local/s':>9}{'store/s':>9}{'ratio':>8}{'read twice':>12}",
+    ]
+    for name, epoch, label in ROWS:
+        here, there = (statistics.median(run[epoch] for run in runs[name]) for runs in (local, remote))
+        twice = max(run[epoch] for run in shares[name])
+        lines.append(f"{label:<34}{here:>9.0f}{there:>9.0f}{there / here:>8.2f}{twice:>12.1%}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true")
+    given = parser.parse_args()
+    text = report(is_smoke=given.smoke)
+    print(text)
+    if not given.smoke:
+        (Path(__file__).parent / "results" / "latency.txt").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
