@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
+import pickle
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -171,24 +174,68 @@ def seeded_globals(key: bytes) -> Iterator[Callable[[], bool]]:
         torch.default_generator.manual_seed(int.from_bytes(words[6:].tobytes(), "little") >> 1)
 
     def has_moved() -> bool:
-        now = _global_states()
+        now = random.getstate(), numpy_state.read(), torch.get_rng_state().numpy().tobytes()
         seed()
-        return any(not np.array_equal(one, other) for one, other in zip(now, _global_states(), strict=True))
+        return now != (random.getstate(), numpy_state.read(), torch.get_rng_state().numpy().tobytes())
 
     with _globals_lock:
-        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        numpy_state = _numpy_state()
+        states = random.getstate(), numpy_state.read(), torch.get_rng_state()
         seed()
         try:
             yield has_moved
         finally:
             random.setstate(states[0])
-            np.random.set_state(states[1])
+            numpy_state.write(states[1])
             torch.set_rng_state(states[2])
 
 
-def _global_states() -> list[Any]:
-    numpy: Any = np.random.get_state()
-    return [random.getstate()[1], numpy[1], numpy[2:], torch.get_rng_state()]
+class _NumpyMemory:
+    """The state of NumPy's global generator as the memory that it lies in: `get_state` takes 50 times as long.
+
+    A second normal number that the generator keeps back is not part of it: it is let go of when the state is written.
+    """
+
+    _SIZE = 625 * 4  # a Mersenne Twister: 624 words of 32 bits, and which of them comes next
+
+    def __init__(self, generator: Any) -> None:
+        self._address = generator.ctypes.state_address
+
+    def read(self) -> bytes:
+        return ctypes.string_at(self._address, self._SIZE)
+
+    def write(self, state: bytes) -> None:
+        np.random.seed(0)  # which lets go of that number
+        ctypes.memmove(self._address, state, self._SIZE)
+
+    def is_understood(self) -> bool:
+        """Return whether the memory is what it is taken for."""
+        state: Any = np.random.get_state(legacy=False)
+        key = state["state"]["key"].tobytes() if state["bit_generator"] == "MT19937" else b""
+        return self.read() == key + int(state["state"].get("pos", 0)).to_bytes(4, sys.byteorder)
+
+
+class _NumpyState:
+    """The state of NumPy's global generator, of whatever kind that is."""
+
+    def read(self) -> bytes:
+        return pickle.dumps(np.random.get_state(legacy=False))
+
+    def write(self, state: bytes) -> None:
+        np.random.set_state(pickle.loads(state))  # noqa: S301 - read above
+
+
+_numpy_by_generator: tuple[Any, _NumpyMemory | _NumpyState] = None, _NumpyState()
+
+
+def _numpy_state() -> _NumpyMemory | _NumpyState:
+    """Return how to read and write the state of NumPy's global generator, which may be set to another one."""
+    global _numpy_by_generator
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs lack it
+    if generator is not _numpy_by_generator[0]:
+        memory = _NumpyMemory(generator) if isinstance(generator, np.random.MT19937) else None
+        _numpy_by_generator = generator, memory if memory is not None and memory.is_understood() else _NumpyState()
+    return _numpy_by_generator[1]
 
 
 class EpochCounter:
