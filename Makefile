@@ -1,8 +1,9 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint clean
+.PHONY: help install demo test lint bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
+BENCH := .venv-bench/bin
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -27,5 +28,16 @@ lint: install  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+.venv-bench/.installed: pyproject.toml constraints.txt benchmarks/peers.txt benchmarks/install_peers.py
+	test -x $(BENCH)/python || $(PYTHON) -m venv .venv-bench
+	$(BENCH)/python -m pip install --quiet --disable-pip-version-check torch --constraint constraints.txt
+	$(BENCH)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,look]' \
+		scikit-image scikit-learn --constraint constraints.txt
+	$(BENCH)/python benchmarks/install_peers.py
+	touch $@
+
+bench: .venv-bench/.installed  ## compare the throughput with other loaders; ARGS="--photos DIR" and more
+	$(BENCH)/python benchmarks/bench_throughput.py $(ARGS)
+
 clean:  ## remove what the targets above made
-	rm -rf .venv kdpipes-demo
+	rm -rf .venv .venv-bench benchmarks/.corpus kdpipes-demo

@@ -1,12 +1,19 @@
-"""Every benchmark runs in its smoke mode, and writes nothing."""
+"""Every benchmark runs in its smoke mode, and writes nothing; the throughput's corpus and runner do what they say."""
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SCRIPTS = sorted(BENCHMARKS.glob("bench_*.py"))
@@ -19,3 +26,118 @@ def test_a_benchmark_runs(script: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "vs kdpipes" in done.stdout
     assert {path: path.read_bytes() for path in (BENCHMARKS / "results").iterdir()} == before
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return import_module("bench_throughput")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(3):
+        noise = np.random.default_rng(number).integers(0, 256, (120, 160, 3), dtype=np.uint8)
+        Image.fromarray(noise).resize((640, 480)).save(folder / f"{number}.png")
+    return folder
+
+
+def make(bench: Any, folder: Path, photos: Path, *, seed: int = 0, number: int = 20) -> Any:
+    return bench.make_corpus(folder, number=number, seed=seed, photos=bench.photographs(photos), processes=1)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.jpg"))}
+
+
+def test_a_corpus_is_a_function_of_photographs_and_seed(bench: Any, photos: Path, tmp_path: Path) -> None:
+    told = [make(bench, tmp_path / str(n), photos, seed=seed) for n, seed in enumerate([0, 0, 1])]
+    first, again, other = (contents(tmp_path / str(n)) for n in range(3))
+    assert first == again
+    assert len(set(first.values()) | set(other.values())) == 40
+    assert told[0]["distinct"] == 20
+
+
+def test_images_of_a_corpus_weigh_what_imagenets_do(bench: Any, photos: Path, tmp_path: Path) -> None:
+    told = make(bench, tmp_path / "corpus", photos)
+    images = [Image.open(io.BytesIO(content)) for content in contents(tmp_path / "corpus").values()]
+    assert {tuple(layer[1:3] for layer in image.layer) for image in images} == {((2, 2), (1, 1), (1, 1))}
+    assert np.mean([image.size for image in images], axis=0) == pytest.approx((470, 430), rel=0.1)
+    assert told["bytes_per_pixel"] == pytest.approx(0.53, rel=0.1)
+
+
+def test_shards_of_a_corpus_hold_the_images_of_its_tree(bench: Any, photos: Path, tmp_path: Path) -> None:
+    make(bench, tmp_path / "corpus", photos)
+    corpus = import_module("corpus")
+    pipe = bench.kdpipes.open_shards(corpus.shard_urls(tmp_path / "corpus"))
+    found = {(sample["jpg"], sample["cls"]) for sample in pipe}
+    assert found == {(Path(path).read_bytes(), label) for path, label in corpus.tree_of(tmp_path / "corpus")}
+
+
+def test_a_corpus_is_kept_until_another_is_asked_for(bench: Any, photos: Path, tmp_path: Path) -> None:
+    make(bench, tmp_path / "corpus", photos)
+    (tmp_path / "corpus" / "litdata").mkdir()
+    make(bench, tmp_path / "corpus", photos)
+    assert (tmp_path / "corpus" / "litdata").exists()
+    make(bench, tmp_path / "corpus", photos, number=21)
+    assert not (tmp_path / "corpus" / "litdata").exists()
+    assert len(contents(tmp_path / "corpus")) == 21
+
+
+def test_a_folder_of_somebody_elses_is_not_emptied(bench: Any, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(FileExistsError, match="holds something else"):
+        make(bench, tmp_path, photos)
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def run(bench: Any, opener: str, folder: Path, number: int) -> Any:
+    contender = bench.Contender("it", opener, ("torch",))
+    return bench.run([contender], bench.Job(folder, number, 1, 4), 1)[0]
+
+
+def test_a_contender_that_gives_too_little_or_breaks_has_failed(bench: Any, photos: Path, tmp_path: Path) -> None:
+    make(bench, tmp_path / "corpus", photos)
+    row = run(bench, "with_torch:by_pillow", tmp_path / "corpus", 24)
+    assert row.failed == "RuntimeError: 20 of 24 images have come."
+    assert run(bench, "with_torch:nothing", tmp_path / "corpus", 20).failed.startswith("AttributeError")
+    row = run(bench, "with_torch:by_pillow", tmp_path / "corpus", 20)
+    assert not row.failed
+    assert len(row.rates) == 1
+
+
+def test_a_peer_that_is_not_installed_is_a_row_that_says_why(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = run(bench, "with_nothing:loader", tmp_path, 20)
+    assert row.missing == "No module named 'peers.with_nothing'"
+    (tmp_path / "peers-failed.json").write_text(json.dumps({"--no-deps torch==9": "ERROR: no such torch"}))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    row = run(bench, "with_nothing:loader", tmp_path, 20)
+    assert row.missing == "not installed: ERROR: no such torch"
+    assert any("missing: not installed" in line for line in bench.table([row]))
+
+
+def test_a_contender_that_dies_has_failed_and_leaves_no_process(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "left"
+
+    def die(contender: Any, job: Any) -> Any:
+        note.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+        os._exit(3)
+
+    monkeypatch.setattr(bench, "contend", die)
+    row = run(bench, "with_torch:by_pillow", tmp_path, 20)
+    assert row.failed == "its process ended with 3"
+    left = Path("/proc", note.read_text(), "stat")
+    assert not left.exists() or left.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_peer_that_cannot_be_installed_says_what_its_build_has_raised(bench: Any) -> None:
+    reason = import_module("install_peers").reason
+    assert reason("error: it ended with 1\n  RuntimeError: no opencv\nerror: metadata\n") == "RuntimeError: no opencv"
+    assert reason("WARNING: old\nERROR: no such version\nERROR: none\n") == "ERROR: no such version"
+    assert reason("") == ""

@@ -1,0 +1,52 @@
+"""kdpipes over tar shards."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from corpus import shard_urls
+
+import kdpipes as kdp
+
+
+class NotYetError(ImportError):
+    """This kdpipes lacks what a row is about."""
+
+
+@contextmanager
+def _loader(chain: Any, workers: int, batch_size: int, shuffle: Any = True) -> Iterator[Any]:
+    pipe = chain.transform("x", kdp.RandomResizedCrop(224), kdp.HorizontalFlip()).select("x y")
+    pipe = pipe.deal(batch_size=batch_size, shuffle=shuffle).collate_samples()
+    with kdp.Loader(pipe, num_workers=workers) as loader:
+        yield loader
+
+
+def _opened(folder: Path) -> Any:
+    return kdp.open_shards(shard_urls(folder)).rename_fields(x="jpg", y="cls")
+
+
+def indexed(folder: Path, workers: int, batch_size: int) -> Any:
+    return _loader(_opened(folder).decode_images("x"), workers, batch_size)
+
+
+def streamed(folder: Path, workers: int, batch_size: int) -> Any:
+    chain: Any = kdp.stream_shards(shard_urls(folder))
+    mixed = chain.rename_fields(x="jpg", y="cls").shuffle(buffer_size=1000)
+    return _loader(mixed.decode_images("x"), workers, batch_size, "shards")
+
+
+def by_pillow_only(folder: Path, workers: int, batch_size: int) -> Any:
+    if "backend" not in inspect.signature(kdp.ImageDecoder).parameters:
+        raise NotYetError("`decode_images` has no `backend=` here: kdpipes' other rows are by Pillow")
+    return _loader(_opened(folder).decode_images("x", backend="pillow"), workers, batch_size)
+
+
+def in_memory(folder: Path, workers: int, batch_size: int) -> Any:
+    decoded = _opened(folder).decode_images("x")
+    if not hasattr(decoded, "cache_in_memory"):
+        raise NotYetError("kdpipes has no `cache_in_memory` here")
+    return _loader(decoded.cache_in_memory(), workers, batch_size)
