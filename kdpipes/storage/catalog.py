@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
-from kdpipes.storage.files import Version, cache_folder, is_local, read_url, version_of
+from kdpipes.storage.files import Version, cache_folder, is_local, md5_of, read_url, version_of
 from kdpipes.storage.joined_indexes import JoinedIndexes
 from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import Places, ShardIndex
@@ -90,9 +90,7 @@ def make_index(url: str, version: Version | None = None, *, with_checksums: bool
         with_checksums: Whether to read all contents, too, and keep their checksums.
     """
     known = version or version_of(url)
-    index = retried(
-        lambda: index_shard(url, known, with_checksums=with_checksums), num_tries=1 if is_local(url) else _NUM_READINGS
-    )
+    index = index_shard(url, known, with_checksums=with_checksums) if is_local(url) else _read_through(url, known)
     content = index.to_bytes()
     for place in (index_url(url), _cached(url)):
         try:
@@ -101,6 +99,22 @@ def make_index(url: str, version: Version | None = None, *, with_checksums: bool
         except Exception as error:  # of any file system, which may be read-only
             _log.info("The index of %s cannot be kept as %s: %s", url, place, error)
     return index
+
+
+def _read_through(url: str, version: Version) -> ShardIndex:
+    """Index a shard that lies elsewhere; what comes damaged, by its structure or its MD5, is read again."""
+    due, seen = md5_of(version), set[str]()
+
+    def read() -> tuple[ShardIndex, str]:
+        checksum = hashlib.md5(usedforsecurity=False)
+        return index_shard(url, version, checksum=checksum if due else None), checksum.hexdigest()
+
+    for _ in range(_NUM_READINGS):
+        index, found = retried(read, num_tries=_NUM_READINGS)
+        if due in (None, found) or found in seen:  # the same bytes twice: the tag is no checksum
+            return index
+        seen.add(found)
+    raise DataError(f"Shard {url!r} came damaged {_NUM_READINGS} times: its MD5 is {found}, and its tag says {due}.")
 
 
 def index_url(url: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -12,14 +11,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kdpipes.errors import DataError
-from kdpipes.storage.files import Version, version_of
+from kdpipes.storage.files import Version, md5_of, version_of
 from kdpipes.storage.held_files import HeldFile
 from kdpipes.storage.ranges import Span
 
 __all__ = ["ReplacedError", "Shard", "download"]
 
 _CHUNK = 1 << 20
-_MD5 = re.compile(r"tag:\"?([0-9a-f]{32})\"?")
 _without_md5: set[str] = set()  # folders whose tags look like checksums and are none
 
 
@@ -143,11 +141,11 @@ def _shown(version: Version) -> str:
 
 def _wrong_md5(shard: Shard, file: HeldFile) -> str | None:
     """Return the checksum of a file if its tag says another one."""
-    due = _MD5.fullmatch(shard.version.tag)
+    due = md5_of(shard.version)
     if due is None or _folder(shard) in _without_md5:
         return None
     found = _md5(file)
-    return None if found == due[1] else found
+    return None if found == due else found
 
 
 def _folder(shard: Shard) -> str:

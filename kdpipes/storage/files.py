@@ -25,6 +25,7 @@ __all__ = [
     "join_url",
     "list_files",
     "matching_urls",
+    "md5_of",
     "open_url",
     "read_url",
     "relative_names",
@@ -35,6 +36,7 @@ __all__ = [
 
 
 _GLOB = re.compile(r"[*?\[]")
+_MD5 = re.compile(r"tag:\"?([0-9a-f]{32})\"?")
 _TAGS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "mtime", "created")
 
 
@@ -55,6 +57,12 @@ class Version(NamedTuple):
 
     size: int
     tag: str
+
+
+def md5_of(version: Version) -> str | None:
+    """Return the MD5 of a file, in hexadecimal, if its tag may be that: the ETag of an object uploaded in one piece."""
+    found = _MD5.fullmatch(version.tag)
+    return None if found is None else found[1]
 
 
 def is_local(url: str) -> bool:

@@ -33,6 +33,7 @@ _LONGEST_NUMBER = 18  # digits, which 64 bits hold
 _TEXTS = frozenset({"txt", "text", "transcript"})
 _INTEGER = re.compile(r"-?[0-9]+")
 _UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
+_CHUNK = 1 << 20
 _COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 
 
@@ -179,7 +180,19 @@ def _opened(url: str, compression: str | None) -> Iterator[Any]:
         yield raw if unpack is None else unpack(raw, mode="r")
 
 
-def index_shard(url: str, version: Version, *, with_checksums: bool = False) -> ShardIndex:
+class _Hashed:
+    """A file that is read front to back, and what all of it hashes to."""
+
+    def __init__(self, file: IO[bytes], checksum: Any) -> None:
+        self._file, self._checksum = file, checksum
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._file.read(size)
+        self._checksum.update(content)
+        return content
+
+
+def index_shard(url: str, version: Version, *, with_checksums: bool = False, checksum: Any = None) -> ShardIndex:
     """Read the headers of a plain tar, and return where its members lie.
 
     Of a file on this machine, contents are passed over, but for classes and the like; other storage is read through.
@@ -188,17 +201,21 @@ def index_shard(url: str, version: Version, *, with_checksums: bool = False) -> 
         url: A path or URL.
         version: Of the tar.
         with_checksums: Whether to read all contents and keep their CRC-32.
+        checksum: Of hashlib; updated with all bytes of a tar that lies elsewhere.
 
     Raises:
         DataError: The tar is truncated, damaged, compressed, or none.
     """
     builder, is_here = _IndexBuilder(), is_local(url)
-    with open_url(url) as file:
+    with open_url(url) as opened:
+        file: Any = opened if is_here or checksum is None else _Hashed(opened, checksum)
         source: ForwardBytes = FileBytes(file.fileno()) if is_here else StreamBytes(file)
         with _naming(url, source, "a plain tar", lambda: _hint(file)):
             wanted = _wanted(url, source, with_checksums=with_checksums or not is_here)
             for group in _grouped(url, wanted):
                 builder.add(group)
+            while checksum is not None and not is_here and file.read(_CHUNK):
+                pass
     return builder.index(version)
 
 

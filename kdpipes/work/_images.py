@@ -134,9 +134,10 @@ def _interpolated(image: torch.Tensor, size: tuple[int, int], interpolation: str
     if not is_bytes and not image.is_floating_point():
         raise TypeError(f"Only tensors of uint8 or float can be resized by {interpolation!r}, but got {image.dtype}.")
     lead = image.shape[:-2]
-    batch = image.reshape(math.prod(lead[:-1]), *image.shape[-3:]).contiguous()
+    batch = image.reshape(math.prod(lead[:-1]), *image.shape[-3:])
     if is_bytes and size[1] > 1 and image.device.type == "cpu":
         return _antialiased(batch, size, interpolation).reshape(*lead, *size)
+    batch = batch.contiguous()
     exact = batch if image.dtype == torch.float64 else batch.to(torch.float32)
     # Of a width of 1, torch 2.13 makes wrong values, or of bytes an internal error; of a height of 1 it does not.
     turned = size[1] == 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.storage.catalog import index_url, make_index, open_catalog
-from kdpipes.storage.files import matching_urls, version_of
+from kdpipes.storage.files import Version, matching_urls, version_of
 from kdpipes.storage.shard_index import ShardIndex
+from kdpipes.testing import Fault, faulty_storage
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +155,26 @@ def test_globs_are_files_in_order(tmp_path: Path) -> None:
     assert kdp.open_shards(f"{tmp_path}/*.tar").column("cls").tolist() == [1, 0, 2]
     with pytest.raises(FileNotFoundError, match="No file matches"):
         len(kdp.open_shards(f"{tmp_path}/*.tgz"))
+
+
+@pytest.mark.parametrize("is_checksum", [True, False])
+def test_a_shard_that_came_damaged_is_read_again_if_its_tag_is_its_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_checksum: bool
+) -> None:
+    content = Path(write(tmp_path / "a.tar", rows(*range(9)))).read_bytes()
+    tag = hashlib.md5(content if is_checksum else b"another").hexdigest()
+    version = Version(len(content), f'tag:"{tag}"')
+    for seed in range(4):
+        faults = [Fault("flip_bit", times=1, on=kind) for kind in ("whole", "range")]
+        with faulty_storage(str(tmp_path), faults=faults if is_checksum else [], seed=seed) as files:
+            index = make_index("faulty://a.tar", version)
+            assert not is_checksum or files.stats().faults["flip_bit"] >= 1
+        found = index.fields["jpg"].checksums
+        assert found is not None
+        read = [content[offset : offset + size] for offset, size in zip(*places(index), strict=True)]
+        assert found.tolist() == [zlib.crc32(one) for one in read]
+        assert len(read) == 9
+
+
+def places(index: Any) -> tuple[list[int], list[int]]:
+    return index.fields["jpg"].offsets.tolist(), index.fields["jpg"].sizes.tolist()
