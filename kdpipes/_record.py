@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 __all__ = ["Record", "current", "read_record", "start_record"]
 
 _SIZE = mmap.PAGESIZE
+_WHAT = _SIZE // 2  # where the second text begins
+_LENGTH = 2  # bytes that say how long a text is
 
 
 class Record:
-    """A line of text in memory that another process holds as well: a sample's key, a zero, what is done with it.
+    """Two texts in memory that another process holds as well: a sample's key, and what is being done with it.
 
     Args:
         file: The descriptor of the memory.
@@ -18,15 +21,35 @@ class Record:
 
     def __init__(self, file: int) -> None:
         self._memory = mmap.mmap(file, _SIZE)
-        self._text = ""
+        self._now: tuple[Any, str] = None, ""
+        self._encoded: dict[str, bytes] = {}
 
-    def enter(self, text: str) -> str:
-        """Write down what begins; return what was going on."""
-        before, self._text = self._text, text
-        content = text.encode(errors="replace")[: _SIZE - 3]
-        self._memory[2 : 2 + len(content)] = content
-        self._memory[:2] = len(content).to_bytes(2, "little")
+    def enter(self, sample: Any, what: str) -> tuple[Any, str]:
+        """Write down what begins; return what was going on, for `leave`."""
+        before = self._now
+        self.leave((sample, what))
         return before
+
+    def leave(self, now: tuple[Any, str]) -> None:
+        """Write down what goes on now."""
+        sample, what = now
+        if sample is not self._now[0]:
+            self._write(0, _encoded("" if sample is None else sample.key))
+        if what != self._now[1]:
+            text = self._encoded.get(what)
+            if text is None:
+                text = self._encoded[what] = _encoded(what)
+            self._write(_WHAT, text)
+        self._now = now
+
+    def _write(self, place: int, text: bytes) -> None:
+        self._memory[place : place + len(text)] = text
+
+
+def _encoded(text: str) -> bytes:
+    """Return how long a text is, and as much of it as there is room for."""
+    content = text.encode(errors="replace")[: _WHAT - _LENGTH]
+    return len(content).to_bytes(_LENGTH, "little") + content
 
 
 current: Record | None = None  # of this process; None where nobody reads it
@@ -41,6 +64,11 @@ def start_record(file: int) -> None:
 def read_record(file: int) -> tuple[str, str]:
     """Return the key of the sample that the process that wrote `file` was at last, and what it did with it."""
     with mmap.mmap(file, _SIZE) as memory:
-        size = int.from_bytes(memory[:2], "little")
-        key, _, doing = memory[2 : 2 + size].decode(errors="replace").partition("\0")
-        return key, doing
+        key, what = _read(memory, 0), _read(memory, _WHAT)
+    return key, f"{what} of sample {key!r}" if what else ""
+
+
+def _read(memory: mmap.mmap, place: int) -> str:
+    start = place + _LENGTH
+    size = int.from_bytes(memory[place:start], "little")
+    return memory[start : start + size].decode(errors="replace")

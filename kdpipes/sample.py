@@ -55,7 +55,7 @@ class Lazy:
         if self._value is _UNLOADED:
             values = [value.get(sample) for value in self._inputs]
             record = _record.current
-            before = record.enter(f"{sample.key}\0{self._doing(sample)}") if record is not None else ""
+            before = record.enter(sample, self._what) if record is not None else (None, "")
             try:
                 self._value = self._load(sample if self._scope is None else sample.view(self._scope), *values)
             except Exception as error:
@@ -63,7 +63,7 @@ class Lazy:
                 raise
             finally:
                 if record is not None:
-                    record.enter(before)
+                    record.leave(before)
             self._load, self._inputs, self._scope = _UNLOADED, (), None
         return self._value
 

@@ -39,11 +39,14 @@ class FieldRenamer:
     def __call__(self, sample: Sample) -> Sample:
         values, used = dict[str, Lazy](), set[str]()
         for new, names in self._renames.items():
-            missing = None if any(name in sample for name in names) else sample.missing(names)
-            if missing is None:
-                old = self._old_name(new, set(sample), f"Sample {sample.key!r}")
-                used.add(old)
-            values[new] = sample.lazy(old) if missing is None else missing
+            for old in names:
+                if old in sample:
+                    used.add(old)
+                    values[new] = sample.lazy(old)
+                    break
+            else:
+                missing = sample.missing(names)
+                values[new] = missing or refuse_field(";".join(names), f"Sample {sample.key!r}", sample)
         for old in used:
             del sample[old]
         for new, value in values.items():
@@ -68,6 +71,6 @@ class FieldRenamer:
             return names[0] if len(names) == 1 else None
         return None if any(name in names for names in self._renames.values()) else name
 
-    def _old_name(self, new: str, known: frozenset[str] | set[str], owner: str) -> str:
+    def _old_name(self, new: str, known: frozenset[str], owner: str) -> str:
         found = next((name for name in self._renames[new] if name in known), None)
         return found if found is not None else refuse_field(";".join(self._renames[new]), owner, known)
