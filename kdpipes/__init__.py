@@ -64,6 +64,8 @@ from kdpipes.work.replay import replay
 from kdpipes.work.select import Selector
 from kdpipes.work.tensor_transforms import Normalize, ToTensor
 from kdpipes.work.transform import RecordedTransform, Transformer
+from kdpipes.write.copy_to_local import CopyResult, copy_to_local
+from kdpipes.write.localize_files import FileLocalizer
 
 __version__ = "0.1.0"
 
@@ -75,6 +77,7 @@ __all__ = [
     "ClassMapperIterDataPipe",
     "ClassMapperMapDataPipe",
     "ColorJitter",
+    "CopyResult",
     "CtxRecorder",
     "CutMixerIterDataPipe",
     "DataError",
@@ -89,6 +92,7 @@ __all__ = [
     "FieldAdder",
     "FieldError",
     "FieldRenamer",
+    "FileLocalizer",
     "HorizontalFlip",
     "ImageDecoder",
     "IterPipe",
@@ -125,6 +129,7 @@ __all__ = [
     "class_counts",
     "collate",
     "concat",
+    "copy_to_local",
     "crop_boxes",
     "from_dataset",
     "from_ids",

@@ -6,12 +6,13 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from tqdm import tqdm
 
-__all__ = ["shown_if_slow"]
+__all__ = ["bytes_if_slow", "shown_if_slow"]
 
 Item = TypeVar("Item")
 DELAY_S = 2.0  # so long nobody wonders
@@ -33,7 +34,32 @@ def shown_if_slow(items: Iterable[Item], total: int, what: str, unit: str = "sam
         what: What goes on: "reading 'y'".
         unit: What is counted.
     """
-    is_aside = multiprocessing.parent_process() is not None or os.environ.get("RANK", "0") != "0"
-    if is_aside or sys.stderr is None:
+    if _is_aside():
         return iter(items)
     return iter(_Bar(items, what, total, leave=False, unit=f" {unit}", delay=DELAY_S))
+
+
+@contextmanager
+def bytes_if_slow(total: int, what: str) -> Iterator[Callable[[int], object]]:
+    """Yield what any thread calls with a number of bytes that are done; the bar is shown as that of `shown_if_slow`.
+
+    Args:
+        total: How many bytes there are.
+        what: What goes on: "copying 's3://birds'".
+    """
+    if _is_aside():
+        yield lambda num_bytes: None
+        return
+    lock = threading.Lock()
+    with _Bar(None, what, total, leave=False, unit="B", unit_scale=True, delay=DELAY_S) as bar:
+
+        def advance(num_bytes: int) -> None:
+            with lock:
+                bar.update(num_bytes)
+
+        yield advance
+
+
+def _is_aside() -> bool:
+    is_worker = multiprocessing.parent_process() is not None
+    return is_worker or os.environ.get("RANK", "0") != "0" or sys.stderr is None

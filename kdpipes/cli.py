@@ -1,4 +1,4 @@
-"""The command line: `kdpipes demo`, `kdpipes index`, `kdpipes replay`; or `python -m kdpipes`."""
+"""The command line: `kdpipes demo`, `kdpipes index`, `kdpipes copy`, `kdpipes replay`; or `python -m kdpipes`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from kdpipes.errors import KdpipesError
 from kdpipes.look.replay_grid import replay_grid
 from kdpipes.storage.catalog import make_index
 from kdpipes.storage.files import expand_urls, matching_urls
+from kdpipes.write.copy_to_local import copy_to_local
 
 __all__ = ["main"]
 
@@ -36,6 +37,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     index.add_argument("urls", nargs="+", help="paths or URLs of plain tars, with brace ranges or globs")
     index.add_argument("--no-checksums", action="store_true", help="do not read contents of local shards: much faster")
+    copy = commands.add_parser(
+        "copy",
+        help="copy a data set to a local disk, unless it is there",
+        description="Copy a folder, a zip or a folder of zips. A complete copy is used; a broken one is completed.",
+    )
+    copy.add_argument(
+        "global_root", metavar="GLOBAL", help="path or URL of the data set; train.zip may stand for train"
+    )
+    copy.add_argument("local_root", metavar="LOCAL", help="folder for it")
+    copy.add_argument("--relative-path", metavar="P", help="copy only this folder of both")
+    copy.add_argument("--num-workers", type=int, default=8, help="files at a time (default: %(default)s)")
     replay = commands.add_parser(
         "replay",
         help="draw any batch of any epoch",
@@ -86,6 +98,14 @@ def _index(given: argparse.Namespace) -> None:
     print(f"{num_samples} samples in {len(urls)} shards are indexed.")
 
 
+def _copy(given: argparse.Namespace) -> None:
+    result = copy_to_local(
+        given.global_root, given.local_root, relative_path=given.relative_path, num_workers=given.num_workers
+    )
+    done = f"{result.num_files} files, {result.num_bytes} bytes, are copied" if result.was_copied else "nothing to do"
+    print(f"{result.path}: {done}.")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit status."""
     given = _parser().parse_args(arguments)
@@ -93,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_demo(given.output, num_workers=given.num_workers, num_epochs=given.num_epochs)
         return 0
     try:
-        {"index": _index, "replay": _replay}[given.command](given)
+        {"copy": _copy, "index": _index, "replay": _replay}[given.command](given)
     except (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError) as error:
         print(f"kdpipes {given.command}: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""`kdpipes replay`: which chain, what is written, what is said, and the exit status."""
+"""`kdpipes replay`, `copy` and `index`: what is done and written, what is said, and the exit status."""
 
 from __future__ import annotations
 
@@ -175,6 +175,19 @@ def test_it_is_a_command(folder: Path) -> None:
     failed = subprocess.run([*command, "9"], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr == "kdpipes replay: Epoch 0 has no batch 9.\n"
+
+
+def test_a_data_set_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train/cat/1.jpg", "train/cat/2.jpg", "val/cat/3.jpg"):
+        (tmp_path / "global" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "global" / name).write_bytes(b"pixels")
+    command = ["copy", str(tmp_path / "global"), str(tmp_path / "local"), "--relative-path", "train"]
+    for done in ("2 files, 12 bytes, are copied", "nothing to do"):
+        assert main([*command, "--num-workers", "2"]) == 0
+        assert capsys.readouterr() == (f"{tmp_path / 'local/train'}: {done}.\n", "")
+    assert sorted(path.name for path in (tmp_path / "local").rglob("*.jpg")) == ["1.jpg", "2.jpg"]
+    assert main([*command[:-1], "none"]) == 1
+    assert "kdpipes copy: There is neither a folder" in capsys.readouterr().err
 
 
 def test_shards_are_indexed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,12 @@ from kdpipes.sample import Sample
 
 ITEMS = [(float(number), number % 3) for number in range(7)]
 Build = Callable[[Any], Any]
+LOCAL = tempfile.TemporaryDirectory()  # for files; it goes when the tests end
+
+
+def _own_path(sample: Sample) -> str:
+    return __file__
+
 
 # One example of each pipe; both flavours take the same arguments, or say so here.
 EXAMPLES: dict[str, Build] = {
@@ -42,6 +49,7 @@ EXAMPLES: dict[str, Build] = {
     ),
     "on_error": lambda source: source.on_error("skip"),
     "few_shot": lambda source: source.few_shot(shots=1, seed=1),
+    "localize_files": lambda source: source.map(_own_path).localize_files(LOCAL.name).to_samples(),
     "map_classes": lambda source: source.map_classes({0: 1, 2: 0}, unmapped="keep"),
     "mix": lambda source: source.mix(copy_streams(source), weights=[2, 1], seed=2, stop="all"),
     "permute": lambda source: source.permute(seed=3),
@@ -203,6 +211,7 @@ def test_what_is_no_pipe_is_refused_where_the_chain_is_built(name: str, flavour:
     arguments = {
         "add_field": ("z", len),
         "few_shot": (1,),
+        "localize_files": ("local",),
         "map_classes": ({0: 1},),
         "mix": ([1, 2, 3],),
         "permute": (0,),

@@ -1,0 +1,1 @@
+"""What is written: local copies of files."""
