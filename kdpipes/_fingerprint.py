@@ -171,6 +171,8 @@ def _is_users(kind: type) -> bool:
     name = kind.__module__
     if name.split(".")[0] in {"builtins", "kdpipes"}:
         return False
+    if name == "__main__":  # also of a notebook, and of a program that is run by one of a library
+        return True
     file = getattr(sys.modules.get(name), "__file__", None)
     return file is None or not file.startswith(_library_folders())
 

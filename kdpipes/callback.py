@@ -31,6 +31,12 @@ class Callback:
         self.name = snake_case(_name_of(function))
         self.parameters = _parameters_of(function)
 
+    def with_function(self, function: Any) -> Callback:
+        """Return the same for a function of the same name and parameters: a method, bound to its object."""
+        made = Callback.__new__(Callback)
+        made.function, made.name, made.parameters = function, self.name, self.parameters
+        return made
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,7 @@ class DatasetReaderMapDataPipe(MapPipe):
                 f"`labels` must be as long as `dataset`, but has {len(labels)} entries for {len(dataset)} items."
             )
         self._dataset = Shared(dataset)
-        self._getters = _getters_of(dataset)
+        self._getters = list(_getters_of(dataset))
         self._fields = " ".join(self._getters) or fields
         self._labels = Shared(as_column(labels)) if labels is not None else None
         self._class_names = check_names("class_names", class_names) or _class_names_of(dataset)
@@ -123,15 +124,16 @@ def _class_names_of(dataset: Any) -> tuple[str, ...] | None:
 
 
 def _getter(dataset: Any, name: str, index: int) -> Lazy:
-    getter = Callback(_PREFIX + name, getattr(dataset, _PREFIX + name))
-    may_draw = {"ctx", "rng"} & getter.parameters
+    known = _getters_of(dataset)[name]
 
     def load(sample: Sample) -> Any:
-        if not may_draw:
-            return getter(index)
+        method = getattr(dataset, _PREFIX + name)
+        if not known.may_draw:
+            return method(index)
+        getter = known.method.with_function(method)
         return call_seeded(getter, sample, getter.name, index, ctx=sample.ctx if sample.is_recording else None)
 
-    return Lazy(load, what=f"loading field {name!r}")
+    return Lazy(load, what=known.what)
 
 
 def _loader(dataset: Any, index: int) -> Callable[[Sample], Any]:
@@ -250,5 +252,26 @@ def _value_of(shared: Shared[Any]) -> Any:
     return shared.value
 
 
-def _getters_of(source: Any) -> list[str]:
-    return sorted(name[len(_PREFIX) :] for name in dir(type(source)) if name.startswith(_PREFIX))
+class _Getter(NamedTuple):
+    """A method that loads a field, as its class has it."""
+
+    method: Callback
+    may_draw: bool
+    what: str
+
+
+_getters: weakref.WeakKeyDictionary[type, dict[str, _Getter]] = weakref.WeakKeyDictionary()
+
+
+def _getters_of(source: Any) -> dict[str, _Getter]:
+    """Return the methods that load fields, by the fields' names: looked for once in each class."""
+    kind = type(source)
+    if kind not in _getters:
+        methods = sorted(name for name in dir(kind) if name.startswith(_PREFIX))
+        _getters[kind] = {name[len(_PREFIX) :]: _getter_of(kind, name) for name in methods}
+    return _getters[kind]
+
+
+def _getter_of(kind: type, name: str) -> _Getter:
+    method = Callback(name, getattr(kind, name))
+    return _Getter(method, bool({"ctx", "rng"} & method.parameters), f"loading field {name[len(_PREFIX) :]!r}")
