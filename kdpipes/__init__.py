@@ -18,6 +18,12 @@ from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import sample_pipe
+from kdpipes.cache.cache_in_memory import CacherInMemory
+from kdpipes.cache.cache_in_redis import CacherInRedis
+from kdpipes.cache.cache_on_disk import CacherOnDisk
+from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe
+from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
+from kdpipes.cache.store import CacheStats
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
@@ -70,6 +76,12 @@ from kdpipes.write.localize_files import FileLocalizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "CacheIterDataPipe",
+    "CacheMapDataPipe",
+    "CacheStats",
+    "CacherInMemory",
+    "CacherInRedis",
+    "CacherOnDisk",
     "CenterCrop",
     "ChainError",
     "ClassFilterIterDataPipe",
@@ -137,6 +149,7 @@ __all__ = [
     "functional_pipe",
     "image_folder",
     "image_grid",
+    "open_cache",
     "open_shards",
     "rebuild_batch",
     "replay",

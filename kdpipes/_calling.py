@@ -27,7 +27,7 @@ def call_seeded(function: Callback, sample: Sample, place: str, *args: Any, ctx:
     if "rng" in function.parameters:
         sample.note_draw(place, is_recorded=ctx is not None)
         return function(*args, rng=sample.rng(place), **given)
-    is_watched = ctx is not None or sample.draw.replayed is not None
+    is_watched = ctx is not None or sample.is_watched
     with seeded_globals(sample.key_of(place)) as has_drawn:
         value = function(*args, **given)
         is_random = is_watched and has_drawn()

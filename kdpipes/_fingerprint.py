@@ -25,7 +25,7 @@ from kdpipes._graph import walk
 from kdpipes.callback import Callback
 from kdpipes.storage.shared import PackedStrings, Shared
 
-__all__ = ["fingerprint", "fingerprints"]
+__all__ = ["digest", "fingerprint", "fingerprints"]
 
 _MANY = 1000  # of a longer sequence of objects, the length and this many entries are hashed
 _OF_THIS_PROCESS = (
@@ -69,6 +69,12 @@ def fingerprint(value: Any) -> str:
     return _hash(tokens.of_pipe(value) if isinstance(value, IterDataPipe | MapDataPipe) else tokens.of(value), 4).hex()
 
 
+def digest(value: Any) -> bytes:
+    """Return the long hash of one value, all entries of a long sequence included; of a pipe as `fingerprint`."""
+    tokens = _Tokens(limit=None)
+    return _hash(tokens.of_pipe(value) if isinstance(value, IterDataPipe | MapDataPipe) else tokens.of(value), 20)
+
+
 def _hash(tokens: Iterator[bytes], size: int) -> bytes:
     digest = hashlib.blake2b(digest_size=size)
     for token in tokens:
@@ -84,8 +90,9 @@ def _name_of(pipe: Any) -> str:
 class _Tokens:
     """Says what values are, each object once: one that is met again is the number of its first meeting."""
 
-    def __init__(self, met: dict[int, tuple[int, Any]] | None = None) -> None:
+    def __init__(self, met: dict[int, tuple[int, Any]] | None = None, limit: int | None = _MANY) -> None:
         self._met = dict(met or {})
+        self._limit = limit
 
     def of_pipe(self, pipe: Any) -> Iterator[bytes]:
         yield type(pipe).__qualname__.encode()
@@ -116,7 +123,7 @@ class _Tokens:
                 yield from self.of(part)
 
     def _hash_of(self, value: Any) -> bytes:
-        return _hash(_Tokens(self._met).of(value), 16)
+        return _hash(_Tokens(self._met, self._limit).of(value), 16)
 
     def _parts(self, value: Any) -> Iterator[Any]:
         if isinstance(value, Shared):
@@ -131,10 +138,10 @@ class _Tokens:
         elif isinstance(value, Set):
             yield from sorted(value, key=self._hash_of)
         elif isinstance(value, np.ndarray):
-            yield from (value.shape, value.reshape(-1).tolist()[:_MANY])
+            yield from (value.shape, value.reshape(-1).tolist()[: self._limit])
         elif isinstance(value, Sequence | deque):
             yield len(value)
-            yield from itertools.islice(value, _MANY)
+            yield from itertools.islice(value, self._limit)
         elif isinstance(value, Callback):
             yield value.function
         else:

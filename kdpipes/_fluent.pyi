@@ -10,10 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from kdpipes.cache.store import CacheStats
 from kdpipes.work.transform import RecordedTransform
 
 _Uneven = Literal["keep", "pad", "drop"]
 _Classes = Sequence[int | str]
+_Verify = Literal["always", "once", "never"]
 
 class MapChain(MapDataPipe[Any]):
     """What can follow an indexed pipe of samples."""
@@ -68,6 +70,45 @@ class MapChain(MapDataPipe[Any]):
     def decode_images(
         self, field: str = "x", *, backend: Literal["auto", "turbojpeg", "simplejpeg", "pillow"] = "auto"
     ) -> MapChain: ...
+    def cache_in_memory(
+        self,
+        *,
+        name: str | None = None,
+        max_bytes: int | None = None,
+        keep: bool = False,
+        verify: _Verify = "once",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+    ) -> CachedMapChain: ...
+    def cache_on_disk(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        layout: Literal["lmdb", "files"] | None = None,
+        max_bytes: int | None = None,
+        is_durable: bool = True,
+        max_files_per_folder: int = 1000,
+        num_entries: int = 1_000_000,
+        compression: str | None = None,
+        verify: _Verify = "always",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+    ) -> CachedMapChain: ...
+    def cache_in_redis(
+        self,
+        url: str,
+        *,
+        namespace: str = "kdpipes",
+        ttl_s: float | None = None,
+        on_unreachable: Literal["raise", "go_on"] = "raise",
+        timeout_s: float = 5.0,
+        verify: _Verify = "always",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+    ) -> CachedMapChain: ...
     def record_ctx(self) -> MapChain: ...
     def on_error(
         self, action: Literal["raise", "skip", "quarantine"] = "raise", *, path: str | os.PathLike[str] | None = None
@@ -127,6 +168,45 @@ class IterChain(IterDataPipe[Any]):
     def decode_images(
         self, field: str = "x", *, backend: Literal["auto", "turbojpeg", "simplejpeg", "pillow"] = "auto"
     ) -> IterChain: ...
+    def cache_in_memory(
+        self,
+        *,
+        name: str | None = None,
+        max_bytes: int | None = None,
+        keep: bool = False,
+        verify: _Verify = "once",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+    ) -> CachedIterChain: ...
+    def cache_on_disk(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        layout: Literal["lmdb", "files"] | None = None,
+        max_bytes: int | None = None,
+        is_durable: bool = True,
+        max_files_per_folder: int = 1000,
+        num_entries: int = 1_000_000,
+        compression: str | None = None,
+        verify: _Verify = "always",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+    ) -> CachedIterChain: ...
+    def cache_in_redis(
+        self,
+        url: str,
+        *,
+        namespace: str = "kdpipes",
+        ttl_s: float | None = None,
+        on_unreachable: Literal["raise", "go_on"] = "raise",
+        timeout_s: float = 5.0,
+        verify: _Verify = "always",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+    ) -> CachedIterChain: ...
     def record_ctx(self) -> IterChain: ...
     def on_error(
         self, action: Literal["raise", "skip", "quarantine"] = "raise", *, path: str | os.PathLike[str] | None = None
@@ -172,3 +252,15 @@ class IterChain(IterDataPipe[Any]):
         p: float = 1.0,
     ) -> IterChain: ...
     def to_device(self, device: str | torch.device) -> IterChain: ...
+
+class CachedMapChain(MapChain):
+    """What can follow a cache of an indexed pipe, and what the cache itself can do."""
+
+    def stats(self) -> CacheStats: ...
+    def warm_up(self, *, num_threads: int = 4, progress: bool = True) -> CacheStats: ...
+
+class CachedIterChain(IterChain):
+    """What can follow a cache of a stream, and what the cache itself can do."""
+
+    def stats(self) -> CacheStats: ...
+    def warm_up(self, *, num_threads: int = 4, progress: bool = True) -> CacheStats: ...

@@ -14,6 +14,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import ShardingRoundRobinDispatcher
 
 from kdpipes.draw import EpochCounter
+from kdpipes.sample import Sample
 
 __all__ = ["copy_streams", "shards", "sources_of", "walk"]
 
@@ -25,6 +26,8 @@ _DEEP = 4
 def _pipes_in(value: Any, depth: int = 0) -> Iterator[AnyPipe]:
     if isinstance(value, IterDataPipe | MapDataPipe):
         yield value
+    elif isinstance(value, Sample):  # in the buffer of a pipe that runs: to look into it would load its fields
+        return
     elif isinstance(value, Mapping | list | tuple | set) and len(value) <= _MANY and depth < _DEEP:
         for entry in value.values() if isinstance(value, Mapping) else value:
             yield from _pipes_in(entry, depth + 1)

@@ -44,6 +44,7 @@ class IterPipe(Suggesting, Streaming[Any], IterChain):
     """
 
     is_straight = False  # whether each sample is passed on, or dropped, before the next one is read
+    is_plan = False  # whether samples pass as they are, those that do
     is_about_whole = False  # whether what is given depends on the whole stream, not on the sample alone
 
     def __init__(self) -> None:
@@ -142,6 +143,8 @@ def _part_of(pipe: IterPipe) -> tuple[int, int]:
 
 class StreamPlanPipe(IterPipe):
     """A choice of a stream's samples, made as they pass."""
+
+    is_plan = True
 
     def __init__(self, source_datapipe: IterDataPipe[Any], name: str) -> None:
         super().__init__()

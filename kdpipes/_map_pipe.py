@@ -36,6 +36,7 @@ class MapPipe(Suggesting, MapChain):
     """
 
     _computed: ClassVar[tuple[str, ...]] = ()  # the attributes that are no arguments
+    is_plan: ClassVar[bool] = False  # whether samples pass as they are, those that do
 
     def __len__(self) -> int:
         raise TypeError(f"{type(self).__name__} must implement `__len__`.")
@@ -198,6 +199,7 @@ class PlanPipe(MapPipe):
     """
 
     _computed: ClassVar[tuple[str, ...]] = ("_positions",)
+    is_plan = True
 
     def __init__(self, source_datapipe: MapPipe, name: str) -> None:
         self._source = indexed(source_datapipe, name)

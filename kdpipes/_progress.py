@@ -25,12 +25,12 @@ class _Bar(tqdm):  # type: ignore[misc]  # tqdm carries no types
 _Bar.set_lock(threading.RLock())  # tqdm's own is multiprocessing's, which then has chosen how processes start
 
 
-def shown_if_slow(items: Iterable[Item], total: int, what: str, unit: str = "samples") -> Iterator[Item]:
+def shown_if_slow(items: Iterable[Item], total: int | None, what: str, unit: str = "samples") -> Iterator[Item]:
     """Yield `items`, with a progress bar if that takes longer than `DELAY_S`; without one in workers and other ranks.
 
     Args:
         items: What is worked through.
-        total: How many there are.
+        total: How many there are, if that is known.
         what: What goes on: "reading 'y'".
         unit: What is counted.
     """

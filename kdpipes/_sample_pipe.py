@@ -18,7 +18,7 @@ from kdpipes.callback import Callback
 from kdpipes.errors import ChainError
 from kdpipes.sample import Sample, as_sample
 
-__all__ = ["Operation", "SampleMapperIterDataPipe", "SampleMapperMapDataPipe", "sample_pipe"]
+__all__ = ["Operation", "SampleMapperIterDataPipe", "SampleMapperMapDataPipe", "register_operation", "sample_pipe"]
 
 
 class Operation(Protocol):
@@ -150,6 +150,8 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
 class _Bound:
     """A function of (sample, ...) with the rest of its arguments."""
 
+    is_eager = True  # it may load fields when the sample passes
+
     def __init__(
         self,
         function: Callable[..., Any],
@@ -199,31 +201,42 @@ def sample_pipe(name: str, *, changes: str | None = None) -> Callable[[Definitio
     changed = None if changes is None else frozenset(changes.split())
 
     def decorate(definition: Definition) -> Definition:
-        signature = inspect.signature(definition)
-        if not isinstance(definition, type):
-            signature = signature.replace(parameters=list(signature.parameters.values())[1:])
-
-        def bind(pipe_class: Any) -> Callable[..., Any]:
-            def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
-                made = (
-                    definition(*args, **kwargs)
-                    if isinstance(definition, type)
-                    else _Bound(definition, args, kwargs, changed)
-                )
-                return pipe_class(source_datapipe, made, name)
-
-            pipe.__doc__, pipe.__name__, pipe.__qualname__ = definition.__doc__, name, definition.__qualname__
-            pipe.__module__ = definition.__module__
-            pipe.__signature__ = _with_source(signature)  # type: ignore[attr-defined]
-            return pipe
-
-        indexed, stream = bind(SampleMapperMapDataPipe), bind(SampleMapperIterDataPipe)
-        refuse_taken(name, stream, flavour="iter")
-        register(name, indexed, flavour="map")
-        register(name, stream, flavour="iter")
+        register_operation(name, definition, (SampleMapperMapDataPipe, SampleMapperIterDataPipe), changed)
         return definition
 
     return decorate
+
+
+def register_operation(
+    name: str, definition: Any, pipes: tuple[Any, Any], changes: frozenset[str] | None = None
+) -> None:
+    """Register what `sample_pipe` describes, with pipe classes of one's own.
+
+    Args:
+        name: The functional name.
+        definition: The function or class.
+        pipes: The pipe classes, called as `pipe(source_datapipe, operation, name)`: of indexed sources, of streams.
+        changes: The fields that a function changes.
+    """
+    signature = inspect.signature(definition)
+    if not isinstance(definition, type):
+        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def bind(pipe_class: Any) -> Callable[..., Any]:
+        def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
+            is_class = isinstance(definition, type)
+            made = definition(*args, **kwargs) if is_class else _Bound(definition, args, kwargs, changes)
+            return pipe_class(source_datapipe, made, name)
+
+        pipe.__doc__, pipe.__name__, pipe.__qualname__ = definition.__doc__, name, definition.__qualname__
+        pipe.__module__ = definition.__module__
+        pipe.__signature__ = _with_source(signature)  # type: ignore[attr-defined]
+        return pipe
+
+    indexed, stream = (bind(pipe_class) for pipe_class in pipes)
+    refuse_taken(name, stream, flavour="iter")
+    register(name, indexed, flavour="map")
+    register(name, stream, flavour="iter")
 
 
 def _with_source(signature: inspect.Signature) -> inspect.Signature:

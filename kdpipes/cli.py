@@ -1,4 +1,4 @@
-"""The command line: `kdpipes demo`, `kdpipes index`, `kdpipes copy`, `kdpipes replay`; or `python -m kdpipes`."""
+"""The command line: `kdpipes demo`, `index`, `copy`, `replay` and `cache`; or `python -m kdpipes`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 from tqdm import tqdm
 
+from kdpipes.cache.looking import check_cache, clear_cache, look_at_cache, named_caches
 from kdpipes.demo import run_demo
-from kdpipes.errors import KdpipesError
+from kdpipes.errors import DataError, KdpipesError
 from kdpipes.look.replay_grid import replay_grid
 from kdpipes.storage.catalog import make_index
 from kdpipes.storage.files import expand_urls, matching_urls
@@ -59,6 +60,15 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--batch", type=int, default=0, help="number of the batch (default: %(default)s)")
     replay.add_argument("--field", default="x", help="field of images (default: %(default)s)")
     replay.add_argument("--out", default="grid.png", help="picture to write (default: %(default)s)")
+    cache = commands.add_parser("cache", help="list, verify and clear caches", description="Look after caches.")
+    actions = cache.add_subparsers(dest="action", required=True)
+    place = "folder, URL, or name=NAME for a cache in memory"
+    ls = actions.add_parser("ls", help="say what caches hold")
+    ls.add_argument("places", nargs="*", help=f"{place} (default: all of those with names)")
+    verify = actions.add_parser("verify", help="read all entries, and count those that are damaged")
+    verify.add_argument("places", nargs="+", help=place)
+    clear = actions.add_parser("clear", help="remove caches, with their folders")
+    clear.add_argument("places", nargs="+", help=place)
     return parser
 
 
@@ -106,6 +116,33 @@ def _copy(given: argparse.Namespace) -> None:
     print(f"{result.path}: {done}.")
 
 
+def _cache(given: argparse.Namespace) -> None:
+    {"ls": _list_caches, "verify": _verify_caches, "clear": _clear_caches}[given.action](given.places)
+
+
+def _list_caches(places: Sequence[str]) -> None:
+    for place in places or named_caches():
+        found = look_at_cache(place)
+        is_complete = "" if found.num_samples is None else f", complete for {found.num_samples} samples"
+        print(f"{place}: {found.entries} entries, {found.bytes:,} bytes, {found.layout}{is_complete}")
+
+
+def _verify_caches(places: Sequence[str]) -> None:
+    total = 0
+    for place in places:
+        number, num_damaged = check_cache(place)
+        print(f"{place}: {number} entries, {num_damaged} damaged")
+        total += num_damaged
+    if total:
+        raise DataError(f"{total} entries are damaged. A chain that reads them with their source heals them.")
+
+
+def _clear_caches(places: Sequence[str]) -> None:
+    for place in places:
+        clear_cache(place)
+        print(f"{place}: removed")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit status."""
     given = _parser().parse_args(arguments)
@@ -113,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_demo(given.output, num_workers=given.num_workers, num_epochs=given.num_epochs)
         return 0
     try:
-        {"copy": _copy, "index": _index, "replay": _replay}[given.command](given)
+        {"copy": _copy, "index": _index, "replay": _replay, "cache": _cache}[given.command](given)
     except (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError) as error:
         print(f"kdpipes {given.command}: {error}", file=sys.stderr)
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -25,13 +26,20 @@ class Lazy:
         inputs: The values that this one is computed from.
         what: What goes on here, for the note on an error: "reading field 'x'".
         scope: The fields that `load` finds in the sample, where these are not the sample's own.
+        is_cheap: Whether loading costs next to nothing, so that no cache is to keep the value.
     """
 
-    __slots__ = ("_inputs", "_load", "_scope", "_value", "_what")
+    __slots__ = ("_inputs", "_load", "_scope", "_value", "_what", "is_cheap")
 
     def __init__(
-        self, load: Callable[..., Any], *inputs: Lazy, what: str, scope: Mapping[str, Lazy] | None = None
+        self,
+        load: Callable[..., Any],
+        *inputs: Lazy,
+        what: str,
+        scope: Mapping[str, Lazy] | None = None,
+        is_cheap: bool = False,
     ) -> None:
+        self.is_cheap = is_cheap
         self._load = load
         self._inputs = inputs
         self._what = what
@@ -67,6 +75,17 @@ class Lazy:
             self._load, self._inputs, self._scope = _UNLOADED, (), None
         return self._value
 
+    def reaches(self, others: Collection[Lazy]) -> list[Lazy]:
+        """Return which of some values this one is computed from, as far as it is not loaded yet; or is."""
+        found, waiting, seen = list[Lazy](), [self], set[int]()
+        while waiting:
+            value = waiting.pop()
+            if id(value) not in seen:
+                seen.add(id(value))
+                found += [value] if any(value is other for other in others) else []
+                waiting += [*value._inputs, *(value._scope or {}).values()]
+        return found
+
     def before(self, is_step: Callable[[str], bool]) -> Lazy | None:
         """Return the value that the steps at the end were applied to; None where it is no longer known.
 
@@ -95,15 +114,33 @@ class Lazy:
 
     def _unloaded_fork(self, forks: dict[Lazy, Lazy]) -> Lazy:
         scope = None if self._scope is None else {name: value.fork(forks) for name, value in self._scope.items()}
-        return Lazy(self._load, *(value.fork(forks) for value in self._inputs), what=self._what, scope=scope)
+        inputs = [value.fork(forks) for value in self._inputs]
+        return Lazy(self._load, *inputs, what=self._what, scope=scope, is_cheap=self.is_cheap)
 
 
 class _Origin:
     """What all views of one delivered sample share."""
 
-    __slots__ = ("ctx", "draw", "index", "is_recording", "key", "lacking", "names", "promises")
+    __slots__ = (
+        "ctx",
+        "draw",
+        "drawn",
+        "index",
+        "is_recording",
+        "key",
+        "lacking",
+        "names",
+        "promises",
+        "route",
+        "version",
+    )
 
-    def __init__(self, key: str | Callable[[], str], index: int, draw: Draw) -> None:
+    def __init__(
+        self, key: str | Callable[[], str], index: int, draw: Draw, version: str | Callable[[], str] = ""
+    ) -> None:
+        self.version = version
+        self.route: tuple[int, ...] = ()
+        self.drawn: list[tuple[str, np.random.Generator | None]] | None = None
         self.key = key
         self.index = index
         self.draw = draw
@@ -125,6 +162,8 @@ class Sample(MutableMapping[str, Any]):
             read first.
         index: The sample's position in its source.
         draw: Which delivered sample this is; by default, the draw that `deal` has opened.
+        version: What tells the sample's data from what they were before, for caches: size and date of its file, say; or
+            what returns that.
 
     Example:
         >>> sample = Sample({"x": b"pixels", "y": 3}, key="heron/0001.jpg")
@@ -143,8 +182,9 @@ class Sample(MutableMapping[str, Any]):
         key: str | Callable[[], str] = "",
         index: int = 0,
         draw: Draw | None = None,
+        version: str | Callable[[], str] = "",
     ) -> None:
-        self._origin = _Origin(key, index, draw or current_draw() or Draw(ordinal=index))
+        self._origin = _Origin(key, index, draw or current_draw() or Draw(ordinal=index), version)
         self._fields = {name: value if isinstance(value, Lazy) else Lazy.of(value) for name, value in fields.items()}
 
     @property
@@ -159,6 +199,24 @@ class Sample(MutableMapping[str, Any]):
     def index(self) -> int:
         """The sample's position in its source."""
         return self._origin.index
+
+    @property
+    def version(self) -> str:
+        """What tells the sample's data from what they were before; empty where the source does not know."""
+        version = self._origin.version
+        if not isinstance(version, str):
+            version = self._origin.version = version()
+        return version
+
+    @property
+    def route(self) -> tuple[int, ...]:
+        """Which source each pipe took it from that has several, the first such pipe first."""
+        return self._origin.route
+
+    def come_from(self, number: int) -> Sample:
+        """Note that a pipe of several sources has taken the sample from one of them."""
+        self._origin.route = (*self._origin.route, number)
+        return self
 
     @property
     def ordinal(self) -> int:
@@ -200,7 +258,9 @@ class Sample(MutableMapping[str, Any]):
         return f"Sample({self.key!r}, {fields})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (dict(self), self.key, self.index, self.draw, self.ctx, self._origin.names, self.is_recording)
+        origin = self._origin
+        place = self.key, self.index, self.draw, self.version, origin.route
+        return _restore, (dict(self), *place, self.ctx, origin.names, self.is_recording)
 
     def lazy(self, name: str) -> Lazy:
         """Return a field without loading it."""
@@ -219,6 +279,11 @@ class Sample(MutableMapping[str, Any]):
             place: Where the sample lies, for the error.
         """
         self._origin.lacking = frozenset(names), place
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """The fields of the source that are missing in this sample alone."""
+        return self._origin.lacking[0]
 
     def missing(self, names: Sequence[str]) -> Lazy | None:
         """Return a field that is an error when it is read, if this sample lacks a field that others have; else None.
@@ -247,7 +312,28 @@ class Sample(MutableMapping[str, Any]):
         replayed = self.draw.replayed
         if replayed is not None and operation not in replayed.get(_EARLY, {}) and _DRAW not in replayed:
             return cast("np.random.Generator", _Unknown(operation))
-        return generator(self.key_of(operation))
+        made = generator(self.key_of(operation))
+        if self._origin.drawn is not None:
+            self._origin.drawn.append((operation, made))
+        return made
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody wants to know which operations draw random numbers."""
+        return self._origin.drawn is not None or self.is_recording or self.draw.replayed is not None
+
+    @contextmanager
+    def watching_draws(self) -> Iterator[Callable[[], str | None]]:
+        """Yield what returns the name of an operation that has drawn random numbers since, or None."""
+        before, drawn = self._origin.drawn, list[tuple[str, np.random.Generator | None]]()
+        self._origin.drawn = drawn
+        try:
+            yield lambda: next((name for name, rng in drawn if rng is None or self._has_moved(name, rng)), None)
+        finally:
+            self._origin.drawn = before
+
+    def _has_moved(self, operation: str, rng: np.random.Generator) -> bool:
+        return repr(rng.bit_generator.state) != repr(generator(self.key_of(operation)).bit_generator.state)
 
     def note_draw(self, operation: str, *, is_recorded: bool) -> None:
         """Record which draw an operation takes random numbers from that records nothing else to do it again by.
@@ -261,6 +347,8 @@ class Sample(MutableMapping[str, Any]):
         rng = self.rng(operation)
         if isinstance(rng, _Unknown):
             rng.refuse()
+        if self._origin.drawn is not None:
+            self._origin.drawn.append((operation, None))
         early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
         if not is_recorded:
             return
@@ -292,7 +380,11 @@ class Sample(MutableMapping[str, Any]):
             key: The new sample's key, if it is to have another.
         """
         fork = Sample.__new__(Sample)
-        fork._origin = _Origin(self._origin.key if key is None else key, self.index, current_draw() or self.draw)
+        origin = self._origin
+        fork._origin = _Origin(
+            origin.key if key is None else key, self.index, current_draw() or self.draw, origin.version
+        )
+        fork._origin.route = origin.route
         fork._origin.is_recording = self._origin.is_recording
         fork._origin.names = dict(self._origin.names)
         fork._origin.lacking = self._origin.lacking
@@ -330,6 +422,10 @@ class Sample(MutableMapping[str, Any]):
         """Say that loading `value` will record the entry `name` of the ctx."""
         self._origin.promises[name] = value
 
+    def promises(self) -> dict[str, Lazy]:
+        """Return which value will record which entry of the ctx when it is loaded."""
+        return dict(self._origin.promises)
+
     def recorded(self, name: str) -> Any:
         """Return one entry of the ctx, loading the field that it is recorded with."""
         promises = self._origin.promises
@@ -366,11 +462,14 @@ def _restore(
     key: str,
     index: int,
     draw: Draw,
+    version: str,
+    route: tuple[int, ...],
     ctx: dict[str, Any],
     names: dict[str, int],
     is_recording: bool,
 ) -> Sample:
-    sample = Sample(fields, key=key, index=index, draw=draw)
+    sample = Sample(fields, key=key, index=index, draw=draw, version=version)
+    sample._origin.route = route
     sample._origin.ctx.update(ctx)
     sample._origin.names.update(names)
     sample._origin.is_recording = is_recording

@@ -202,3 +202,36 @@ def test_shards_are_indexed(
         assert (index.fields["jpg"].checksums is not None) == has_checksums
     assert main(["index", str(tmp_path / "none-*.tar")]) == 1
     assert "No file matches" in capsys.readouterr().err
+
+
+def test_caches_are_listed_verified_and_cleared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = kdp.from_ids(["a", "b"], [0, 1], load=lambda name: name.encode() * 5000)
+    name = f"test-cli-{os.getpid()}"
+    in_memory, files, lmdb = f"name={name}", str(tmp_path / "files"), str(tmp_path / "lmdb")
+    named = source.cache_in_memory(name=name)
+    source.cache_on_disk(files, layout="files", num_entries=1).warm_up(progress=False)
+    source.cache_on_disk(lmdb)[1]["x"]
+    named[0]["x"]
+    capsys.readouterr()
+    assert main(["cache", "ls", in_memory, files, lmdb]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert listed[0].startswith(f"{in_memory}: 1 entries, ")
+    assert listed[1].startswith(f"{files}: 3 entries, ")
+    assert listed[1].endswith("bytes, files, complete for 2 samples")
+    assert listed[2].endswith("bytes, lmdb")
+    assert main(["cache", "ls"]) == 0
+    assert listed[0] in capsys.readouterr().out.splitlines()
+    assert main(["cache", "verify", in_memory, files, lmdb]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == f"{files}: 3 entries, 0 damaged"
+    path = next(path for path in Path(files).iterdir() if path.is_file() and b"bbbb" in path.read_bytes())
+    path.write_bytes(path.read_bytes()[:-1])
+    assert main(["cache", "verify", files]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"{files}: 3 entries, 1 damaged\n"
+    assert "1 entries are damaged" in said.err
+    assert main(["cache", "clear", in_memory, files, lmdb]) == 0
+    assert not Path(files).exists()
+    assert not Path(lmdb).exists()
+    for place in (in_memory, files, str(tmp_path)):
+        assert main(["cache", "clear", place]) == 1
+    assert tmp_path.exists()

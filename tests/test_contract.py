@@ -33,6 +33,8 @@ def _own_path(sample: Sample) -> str:
 # One example of each pipe; both flavours take the same arguments, or say so here.
 EXAMPLES: dict[str, Build] = {
     "add_field": lambda source: source.add_field("twice", lambda sample: 2 * sample["x"]),
+    "cache_in_memory": lambda source: source.transform("x", lambda x: 2 * x).cache_in_memory(),
+    "cache_on_disk": lambda source: source.transform("x", lambda x: 2 * x).cache_on_disk("memory://contract"),
     "collate_samples": lambda source: source.select("x y").deal(batch_size=2).collate_samples(),
     "cutmix": lambda source: (
         source.transform("x", lambda x: np.full((3, 4, 5), x))
@@ -71,6 +73,7 @@ EXAMPLES_BY_FLAVOUR: dict[tuple[str, str], Build] = {
 }
 BEHIND_DEAL = {"collate_samples", "cutmix", "mixup", "to_device"}
 RANDOM = {"cutmix", "mixup", "transform"}
+ELSEWHERE = {"cache_in_redis"}  # it needs a server: tests/cache/test_cache_in_redis.py
 REFUSED = {("subset", "iter"), *((name, "map") for name in BEHIND_DEAL)} | {
     (name, "iter") for name in ("few_shot", "permute", "sample_weighted", "take_per_class", "take_percent")
 }
@@ -80,7 +83,7 @@ def _ours() -> list[tuple[str, str]]:
     return sorted(
         (name, flavour)
         for (name, flavour), function in registered().items()
-        if function.__module__.startswith("kdpipes.") and (name, flavour) not in REFUSED
+        if function.__module__.startswith("kdpipes.") and (name, flavour) not in REFUSED and name not in ELSEWHERE
     )
 
 
@@ -210,6 +213,7 @@ def test_what_is_no_pipe_is_refused_where_the_chain_is_built(name: str, flavour:
     function = registered()[name, flavour]
     arguments = {
         "add_field": ("z", len),
+        "cache_on_disk": ("memory://contract",),
         "few_shot": (1,),
         "localize_files": ("local",),
         "map_classes": ({0: 1},),

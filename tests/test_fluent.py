@@ -74,7 +74,18 @@ def test_the_typed_flavour_is_that_of_the_pipe_that_is_made(flavour: str) -> Non
     for name, pipe in pipes(flavour).items():
         result = ast.unparse(typed_methods(flavour)[name].returns or ast.Constant(None))
         base: Any = (MapDataPipe if flavour == "map" else IterDataPipe) if not isinstance(pipe, type) else pipe
-        assert result == ("MapChain" if issubclass(base, MapDataPipe) else "IterChain"), name
+        chain = "MapChain" if issubclass(base, MapDataPipe) else "IterChain"
+        assert result == (f"Cached{chain}" if name.startswith("cache_") else chain), name
+
+
+@pytest.mark.parametrize(
+    ("typed", "real"), [("CachedMapChain", kdp.CacheMapDataPipe), ("CachedIterChain", kdp.CacheIterDataPipe)]
+)
+def test_the_methods_of_a_cache_are_typed_as_they_are(typed: str, real: Any) -> None:
+    tree = ast.parse(VIEW.read_text(encoding="utf-8"))
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == typed).body
+    shapes = {node.name: typed_shape(node) for node in body if isinstance(node, ast.FunctionDef)}
+    assert shapes == {name: real_shape(getattr(real, name)) for name in ("stats", "warm_up")}
 
 
 def test_both_flavours_of_a_name_agree_in_their_parameters() -> None:
@@ -84,7 +95,7 @@ def test_both_flavours_of_a_name_agree_in_their_parameters() -> None:
         assert shared == real_shape(indexed[name]), name
 
 
-def test_the_typed_chains_run(photo_folder: Path, photo_shards: str) -> None:
+def test_the_typed_chains_run(photo_folder: Path, photo_shards: str, tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("chains", Path(__file__).with_name("typing") / "chains.py")
     assert spec is not None
     assert spec.loader is not None
@@ -94,3 +105,4 @@ def test_the_typed_chains_run(photo_folder: Path, photo_shards: str) -> None:
     assert chains.streamed(photo_shards) == 64
     assert chains.shards(photo_shards) == ("cat", 5)
     assert chains.own_source() == [(1, 1), (9, 1)]
+    assert chains.cached(str(photo_folder), str(tmp_path / "cache")) == (5, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fsspec.compression import compr
@@ -102,6 +102,13 @@ class FileStore:
         check_key(key)
         set_up = self._opened()
         return set_up is not None and self._folder().exists(set_up[0].path_of(key))
+
+    def each_entry(self) -> Iterator[memoryview | None]:
+        """Yield all entries; None in the place of one that cannot even be read."""
+        set_up = self._opened()
+        for name in sorted(self._folder().sizes()) if set_up is not None else []:
+            if name != METADATA:
+                yield _entry(self._folder().read(name), set_up[1], True)
 
     def stats(self) -> CacheStats:
         """Return what has been counted, and what the folders hold, which are listed for that."""

@@ -68,6 +68,12 @@ class Environment:
         with self.reading, self._begin() as transaction:
             return transaction.get(b"\0" + key) is not None
 
+    def keys(self) -> list[bytes]:
+        """Return the keys of all entries."""
+        with self.reading, self._begin() as transaction:
+            found = transaction.cursor()
+            return [bytes(key[1:]) for key in found.iternext(values=False) if key[0] == 0]
+
     def size(self) -> tuple[int, int]:
         """Return how many entries there are, and how many bytes they take."""
         with self.reading, self._begin() as transaction:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,6 +105,12 @@ class LmdbStore:
     def contains(self, key: bytes) -> bool:
         check_key(key)
         return self._asked(lambda environment: environment.has(key), False)
+
+    def each_entry(self) -> Iterator[memoryview | None]:
+        """Yield all entries; None in the place of one that cannot even be read."""
+        nothing: list[bytes] = []
+        for key in self._asked(lambda environment: environment.keys(), nothing):
+            yield self._look_up([key])[0]
 
     def stats(self) -> CacheStats:
         num_entries, num_bytes = self._asked(lambda environment: environment.size(), (0, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -229,7 +230,9 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             between the first request and the last delivery of each epoch; `wait_s`, how long of that no batch was
             there, and `wait_share`, its part; `queue_depth`, batches received and not given out yet;
             `worker_deaths`; `skipped_samples`, and `skipped_shards` of streams, by `on_error`; `copied_batches`, given
-            out as copies because the user held many; `slow_batches`, that found no shared memory.
+            out as copies because the user held many; `slow_batches`, that found no shared memory. Where the chain
+            has caches, in all of its processes: `cache_hits`, `cache_misses`, `cache_healed`, and what those in memory
+            or in LMDB hold, `cache_bytes` and `cache_entries`.
 
         Raises:
             TypeError: The reading service is not one of kdpipes'.
@@ -251,7 +254,14 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             "skipped_shards": sum(skip.is_shard for skip in tally.skips.values()),
             "copied_batches": tally.num_copied,
             "slow_batches": tally.num_slow,
+            **self._counted_by_caches(),
         }
+
+    def _counted_by_caches(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for pipe in walk(self._pristine._chain):
+            counts.update(getattr(pipe, "counted_by_cache", dict)())
+        return counts
 
     @property
     def skipped(self) -> list[dict[str, Any]]:

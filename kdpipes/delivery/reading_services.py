@@ -88,6 +88,8 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
                 "each worker batches of its own, without a process in between."
             )
         self._chain, self._checkpointer = chain, Checkpointer(chain, self.num_workers)
+        for pipe in walk(chain):
+            getattr(pipe, "prepare_for_workers", bool)()
         dealer = dealer_of(chain)
         self._is_split_by_shard = dealer is not None and dealer.is_split_by_shard
         self._agreement = Agreement() if self._is_split_by_shard and group_size() > 1 else None

@@ -34,6 +34,8 @@ class ConcatenatorMapDataPipe(MapPipe):
         array(['a', 'b', 'c'], dtype='<U1')
     """
 
+    is_plan = True
+
     def __init__(self, *source_datapipes: MapPipe) -> None:
         first: Any = source_datapipes[0] if source_datapipes else []
         if isinstance(first, list | tuple):
@@ -48,9 +50,9 @@ class ConcatenatorMapDataPipe(MapPipe):
         return sum(map(len, self._sources))
 
     def fetch(self, index: int) -> Sample:
-        for source in self._sources:
+        for number, source in enumerate(self._sources):
             if index < len(source):
-                return source.fetch(index)
+                return source.fetch(index).come_from(number)
             index -= len(source)
         raise IndexError(index)
 

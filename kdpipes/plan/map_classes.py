@@ -122,6 +122,8 @@ class ClassMapperMapDataPipe(PlanPipe):
         (array([1, 0]), ('horse', 'cat'))
     """
 
+    changes = "y"
+
     def __init__(self, source_datapipe: MapPipe, mapping: Mapping[Any, Any], *, unmapped: Unmapped = "drop") -> None:
         super().__init__(source_datapipe, "map_classes")
         self._mapping = _Mapping(mapping, unmapped)
@@ -199,6 +201,8 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
     """
 
     is_straight = True
+
+    changes = "y"
 
     def __init__(
         self, source_datapipe: IterDataPipe[Any], mapping: Mapping[Any, Any], *, unmapped: Unmapped = "drop"

@@ -70,6 +70,8 @@ class MixerMapDataPipe(MapPipe):
         '1ab2cd'
     """
 
+    is_plan = True
+
     def __init__(
         self,
         source_datapipe: MapPipe,
@@ -95,7 +97,8 @@ class MixerMapDataPipe(MapPipe):
 
     def fetch(self, index: int) -> Sample:
         chosen, positions = self._planned()
-        return self._sources[int(chosen[index])].fetch(int(positions[index]))
+        number = int(chosen[index])
+        return self._sources[number].fetch(int(positions[index])).come_from(number)
 
     def announce(self, positions: NDArray[Any]) -> None:
         chosen, places = (column[positions] for column in self._planned())
@@ -167,6 +170,7 @@ class MixerIterDataPipe(IterPipe):
     """
 
     is_about_whole = True
+    is_plan = True
 
     def __init__(
         self,
@@ -206,7 +210,7 @@ class MixerIterDataPipe(IterPipe):
             if sample is None:
                 return
             is_new[place] = False
-            yield sample
+            yield sample.come_from(place)
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._names

@@ -63,6 +63,8 @@ class RepeaterUntilMapDataPipe(MapPipe):
         array(['a', 'b', 'a', 'b'], dtype='<U1')
     """
 
+    is_plan = True
+
     def __init__(
         self, source_datapipe: MapPipe, *, min_size: int | None = None, repetitions: int | None = None
     ) -> None:

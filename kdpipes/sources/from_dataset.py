@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +23,9 @@ from kdpipes.storage.shared import Shared, is_sharing
 __all__ = ["DatasetReaderMapDataPipe", "SampleSource"]
 
 _PREFIX = "getitem_"
+_IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)
 _RESERVED = frozenset(
-    "announce class_names column fetch field_names finish identity key_of pick read_column".split()  # noqa: SIM905
+    "announce cached_as class_names column fetch field_names finish identity key_of pick read_column".split()  # noqa: SIM905
 )
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
 
@@ -79,6 +81,10 @@ class DatasetReaderMapDataPipe(MapPipe):
     def identity(self) -> Any:
         return type(self._dataset.value).__qualname__, len(self), self._fields, self._class_names, self._known_labels()
 
+    def cached_as(self) -> Any:
+        """Return what caches tell it by: the dataset's class and attributes."""
+        return self._dataset, self._fields
+
     def __len__(self) -> int:
         return len(self._dataset.value)
 
@@ -89,7 +95,8 @@ class DatasetReaderMapDataPipe(MapPipe):
         else:
             item = Lazy(_loader(dataset, index), what="loading an item")
             names = self._fields.split()
-            fields = {name: _part(item, names, place) for place, name in enumerate(names)}
+            is_cheap = isinstance(dataset, _IN_MEMORY)
+            fields = {name: _part(item, names, place, is_cheap) for place, name in enumerate(names)}
         if self._labels is not None:
             label = self._labels.value[index]
             fields["y"] = Lazy.of(label.item() if isinstance(label, np.generic) else label)
@@ -138,11 +145,11 @@ def _getter(dataset: Any, name: str, index: int) -> Lazy:
 
 def _loader(dataset: Any, index: int) -> Callable[[Sample], Any]:
     def load(sample: Sample) -> Any:
-        if isinstance(dataset, list | tuple | np.ndarray | TensorDataset):
+        if isinstance(dataset, _IN_MEMORY):
             return dataset[index]
         with seeded_globals(sample.key_of("dataset")) as has_drawn:  # it may have random transforms of its own
             item = dataset[index]
-            is_random = (sample.is_recording or sample.draw.replayed is not None) and has_drawn()
+            is_random = sample.is_watched and has_drawn()
         if is_random:
             sample.note_draw("dataset", is_recorded=sample.is_recording)
         return item
@@ -150,7 +157,7 @@ def _loader(dataset: Any, index: int) -> Callable[[Sample], Any]:
     return load
 
 
-def _part(item: Lazy, names: list[str], place: int) -> Lazy:
+def _part(item: Lazy, names: list[str], place: int, is_cheap: bool) -> Lazy:
     def pick(sample: Sample, value: Any) -> Any:
         if isinstance(value, Mapping):
             if names[place] not in value:
@@ -167,7 +174,7 @@ def _part(item: Lazy, names: list[str], place: int) -> Lazy:
             return value
         raise ChainError(f'Item {sample.index} is one {type(value).__name__}. Name it: `fields="x"`.')
 
-    return Lazy(pick, item, what=f"reading field {names[place]!r}")
+    return Lazy(pick, item, what=f"reading field {names[place]!r}", is_cheap=is_cheap)
 
 
 class SampleSource(MapPipe):
@@ -214,6 +221,15 @@ class SampleSource(MapPipe):
         """Return what tells this source from another, as plain data: a state is refused where it has changed."""
         getters = [(name, getattr(type(self), _PREFIX + name)) for name in _getters_of(self)]
         return type(self).__qualname__, len(self), getters
+
+    def cached_as(self) -> Any:
+        """Return what caches tell this source by, as plain data: by default its methods and attributes."""
+        methods = [(name, value) for name, value in sorted(vars(type(self)).items()) if isinstance(value, FunctionType)]
+        return (
+            type(self).__qualname__,
+            methods,
+            {name: value for name, value in vars(self).items() if name[:9] != "_kdpipes_"},
+        )
 
     def key_of(self, index: int) -> str:
         """Return the sample's key, stable and unique in the source; override it where samples have names."""

@@ -15,7 +15,7 @@ from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes.callback import Callback
 from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
-from kdpipes.storage.files import read_url
+from kdpipes.storage.files import file_stamp, read_url
 from kdpipes.storage.shared import Shared
 
 __all__ = ["IdReaderMapDataPipe"]
@@ -74,7 +74,15 @@ class IdReaderMapDataPipe(MapPipe):
         if self._labels is not None:
             fields["y"] = self._labels.value[index]
             fields["y"] = fields["y"].item() if isinstance(fields["y"], np.generic) else fields["y"]
-        return Sample(fields, key=str(name), index=index)
+        return Sample(fields, key=str(name), index=index, version=lambda: self._version_of(name))
+
+    def cached_as(self) -> Any:
+        """Return what caches tell it by, besides the files' own versions: how an ID is loaded."""
+        return self._load
+
+    def _version_of(self, name: Any) -> str:
+        load = self._load.function
+        return file_stamp(load.path_of(name)) if isinstance(load, _FileLoader) else ""
 
     def read_column(self, name: str) -> NDArray[Any]:
         if name == "key":
@@ -109,8 +117,12 @@ class _FileLoader:
         """Return what tells it from another, wherever the files lie."""
         return self._template.rsplit("/", 1)[-1]
 
+    def path_of(self, name: Any) -> str:
+        """Return where the file of an ID lies."""
+        return self._template.replace("{id}", str(name))
+
     def __call__(self, name: Any) -> Any:
-        path = self._template.replace("{id}", str(name))
+        path = self.path_of(name)
         content = read_url(path)
         try:
             if path.endswith(".pt"):

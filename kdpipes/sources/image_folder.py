@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kdpipes._map_pipe import MapPipe
 from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
-from kdpipes.storage.files import is_local, join_url, list_files, read_url
+from kdpipes.storage.files import file_stamp, is_local, join_url, list_files, list_stamps, read_url
 from kdpipes.storage.shared import PackedStrings, Shared
 
 __all__ = ["ImageFolderMapDataPipe"]
@@ -59,6 +59,7 @@ class ImageFolderMapDataPipe(MapPipe):
             raise FileNotFoundError(must_be("root", "a folder that exists", self._root))
         self._class_names = check_names("class_names", class_names)
         self._listing: Shared[_Listing] | None = None
+        self._versions: Shared[PackedStrings] | None = None
 
     def identity(self) -> Any:
         listing = self._listed()
@@ -72,7 +73,32 @@ class ImageFolderMapDataPipe(MapPipe):
         path = listing.paths[index]
         url = join_url(self._root, path)
         content = Lazy(lambda sample: read_url(url), what="reading field 'x'")
-        return Sample({"x": content, "y": int(listing.labels[index])}, key=path, index=index)
+        return Sample(
+            {"x": content, "y": int(listing.labels[index])},
+            key=path,
+            index=index,
+            version=lambda: self._version_of(index, url),
+        )
+
+    def cached_as(self) -> Any:
+        """Return what caches tell it by, besides the files' own versions: nothing."""
+        return ()
+
+    def prepare_for_workers(self) -> None:
+        """Called before workers start, for caches."""
+        self._listed()
+        if not is_local(self._root):
+            self._remote_versions()
+
+    def _version_of(self, index: int, url: str) -> str:
+        return file_stamp(url) if is_local(url) else self._remote_versions()[index]
+
+    def _remote_versions(self) -> PackedStrings:
+        """Return what tells the files from what they were before, as a listing has it."""
+        if self._versions is None:
+            stamps = list_stamps(self._root)
+            self._versions = Shared(PackedStrings([stamps.get(path, "") for path in self._listed().paths]))
+        return self._versions.value
 
     def read_column(self, name: str) -> NDArray[Any]:
         return self._listed().labels if name == "y" else super().read_column(name)

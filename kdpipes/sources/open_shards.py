@@ -28,6 +28,13 @@ __all__ = ["ShardReaderMapDataPipe"]
 _AT_ONCE = 512  # how many members of a column are asked for at a time
 
 
+def _stamp_of(catalog: Catalog, index: int) -> str:
+    """Return what tells a sample's shard from every other and from what it was before."""
+    number = int(catalog.shards[index])
+    url, (size, tag) = catalog.urls[number], catalog.versions[number]
+    return f"{os.path.abspath(url) if is_local(url) else url} {size} {tag}"  # noqa: PTH100 - links stay
+
+
 def _is_lacking(known: Places | NDArray[np.int64], index: int) -> bool:
     return isinstance(known, Places) and bool(known.offsets[index] < 0)
 
@@ -96,7 +103,9 @@ class ShardReaderMapDataPipe(MapPipe):
         catalog = self._indexed()
         present = [field for field, known in catalog.fields.items() if not _is_lacking(known, index)]
         fields = {field: self._lazy(index, field) for field in present}
-        sample = Sample(fields, key=partial(catalog.key, index), index=index)
+        sample = Sample(
+            fields, key=partial(catalog.key, index), index=index, version=partial(_stamp_of, catalog, index)
+        )
         if len(present) < len(catalog.fields):
             sample.lack(catalog.fields.keys() - set(present), self._place_of(index, present))
         return sample
@@ -115,6 +124,10 @@ class ShardReaderMapDataPipe(MapPipe):
             field: known.sizes if isinstance(known, Places) else known for field, known in catalog.fields.items()
         }
         return catalog.names, catalog.shards, catalog.short_keys, contents, self._class_names
+
+    def cached_as(self) -> Any:
+        """Return what caches tell it by, besides the shards' own versions: nothing."""
+        return ()
 
     def announce(self, positions: NDArray[Any]) -> None:
         if self.is_elsewhere:
@@ -166,7 +179,8 @@ class ShardReaderMapDataPipe(MapPipe):
         def load(sample: Sample) -> Any:
             return self._read(index, field)
 
-        return Lazy(load, what=f"reading member {field!r}")
+        is_cheap = not isinstance(self._indexed().fields[field], Places)
+        return Lazy(load, what=f"reading member {field!r}", is_cheap=is_cheap)
 
     def _read(self, index: int, field: str) -> Any:
         catalog = self._indexed()

@@ -14,7 +14,7 @@ from kdpipes._iter_pipe import IterPipe
 from kdpipes.errors import DataError, add_note, check_names
 from kdpipes.sample import Lazy, Sample
 from kdpipes.selection import Permutation
-from kdpipes.storage.files import expand_urls, is_local, matching_urls, relative_names
+from kdpipes.storage.files import expand_urls, file_stamp, is_local, matching_urls, relative_names, version_of
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import Member, decode_member, read_members
 
@@ -65,6 +65,8 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._start = (0, 0, 0)
         self._seen: frozenset[str] = frozenset()  # fields
         self.cursor = self._start
+        self.num_lost = 0  # shards that were given up in this epoch
+        self._stamps: dict[str, str] = {}  # of the shards, those elsewhere for as long as this process runs
 
     @property
     def num_shards(self) -> int:
@@ -83,12 +85,26 @@ class ShardStreamerIterDataPipe(IterPipe):
         """Let the next iteration begin behind the sample at which `cursor` was taken."""
         self._start = cursor
 
+    def place(self) -> Any:
+        """Return what the next iteration will give: which shards, in which version; None if it will be shuffled."""
+        if self._order_key is not None or self._start != (0, 0, 0):
+            return None
+        part, num_parts = self._part
+        urls = self._found()
+        try:
+            stamps = [file_stamp(url) if is_local(url) else self._stamp_of(url) for url in urls[part::num_parts]]
+        except FileNotFoundError:  # which iterating says better
+            return None
+        return relative_names(urls), part, num_parts, stamps
+
     def identity(self) -> Any:
         return relative_names(self._found()), self._class_names
 
     def samples(self) -> Iterator[Sample]:
         urls = self._found()
         part, num_parts = self._part
+        self._stamps = {url: stamp for url, stamp in self._stamps.items() if not is_local(url)}
+        self.num_lost = 0
         (first, skipped, index), self._start = self._start, (0, 0, 0)
         order = np.arange(len(urls))
         if self._order_key is not None:
@@ -105,6 +121,7 @@ class ShardStreamerIterDataPipe(IterPipe):
                     group = next(groups, None)
                 except Exception as error:
                     give_up(name, index, error)
+                    self.num_lost += 1
                     lost = error
                     break
                 if group is None:
@@ -131,10 +148,20 @@ class ShardStreamerIterDataPipe(IterPipe):
     def _sample(self, url: str, name: str, group: _Group, index: int) -> Sample:
         fields = {member.field: _member(url, member, content) for member, content in group}
         first = group[0][0]
-        sample = Sample(fields, key=f"{name}/{first.key}", index=index)
+        sample = Sample(fields, key=f"{name}/{first.key}", index=index, version=lambda: self._stamp_of(url))
         if len(fields) < len(self._seen):
             sample.lack(self._seen - fields.keys(), f"{url!r} at offset {first.offset}")
         return sample
+
+    def cached_as(self) -> Any:
+        """Return what caches tell it by, besides the shards' own versions: nothing."""
+        return ()
+
+    def _stamp_of(self, url: str) -> str:
+        """Return what tells a shard from what it was before, as it is in this epoch."""
+        if url not in self._stamps:
+            self._stamps[url] = file_stamp(url) if is_local(url) else f"{url} {version_of(url)}"
+        return self._stamps[url]
 
     def _found(self) -> list[str]:
         """Return the shards, with globs written out, once for all copies."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -14,7 +15,7 @@ from kdpipes._pipe import a_datapipe
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, must_be
 from kdpipes.sample import Lazy, Sample
-from kdpipes.storage.files import read_url
+from kdpipes.storage.files import file_stamp, read_url
 
 __all__ = ["Recipe", "SampleMakerIterDataPipe", "SampleMakerMapDataPipe"]
 
@@ -41,7 +42,9 @@ class Recipe:
         if isinstance(item, Sample):
             sample = item = item.fork(key=key)
         else:
-            sample, item = Sample({}, key=key, index=index), _without_files(item)
+            is_path = isinstance(item, str) and not self._functions
+            version = partial(file_stamp, item) if is_path else ""
+            sample, item = Sample({}, key=key, index=index, version=version), _without_files(item)
         fields = self._computed_fields(item) if self._functions else self._fields(item)
         if self._label is not None:
             fields["y"] = _computed(self._label, item, "computing the label")

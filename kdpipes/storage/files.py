@@ -21,9 +21,11 @@ __all__ = [
     "Version",
     "cache_folder",
     "expand_urls",
+    "file_stamp",
     "is_local",
     "join_url",
     "list_files",
+    "list_stamps",
     "matching_urls",
     "md5_of",
     "open_url",
@@ -236,6 +238,24 @@ def list_files(root: str, suffixes: Sequence[str]) -> list[str]:
     """Return the files below `root` that end with one of `suffixes` (lower case), sorted; hidden ones are left out."""
     found = _list_local(root) if is_local(root) else _list_remote(root)
     return sorted(path for path in found if path.lower().endswith(tuple(suffixes)) and "/." not in f"/{path}")
+
+
+def file_stamp(url: str) -> str:
+    """Return what tells a file from every other and from what it was before; of one elsewhere only the URL."""
+    if not is_local(url):
+        return url
+    path = os.path.abspath(url)  # noqa: PTH100 - links stay
+    size, tag = version_of(path)
+    return f"{path} {size} {tag}"
+
+
+def list_stamps(root: str) -> dict[str, str]:
+    """Return for each file below a folder elsewhere, by its path there, what `file_stamp` is for files here."""
+    with _naming(root):
+        filesystem, path = fsspec.core.url_to_fs(root)
+        found: dict[str, Any] = retried(lambda: filesystem.find(path, detail=True))
+    stamps = {str(file).removeprefix(path).lstrip("/"): version_in(info) for file, info in found.items()}
+    return {name: f"{join_url(root, name)} {size} {tag}" for name, (size, tag) in stamps.items()}
 
 
 def _list_local(root: str) -> Iterator[str]:

@@ -52,6 +52,8 @@ class Drawn:
 class Fixed(Drawn):
     """A transform that draws nothing: a call of its own needs no generator."""
 
+    is_random = False
+
     def draw(self, value: Any, rng: np.random.Generator | None = None) -> dict[str, Any]:
         """Return nothing: there is nothing to record."""
         return {}

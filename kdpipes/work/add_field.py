@@ -51,5 +51,11 @@ class FieldAdder:
     def field_names(self, known: frozenset[str]) -> frozenset[str]:
         return known | {self._name}
 
+    def draws(self) -> str | None:
+        """Return the function's name if it takes a generator."""
+        is_random: Any = getattr(self._function.function, "is_random", None)
+        is_known = isinstance(is_random, bool)
+        return self._function.name if (is_random if is_known else "rng" in self._function.parameters) else None
+
     def column_name(self, name: str) -> str | None:
         return None if name == self._name else name

@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import numpy as np
+import PIL
 import torch
 from numpy.typing import DTypeLike, NDArray
 from PIL import Image, UnidentifiedImageError
@@ -120,6 +121,11 @@ class EncodedImage:
         whole = (0, 0, *self.size) == (top, left, width, height)
         image = self.to_pil() if whole else self.to_pil().crop((left, top, left + width, top + height))
         return _as_planes(np.asarray(image))
+
+    def decoded(self) -> DecodedImage:
+        """Return all pixels."""
+        width, height = self.size
+        return DecodedImage(self.region(0, 0, height, width))
 
     def to_pil(self) -> Image.Image:
         """Return all pixels as an RGB image, a new one each time."""
@@ -244,6 +250,16 @@ class ImageDecoder:
 
     def field_names(self, known: frozenset[str]) -> frozenset[str]:
         return known
+
+    def ignores(self, name: str) -> bool:
+        """Return whether what it makes does not depend on a field."""
+        return name != self._field
+
+    def cached_as(self) -> Any:
+        """Return what the pixels depend on: who decodes them, and in which version."""
+        fast = decoder(self._backend)
+        named = ("pillow", "") if fast is None else (fast.name, fast.version)
+        return self._field, *named, PIL.__version__
 
     def column_name(self, name: str) -> str | None:
         return None if name == self._field else name

@@ -72,6 +72,10 @@ class ErrorHandler:
     def field_names(self, known: frozenset[str]) -> frozenset[str]:
         return known
 
+    def ignores(self, name: str) -> bool:
+        """Return whether what it makes does not depend on a field: it makes nothing."""
+        return True
+
     def column_name(self, name: str) -> str | None:
         return name
 

@@ -65,6 +65,10 @@ class FieldRenamer:
         old = {name for names in self._renames.values() for name in names}
         return (known - old) | set(self._renames)
 
+    def ignores(self, name: str) -> bool:
+        """Return whether what it makes does not depend on a field."""
+        return not any(name in names for names in self._renames.values())
+
     def column_name(self, name: str) -> str | None:
         if name in self._renames:
             names = self._renames[name]

@@ -116,8 +116,22 @@ class Transformer:
     def field_names(self, known: frozenset[str]) -> frozenset[str]:
         return known
 
+    def ignores(self, name: str) -> bool:
+        """Return whether what it makes does not depend on a field."""
+        return name != self.field
+
+    def draws(self) -> str | None:
+        """Return the name of a callable that draws random numbers, as far as that is known before it is called."""
+        steps = [*self._steps, *(step for recipe in self._views or () for step in recipe)]
+        return next((step.name for step, has_params in steps if _draws(step, has_params)), None)
+
     def column_name(self, name: str) -> str | None:
         return None if name == self.field else name
+
+
+def _draws(step: Callback, has_params: bool) -> bool:
+    is_random: Any = getattr(step.function, "is_random", None)
+    return is_random if isinstance(is_random, bool) else has_params or "rng" in step.parameters
 
 
 def _recipes(views: Any) -> list[list[_Step]]:

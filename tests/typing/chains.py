@@ -72,6 +72,15 @@ class Squares(kdp.SampleSource):
         return index % 2
 
 
+def cached(folder: str, cache: str) -> tuple[int, int]:
+    """Caches before and behind decoding; returns the entries on disk, and the samples that open without a source."""
+    on_disk = kdp.image_folder(folder)[:4].cache_on_disk(cache, layout="files", compression="zlib")
+    stats: kdp.CacheStats = on_disk.warm_up(progress=False)
+    pipe: MapChain = on_disk.decode_images("x").cache_in_memory(max_bytes=1 << 24).select("x y")
+    assert len(pipe[0]) == 2
+    return stats.entries, len(kdp.open_cache(cache))
+
+
 def jitter(x: int, rng: np.random.Generator) -> int:
     return x + int(rng.integers(1))
 
@@ -94,6 +103,9 @@ def mistakes(indexed: MapChain, stream: IterChain) -> None:
     indexed.transform("x", kdp.Resize(8, interpolation="lanczos"))  # type: ignore[arg-type]
     stream.mixup(num_classes="3")  # type: ignore[arg-type]
     stream.cutmix(1.0, 3)  # type: ignore[call-arg]
+    indexed.cache_in_memory(verify="sometimes")  # type: ignore[arg-type]
+    indexed.cache_on_disk()  # type: ignore[call-arg]
+    stream.cache_in_redis("redis://localhost", ttl="1h")  # type: ignore[call-arg]
     indexed.deal(batch_size=64, uneven="ignore")  # type: ignore[arg-type]
     stream.oversample(class_counts=[4, 2])  # type: ignore[arg-type]
     wrong: MapChain = indexed.deal(batch_size=64)  # type: ignore[assignment]

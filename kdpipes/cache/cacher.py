@@ -1,0 +1,343 @@
+"""What all caches have in common: fields are looked up when they are read, and kept when they had to be loaded."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes._graph import walk
+from kdpipes._sample_pipe import SampleMapperIterDataPipe, SampleMapperMapDataPipe
+from kdpipes.cache.identity import Identity, eager_names, key_of, random_name
+from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.cache.replayed import Replayed
+from kdpipes.cache.shared_tally import SharedTally
+from kdpipes.cache.store import CacheStats, CacheStore
+from kdpipes.cache.warm_up import warm_up
+from kdpipes.errors import ChainError, check_choice, must_be
+from kdpipes.sample import Lazy, Sample
+from kdpipes.storage.codec import DamagedError, decode, encode
+
+__all__ = ["CacheIterDataPipe", "CacheMapDataPipe", "Cacher", "Verify"]
+
+Verify = Literal["always", "once", "never"]
+_OF_DRAWS = ("draw", "early_draws")  # entries of the ctx that are about one delivery
+_NUM_PROBES = 32
+_PLAIN = (bool, int, float, str, type(None), np.generic)
+
+
+class Cacher:
+    """A cache of fields, as an operation of a pipe. Subclasses say where it lies.
+
+    Args:
+        store: Where entries are kept.
+        verify: When checksums are compared: at every read, once per entry and process, or never.
+        version: What users count besides what is seen.
+        freeze_randomness: Whether random operations upstream may be cached.
+        allow_pickle: Whether values that are no plain data may be pickled.
+    """
+
+    def __init__(
+        self,
+        store: CacheStore,
+        *,
+        verify: Verify,
+        version: str | int | None,
+        freeze_randomness: bool,
+        allow_pickle: bool,
+    ) -> None:
+        check_choice("verify", verify, ("always", "once", "never"))
+        for name, value in (("freeze_randomness", freeze_randomness), ("allow_pickle", allow_pickle)):
+            if not isinstance(value, bool):
+                raise TypeError(must_be(name, "True or False", value))
+        if version is not None and (isinstance(version, bool) or not isinstance(version, str | int)):
+            raise TypeError(must_be("version", "a string or an integer", version))
+        self.store = store
+        self.freezes = freeze_randomness
+        self.changes_no_sample = not freeze_randomness
+        self.tally = SharedTally()
+        self.notes = (version,)
+        self._verify = verify
+        self._allow_pickle = allow_pickle
+        self._verified = _Verified()
+
+    def cached_as(self) -> Any:
+        """Return what another cache behind this one knows it by."""
+        return self.freezes, self.notes
+
+    def fingerprinted(self) -> Any:
+        """Return what makes a chain give other samples: nothing, but for frozen randomness."""
+        return self.freezes, self.notes
+
+    def field_names(self, known: frozenset[str]) -> frozenset[str]:
+        return known
+
+    def column_name(self, name: str) -> str | None:
+        return name
+
+    def ignores(self, name: str) -> bool:
+        """Return whether what it makes does not depend on a field: it makes nothing."""
+        return True
+
+    def cache(self, sample: Sample, base: bytes) -> Sample:
+        """Let the fields of a sample come from the cache.
+
+        Args:
+            sample: The sample.
+            base: What its values are known by.
+        """
+        if sample.draw.replayed is not None:  # which may use other parameters upstream
+            return _settled(sample)
+        scope = sample.scope()
+        promises = sample.promises() if sample.is_recording else {}
+        for name in [name for name, value in scope.items() if is_cached(value)]:
+            reached = scope[name].reaches(list(promises.values())) if promises else []
+            entries = [entry for entry, promise in promises.items() if any(promise is other for other in reached)]
+            load = functools.partial(self._value, name=name, key=key_of(base, name), entries=entries)
+            sample[name] = value = Lazy(load, what=f"caching field {name!r}", scope=scope)
+            for entry in entries:
+                sample.promise_ctx(entry, value)
+        return sample
+
+    def _value(self, sample: Sample, *, name: str, key: bytes, entries: list[str]) -> Any:
+        is_damaged, found = False, None
+        try:
+            found = self._found(key)
+        except DamagedError:
+            is_damaged = True
+        if found is None:
+            return self._loaded(sample, name, key, entries, is_damaged)
+        self.tally.count(hits=1)
+        value, ctx = found
+        for entry, content in ctx.items():
+            sample.ctx.setdefault(entry, content)
+        return value
+
+    def _found(self, key: bytes) -> Any:
+        """Return a value and the entries of its ctx in a tuple, or None."""
+        content = self.store.get(key)
+        if content is None:
+            return None
+        is_checked = self._verify == "always" or (self._verify == "once" and key not in self._verified)
+        found = decode(content, verify=is_checked, allow_pickle=self._allow_pickle)
+        if type(found) is not tuple or len(found) != 2:
+            raise DamagedError("The entry is none of a cache's.")
+        if is_checked and self._verify == "once":
+            self._verified.add(key)
+        return found
+
+    def _loaded(self, sample: Sample, name: str, key: bytes, entries: list[str], is_damaged: bool) -> Any:
+        before = set(sample.ctx)
+        with sample.watching_draws() as drawn:
+            value = _decoded(sample[name])
+            operation = None if self.freezes else drawn()
+        if operation is not None:
+            refuse_random(operation)
+        made = {*entries, *(set(sample.ctx) - before)} - set(_OF_DRAWS)
+        try:
+            content = b"".join(
+                encode(
+                    (value, {entry: sample.ctx[entry] for entry in made if entry in sample.ctx}),
+                    allow_pickle=self._allow_pickle,
+                )
+            )
+        except TypeError as error:
+            raise TypeError(f"Field {name!r} cannot be cached. {error}") from error
+        is_kept = self.store.put(key, [content], replace=is_damaged)
+        self.tally.count(misses=1, healed=int(is_damaged and is_kept))
+        return decode(content, verify=False, allow_pickle=self._allow_pickle)[0]  # what a hit gives
+
+
+class _Verified:
+    """Entries that this process has checked. A copy has checked none."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._adding = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Verified, ()
+
+    def __contains__(self, key: bytes) -> bool:
+        return int.from_bytes(key[:8], "little") in self._seen
+
+    def add(self, key: bytes) -> None:
+        """Note that an entry has been checked."""
+        self._seen.add(int.from_bytes(key[:8], "little"))
+
+
+def is_cached(value: Lazy) -> bool:
+    """Return whether a field is worth an entry: reading it costs something."""
+    return not value.is_loaded and not value.is_cheap
+
+
+def _decoded(value: Any) -> Any:
+    decode_all = getattr(value, "decoded", None)
+    return decode_all() if decode_all is not None else value
+
+
+def _settled(sample: Sample) -> Sample:
+    """Let encoded images be decoded whole, as the cache does."""
+    for name, value in sample.scope().items():
+        if is_cached(value):
+            sample[name] = Lazy(lambda sample, found: _decoded(found), value, what=f"reading field {name!r}")
+    return sample
+
+
+def refuse_random(operation: str) -> None:
+    """Raise the error for a cache behind an operation that draws random numbers."""
+    raise ChainError(
+        f"`{operation}` draws random numbers, and a cache behind it would give the same ones in every epoch. Put the "
+        "cache before it; if it is wanted, pass `freeze_randomness=True`."
+    )
+
+
+class _CachePipe:
+    """What both flavours share."""
+
+    _source: Any
+    _operation: Cacher
+    _identity: Identity
+    _name: str
+
+    def _begin(self) -> None:
+        operation = self._operation
+        name = None if operation.freezes else random_name(self._source)
+        if name is not None:
+            refuse_random(name)
+        self._identity = Identity(self._source, operation.notes)
+        self._eager = ", ".join(f"`{name}`" for name in eager_names(self._source))
+        self._has_warned = False
+
+    def identity(self) -> Any:
+        """Return what makes this pipe give what it gives."""
+        return self._operation.fingerprinted()
+
+    def prepare_for_workers(self) -> None:
+        """Called before workers start: find out now what would be found out in each of them."""
+        self._identity.prepare()
+
+    def counted_by_cache(self) -> dict[str, int]:
+        """Return what a loader's statistics show; what a store holds only where it knows that without a search."""
+        hits, misses, healed = self._operation.tally.totals()
+        counted = {"cache_hits": hits, "cache_misses": misses, "cache_healed": healed}
+        if isinstance(self._operation.store, LmdbStore):
+            stats = self._operation.store.stats()
+            counted |= {"cache_bytes": stats.bytes, "cache_entries": stats.entries}
+        return counted
+
+    def apply(self, sample: Sample) -> Sample:
+        if self._eager and not self._has_warned:
+            self._warn_of_loaded(sample)
+        return self._operation.cache(sample, self._identity.of(sample))
+
+    def _warn_of_loaded(self, sample: Sample) -> None:
+        loaded = [name for name, value in sample.scope().items() if value.is_loaded]
+        large = [name for name in loaded if not isinstance(sample[name], _PLAIN)]
+        if large:
+            self._has_warned = True
+            warnings.warn(
+                f"Field {large[0]!r} is loaded when it comes to the cache, and so is not cached: {self._eager} may do "
+                "that as samples pass. `.transform()` and `.add_field()` call functions only when they are needed.",
+                stacklevel=2,
+            )
+
+    def stats(self) -> CacheStats:
+        """Return what the cache holds, and what this chain's processes have counted: hits, misses, healed entries."""
+        hits, misses, healed = self._operation.tally.totals()
+        return self._operation.store.stats()._replace(hits=hits, misses=misses, healed=healed)
+
+    def warm_up(self, *, num_threads: int = 4, progress: bool = True) -> CacheStats:
+        """Fill the cache with all samples of the source, those that are there already left out, and mark it complete.
+
+        It may be broken off, and goes on where it was; several processes may do so at once, and share the work. A cache
+        on disk that is complete opens without its source: `kdp.open_cache`.
+
+        Args:
+            num_threads: How many threads load samples.
+            progress: Whether to show a progress bar.
+
+        Raises:
+            DataError: The cache cannot keep all of it.
+        """
+        warm_up(self, num_threads=num_threads, progress=progress)
+        return self.stats()
+
+
+class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
+    """A cache of an indexed source.
+
+    Args:
+        source_datapipe: A pipe of samples.
+        operation: The cache.
+        name: The functional name, for errors.
+    """
+
+    def __init__(self, source_datapipe: Any, operation: Any, name: str) -> None:
+        super().__init__(source_datapipe, operation, name)
+        self._begin()
+
+    def announce(self, positions: NDArray[Any]) -> None:
+        """Say which positions will be fetched soon, but for those that are cached."""
+        if self._reads_ahead():
+            positions = positions[[not self._is_there(position) for position in positions.tolist()]]
+        if len(positions):
+            super().announce(positions)
+
+    def expect(self, positions: NDArray[Any]) -> None:
+        """Say the positions of an epoch, if it will need the source, as far as a few of them tell."""
+        if len(positions) and self._reads_ahead():
+            probes = positions[np.linspace(0, len(positions) - 1, _NUM_PROBES).astype(np.int64)].tolist()
+            if all(map(self._is_there, probes)):
+                return
+        super().expect(positions)
+
+    def _reads_ahead(self) -> bool:
+        return not self._eager and any(getattr(pipe, "is_elsewhere", False) for pipe in walk(self._source))
+
+    def _is_there(self, position: int) -> bool:
+        """Return whether a field of a sample is cached: those that are read have been cached together."""
+        sample = self._source.fetch(position)
+        base = self._identity.of(sample)
+        names = [name for name, value in sample.scope().items() if is_cached(value)]
+        return not names or any(self._operation.store.contains(key_of(base, name)) for name in names)
+
+
+class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):
+    """A cache of a stream.
+
+    Args:
+        source_datapipe: A pipe of samples.
+        operation: The cache.
+        name: The functional name, for errors.
+    """
+
+    def __init__(self, source_datapipe: Any, operation: Any, name: str) -> None:
+        super().__init__(source_datapipe, operation, name)
+        self._begin()
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield new samples, front to back: of shards that have passed before, without opening them."""
+        path = list(_work_path(self._source))
+        shards = path.pop()
+        if not callable(getattr(shards, "place", None)):
+            yield from super().samples()
+            return
+        for raw in Replayed(shards, self._operation.store).samples():
+            sample = raw
+            for mapper in reversed(path):
+                sample = mapper.apply(sample)
+            yield self.apply(sample)
+
+
+def _work_path(pipe: Any) -> Iterator[Any]:
+    """Yield the work pipes upstream, nearest first, and then the first pipe that is something else."""
+    while isinstance(pipe, SampleMapperIterDataPipe) and not isinstance(pipe, CacheIterDataPipe):
+        yield pipe
+        pipe = pipe._source
+    yield pipe

@@ -1,0 +1,182 @@
+"""What a cache knows samples by: their source, the work pipes upstream of the cache, and nothing of the plan."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import Shuffler
+from torchdata.datapipes.iter import Prefetcher
+
+from kdpipes._fingerprint import digest
+from kdpipes._graph import shards, sources_of, walk
+from kdpipes._iter_pipe import IterPipe
+from kdpipes._map_pipe import MapPipe
+from kdpipes._sample_pipe import SampleMapper
+from kdpipes.errors import ChainError
+from kdpipes.sample import Sample
+
+__all__ = ["Identity", "eager_names", "key_of", "random_name"]
+
+_FORMAT = 1  # of what values become in a cache
+_ORDER_ALONE = (Shuffler, Prefetcher)
+
+
+class Identity:
+    """Says of samples what tells their values from all others'. It is computed once per process, or before a fork.
+
+    Args:
+        source: What the cache reads from.
+        notes: What the user adds (`version=`), and the options that change values.
+    """
+
+    def __init__(self, source: Any, notes: Any) -> None:
+        self._source = source
+        self._notes = notes
+        self._of_route: dict[tuple[int, ...], bytes] = {}
+        self._needs_keys = _is_numbered_anew(source)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self._source, self._notes, _Handed(self._of_route))
+
+    def prepare(self) -> None:
+        """Compute what can be known before any sample is read: workers inherit it."""
+        for pipe in walk(self._source):
+            getattr(pipe, "prepare_for_workers", bool)()
+        for route in _routes_of(self._source):
+            self._digest(route)
+
+    def of(self, sample: Sample) -> bytes:
+        """Return 20 bytes that stand for the sample's values, behind all of the pipes."""
+        if self._needs_keys and sample.key == str(sample.index):
+            raise ChainError(
+                "The samples are numbered as they come, in an order that changes, and a cache would mix them up. Give "
+                "them keys of their own: `.to_samples(key=...)`."
+            )
+        version = sample.version
+        text = f"{len(version)} {version}{sample.key}".encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(text, key=self._digest(sample.route), digest_size=20).digest()
+
+    def _digest(self, route: tuple[int, ...]) -> bytes:
+        known = self._of_route.get(route)
+        if known is None:
+            known = self._of_route[route] = digest([_FORMAT, self._notes, list(_parts(self._source, route))])
+        return known
+
+
+class _Handed:
+    """Digests on their way to a copy: no collection, for torch's graph traversal."""
+
+    def __init__(self, of_route: dict[tuple[int, ...], bytes]) -> None:
+        self.of_route = of_route
+
+
+def _restored(source: Any, notes: Any, handed: _Handed) -> Identity:
+    identity = Identity(source, notes)
+    identity._of_route.update(handed.of_route)
+    return identity
+
+
+def key_of(base: bytes, field: str) -> bytes:
+    """Return the key of an entry: of one field of one sample."""
+    return hashlib.blake2b(field.encode(), key=base, digest_size=20).digest()
+
+
+def _parts(pipe: Any, route: tuple[int, ...]) -> Iterator[Any]:
+    """Yield what each pipe that counts is known by, from the cache to the source of the samples of a route."""
+    read_on_the_way: list[Any] = []
+    for upstream in _path(pipe, route):
+        if isinstance(upstream, SampleMapper):
+            operation = upstream._operation
+            if not getattr(operation, "changes_no_sample", False):
+                yield upstream._name, _known_by(operation)
+                read_on_the_way.append(operation)
+        elif getattr(upstream, "is_plan", False):
+            changed = getattr(type(upstream), "changes", None)  # of `map_classes`, which decides on labels
+            if changed is not None and not all(_ignores(operation, changed) for operation in read_on_the_way):
+                yield MapPipe.identity(upstream) if isinstance(upstream, MapPipe) else upstream.identity()
+        elif not _orders(upstream):
+            yield from _source_parts(upstream)
+
+
+def _path(pipe: Any, route: tuple[int, ...]) -> Iterator[Any]:
+    """Yield the pipes that a sample of a route has come through, nearest first, up to its source."""
+    left = list(route)
+    while True:
+        yield pipe
+        sources = sources_of(pipe)
+        is_passed = isinstance(pipe, SampleMapper) or getattr(pipe, "is_plan", False) or _orders(pipe)
+        if not is_passed or not sources:
+            return
+        pipe = pipe._sources[left.pop()] if hasattr(pipe, "_sources") else sources[0]
+
+
+def _routes_of(pipe: Any) -> Iterator[tuple[int, ...]]:
+    while True:
+        if hasattr(pipe, "_sources"):
+            for number, source in enumerate(pipe._sources):
+                yield from ((*route, number) for route in _routes_of(source))
+            return
+        sources = sources_of(pipe)
+        is_passed = isinstance(pipe, SampleMapper) or getattr(pipe, "is_plan", False) or _orders(pipe)
+        if not is_passed or not sources:
+            yield ()
+            return
+        pipe = sources[0]
+
+
+def _orders(pipe: Any) -> bool:
+    """Return whether a stock pipe changes the order of samples, or who gets them, and no more."""
+    return isinstance(pipe, _ORDER_ALONE) or (isinstance(pipe, IterDataPipe) and shards(pipe))
+
+
+def _source_parts(source: Any) -> Iterator[Any]:
+    """Yield what a source is known by, with all that it reads from."""
+    for pipe in walk(source):
+        if not _orders(pipe):
+            yield type(pipe).__qualname__, _known_by(pipe)
+
+
+def _known_by(part: Any) -> Any:
+    cached_as = getattr(type(part), "cached_as", None)
+    return part.cached_as() if cached_as is not None else digest(part)
+
+
+def _ignores(operation: Any, field: str) -> bool:
+    ignores = getattr(operation, "ignores", None)
+    return ignores is not None and ignores(field)
+
+
+def _is_numbered_anew(source: Any) -> bool:
+    """Return whether samples are made of what a stock pipe gives in an order that changes, or in parts."""
+    for pipe in walk(source):
+        upstream = walk(pipe)[1:]
+        is_maker = isinstance(pipe, IterPipe) and not any(isinstance(other, IterPipe) for other in upstream)
+        if is_maker and any(map(_is_reordering, upstream)):
+            return True
+    return False
+
+
+def _is_reordering(pipe: Any) -> bool:
+    return isinstance(pipe, IterDataPipe) and (shards(pipe) or callable(getattr(type(pipe), "set_seed", None)))
+
+
+def random_name(source: Any) -> str | None:
+    """Return the name of an operation upstream of a cache that is known to draw random numbers, if there is one."""
+    for pipe in walk(source):
+        operation = getattr(pipe, "_operation", None)
+        draws = getattr(operation, "draws", None)
+        name: str | None = draws() if draws is not None else None
+        is_declared = getattr(operation, "is_random", False) is True
+        if getattr(operation, "freezes", False):
+            return None
+        if name is not None or is_declared:
+            return name or str(getattr(pipe, "_name", "an operation"))
+    return None
+
+
+def eager_names(source: Any) -> list[str]:
+    """Return the names of operations upstream that may load fields before the cache can look for them."""
+    return [pipe._name for pipe in walk(source) if getattr(getattr(pipe, "_operation", None), "is_eager", False)]

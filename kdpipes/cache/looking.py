@@ -1,0 +1,104 @@
+"""Caches that are there: which, what they hold, whether it is sound, and away with them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+
+from kdpipes.cache.contents import read_contents
+from kdpipes.cache.disk_store import layout_in, store_in
+from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.cache.shared_folder import clear_named, named_folders
+from kdpipes.errors import DataError
+from kdpipes.storage.codec import DamagedError, decode
+from kdpipes.storage.files import is_local
+
+__all__ = ["CacheFound", "check_cache", "clear_cache", "look_at_cache", "named_caches"]
+
+_NAME = "name="
+
+
+class CacheFound(NamedTuple):
+    """What a cache holds.
+
+    Args:
+        place: `name=...`, a folder or a URL.
+        layout: "lmdb" or "files".
+        entries: How many.
+        bytes: How many they take.
+        num_samples: How many samples it says it is complete for; None if it does not.
+    """
+
+    place: str
+    layout: str
+    entries: int
+    bytes: int
+    num_samples: int | None
+
+
+def named_caches() -> list[str]:
+    """Return the places of the named caches in memory, as `name=...`."""
+    return [_NAME + name for name in named_folders()]
+
+
+def look_at_cache(place: str) -> CacheFound:
+    """Return what the cache in a place holds.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    store = _store(place)
+    stats, contents = store.stats(), read_contents(store)
+    layout = "lmdb" if isinstance(store, LmdbStore) else "files"
+    return CacheFound(place, layout, stats.entries, stats.bytes, None if contents is None else len(contents.keys))
+
+
+def check_cache(place: str) -> tuple[int, int]:
+    """Return how many entries a cache has, and how many of them are damaged."""
+    number = num_damaged = 0
+    for entry in _store(place).each_entry():
+        number += 1
+        num_damaged += not _is_sound(entry)
+    return number, num_damaged
+
+
+def clear_cache(place: str) -> None:
+    """Remove a cache, with its folder.
+
+    Raises:
+        FileNotFoundError: There is none: other folders are left alone.
+    """
+    if place.startswith(_NAME):
+        clear_named(place.removeprefix(_NAME))
+        return
+    if layout_in(place) is None:
+        raise FileNotFoundError(f"There is no cache in {place!r}.")
+    if is_local(place):
+        shutil.rmtree(Path(place).expanduser())
+        return
+    filesystem, path = fsspec.core.url_to_fs(place)
+    filesystem.rm(path, recursive=True)
+
+
+def _store(place: str) -> Any:
+    if not place.startswith(_NAME):
+        return store_in(place)
+    name = place.removeprefix(_NAME)
+    if name not in named_folders():
+        raise FileNotFoundError(f"There is no cache of the name {name!r}; there are {named_folders()}.")
+    return LmdbStore.in_memory(name)
+
+
+def _is_sound(entry: memoryview | None) -> bool:
+    if entry is None:
+        return False
+    try:
+        decode(entry)
+    except DamagedError:
+        return False
+    except DataError:  # of a type or a pickle that is not to be opened here
+        return True
+    return True

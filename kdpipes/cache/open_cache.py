@@ -1,0 +1,130 @@
+"""A complete cache as a source of its own, where that which has filled it need not be."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes._map_pipe import MapPipe
+from kdpipes.cache.contents import Contents, read_contents
+from kdpipes.cache.disk_store import store_in
+from kdpipes.cache.identity import key_of
+from kdpipes.errors import DataError, must_be, refuse_field
+from kdpipes.sample import Lazy, Sample
+from kdpipes.storage.codec import DamagedError, decode
+from kdpipes.storage.shared import Shared
+
+__all__ = ["CacheReaderMapDataPipe"]
+
+
+class CacheReaderMapDataPipe(MapPipe):
+    """The samples of a cache on disk that is complete, without their source (`kdp.open_cache(url)`).
+
+    `cache_on_disk(url)` and `warm_up()` have made it complete; it may have been moved or packed since. Keys, fields,
+    labels and order are those of the samples that have been cached.
+
+    Args:
+        url: The cache's folder, by path or by any URL that fsspec knows: `zip://::birds.zip`.
+        allow_pickle: Whether to read what was pickled, and so to execute what the cache says.
+
+    Memory: some 30 bytes for each sample, and its key, shared by all workers.
+
+    Raises:
+        FileNotFoundError: There is no cache.
+        DataError: It is not complete, or an entry is damaged.
+
+    Example:
+        >>> photos = kdp.from_dataset([("heron", 0), ("stork", 1)], class_names=["a", "b"])
+        >>> _ = photos.transform("x", str.upper).cache_on_disk("cached").warm_up()
+        >>> kdp.open_cache("cached").filter_classes(valid=["b"])[0]["x"]
+        'STORK'
+    """
+
+    def __init__(self, url: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
+        if not isinstance(url, str | os.PathLike):
+            raise TypeError(must_be("url", "a path or a URL", url))
+        if not isinstance(allow_pickle, bool):
+            raise TypeError(must_be("allow_pickle", "True or False", allow_pickle))
+        self._url = os.fspath(url)
+        self._allow_pickle = allow_pickle
+        self._store = store_in(self._url)
+        self._contents: Shared[Contents] | None = None
+
+    def identity(self) -> Any:
+        return list(self._opened().keys), self._opened().notes
+
+    def cached_as(self) -> Any:
+        """Return what other caches tell it by."""
+        return self._opened().notes["bases"]
+
+    def prepare_for_workers(self) -> None:
+        """Called before workers start."""
+        self._opened()
+
+    def __len__(self) -> int:
+        return len(self._opened().keys)
+
+    def fetch(self, index: int) -> Sample:
+        keys, notes = self._opened()
+        base = notes["bases"][20 * index : 20 * index + 20].tobytes()
+        fields: dict[str, Any] = {}
+        for name, flags in notes["entries"].items():
+            if _flag(notes["in_columns"][name], index):
+                value = notes["columns"][name][index]
+                fields[name] = value.item() if isinstance(value, np.generic) else value
+            elif _flag(flags, index):
+                fields[name] = Lazy(partial(self._read, base, name), what=f"reading cached field {name!r}")
+        return Sample(fields, key=keys[index], index=index)
+
+    def read_column(self, name: str) -> NDArray[Any]:
+        notes = self._opened().notes
+        if name == "key" and name not in notes["entries"]:
+            return np.asarray(list(self._opened().keys))
+        if name not in notes["entries"]:
+            refuse_field(name, f"The cache {self._url!r}", notes["entries"])
+        is_column = notes["in_columns"][name] is True and isinstance(notes["columns"][name], np.ndarray)
+        return notes["columns"][name] if is_column else super().read_column(name)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        names: tuple[str, ...] | None = self._opened().notes["class_names"]
+        return names
+
+    def field_names(self) -> frozenset[str] | None:
+        if self._contents is None:
+            return None
+        notes = self._opened().notes
+        return frozenset(
+            name for name in notes["entries"] if True in (notes["entries"][name], notes["in_columns"][name])
+        )
+
+    def _read(self, base: bytes, name: str, sample: Sample) -> Any:
+        content = self._store.get(key_of(base, name))
+        if content is None:
+            raise DataError(f"The cache {self._url!r} has lost field {name!r} of sample {sample.key!r}: fill it again.")
+        try:
+            value, ctx = decode(content, allow_pickle=self._allow_pickle)
+        except DamagedError as error:
+            way_out = "Fill it again with its source, which heals it."
+            raise DataError(f"Field {name!r} of {sample.key!r} in {self._url!r}: {error} {way_out}") from error
+        for entry, recorded in ctx.items():
+            sample.ctx.setdefault(entry, recorded)
+        return value
+
+    def _opened(self) -> Contents:
+        if self._contents is None:
+            contents = read_contents(self._store)
+            if contents is None:
+                raise DataError(
+                    f"The cache {self._url!r} is not complete. Fill it where its source is: `cache_on_disk(...)`, and "
+                    "then `.warm_up()`."
+                )
+            self._contents = Shared(contents)
+        return self._contents.value
+
+
+def _flag(flags: Any, index: int) -> bool:
+    return flags if isinstance(flags, bool) else bool(flags[index])

@@ -1,0 +1,124 @@
+"""What has passed in a stream of shards, so that a cache can give it again without opening a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from kdpipes._fingerprint import digest
+from kdpipes.cache.store import CacheStore
+from kdpipes.draw import Draw, drawing
+from kdpipes.sample import Lazy, Sample
+from kdpipes.storage.codec import DamagedError, decode, encode
+from kdpipes.storage.shared import PackedStrings
+
+__all__ = ["Replayed"]
+
+_MOST = 1_000_000  # samples of which a note is kept
+
+
+class Replayed:
+    """The raw samples of a stream of shards: as the shards give them, or as they have passed in an earlier epoch.
+
+    What has passed is noted when an epoch is through, without the contents: keys, fields and places. A content that
+    no cache has after all is read from its shard again.
+
+    Args:
+        shards: The stream, with a method `place()` that says what the next iteration will give, and a `cursor`.
+        store: Where notes are kept.
+    """
+
+    def __init__(self, shards: Any, store: CacheStore) -> None:
+        self._shards = shards
+        self._store = store
+        self._again: Iterator[Sample] = iter(())
+        self._num_again = 0
+        self._last: Sample | None = None
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the samples of one epoch."""
+        place = self._shards.place()
+        if place is None:
+            yield from self._shards.samples()
+            return
+        key = digest(["passed", place])
+        notes, is_damaged = self._noted(key)
+        if notes is not None:
+            yield from self._given_again(notes)
+            return
+        passed = _Passed()
+        for sample in self._shards.samples():
+            passed.add(sample, self._shards.cursor)
+            yield sample
+        if self._shards.num_lost == 0 and len(passed.keys) <= _MOST:
+            self._store.put(key, encode(passed.notes()), replace=is_damaged)
+
+    def _noted(self, key: bytes) -> tuple[dict[str, Any] | None, bool]:
+        try:
+            entry = self._store.get(key)
+            return (None if entry is None else decode(entry)), False
+        except DamagedError:
+            return None, True
+
+    def _given_again(self, notes: dict[str, Any]) -> Iterator[Sample]:
+        keys = PackedStrings.of_arrays(notes["ends"], notes["letters"])
+        kinds = zip(notes["kinds"].tolist(), notes["cursors"].tolist(), strict=True)
+        for number, (kind, cursor) in enumerate(kinds):
+            names, lacking, version = notes["distinct"][kind]
+            fields = {name: Lazy(partial(self._read, number, name), what=f"reading {name!r} again") for name in names}
+            sample = Sample(fields, key=keys[number], index=cursor[2] - 1, version=version)
+            if lacking:
+                sample.lack(lacking, "its shard")
+            self._shards.cursor = tuple(cursor)
+            yield sample
+
+    def _read(self, number: int, name: str, sample: Sample) -> Any:
+        """Return a field of the sample of a number, from its shard."""
+        cursor = self._shards.cursor
+        try:
+            with drawing(Draw(ordinal=number)):  # or the samples that follow would get other draws
+                last = self._last if number == self._num_again - 1 else None
+                if last is None and number < self._num_again:
+                    self._num_again = 0
+                if not self._num_again:
+                    self._again = self._shards.samples()
+                while last is None or self._num_again <= number:
+                    last = next(self._again)
+                    self._num_again += 1
+        finally:
+            self._shards.cursor = cursor
+        self._last = last
+        return last[name]
+
+
+class _Passed:
+    """Collects what is noted of samples."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self._kinds: list[int] = []
+        self._cursors: list[tuple[int, int, int]] = []
+        self._distinct: dict[Any, int] = {}
+
+    def add(self, sample: Sample, cursor: tuple[int, int, int]) -> None:
+        """Note a sample, without loading anything."""
+        if len(self.keys) > _MOST:
+            return
+        kind = tuple(sample), tuple(sorted(sample.lacking)), sample.version
+        self.keys.append(sample.key)
+        self._kinds.append(self._distinct.setdefault(kind, len(self._distinct)))
+        self._cursors.append(cursor)
+
+    def notes(self) -> dict[str, Any]:
+        """Return all of it as plain data."""
+        ends, letters = PackedStrings(self.keys).arrays()
+        return {
+            "ends": ends,
+            "letters": letters,
+            "kinds": np.asarray(self._kinds, dtype=np.int64),
+            "cursors": np.asarray(self._cursors, dtype=np.int64).reshape(-1, 3),
+            "distinct": list(self._distinct),
+        }

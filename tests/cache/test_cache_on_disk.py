@@ -1,0 +1,232 @@
+"""`cache_on_disk`: transparent at first, filled by many, complete without its source, packed and moved."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+from kdpipes.cache.file_store import FileStore
+from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.demo import write_photo_folder
+
+
+class Birds(kdp.SampleSource):
+    """Arrays of which each load leaves a line behind, whatever process does it."""
+
+    def __init__(self, log: Path, size: int = 40) -> None:
+        self._log, self._size = log, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def cached_as(self) -> str:
+        return "birds"
+
+    def key_of(self, index: int) -> str:
+        return f"bird-{index}"
+
+    def getitem_x(self, index: int) -> Any:
+        with self._log.open("ab", buffering=0) as file:
+            file.write(b"%d\n" % index)
+        return np.full(700, index)
+
+
+def loaded(log: Path) -> list[int]:
+    return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+
+@pytest.mark.parametrize("layout", ["lmdb", "files"])
+def test_a_cache_fills_as_it_is_read_and_later_runs_load_nothing(tmp_path: Path, layout: Any) -> None:
+    log, folder = tmp_path / "log", tmp_path / "cache"
+    cached = Birds(log).cache_on_disk(folder, layout=layout)
+    chain = cached.select("x key").deal(batch_size=8).collate_samples()
+    with kdp.Loader(chain, num_workers=2) as loader:
+        first = [(x.tolist(), key) for x, key in loader]
+        assert sorted(loaded(log)) == list(range(40))
+    again = Birds(log).cache_on_disk(folder)
+    assert [(x.tolist(), key) for x, key in again.select("x key").deal(batch_size=8).collate_samples()] == first
+    assert len(loaded(log)) == 40
+    assert again.stats()[:2] == (40, 0)
+    assert again.stats().entries == 40
+
+
+@pytest.mark.parametrize("url", ["{}/cache", "file://{}/cache", "memory://test_cache_on_disk"])
+@pytest.mark.parametrize("options", [{}, {"compression": "zlib", "max_files_per_folder": 50}])
+def test_a_complete_cache_opens_without_its_source(tmp_path: Path, url: str, options: dict[str, Any]) -> None:
+    photos = kdp.image_folder(write_photo_folder(tmp_path / "photos"))
+    place = url.format(tmp_path) + ("1" if options else "0")
+    with pytest.raises(FileNotFoundError, match="no cache"):
+        len(kdp.open_cache(place))
+    cached = photos.permute(seed=4)[:30].cache_on_disk(place, **options)
+    expected = [(sample.key, sample["x"], sample["y"]) for sample in cached]
+    with pytest.raises(kdp.DataError, match=r"not complete.*warm_up"):
+        len(kdp.open_cache(place))
+    assert cached.warm_up(progress=False).entries == 31
+    shutil.rmtree(tmp_path / "photos")
+    opened = kdp.open_cache(place)
+    assert [(sample.key, sample["x"], sample["y"]) for sample in opened] == expected
+    assert opened.class_names() == photos.class_names()
+    assert opened.column("y").tolist() == [y for _, _, y in expected]
+    assert opened.column("key").tolist() == [key for key, _, _ in expected]
+    chosen = opened.filter_classes(valid=["cat"]).select("x y key")
+    assert all(photos.class_names()[y] == "cat" for _, y, _ in chosen)
+    with kdp.Loader(opened.select("key").deal(batch_size=7), num_workers=2) as loader:
+        assert [key for batch in loader for (key,) in batch] == [key for key, _, _ in expected]
+
+
+@pytest.mark.parametrize("layout", ["lmdb", "files"])
+def test_a_complete_cache_can_be_moved_or_packed(tmp_path: Path, layout: Any) -> None:
+    log = tmp_path / "log"
+    Birds(log).cache_on_disk(tmp_path / "cache", layout=layout).warm_up(progress=False)
+    shutil.copytree(tmp_path / "cache", tmp_path / "moved")
+    shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache")
+    for place in [str(tmp_path / "moved"), *([f"zip://::{tmp_path}/packed.zip"] if layout == "files" else [])]:
+        opened = kdp.open_cache(place)
+        assert [int(sample["x"][0]) for sample in opened] == list(range(40))
+        assert opened[39].key == "bird-39"
+        assert opened.transform("x", lambda x: x + 1)[3]["x"][0] == 4
+
+
+def test_warming_up_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    class Fails:
+        is_random = False
+
+        def __call__(self, x: Any) -> Any:
+            if len(loaded(log)) >= 10 and not (tmp_path / "mark").exists():
+                raise OSError("out of reach")
+            return x
+
+    def chain() -> Any:
+        return Birds(log).transform("x", Fails()).cache_on_disk(tmp_path / "cache", version=1)
+
+    with pytest.raises(OSError, match="out of reach"):
+        chain().warm_up(progress=False, num_threads=1)
+    num_loaded = len(loaded(log))
+    assert chain().stats().entries == 9
+    (tmp_path / "mark").touch()
+    assert chain().warm_up(progress=False).entries == 41
+    assert len(loaded(log)) == num_loaded + 31
+    assert chain().warm_up(progress=False).misses == 0
+
+
+def _warm_up(log: Path, folder: Path, layout: Any, barrier: Any) -> None:
+    cached = Birds(log, 640).cache_on_disk(folder, layout=layout, is_durable=False)
+    barrier.wait()
+    cached.warm_up(progress=False, num_threads=1)
+
+
+@pytest.mark.parametrize("layout", ["lmdb", "files"])
+def test_two_processes_fill_a_cache_at_once_and_share_the_work(tmp_path: Path, layout: Any) -> None:
+    log, folder = tmp_path / "log", tmp_path / "cache"
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(2)
+    children = [context.Process(target=_warm_up, args=(log, folder, layout, barrier)) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+    assert set(loaded(log)) == set(range(640))
+    assert len(loaded(log)) < 900
+    assert [int(sample["x"][0]) for sample in kdp.open_cache(folder)] == list(range(640))
+
+
+def test_fields_that_only_some_samples_have_are_kept_apart(tmp_path: Path) -> None:
+    items = [{"x": 1, "__key__": "a"}, {"x": 2.5, "z": "two", "__key__": "b"}, {"__key__": "c", "z": np.arange(3)}]
+    cached = IterableWrapper(items).to_samples().cache_on_disk(tmp_path / "cache", layout="files")
+    cached.warm_up(progress=False)
+    opened = kdp.open_cache(tmp_path / "cache")
+    assert [(sample.key, sorted(sample)) for sample in opened] == [("a", ["x"]), ("b", ["x", "z"]), ("c", ["z"])]
+    assert (opened[0]["x"], opened[1]["x"], opened[1]["z"]) == (1, 2.5, "two")
+    assert opened[2]["z"].tolist() == [0, 1, 2]
+    assert type(opened[0]["x"]) is int
+
+
+def test_a_sample_that_cannot_be_made_is_left_out_where_that_is_said(tmp_path: Path) -> None:
+    ones = kdp.from_ids([1, 0, 4], load=lambda number: 1 / number)
+    with pytest.raises(ZeroDivisionError):
+        ones.cache_on_disk(tmp_path / "raises").warm_up(progress=False)
+    ones.on_error("skip").cache_on_disk(tmp_path / "skips").warm_up(progress=False)
+    assert [sample["x"] for sample in kdp.open_cache(tmp_path / "skips")] == [1, 0.25]
+
+
+def test_a_cache_that_is_too_small_cannot_be_complete(tmp_path: Path, warned_once: Callable[[str], Any]) -> None:
+    cached = Birds(tmp_path / "log").cache_on_disk(tmp_path / "cache", max_bytes=1 << 16)
+    with warned_once("is full"), pytest.raises(kdp.DataError, match="cannot keep all samples"):
+        cached.warm_up(progress=False, num_threads=1)
+
+
+def test_a_flipped_byte_is_loaded_again_and_healed(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "cache"
+    cached = Birds(log, 4).cache_on_disk(folder, layout="files", num_entries=1)
+    cached.warm_up(progress=False)
+    path = next(path for path in folder.iterdir() if path.is_file() and np.full(700, 2).tobytes() in path.read_bytes())
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(kdp.DataError, match=r"'x' of 'bird-2' in .*damaged.*heals it"):
+        kdp.open_cache(folder)[2]["x"]
+    for _ in range(2):
+        assert [int(sample["x"][-1]) for sample in cached] == [0, 1, 2, 3]
+    assert cached.stats().healed == 1
+    assert sorted(loaded(log)) == [0, 1, 2, 2, 3]
+    path.unlink()
+    with pytest.raises(kdp.DataError, match="has lost field 'x' of sample 'bird-2'"):
+        kdp.open_cache(folder)[2]["x"]
+
+
+def test_no_folder_has_more_files_than_it_may(tmp_path: Path) -> None:
+    cached = Birds(tmp_path / "log", 200).cache_on_disk(tmp_path / "cache", max_files_per_folder=32, num_entries=201)
+    cached.warm_up(progress=False)
+    assert max(len(names) + len(files) for _, names, files in os.walk(tmp_path / "cache")) <= 32
+
+
+def test_the_layout_is_that_of_the_place_unless_one_is_asked_for(tmp_path: Path) -> None:
+    def store(place: Any, **options: Any) -> type:
+        return type(Birds(tmp_path / "log").cache_on_disk(place, **options)._operation.store)
+
+    assert store(tmp_path / "a") is LmdbStore
+    assert store("memory://somewhere") is FileStore
+    assert store(tmp_path / "b", compression="zlib") is FileStore
+    Birds(tmp_path / "log").cache_on_disk(tmp_path / "c", layout="files")[0]["x"]
+    assert store(tmp_path / "c") is FileStore
+    with pytest.raises(ValueError, match='`layout` must be "files"'):
+        store(tmp_path / "a", layout="lmdb", compression="zlib")
+    with pytest.raises(ValueError, match="`max_bytes` must be None"):
+        store(tmp_path / "a", layout="files", max_bytes=1 << 20)
+    with pytest.raises(ValueError, match="`layout` must be one of"):
+        store(tmp_path / "a", layout="zip")
+    with pytest.raises(TypeError, match="`url` must be"):
+        store(5)
+    with pytest.raises(TypeError, match="`is_durable` must be"):
+        store(tmp_path / "a", is_durable=1)
+
+
+def test_a_remote_source_is_not_read_ahead_for_what_is_cached(
+    photo_shards: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    shards = kdp.open_shards(photo_shards).rename_fields(x="jpg", y="cls")
+    source = shards._source
+    announced: list[int] = []
+    monkeypatch.setattr(type(source), "is_elsewhere", True, raising=False)
+    source.__dict__.pop("is_elsewhere")
+    monkeypatch.setattr(source._members, "announce", lambda catalog, positions: announced.extend(positions.tolist()))
+    monkeypatch.setattr(source._members, "expect", lambda positions: announced.append(-1))
+    chain = shards.cache_on_disk(tmp_path / "cache", is_durable=False).select("x").deal(batch_size=40)
+    first = list(chain)
+    assert sorted(announced) == [-1, *range(160)]
+    announced.clear()
+    assert list(chain) == first
+    assert announced == []
