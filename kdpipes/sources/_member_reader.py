@@ -13,6 +13,7 @@ from kdpipes.errors import DataError
 from kdpipes.storage.catalog import Catalog
 from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.files import is_local
+from kdpipes.storage.joined_indexes import UNCHECKED
 from kdpipes.storage.ranges import RangeReader, Span, read_range
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_cache import Shard, ShardCache
@@ -24,6 +25,7 @@ __all__ = ["Fetch", "MemberReader"]
 Fetch = Literal["auto", "members", "shards"]
 _KEPT = 4  # announcements that wait: where no field is ever read, there would be more and more
 _MANY = 1_000  # shards that were announced, by all threads
+_SPARE = 1  # shards besides those that are read side by side: the one that comes
 _ON_DISK = ("file://", "local://")
 _BLOCK = 512  # of tars: a header is one, a content is filled up to whole ones
 
@@ -109,7 +111,7 @@ class MemberReader:
         if is_local(url):
             return read_span(url, offset, size)
         span, checksum = Span(url, offset, offset + size), None
-        if places.checksums is not None:
+        if places.checksums is not None and places.checksums[index] != UNCHECKED:
             checksum = int(places.checksums[index])
         content = self._cached(catalog, number, span) if self._is_cached(url) else None
         is_copy = content is not None
@@ -154,7 +156,11 @@ class MemberReader:
         )
         is_ordered = goes_by_shards(shards, len(positions) / np.count_nonzero(is_used))
         largest = max(touched.tolist(), key=lambda number: catalog.versions[number].size)
-        return bool(is_ordered and 2 * used >= whole and self._cache.takes(_shard(catalog, largest)))
+        if not is_ordered or 2 * used < whole or not self._cache.takes(_shard(catalog, largest)):
+            return False
+        visits = visits_of(shards)
+        num_at_once = int((visits.untils() - np.arange(len(visits.shards))).max()) + 1 + _SPARE
+        return self._cache.has_room_for(min(num_at_once, len(touched)) * catalog.versions[largest].size)
 
     def _in_cache(self, catalog: Catalog, positions: NDArray[Any]) -> NDArray[np.bool_]:
         """Return which positions will be read from whole shards, and begin to download those where that is due."""

@@ -17,7 +17,7 @@ from kdpipes.errors import DataError, check_choice, check_count, check_names, mu
 from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.catalog import Catalog, open_catalog
-from kdpipes.storage.files import expand_urls, is_local, matching_urls, relative_names
+from kdpipes.storage.files import expand_urls, forget_listings, is_local, matching_urls, relative_names
 from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shared import Shared
@@ -164,6 +164,7 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def _indexed(self) -> Catalog:
         if self._catalog is None:
+            forget_listings(self._urls.value)
             urls = matching_urls(self._urls.value)
             self._catalog = Shared(open_catalog(urls, relative_names(urls)))
         return self._catalog.value

@@ -6,10 +6,13 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import fsspec
@@ -20,10 +23,11 @@ from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
 from kdpipes.storage.files import Version, cache_folder, is_local, md5_of, read_url, version_of
 from kdpipes.storage.joined_indexes import JoinedIndexes
+from kdpipes.storage.ranges import Threads
 from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
-from kdpipes.storage.tar import index_shard
+from kdpipes.storage.tar import index_shard, is_index_of
 
 __all__ = ["Catalog", "index_url", "make_index", "open_catalog"]
 
@@ -69,10 +73,24 @@ def open_catalog(urls: Sequence[str], names: Sequence[str]) -> Catalog:
     """
     joined = JoinedIndexes(len(urls))
     num_threads = _NUM_THREADS_HERE if all(map(is_local, urls)) else _NUM_THREADS
-    with ThreadPoolExecutor(min(num_threads, len(urls))) as threads:
-        for index in shown_if_slow(threads.map(_found_or_made, urls), len(urls), "indexing", "shards"):
-            joined.add(index)
+    found = _in_order(Threads(min(num_threads, len(urls)), "kdpipes-indexes"), urls, 4 * num_threads)
+    for index in shown_if_slow(found, len(urls), "indexing", "shards"):
+        joined.add(index)
     return Catalog(names, joined.versions, joined.shards(), joined.keys(), joined.fields(), urls)
+
+
+def _in_order(threads: Threads, urls: Sequence[str], num_ahead: int) -> Iterator[ShardIndex]:
+    """Yield the indexes of shards, made by threads that hold up nobody who leaves."""
+    rest, coming = iter(urls), deque[Future[ShardIndex]]()
+    try:
+        while True:
+            coming.extend(threads.submit(partial(_found_or_made, url)) for url in islice(rest, num_ahead - len(coming)))
+            if not coming:
+                return
+            yield coming.popleft().result()
+    finally:
+        for future in coming:
+            future.cancel()
 
 
 def _found_or_made(url: str) -> ShardIndex:
@@ -156,6 +174,7 @@ def _write(place: str, content: bytes) -> None:
 
 def _found(url: str, version: Version) -> ShardIndex | None:
     """Return the index that is there, if it is that of the shard as it is now."""
+    candidates: list[ShardIndex] = []
     for place in (index_url(url), _cached(url)):
         try:
             content = read_url(place)
@@ -170,13 +189,23 @@ def _found(url: str, version: Version) -> ShardIndex | None:
         except DataError as error:
             _log.warning("%s It is made anew.", error)
             continue
-        if _fits(index.version, version, place):
+        if version.tag and index.version == version:
             return index
-    return None
+        if _may_fit(index.version, version, place):
+            candidates.append(index)
+    return next((_kept(index, url, version) for index in candidates if is_index_of(index, url)), None)
 
 
-def _fits(then: Version, now: Version, sidecar: str) -> bool:
-    """Return whether a shard is what it was; a copy of both files is, although it is younger."""
+def _kept(index: ShardIndex, url: str, version: Version) -> ShardIndex:
+    """Return an index that has been found to be that of a shard; the next time, nobody has to look again."""
+    index = replace(index, version=version)
+    with suppress(Exception):  # of a cache that cannot be written
+        _write(_cached(url), index.to_bytes())
+    return index
+
+
+def _may_fit(then: Version, now: Version, sidecar: str) -> bool:
+    """Return whether a shard may be what it was: a copy of both files is, although its tag is another one."""
     kinds = [version.tag.partition(":")[0] for version in (then, now)]
     if then.size != now.size or then.tag == now.tag or kinds[0] != kinds[1]:
         return then.size == now.size

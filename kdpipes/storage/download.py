@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kdpipes.errors import DataError
-from kdpipes.storage.files import Version, md5_of, version_of
+from kdpipes.storage.files import Version, forget_listings, md5_of, version_of
 from kdpipes.storage.held_files import HeldFile
 from kdpipes.storage.ranges import Span
 
@@ -125,6 +125,7 @@ def _write(file: HeldFile, content: bytes) -> None:
 
 def _refuse_other(shard: Shard) -> None:
     try:
+        forget_listings([shard.url])
         now = version_of(shard.url)
     except FileNotFoundError as error:
         raise ReplacedError(f"Shard {shard.url!r} has been removed while it was read.") from error

@@ -22,6 +22,7 @@ __all__ = [
     "cache_folder",
     "expand_urls",
     "file_stamp",
+    "forget_listings",
     "is_local",
     "join_url",
     "list_files",
@@ -101,6 +102,7 @@ def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     texts = [os.path.expanduser(os.fspath(url).removeprefix("file://")) for url in given]  # noqa: PTH111
     for text in texts:
         _refuse_shell(text)
+    texts = [part for text in texts for part in ([text] if "://" in text else text.split("::"))]  # as webdataset joins
     expanded = [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
     twice = next((url for url, number in Counter(expanded).items() if number > 1), None)
     if twice is not None:
@@ -184,8 +186,16 @@ def read_url(url: str) -> bytes:
     return content
 
 
+def forget_listings(urls: Sequence[str]) -> None:
+    """Let nothing be taken from listings of folders elsewhere that file systems have kept."""
+    for url in {url.rpartition("/")[0]: url for url in urls if not is_local(url)}.values():
+        with _naming(url):
+            filesystem, path = fsspec.core.url_to_fs(url)
+            filesystem.invalidate_cache(filesystem._parent(path))
+
+
 def version_of(url: str) -> Version:
-    """Return what tells a file from the one that it was before."""
+    """Return what tells a file from the one that it was before; file systems may know it from a listing."""
     if is_local(url):
         try:
             status = os.stat(url)  # noqa: PTH116 - of each of many files

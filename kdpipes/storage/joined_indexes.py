@@ -11,8 +11,9 @@ from kdpipes.storage.files import Version
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 
-__all__ = ["JoinedIndexes"]
+__all__ = ["UNCHECKED", "JoinedIndexes"]
 
+UNCHECKED = -1  # in the place of a checksum that nobody has computed
 _RESERVE = 1.25  # more than the first shards let expect; memory that is not written to is none
 
 
@@ -69,24 +70,35 @@ class _Field:
     def __init__(self) -> None:
         self.offsets, self.sizes = _Column(np.int64, -1), _Column(np.uint32)
         self.checksums, self.values = _Column(np.uint32), _Column(np.int64)
-        self.has = {"checksums": True, "values": True}
+        self.has_values = True
+        self._unchecked: list[slice] = []  # samples of shards whose indexes have no checksums
 
     def extend(self, places: Places, stop: int, expected: int) -> None:
         """Add the places of one shard."""
         for name in ("offsets", "sizes", "checksums", "values"):
             values = getattr(places, name)
-            if values is None:
-                self.has[name] = False
-            elif self.has.get(name, True):
+            if values is not None:
                 getattr(self, name).extend(values, stop, expected)
+        self.has_values &= places.values is not None
+        if places.checksums is None:
+            self._unchecked.append(slice(stop - len(places.offsets), stop))
 
     def joined(self, size: int) -> Places | NDArray[np.int64]:
         """Return what is known of the field of so many samples."""
         offsets = self.offsets.array(size)
-        if self.has["values"] and self.values.size == size == np.count_nonzero(offsets >= 0):
+        if self.has_values and self.values.size == size == np.count_nonzero(offsets >= 0):
             return self.values.array(size)
-        checksums = self.checksums.array(size) if self.has["checksums"] else None
-        return Places(offsets, self.sizes.array(size), checksums)
+        return Places(offsets, self.sizes.array(size), self._joined_checksums(size))
+
+    def _joined_checksums(self, size: int) -> NDArray[Any] | None:
+        if not self.checksums.size:
+            return None
+        checksums = self.checksums.array(size)
+        if self._unchecked:
+            checksums = checksums.astype(np.int64)
+            for samples in self._unchecked:
+                checksums[samples] = UNCHECKED
+        return checksums
 
 
 class JoinedIndexes:

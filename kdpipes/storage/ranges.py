@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import weakref
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -130,7 +132,8 @@ class RangeReader:
         self._lock = threading.Lock()
         self._threads: Threads | None = None
         self._ahead: OrderedDict[Span, Future[bytes]] = OrderedDict()
-        self._by_url: dict[str, list[Span]] = {}
+        self._by_url: dict[str, list[Span]] = {}  # sorted
+        self._longest = 0
         self._num_bytes = 0
 
     def announce(self, spans: Iterable[Span]) -> None:
@@ -168,8 +171,13 @@ class RangeReader:
     def _covering(self, span: Span) -> Span | None:
         if span in self._ahead:
             return span
-        known = self._by_url.get(span.url, ())
-        return next((one for one in known if one.start <= span.start and span.stop <= one.stop), None)
+        known = self._by_url.get(span.url, [])
+        for place in range(bisect_right(known, Span(span.url, span.start, sys.maxsize)) - 1, -1, -1):
+            if known[place].stop >= span.stop:
+                return known[place]
+            if known[place].start + self._longest < span.stop:
+                return None
+        return None
 
     def _make_room(self, size: int, new: set[Span]) -> bool:
         """Let go of the oldest spans, but not of those that have just been announced, and return whether that did."""
@@ -180,13 +188,15 @@ class RangeReader:
     def _add(self, span: Span) -> None:
         assert self._threads is not None
         self._ahead[span] = self._threads.submit(lambda: read_range(span))
-        self._by_url.setdefault(span.url, []).append(span)
+        insort(self._by_url.setdefault(span.url, []), span)
+        self._longest = max(self._longest, span.stop - span.start)
         self._num_bytes += span.stop - span.start
 
     def _remove(self, span: Span) -> None:
         self._ahead.pop(span).cancel()
-        self._by_url[span.url].remove(span)
-        if not self._by_url[span.url]:
+        known = self._by_url[span.url]
+        del known[bisect_left(known, span)]
+        if not known:
             del self._by_url[span.url]
         self._num_bytes -= span.stop - span.start
 

@@ -89,6 +89,15 @@ class ShardCache:
             fetcher.failure = error
         return self._is_able(fetcher)
 
+    def has_room_for(self, num_bytes: int) -> bool:
+        """Return whether so much can be kept, as far as is known."""
+        fetcher = self._fetcher()
+        try:
+            return num_bytes <= fetcher.folder.max_bytes()
+        except OSError as error:
+            fetcher.failure = error
+        return self._is_able(fetcher)
+
     def has(self, shard: Shard) -> bool:
         """Return whether a shard is there."""
         return self._fetcher().folder.has(shard)
@@ -146,7 +155,11 @@ class ShardCache:
         if fetcher.order.reach(shard):
             fetcher.look_ahead()
         try:
-            return fetcher.file_of(shard, fetches=fetches and self.takes(shard))
+            is_wanted = fetches and self.takes(shard)
+            file = fetcher.file_of(shard, fetches=is_wanted)
+            if file is None and is_wanted and fetcher.order.need(shard.name) is not None:
+                fetcher.refused.add(shard.name)  # in this epoch: what is there is needed sooner
+            return file
         except ReplacedError:
             raise
         except DataError as error:  # a member alone may come all the same

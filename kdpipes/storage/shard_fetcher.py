@@ -102,7 +102,7 @@ class ShardFetcher:
 
     def _fetched(self, shard: Shard, *, waits: bool) -> HeldFile | None:
         def expendable(entries: list[Entry]) -> Iterator[Entry]:
-            for entry in self._by_need(entries, None if waits else self.order.need(shard.name)):
+            for entry in self._by_need(entries, self.order.need(shard.name)):
                 self.let_go(entry.name)
                 yield entry
 

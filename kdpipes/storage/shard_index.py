@@ -29,13 +29,14 @@ class Places:
     Args:
         offsets: Of the contents in the shard, `[n] int64`; -1 where a sample lacks the field.
         sizes: Of the contents in bytes, `[n] int64`.
-        checksums: CRC-32 of the contents, `[n] uint32`; None where they were not computed.
+        checksums: CRC-32 of the contents, `[n] uint32`; None where they were not computed. Of several shards `int64`,
+            with -1 for each that was not.
         values: The values themselves, where all samples have one and all are integers: labels, `[n] int64`.
     """
 
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    checksums: NDArray[np.uint32] | None = None
+    checksums: NDArray[Any] | None = None
     values: NDArray[np.int64] | None = None
 
 

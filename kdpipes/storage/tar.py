@@ -19,14 +19,16 @@ from fsspec.compression import compr
 from webdataset.tariterators import base_plus_ext
 
 from kdpipes.errors import DataError
+from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.files import Version, is_local, open_url
 from kdpipes.storage.forward import FileBytes, ForwardBytes, StreamBytes
+from kdpipes.storage.ranges import Span, read_range
 from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar_headers import NoTarError, UnreadableTarError, read_entries, truncated
 
-__all__ = ["Member", "decode_member", "index_shard", "read_groups", "read_members"]
+__all__ = ["Member", "decode_member", "index_shard", "is_index_of", "read_groups", "read_members"]
 
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _LONGEST_NUMBER = 18  # digits, which 64 bits hold
@@ -34,6 +36,8 @@ _TEXTS = frozenset({"txt", "text", "transcript"})
 _INTEGER = re.compile(r"-?[0-9]+")
 _UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 _CHUNK = 1 << 20
+_HEADER, _SIZE_IN_HEADER = 512, slice(124, 136)
+_NUM_PROBES = 3
 _COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 
 
@@ -227,6 +231,28 @@ def _wanted(url: str, source: ForwardBytes, *, with_checksums: bool) -> Iterator
         if content is not None and len(content) < member.size:
             raise truncated(member.name, member.offset, member.size, len(content))
         yield member, content
+
+
+def is_index_of(index: ShardIndex, url: str) -> bool:
+    """Return whether an index is that of a tar, as far as a few samples tell: their sizes, and their classes."""
+    last = len(index.keys) - 1
+    probed = sorted({last * part // _NUM_PROBES for part in range(_NUM_PROBES + 1)}) if last >= 0 else []
+    labels = [places for places in index.fields.values() if places.values is not None]
+    return all(_is_there(url, places, sample) for places in labels or index.fields.values() for sample in probed)
+
+
+def _is_there(url: str, places: Places, sample: int) -> bool:
+    offset, size = int(places.offsets[sample]), int(places.sizes[sample])
+    if offset < 0:
+        return True
+    start, stop = offset - _HEADER, offset + (0 if places.values is None else size)
+    found = read_span(url, start, stop - start) if is_local(url) else read_range(Span(url, start, stop))
+    digits = found[_SIZE_IN_HEADER].strip(b" \0")
+    is_plain = digits.isdigit()  # sizes above 8 GiB stand elsewhere
+    if len(found) < stop - start or (is_plain and int(digits, 8) != size):
+        return False
+    text = _text(found[_HEADER:])
+    return places.values is None or bool(_INTEGER.fullmatch(text) and int(text) == places.values[sample])
 
 
 class _IndexBuilder:

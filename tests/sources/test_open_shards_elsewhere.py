@@ -799,3 +799,29 @@ def test_behind_a_stock_pipe_members_are_read(small: str) -> None:
     with faulty_storage(small):
         chain = opened("faulty://").select("key").map(keep).deal(batch_size=5)
         assert [key for batch in chain for (key,) in batch] == opened("faulty://").column("key").tolist()
+
+
+@pytest.mark.parametrize("fetch", ["auto", "shards"])
+def test_a_cache_that_is_too_small_for_a_window_does_not_move_shards_again_and_again(folder: str, fetch: Any) -> None:
+    want = epochs(in_order(opened(f"{folder}/"), shuffle="shards", window=36))
+    with faulty_storage(folder) as files:
+        pipe = opened("faulty://", max_cache_bytes=total(folder) // 2, fetch=fetch)
+        assert len(pipe) == 36
+        before = body_bytes(files)
+        assert epochs(in_order(pipe, shuffle="shards", window=36)) == want
+        assert body_bytes(files) - before < 2 * 2 * total(folder)
+
+
+def test_tars_that_webdataset_would_join_are_all_read(small: str) -> None:
+    paths = [str(path) for path in sorted(Path(small).glob(TARS))]
+    assert kdp.open_shards("::".join(paths)).column("cls").tolist() == kdp.open_shards(paths).column("cls").tolist()
+    assert len(list(kdp.stream_shards("::".join(paths)))) == 36
+
+
+def test_shards_whose_indexes_have_checksums_are_verified_beside_others_that_have_none(folder: str) -> None:
+    make_index(f"{folder}/birds-0.tar")
+    with faulty_storage(folder, faults=[Fault("flip_bit", every=3, on="range")], seed=3) as files:
+        pipe = opened("faulty://", fetch="members")
+        got = [sample["x"] for sample in pipe[12:]]
+        assert files.stats().faults["flip_bit"]
+    assert got == [sample["x"] for sample in opened(f"{folder}/")[12:]]

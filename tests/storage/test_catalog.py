@@ -35,8 +35,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def rows(*numbers: int) -> list[dict[str, Any]]:
-    return [{"__key__": f"k{n}", "jpg": bytes([n]) * 50, "cls": n} for n in numbers]
+def rows(*numbers: int | str) -> list[dict[str, Any]]:
+    return [{"__key__": f"k{n}", "jpg": bytes([int(n)]) * 50, "cls": n} for n in numbers]
 
 
 def told(catalog: Any) -> list[tuple[str, int]]:
@@ -178,3 +178,26 @@ def test_a_shard_that_came_damaged_is_read_again_if_its_tag_is_its_checksum(
 
 def places(index: Any) -> tuple[list[int], list[int]]:
     return index.fields["jpg"].offsets.tolist(), index.fields["jpg"].sizes.tolist()
+
+
+def test_another_tar_of_the_same_size_that_is_older_than_the_index_is_indexed_again(tmp_path: Path) -> None:
+    url, new = write(tmp_path / "a.tar", rows(1, 2)), write(tmp_path / "new" / "a.tar", rows(3, 4))
+    assert told(open_catalog([url], ["a.tar"])) == [("a.tar/k1", 1), ("a.tar/k2", 2)]
+    os.utime(new, (1, 1))
+    assert Path(new).stat().st_size == Path(url).stat().st_size
+    Path(new).replace(url)
+    assert told(open_catalog([url], ["a.tar"])) == [("a.tar/k3", 3), ("a.tar/k4", 4)]
+
+
+def test_an_index_beside_another_tar_elsewhere_is_not_taken_for_its_own(tmp_path: Path) -> None:
+    for name, numbers in (("then", ("01", "02")), ("now", ("05", "06"))):
+        make_index(write(tmp_path / name / "a.tar", rows(*numbers)))
+    memory = fsspec.filesystem("memory")
+    try:
+        memory.pipe("/kdpipes-other/a.tar", (tmp_path / "now" / "a.tar").read_bytes())
+        for name, expected in (("now", [5, 6]), ("then", [5, 6])):
+            memory.pipe("/kdpipes-other/a.tar.index", (tmp_path / name / "a.tar.index").read_bytes())
+            catalog = open_catalog(["memory://kdpipes-other/a.tar"], ["a.tar"])
+            assert [number for _, number in told(catalog)] == expected
+    finally:
+        memory.rm("/kdpipes-other", recursive=True)

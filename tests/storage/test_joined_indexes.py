@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdpipes.storage.files import Version
-from kdpipes.storage.joined_indexes import JoinedIndexes
+from kdpipes.storage.joined_indexes import UNCHECKED, JoinedIndexes
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 
@@ -60,12 +60,12 @@ def test_joined_columns_are_those_of_the_indexes_one_after_the_other(parts: list
         pairs = zip(known.offsets.tolist(), known.sizes.tolist(), strict=True)
         assert [None if offset < 0 else (offset, size) for offset, size in pairs] == wanted
         having = [part.fields[name] for part in parts if name in part.fields]
-        assert (known.checksums is None) == any(places.checksums is None for places in having)
+        assert (known.checksums is None) == all(places.checksums is None for places in having)
         if known.checksums is not None:
-            found = [part.fields[name].checksums for part, place in every if told(part, name, place) is not None]
-            places = [place for part, place in every if told(part, name, place) is not None]
+            having_it = [(part, place) for part, place in every if told(part, name, place) is not None]
+            columns = [(part.fields[name].checksums, place) for part, place in having_it]
             present = known.checksums[known.offsets >= 0].tolist()
-            assert present == [column[place] for column, place in zip(found, places, strict=True)]
+            assert present == [UNCHECKED if column is None else column[place] for column, place in columns]
 
 
 def test_columns_are_as_narrow_as_their_values_allow() -> None:
