@@ -96,6 +96,9 @@ def in_a_fork(action: Callable[[], Any]) -> int:
 
 def traces() -> tuple[int, int, int, set[str]]:
     gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("kdpipes worker"):  # it has been told to end, and is about to
+            thread.join(20)
     shared = {path.name for path in Path("/dev/shm").iterdir() if f"_{os.getpid()}_" in path.name}
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     return len(multiprocessing.active_children()), descriptors, threading.active_count(), shared
