@@ -7,7 +7,8 @@ run, interleaved: the same chain over the same tars on the local disk. Four ways
 from the tenth batch on: before that, the store's answers cannot have come. The store is the local disk behind
 `kdpipes.testing.faulty_storage`, which waits, and counts bytes; it does not limit them.
 
-Result: results/latency.txt.
+Result (results/latency.txt): whole shards come at 0.98 of the local rate. Members by ranges and `stream_shards` do not
+reach 0.9 yet: 0.62 and 0.60. No byte is read twice.
 
     python benchmarks/bench_latency.py            # writes benchmarks/results/latency.txt
     python benchmarks/bench_latency.py --smoke    # a few small samples, one round, writes nothing
@@ -127,7 +128,7 @@ def measure(folder: str, ways: Ways, rounds: int) -> tuple[dict[str, list[list[f
 
 
 def report(*, is_smoke: bool) -> str:
-    number, size, rounds = (64, 64, 1) if is_smoke else (6_400, 450, 5)
+    number, size, rounds = (64, 64, 1) if is_smoke else (1_920, 450, 5)
     batch_size, warm_up = (4, 2) if is_smoke else (64, WARM_UP)
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), number, size)
