@@ -200,13 +200,16 @@ class _NumpyMemory:
 
     def __init__(self, generator: Any) -> None:
         self._address = generator.ctypes.state_address
+        self._lock = generator.lock
 
     def read(self) -> bytes:
-        return ctypes.string_at(self._address, self._SIZE)
+        with self._lock:
+            return ctypes.string_at(self._address, self._SIZE)
 
     def write(self, state: bytes) -> None:
-        np.random.seed(0)  # which lets go of that number
-        ctypes.memmove(self._address, state, self._SIZE)
+        with self._lock:
+            np.random.seed(0)  # which lets go of that number
+            ctypes.memmove(self._address, state, self._SIZE)
 
     def is_understood(self) -> bool:
         """Return whether the memory is what it is taken for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -158,7 +157,6 @@ class _Verified:
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
-        self._adding = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Verified, ()

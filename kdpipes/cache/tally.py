@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
-import weakref
+
+from kdpipes._forks import forget_after_fork
 
 __all__ = ["Tally"]
 
@@ -13,13 +13,11 @@ __all__ = ["Tally"]
 class Tally:
     """Counts of this process, and whether it has been warned: a forked one begins anew, and so does one by pickling."""
 
-    _all: weakref.WeakSet[Tally] = weakref.WeakSet()
-
     def __init__(self) -> None:
-        self.begin()
-        Tally._all.add(self)
+        self.forget()
+        forget_after_fork(self)
 
-    def begin(self) -> None:
+    def forget(self) -> None:
         """Start from nothing."""
         self._counting = threading.Lock()
         self.hits = self.misses = self.healed = 0
@@ -41,12 +39,3 @@ class Tally:
             has_warned, self._has_warned = self._has_warned, True
         if not has_warned:
             warnings.warn(text, stacklevel=5)
-
-
-def _begin_all() -> None:
-    for tally in list(Tally._all):
-        tally.begin()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_all)

@@ -2,241 +2,37 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from itertools import count, islice
 from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.datapipes.iter import Cycler
 
 from kdpipes._functional import functional_pipe
 from kdpipes._giving_up import given_up_by
-from kdpipes._graph import shards, walk
-from kdpipes._iter_pipe import IterPipe, Streaming, seed_upstream
+from kdpipes._graph import walk
+from kdpipes._iter_pipe import IterPipe, seed_upstream
 from kdpipes._map_pipe import MapPipe, indexed
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
-from kdpipes.delivery.layout import EqualEpoch, Layout, Sharding, Uneven, group_size
-from kdpipes.delivery.skipping import LEFT_OUT, Skip, Skipper, handler_in, refuse_empty
-from kdpipes.draw import Draw, EarlyDraws, EpochCounter, drawing, hash_key, made_under
-from kdpipes.errors import ChainError, DataError, add_note, check_choice, check_count, check_seed, must_be, refuse_field
+from kdpipes.delivery.dealer import Batch, Dealer, Dealt, Shuffle
+from kdpipes.delivery.layout import EqualEpoch, Layout, Uneven
+from kdpipes.draw import Draw, EarlyDraws, drawing, hash_key, made_under
+from kdpipes.errors import ChainError, DataError, check_choice, check_count, must_be, refuse_field
 from kdpipes.sample import Sample
 from kdpipes.selection import Permutation
 from kdpipes.storage.shared import Shared
 
 __all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
 
-Batch = list[Any]
 _AHEAD = 2  # how many batches beyond the one that is made are announced to sources that lie elsewhere
 Split = Literal["samples", "shards"]
-Shuffle = bool | Literal["shards"]
-
-
-@dataclass(frozen=True)
-class Dealt:
-    """What is known of a batch before it is made.
-
-    Args:
-        number: Among those of this rank.
-        num_samples: How many it has.
-        cursor: Where a stream of shards stands behind it: shard, sample in the shard, sample; None where the pipes
-            between hold samples back.
-    """
-
-    number: int
-    num_samples: int
-    cursor: Cursor | None = None
-
-
-Listener = Callable[[Dealt], None]
-
-
-class _Dealer(Streaming[Batch]):
-    """What both flavours share: the cut, the count of epochs, and which part of the batches is this copy's."""
-
-    _source: Any
-    _layout: Any
-    is_split_by_shard = False  # whether workers and ranks read shards of their own
-
-    def _configure(self, shuffle: Shuffle, seed: int) -> None:
-        if not isinstance(shuffle, bool):
-            check_choice("shuffle", shuffle, (True, False, "shards"))
-        self._shuffle: Shuffle = shuffle
-        self._seed = check_seed(seed)
-        self._epochs = EpochCounter()
-        self._first_batch = 0
-        self._cursor: Cursor | None = None
-        self._listener: Listener | None = None
-        self._told_of_skips: Callable[[Skip], None] | None = None
-        self._banned: Mapping[str, str] = {}
-        self._skipper: Skipper | None = None
-        self._sharding = Sharding()
-        self._batch_draw = Draw()
-        self._num_ranks = 1
-        sharder = next((pipe for pipe in walk(self._source) if shards(pipe)), None)
-        if sharder is not None:
-            raise ChainError(
-                f"`.deal()` shards, but {type(sharder).__name__} upstream does so as well, and samples would be lost. "
-                "Remove it."
-            )
-        self._refuse_unseeded_rounds()
-
-    def _refuse_unseeded_rounds(self) -> None:
-        """Refuse what reads a pipe that draws again and again: from the second round on it draws as it likes."""
-        for cycler in walk(self._source):
-            if isinstance(cycler, Cycler) and any(_draws(pipe) for pipe in walk(cycler)):
-                raise ChainError(
-                    "`.cycle()` reads a random pipe again, each worker in another order: samples would be lost "
-                    "and doubled. Put `.repeat_until(repetitions=...)` in its place."
-                )
-
-    def item_names(self) -> tuple[tuple[str, ...], bool] | None:
-        """Return the names of an item's parts, and whether a ctx follows them, where `select` stands right before."""
-        find: Any = getattr(self._source, "item_names", None)
-        return find() if find is not None else None
-
-    def apply_sharding(
-        self, num_of_instances: int, instance_id: int, sharding_group: Any = SHARDING_PRIORITIES.DEFAULT
-    ) -> None:
-        """Called by loaders: which of how many ranks or workers this copy is."""
-        check_count("num_of_instances", num_of_instances)
-        num_ranks = max(self._num_ranks, group_size())
-        self._sharding = self._sharding.applied(num_of_instances, instance_id, sharding_group, num_ranks)
-
-    def set_seed(self, seed: int) -> Any:
-        """Called by loaders at the start of an epoch, to tell epochs apart; the order comes from `deal(seed=...)`."""
-        self._epochs.seeded()
-        self._prepare()
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration, from 0."""
-        self._epochs.set(check_count("epoch", epoch, minimum=0))
-
-    def skip_epochs(self, number: int) -> None:
-        """Leave out the next `number` epochs."""
-        self._epochs.skip(number)
-
-    def next_epoch(self) -> int:
-        """Return the number of the next iteration."""
-        return self._epochs.peek()
-
-    def start_at(self, batch: int, listener: Listener | None = None, *, cursor: Cursor | None = None) -> None:
-        """Let the next iteration leave out what comes before `batch`.
-
-        Args:
-            batch: The number of a batch of this rank.
-            listener: Told of each batch before it is made.
-            cursor: Where the stream stood behind the last batch before that, if the listener was told so.
-        """
-        self._first_batch = batch
-        self._cursor = cursor
-        self._listener = listener
-
-    def whole_samples(self, epoch: int, batch: int, *, seed: int | None = None) -> Batch | None:
-        """Return the samples of one batch before `select`; None if the epoch has no such batch.
-
-        Args:
-            epoch: The number of the epoch.
-            batch: The number of the batch.
-            seed: In place of the dealer's.
-        """
-        dealer = copy.copy(self)
-        is_selected = getattr(self._source, "is_selected", False)
-        dealer._source, dealer._epochs = self._source._source if is_selected else self._source, EpochCounter()
-        dealer._seed = self._seed if seed is None else seed
-        numbers: list[int] = []
-        dealer.set_epoch(epoch)
-        dealer.start_at(batch, lambda dealt: numbers.append(dealt.number))
-        samples = next(iter(dealer), None)
-        if samples and not isinstance(samples[0], Sample):
-            raise ChainError(
-                f"`deal` reads {type(samples[0]).__name__} from {type(dealer._source).__name__}, no samples. Put stock "
-                "pipes before `.select()`."
-            )
-        return samples if numbers[-1:] == [batch] else None
-
-    def identity(self) -> Any:
-        """Return what makes the batches what they are, but for the sizes, which a state names."""
-        return self._seed, self._shuffle, self._layout.identity()
-
-    def skip(self, banned: Mapping[str, str], tell: Callable[[Skip], None]) -> None:
-        """Where `on_error` lets samples be left out: leave these out untried, and tell of each that is left out.
-
-        Args:
-            banned: Why, by the sample's key.
-            tell: Called in the process that makes the batch.
-        """
-        self._banned, self._told_of_skips = dict(banned), tell
-
-    def _begin(self) -> tuple[int, int]:
-        """Return the epoch that begins and its first batch."""
-        first, self._first_batch = self._first_batch, 0
-        return self._epochs.begin(), first
-
-    def _announce(self, dealt: Dealt) -> None:
-        if self._listener is not None:
-            self._listener(dealt)
-
-    def sizes(self) -> dict[str, Any]:
-        """Return the numbers, besides the identity, on which the batches depend."""
-        sizes: dict[str, Any] = self._layout.sizes(self._sharding.num_ranks)
-        return sizes
-
-    def rank(self) -> int:
-        """Return which rank this copy is for."""
-        return self._sharding.rank
-
-    def __getstate__(self) -> dict[str, Any]:
-        if IterDataPipe.getstate_hook is not None:
-            state: dict[str, Any] = IterDataPipe.getstate_hook(self.__dict__)
-            return state
-        self._prepare()
-        return self.__dict__
-
-    def _prepare(self) -> None:
-        """Do once, before the chain is copied, what every copy would do again."""
-        self._num_ranks = max(self._num_ranks, group_size())
-
-    def _starts_epoch(self) -> Skipper | None:
-        """Return what leaves bad samples out in the epoch that begins, if `on_error` wants that."""
-        handler = handler_in(self)
-        self._skipper = None if handler is None else Skipper(handler, self._banned, self._told_of_skips)
-        return self._skipper
-
-    def batch_draw(self) -> Draw:
-        """Return what tells the batch that was given last from all others: the source of its randomness as a whole."""
-        return self._batch_draw
-
-    def _batch(self, item: Callable[..., Any], epoch: int, batch: int, parts: Iterable[tuple[Any, Draw]]) -> Batch:
-        """Return the items of a batch, but for those that are left out."""
-        self._batch_draw = Draw(self._seed, epoch, batch * self._sharding.num_ranks + self._sharding.rank)
-        try:
-            made = (item(part, draw, batch) for part, draw in parts)
-            items = [one for one in made if one is not LEFT_OUT]
-            if not items and self._sharding.num_ranks > 1:
-                refuse_empty(batch)
-            return items
-        except Exception as error:
-            add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")
-            raise
-
-    def _draw(self, epoch: int, ordinal: int, *, is_padding: bool) -> Draw:
-        return Draw(self._seed, epoch, ordinal, is_padding)
-
-
-def _draws(pipe: Any) -> bool:
-    """Return whether `pipe` is a stock pipe that draws random numbers of its own."""
-    return hasattr(type(pipe), "set_seed") and not isinstance(pipe, IterPipe)
 
 
 @functional_pipe("deal", flavour="map")
-class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
+class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
     """Cuts the epochs of an indexed chain into batches and deals them to ranks and workers (functional name: ``deal``).
 
     Yields lists of items. The batches of an epoch are a function of the chain, `seed` and the number of the epoch: the
@@ -262,6 +58,7 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
             With `batch_by`, True lets batches come in an order of their own, of samples that are drawn anew from those
             of like length (longer by up to a tenth, or more where there are few).
         window: With `shuffle="shards"`: how many samples, at least, are mixed at a time; by default those of 8 shards.
+            A cache of whole shards (`open_shards`) must hold those of a window.
         seed: Of the order and of every random operation upstream, from 0 up to 2**64.
         uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (refused where a rank
             would get nothing), "pad" it with samples from the epoch's start (with `batch_by`, with others as short),
@@ -422,7 +219,7 @@ class DealerMapDataPipe(_Dealer, IterDataPipe[Batch]):
 
 
 @functional_pipe("deal", flavour="iter")
-class DealerIterDataPipe(_Dealer, IterDataPipe[Batch]):
+class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     """Cuts the epochs of a stream into batches and deals them to ranks and workers (functional name: ``deal``).
 
     Yields lists of items. Every worker of every rank reads the whole stream, but loads the fields of its own samples

@@ -17,7 +17,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from kdpipes._graph import walk
 from kdpipes.delivery.behind_deal import DEALERS, dealer_of, one_to_one_path
 from kdpipes.delivery.cursor import Cursor
-from kdpipes.delivery.deal import Dealt
+from kdpipes.delivery.dealer import Dealt
 from kdpipes.delivery.skipping import Skip
 
 __all__ = ["Counting", "Frame", "Kind", "Order", "Position", "Producer"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections import deque
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes._forks import forget_after_fork
 from kdpipes.errors import DataError
 from kdpipes.storage.catalog import Catalog
 from kdpipes.storage.descriptors import read_span
@@ -54,7 +56,7 @@ class _Habit:
 class MemberReader:
     """Reads members of shards, ahead of need those of shards elsewhere, in the way that moves fewer bytes.
 
-    Threads of workers share it, and a process may be forked meanwhile: it has no lock, and each change is one step. A
+    Threads of workers share it: one of them begins an epoch, and the others wait until it has chosen how to read. A
     copy of it knows nothing.
 
     Args:
@@ -73,6 +75,12 @@ class MemberReader:
         self._is_whole = fetch == "shards"
         self._soon: deque[list[int]] = deque(maxlen=_KEPT)  # shards that were announced last
         self._due: tuple[set[int], set[int]] = set(), set()  # shards that were announced, and those before them
+        self.forget()
+        forget_after_fork(self)
+
+    def forget(self) -> None:
+        """Begin anew with a lock that nobody holds."""
+        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MemberReader, (self._fetch, self._cache)
@@ -82,14 +90,16 @@ class MemberReader:
 
         A source that stands in a chain twice is told twice, and each thread of workers tells it the same.
         """
-        if self._fetch != "members" and not any(np.array_equal(one, positions) for one in self._expected):
-            self._expected = (*self._expected, positions)
+        with self._lock:
+            if self._fetch != "members" and not any(np.array_equal(one, positions) for one in self._expected):
+                self._expected = (*self._expected, positions)
 
     def announce(self, catalog: Catalog, positions: NDArray[Any]) -> None:
         """Begin to read what will be asked for soon."""
-        expected, self._expected = self._expected, ()
-        if expected:
-            self._begin(catalog, np.concatenate(expected))
+        with self._lock:
+            expected, self._expected = self._expected, ()
+            if expected:
+                self._begin(catalog, np.concatenate(expected))
         if self._fetch != "members":
             positions = positions[~self._in_cache(catalog, positions)]
         for due in self._habit.due(positions) if len(positions) else ():

@@ -25,7 +25,8 @@ __all__ = ["DatasetReaderMapDataPipe", "SampleSource"]
 _PREFIX = "getitem_"
 _IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)
 _RESERVED = frozenset(
-    "announce cached_as class_names column fetch field_names finish identity key_of pick read_column".split()  # noqa: SIM905
+    "announce cached_as class_names column expect fetch field_names finish identity key_of pick "  # noqa: SIM905
+    "read_column shard_numbers".split()
 )
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
 

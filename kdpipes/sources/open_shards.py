@@ -52,7 +52,8 @@ class ShardReaderMapDataPipe(MapPipe):
     shard; where there is none, or one of another version of the shard, the shard is indexed once, and the index kept
     beside it, or in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`) where nothing can be written there.
 
-    Shards elsewhere are read ahead of need, with retries, and verified if the index has checksums: only the members
+    Shards elsewhere are read ahead of need, with retries, and verified if the index has checksums, as those have that
+    are made of shards elsewhere, or by `kdpipes index`: only the members
     that the next batches of `deal` need, neighbours in one request, or whole shards, which stay in the local cache for
     later epochs and runs, and for all processes of this machine. Whole shards come in ranges, and go on after a break;
     their size and ETag are verified; what the plan needs last makes room for others.
@@ -62,14 +63,14 @@ class ShardReaderMapDataPipe(MapPipe):
             globs, `"birds-*.tar"`. `pipe:` is refused.
         class_names: The names of the classes 0, 1, ...
         fetch: How shards elsewhere are read: "members", "shards" (whole), or "auto": whole in an epoch that goes shard
-            by shard and needs at least half of their bytes, if each of them fits into the cache; else by members,
-            unless they are in the cache.
+            by shard and needs at least half of their bytes, if the cache holds all that are read side by side (those of
+            a window) and one more; else by members, unless they are in the cache.
         cache_dir: The folder for whole shards; None is `shards` in the local cache.
         max_cache_bytes: How large it may be, with what is being downloaded; None is half of what is free on its disk.
             A shard for which there is no room is read by members.
 
-    Memory: the length of the keys, 12 bytes a sample and 16 to 28 bytes a member, shared by all workers; with
-        shards elsewhere, up to 256 MB of what was read ahead in each worker.
+    Memory: the length of the keys, 12 bytes a sample, 12 to 16 bytes a member and 8 a class, shared by all workers;
+        with shards elsewhere, up to 256 MB of what was read ahead in each worker.
 
     Raises:
         FileNotFoundError: A shard is missing.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import fsspec
 
+from kdpipes._forks import forget_after_fork
 from kdpipes.errors import DataError
 from kdpipes.storage.retries import retried
 
@@ -91,18 +91,6 @@ def _end(jobs: Any, number: int) -> None:
         jobs.put(None)
 
 
-_readers: weakref.WeakSet[RangeReader] = weakref.WeakSet()
-
-
-def _renew() -> None:
-    for reader in list(_readers):
-        reader.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)  # threads and locks of the parent are none of the child's
-
-
 class RangeReader:
     """Reads spans; those that were announced are read ahead by threads, and kept until `max_bytes` newer ones came.
 
@@ -122,7 +110,7 @@ class RangeReader:
         self._max_gap, self._max_span = max_gap, max_span
         self._max_bytes, self._num_threads = max_bytes, num_threads
         self.forget()
-        _readers.add(self)
+        forget_after_fork(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made_anew, (self._arguments,)

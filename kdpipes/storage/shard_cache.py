@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import warnings
 import weakref
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kdpipes._forks import forget_after_fork
 from kdpipes.errors import DataError
 from kdpipes.storage.download import ReplacedError, Shard
 from kdpipes.storage.files import cache_folder
@@ -23,18 +23,6 @@ from kdpipes.storage.shard_order import ShardOrder
 __all__ = ["Shard", "ShardCache"]
 
 _log = logging.getLogger(__name__)
-
-
-_caches: weakref.WeakSet[ShardCache] = weakref.WeakSet()
-
-
-def _renew() -> None:
-    for cache in list(_caches):
-        cache.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)  # threads and locks of the parent are none of the child's
 
 
 class ShardCache:
@@ -66,7 +54,7 @@ class ShardCache:
         self._sizes = {"num_ahead": num_ahead, "num_ranges": num_ranges, "range_size": range_size}
         self._end: Any = None
         self.forget()
-        _caches.add(self)
+        forget_after_fork(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made_anew, (self._place, self._sizes)

@@ -37,7 +37,7 @@ class ShardFetcher:
         self.folder = folder
         self.order = ShardOrder()
         self.failure: OSError | None = None  # of this machine: nothing more is downloaded
-        self.refused: set[str] = set()  # shards whose storage fails
+        self.refused: set[str] = set()  # shards whose storage fails, or that have no room in this epoch
         self._num_ahead, self._num_ranges, self._range_size = num_ahead, num_ranges, range_size
         self._lock = threading.Lock()
         self._held: OrderedDict[str, HeldFile] = OrderedDict()

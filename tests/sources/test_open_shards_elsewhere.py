@@ -26,6 +26,7 @@ from kdpipes.storage.catalog import index_url, make_index
 from kdpipes.storage.files import matching_urls
 from kdpipes.storage.held_files import HeldFile
 from kdpipes.storage.ranges import Span
+from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 
 NAME = "birds-{0..2}.tar"
@@ -825,3 +826,27 @@ def test_shards_whose_indexes_have_checksums_are_verified_beside_others_that_hav
         got = [sample["x"] for sample in pipe[12:]]
         assert files.stats().faults["flip_bit"]
     assert got == [sample["x"] for sample in opened(f"{folder}/")[12:]]
+
+
+def test_workers_wait_until_one_of_them_has_chosen_how_to_read_an_epoch(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with faulty_storage(folder) as files:
+        source = opened("faulty://")
+        assert len(source) == 36
+        positions = np.arange(36)
+        before = len(files.requests())
+        other = threading.Thread(target=lambda: source.announce(positions[12:17]))
+        has_room_for = ShardCache.has_room_for
+
+        def slowly(self: ShardCache, num_bytes: int) -> bool:
+            other.start()
+            other.join(0.3)  # it cannot end before this does
+            return has_room_for(self, num_bytes)
+
+        monkeypatch.setattr(ShardCache, "has_room_for", slowly)
+        source.expect(positions)
+        source.announce(positions[:5])
+        other.join()
+        assert source[12]["x"] is not None
+        assert all(one.start == 0 for one in bodies(files, before)), "no member of theirs alone"
