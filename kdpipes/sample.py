@@ -2,120 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from kdpipes import _record
+from kdpipes._lazy import UNLOADED, Lazy, Loaded
 from kdpipes.draw import Draw, current_draw, generator
-from kdpipes.errors import ChainError, MissingMemberError, add_note, refuse_field
+from kdpipes.errors import ChainError, MissingMemberError, refuse_field
 
 __all__ = ["Lazy", "Sample", "as_sample"]
 
 _DRAW, _EARLY = "draw", "early_draws"  # entries of the ctx
-_UNLOADED: Any = type("_Unloaded", (), {"__repr__": lambda self: "<not loaded>"})()
-
-
-class Lazy:
-    """The value of a field that is computed when it is first read, once.
-
-    Args:
-        load: Called as `load(sample, *values)` with the values of `inputs`.
-        inputs: The values that this one is computed from.
-        what: What goes on here, for the note on an error: "reading field 'x'".
-        scope: The fields that `load` finds in the sample, where these are not the sample's own.
-        is_cheap: Whether loading costs next to nothing, so that no cache is to keep the value.
-    """
-
-    __slots__ = ("_inputs", "_load", "_scope", "_value", "_what", "is_cheap")
-
-    def __init__(
-        self,
-        load: Callable[..., Any],
-        *inputs: Lazy,
-        what: str,
-        scope: Mapping[str, Lazy] | None = None,
-        is_cheap: bool = False,
-    ) -> None:
-        self.is_cheap = is_cheap
-        self._load = load
-        self._inputs = inputs
-        self._what = what
-        self._scope = scope
-        self._value = _UNLOADED
-
-    @classmethod
-    def of(cls, value: Any) -> Lazy:
-        """Return a value that is there already."""
-        lazy = cls(_UNLOADED, what="")
-        lazy._value = value
-        return lazy
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether reading the value costs nothing."""
-        return self._value is not _UNLOADED
-
-    def get(self, sample: Sample) -> Any:
-        """Return the value; an error gains a note that names the sample and the operation."""
-        if self._value is _UNLOADED:
-            values = [value.get(sample) for value in self._inputs]
-            record = _record.current
-            before = record.enter(sample, self._what) if record is not None else (None, "")
-            try:
-                self._value = self._load(sample if self._scope is None else sample.view(self._scope), *values)
-            except Exception as error:
-                add_note(error, f"kdpipes: while {self._doing(sample)} (ordinal {sample.ordinal})")
-                raise
-            finally:
-                if record is not None:
-                    record.leave(before)
-            self._load, self._inputs, self._scope = _UNLOADED, (), None
-        return self._value
-
-    def reaches(self, others: Collection[Lazy]) -> list[Lazy]:
-        """Return which of some values this one is computed from, as far as it is not loaded yet; or is."""
-        found, waiting, seen = list[Lazy](), [self], set[int]()
-        while waiting:
-            value = waiting.pop()
-            if id(value) not in seen:
-                seen.add(id(value))
-                found += [value] if any(value is other for other in others) else []
-                waiting += [*value._inputs, *(value._scope or {}).values()]
-        return found
-
-    def before(self, is_step: Callable[[str], bool]) -> Lazy | None:
-        """Return the value that the steps at the end were applied to; None where it is no longer known.
-
-        Args:
-            is_step: Tells a step by what it does.
-        """
-        value = self
-        while is_step(value._what):
-            if value.is_loaded or not value._inputs:
-                return None
-            value = value._inputs[0]
-        return value
-
-    def _doing(self, sample: Sample) -> str:
-        return f"{self._what} of sample {sample.key!r}"
-
-    def fork(self, forks: dict[Lazy, Lazy]) -> Lazy:
-        """Return the same value for another delivery of the sample: what is not loaded yet is computed anew, once.
-
-        Args:
-            forks: The values that have been forked for that delivery so far; this one is added.
-        """
-        if self not in forks:
-            forks[self] = Lazy.of(self._value) if self.is_loaded else self._unloaded_fork(forks)
-        return forks[self]
-
-    def _unloaded_fork(self, forks: dict[Lazy, Lazy]) -> Lazy:
-        scope = None if self._scope is None else {name: value.fork(forks) for name, value in self._scope.items()}
-        inputs = [value.fork(forks) for value in self._inputs]
-        return Lazy(self._load, *inputs, what=self._what, scope=scope, is_cheap=self.is_cheap)
+_NOTHING: tuple[frozenset[str], str] = frozenset(), ""
 
 
 class _Origin:
@@ -148,7 +48,7 @@ class _Origin:
         self.is_recording = False
         self.names: dict[str, int] = {}
         self.promises: dict[str, Lazy] = {}
-        self.lacking: tuple[frozenset[str], str] = frozenset(), ""
+        self.lacking = _NOTHING
 
 
 class Sample(MutableMapping[str, Any]):
@@ -185,7 +85,7 @@ class Sample(MutableMapping[str, Any]):
         version: str | Callable[[], str] = "",
     ) -> None:
         self._origin = _Origin(key, index, draw or current_draw() or Draw(ordinal=index), version)
-        self._fields = {name: value if isinstance(value, Lazy) else Lazy.of(value) for name, value in fields.items()}
+        self._fields = {name: value if isinstance(value, Lazy) else Loaded(value) for name, value in fields.items()}
 
     @property
     def key(self) -> str:
@@ -234,10 +134,11 @@ class Sample(MutableMapping[str, Any]):
         return self._origin.ctx
 
     def __getitem__(self, name: str) -> Any:
-        return self.lazy(name).get(self)
+        value = self._fields.get(name) or self.lazy(name)
+        return value.get(self)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._fields[name] = value if isinstance(value, Lazy) else Lazy.of(value)
+        self._fields[name] = value if isinstance(value, Lazy) else Loaded(value)
 
     def __delitem__(self, name: str) -> None:
         self.lazy(name)
@@ -253,7 +154,7 @@ class Sample(MutableMapping[str, Any]):
         return len(self._fields)
 
     def __repr__(self) -> str:
-        shown = {name: self[name] if value.is_loaded else _UNLOADED for name, value in self._fields.items()}
+        shown = {name: self[name] if value.is_loaded else UNLOADED for name, value in self._fields.items()}
         fields = ", ".join(f"{name}={_short(value)}" for name, value in shown.items())
         return f"Sample({self.key!r}, {fields})"
 
@@ -270,6 +171,16 @@ class Sample(MutableMapping[str, Any]):
             if (missing := self.missing([name])) is not None:
                 return missing
             refuse_field(name, f"Sample {self.key!r}", self._fields)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the fields."""
+        return tuple(self._fields)
+
+    def arrange(self, order: Iterable[tuple[str, str]]) -> None:
+        """Keep some of the fields, in an order, each as a pair of its new name and its old one."""
+        fields = self._fields
+        self._fields = {new: fields[old] for new, old in order}
 
     def lack(self, names: Collection[str], place: str) -> None:
         """Say which fields of the source are missing in this sample alone: reading one is an error of the data.
@@ -411,6 +322,9 @@ class Sample(MutableMapping[str, Any]):
     def claim_name(self, operation: str) -> str:
         """Return a name for an operation that no other operation of this sample has: "crop", "crop_2", ..."""
         names = self._origin.names
+        if operation not in names and operation not in (_DRAW, _EARLY):
+            names[operation] = 1
+            return operation
         name, count = operation, names.get(operation, int(operation in (_DRAW, _EARLY)))
         while count and (name := f"{operation}_{count + 1}") in names:
             count += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -167,11 +168,15 @@ def interleave(sizes: Sequence[int], weights: Sequence[float], seed: int, *, unt
     return chosen[order], counts[order].astype(smallest_int(int(numbers.max())))
 
 
+_SPARE = np.uint64(1)  # a bit of a hash, so that adding to it does not overflow
+
+
 class Permutation:
     """A seeded permutation of `range(size)` that is a function, not an array: it takes no memory.
 
-    A balanced Feistel network of eight rounds over the next even power of two, walked until the image falls into
-    range (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). `permutation[positions]` maps an array.
+    A balanced Feistel network of eight rounds over the next square, walked until the image falls into range, which
+    nearly all do at once (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). `permutation[positions]`
+    maps an array.
     Up to 4,096 elements a sort of hashes is used instead: tiny Feistel networks reach only some of the orders.
 
     >>> sorted(Permutation(5, key=b"epoch 0")[np.arange(5)].tolist())
@@ -184,7 +189,7 @@ class Permutation:
     def __init__(self, size: int, *, key: bytes) -> None:
         words = np.frombuffer(hashlib.blake2b(key, digest_size=8 * self._ROUNDS).digest(), dtype=np.uint64)
         self._size = size
-        self._half_bits = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+        self._side = np.uint64(math.isqrt(max(size - 1, 0)) + 1)
         self._keys = words
         self._order = self._sorted() if size <= self._SORTED_UP_TO else None
 
@@ -208,12 +213,10 @@ class Permutation:
         return np.argsort(generator.integers(0, 1 << 63, size=self._size), kind="stable").astype(np.int64)
 
     def _network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        bits = np.uint64(self._half_bits)
-        mask = np.uint64((1 << self._half_bits) - 1)
-        left, right = values >> bits, values & mask
+        left, right = np.divmod(values, self._side)
         for key in self._keys:
-            left, right = right, left ^ (_mixed(right + key) & mask)
-        image: NDArray[np.uint64] = (left << bits) | right
+            left, right = right, (left + (_mixed(right + key) >> _SPARE)) % self._side
+        image: NDArray[np.uint64] = left * self._side + right
         return image
 
 

@@ -197,8 +197,9 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
                 yield items
 
     def _item(self, position: int, draw: Draw, batch: int) -> Any:
+        source = self._source
         with drawing(draw):
-            return self._source[position]
+            return source.finish(source.fetch(position)) if isinstance(source, MapPipe) else source[position]
 
     def _item_or_nothing(self, position: int, draw: Draw, batch: int) -> Any:
         source = self._source

@@ -40,18 +40,21 @@ class Recipe:
     def __call__(self, item: Any, index: int) -> Sample:
         key = str(self._key(item) if self._key is not None else _default_key(item, index))
         if isinstance(item, Sample):
-            sample = item = item.fork(key=key)
-        else:
-            is_path = isinstance(item, str) and not self._functions
-            version = partial(file_stamp, item) if is_path else ""
-            sample, item = Sample({}, key=key, index=index, version=version), _without_files(item)
+            sample = item.fork(key=key)
+            fields = self._all_fields(sample)
+            for name in sample.names:
+                del sample[name]
+            sample.update(fields)
+            return sample
+        is_path = isinstance(item, str) and not self._functions
+        version = partial(file_stamp, item) if is_path else ""
+        return Sample(self._all_fields(_without_files(item)), key=key, index=index, version=version)
+
+    def _all_fields(self, item: Any) -> dict[str, Any]:
         fields = self._computed_fields(item) if self._functions else self._fields(item)
         if self._label is not None:
             fields["y"] = _computed(self._label, item, "computing the label")
-        for name in list(sample):
-            del sample[name]
-        sample.update(fields)
-        return sample
+        return fields
 
     def _computed_fields(self, item: Any) -> dict[str, Any]:
         return {name: _computed(called, item, f"computing field {name!r}") for name, called in self._functions.items()}
@@ -59,7 +62,7 @@ class Recipe:
     def _fields(self, item: Any) -> dict[str, Any]:
         if isinstance(item, Sample):
             return self._chosen({name: item.lazy(name) for name in item})
-        if isinstance(item, Mapping):
+        if isinstance(item, dict | Mapping):
             known = {str(name).lstrip("."): value for name, value in item.items() if not str(name).startswith("__")}
             return self._chosen(known)
         if isinstance(item, str):
@@ -71,7 +74,9 @@ class Recipe:
         return {self._only_name(None, item): item}
 
     def _chosen(self, known: dict[str, Any]) -> dict[str, Any]:
-        names = self._names or list(known)
+        if self._names is None:
+            return known
+        names = self._names
         missing = next((name for name in names if name not in known), None)
         if missing is not None:
             raise ChainError(f"`fields` names {missing!r}, but an item has only {', '.join(map(repr, known))}.")
@@ -111,7 +116,7 @@ class _PathAndContent(tuple[Any, ...]):
 
 def _without_files(item: Any) -> Any:
     """Return an item with open files read."""
-    if isinstance(item, Mapping):
+    if isinstance(item, dict | Mapping):  # of which the first takes a tenth of the time
         return {name: _content(value) for name, value in item.items()}
     if isinstance(item, tuple | list) and any(hasattr(part, "read") for part in item):
         kind = _PathAndContent if len(item) == 2 and isinstance(item[0], str) else tuple
@@ -122,7 +127,7 @@ def _without_files(item: Any) -> Any:
 def _default_key(item: Any, index: int) -> Any:
     if isinstance(item, Sample):
         return item.key
-    if isinstance(item, Mapping):
+    if isinstance(item, dict | Mapping):
         return item.get("__key__", index)
     if isinstance(item, tuple) and item and isinstance(item[0], str) and hasattr(item[-1], "read"):
         return item[0]

@@ -35,14 +35,15 @@ class FieldAdder:
             raise ValueError(must_be("name", "a name for a field", name))
         self._name = name
         self._function = Callback("function", function)
+        self._place, self._what = f"add_field.{name}", f"computing field {name!r}"
 
     def __call__(self, sample: Sample) -> Sample:
-        place, is_recorded = sample.claim_name(f"add_field.{self._name}"), sample.is_recording
+        place, is_recorded = sample.claim_name(self._place), sample.is_recording
 
         def compute(view: Sample) -> Any:
             return call_seeded(self._function, view, place, view, ctx=view.ctx if is_recorded else None)
 
-        value = Lazy(compute, what=f"computing field {self._name!r}", scope=sample.scope())
+        value = Lazy(compute, what=self._what, scope=sample.scope())
         if is_recorded and "ctx" in self._function.parameters:
             sample.promise_ctx(place, value)
         sample[self._name] = value

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.errors import FieldError, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 
 __all__ = ["FieldRenamer"]
+
+_MANY = 1_000  # sets of names that are kept
 
 
 @sample_pipe("rename_fields")
@@ -35,8 +39,20 @@ class FieldRenamer:
             if not isinstance(old, str) or not old.split(";"):
                 raise TypeError(must_be(new, 'the old name, or several of them, like "jpg;png"', old))
         self._renames = {new: [name.strip() for name in old.split(";")] for new, old in renames.items()}
+        self._orders: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # by the names that samples came with
 
     def __call__(self, sample: Sample) -> Sample:
+        order = self._orders.get(sample.names)
+        if order is not None:
+            sample.arrange(order)
+            return sample
+        return self._renamed(sample)
+
+    def fingerprinted(self) -> Any:
+        return self._renames
+
+    def _renamed(self, sample: Sample) -> Sample:
+        known, is_whole = sample.names, not sample.lacking
         values, used = dict[str, Lazy](), set[str]()
         for new, names in self._renames.items():
             for old in names:
@@ -53,6 +69,9 @@ class FieldRenamer:
             if new in sample:
                 raise FieldError(f"Sample {sample.key!r} has a field {new!r} already; it would be lost.")
             sample[new] = value
+        if is_whole and len(self._orders) < _MANY:
+            old_names = {new: next(old for old in names if old in known) for new, names in self._renames.items()}
+            self._orders[known] = [(name, old_names.get(name, name)) for name in sample.names]
         return sample
 
     def check(self, known: frozenset[str]) -> None:

@@ -57,6 +57,8 @@ class Selector:
         self.return_ctx = return_ctx
 
     def __call__(self, sample: Sample) -> Any:
+        if not self.return_ctx and "ctx" not in self.names:
+            return tuple([_value(sample, name) for name in self.names])
         values = {
             name: _value(sample, name) for name in sorted(self.names, key="ctx".__eq__)
         }  # the ctx when all is read

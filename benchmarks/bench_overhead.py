@@ -1,0 +1,153 @@
+"""How much time does kdpipes itself take for a sample, when its pipes do next to nothing?
+
+Question: an indexed chain with a plan, lazy fields and six sample-wise pipes, dealt into batches: microseconds a
+sample, all in all? A stream: microseconds a sample for six sample-wise pipes, beyond those of the stream itself?
+Baselines, in the same run, interleaved: six stock `.map` pipes of torch, and six generators. CPU time of one process.
+No callable is called: kdpipes seeds the global generators for each call of one that has no parameter `rng`, which is in
+a row alone.
+
+Result: see results/overhead.txt.
+
+    python benchmarks/bench_overhead.py            # writes benchmarks/results/overhead.txt
+    python benchmarks/bench_overhead.py --smoke    # a few samples, one round, writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+
+
+class Rows:
+    """Dictionaries, one after the other."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        return ({"x": number, "y": number % 10} for number in range(self._number))
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def passed_on(items: Iterable[Any]) -> Iterator[Any]:
+    yield from items
+
+
+def six_maps(pipe: Any) -> Any:
+    for _ in range(6):
+        pipe = pipe.map(same)
+    return pipe
+
+
+def six_generators(items: Iterable[Any]) -> Iterable[Any]:
+    for _ in range(6):
+        items = passed_on(items)
+    return items
+
+
+def six_pipes(pipe: Any) -> Any:
+    pipe = pipe.rename_fields(image="x", label="y").record_ctx().rename_fields(x="image").rename_fields(y="label")
+    return pipe.add_field("z", same).rename_fields(extra="z")
+
+
+def stock(number: int) -> Any:
+    return IterableWrapper(Rows(number), deepcopy=False)
+
+
+def stream(number: int) -> Any:
+    return stock(number).to_samples()
+
+
+def indexed(number: int) -> Any:
+    return kdp.from_dataset([(place, place % 10) for place in range(number)], "x y")
+
+
+def planned(number: int) -> Any:
+    return indexed(number).filter_classes(valid=list(range(9)))
+
+
+WAYS: dict[str, Callable[[int], Iterable[Any]]] = {
+    "stock": stock,
+    "stock six": lambda number: six_maps(stock(number)),
+    "generators": lambda number: six_generators(Rows(number)),
+    "rows": Rows,
+    "stream": stream,
+    "stream six": lambda number: six_pipes(stream(number)),
+    "indexed": lambda number: indexed(number).select("x y").deal(64),
+    "indexed six": lambda number: six_pipes(planned(number)).select("x y").deal(64, shuffle=True),
+    "called": lambda number: indexed(number).transform("x", same).select("x y").deal(64),
+}
+
+
+def microseconds(way: Callable[[int], Iterable[Any]], number: int) -> float:
+    """Return the CPU time of one sample."""
+    items, count = iter(way(number)), 0
+    begin = time.process_time()
+    for item in items:
+        count += len(item) if isinstance(item, list) else 1
+    return (time.process_time() - begin) / count * 1e6
+
+
+def report(*, is_smoke: bool) -> str:
+    number, rounds = (200, 1) if is_smoke else (4_000, 31)
+    found: dict[str, list[float]] = {name: [] for name in WAYS}
+    for _ in range(rounds):
+        for name, way in WAYS.items():
+            found[name].append(microseconds(way, number))
+    median = {name: statistics.median(values) for name, values in found.items()}
+
+    def row(label: str, value: float, baseline: str) -> str:
+        return f"{label:<72}{value:>8.2f}  {baseline}"
+
+    return "\n".join(
+        [
+            f"generators and torch's `.map` vs kdpipes: CPU microseconds a sample, medians of {rounds} interleaved "
+            f"rounds of {number:,} samples",
+            f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python "
+            f"{platform.python_version()}, torch {torch.__version__}",
+            "",
+            row("six generators", median["generators"] - median["rows"], ""),
+            row("six stock `.map` pipes", median["stock six"] - median["stock"], ""),
+            row("six pipes of kdpipes on a stream", median["stream six"] - median["stream"], "target 3"),
+            row("a stream of samples, `to_samples` alone", median["stream"] - median["stock"], ""),
+            row(
+                "an indexed chain, plan, shuffle, six pipes, select, deal, all in all",
+                median["indexed six"],
+                "target 25",
+            ),
+            row("an indexed chain, select, deal, all in all", median["indexed"], ""),
+            row(
+                "a callable without `rng`, called with seeded global generators",
+                median["called"] - median["indexed"],
+                "",
+            ),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true")
+    given = parser.parse_args()
+    text = report(is_smoke=given.smoke)
+    print(text)
+    if not given.smoke:
+        (Path(__file__).parent / "results" / "overhead.txt").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
