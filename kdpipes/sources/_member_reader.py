@@ -71,6 +71,7 @@ class MemberReader:
         self._ranges = RangeReader()
         self._habit = _Habit()
         self._expected: tuple[NDArray[Any], ...] = ()  # of the epoch that begins
+        self._begun: NDArray[Any] | None = None
         self._is_ordered = False
         self._is_whole = fetch == "shards"
         self._soon: deque[list[int]] = deque(maxlen=_KEPT)  # shards that were announced last
@@ -147,11 +148,14 @@ class MemberReader:
 
     def _begin(self, catalog: Catalog, positions: NDArray[Any]) -> None:
         """Choose how to read an epoch; `positions` are none where it does not go by shards."""
+        is_known = self._begun is not None and np.array_equal(self._begun, positions)
+        self._begun = positions
         shards = catalog.shards[positions]
         is_cached = np.array([self._is_cached(url) for url in catalog.urls], dtype=bool)
         positions, shards = positions[is_cached[shards]], shards[is_cached[shards]]
         self._is_ordered = len(positions) > 0
-        self._is_whole = self._fetch == "shards" or (self._is_ordered and self._pays(catalog, positions, shards))
+        if not is_known:  # a worker that is late does not choose again, by the fields that others have read so far
+            self._is_whole = self._fetch == "shards" or (self._is_ordered and self._pays(catalog, positions, shards))
         visits = visits_of(shards if self._is_whole else shards[:0])
         self._cache.expect([_shard(catalog, number) for number in visits.shards.tolist()], visits.untils().tolist())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kdpipes.errors import DataError, add_note, check_names
 from kdpipes.sample import Lazy, Sample
 from kdpipes.selection import Permutation
 from kdpipes.storage.files import expand_urls, file_stamp, is_local, matching_urls, relative_names, version_of
+from kdpipes.storage.remote_stream import StreamsAhead
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import Member, decode_member, read_members
 
@@ -113,29 +115,23 @@ class ShardStreamerIterDataPipe(IterPipe):
         own = [(urls[shard], names[shard]) for shard in order[part::num_parts].tolist()]
         if not are_given_up():
             _refuse_missing([url for url, _ in own[first:]])
-        lost: Exception | None = None
-        for shard, (url, name) in enumerate(own[first:], first):
-            groups, place = read_members(url), 0
-            while True:
-                try:
-                    group = next(groups, None)
-                except Exception as error:
-                    give_up(name, index, error)
+        lost: list[Exception] = []
+        with closing(StreamsAhead([url for url, _ in own[first:]])) as streams:
+            for shard, (url, name) in enumerate(own[first:], first):
+                groups = _up_to_damage(read_members(url, streams.open), lost)
+                for place, group in enumerate(groups, 1):
+                    self._see(group)
+                    if place > skipped:
+                        index += 1
+                        self.cursor = shard, place, index
+                        yield self._sample(url, name, group, index - 1)
+                if len(lost) > self.num_lost:
+                    give_up(name, index, lost[-1])
                     self.num_lost += 1
-                    lost = error
-                    break
-                if group is None:
-                    break
-                self._see(group)
-                place += 1
-                if place > skipped:
-                    index += 1
-                    self.cursor = shard, place, index
-                    yield self._sample(url, name, group, index - 1)
-            skipped = 0
-        if lost is not None and index == 0 and num_parts == 1:
-            add_note(lost, f"kdpipes: none of the {len(own)} shards could be read")
-            raise lost
+                skipped = 0
+        if lost and index == 0 and num_parts == 1:
+            add_note(lost[-1], f"kdpipes: none of the {len(own)} shards could be read")
+            raise lost[-1]
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._class_names
@@ -170,6 +166,14 @@ class ShardStreamerIterDataPipe(IterPipe):
         if found != urls:
             urls[:] = found
         return urls
+
+
+def _up_to_damage(groups: Iterator[_Group], lost: list[Exception]) -> Iterator[_Group]:
+    """Yield what can be read of a shard, and take note of what keeps the rest from being read."""
+    try:
+        yield from groups
+    except Exception as error:
+        lost.append(error)
 
 
 def _refuse_missing(urls: Sequence[str]) -> None:

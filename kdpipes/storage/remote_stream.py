@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
-from kdpipes.storage.files import Version, remote_info, version_in
+from kdpipes.storage.files import Version, is_local, remote_info, version_in
 from kdpipes.storage.ranges import Threads
 from kdpipes.storage.retries import retried
 
-__all__ = ["BrokenStreamError", "RemoteStream"]
+__all__ = ["BrokenStreamError", "RemoteStream", "StreamsAhead"]
 
 _FIRST_CHUNK, _LARGEST_CHUNK = 1 << 20, 1 << 23
-_NUM_AHEAD = 2
+_NUM_AHEAD = 3
 
 
 class BrokenStreamError(Exception):
@@ -185,6 +187,11 @@ class RemoteStream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def begin(self) -> RemoteStream:
+        """Let the threads read what comes first."""
+        self._ask()
+        return self
+
     def close(self) -> None:
         """End the threads; nothing can be read any more."""
         self._forget()
@@ -249,3 +256,43 @@ class RemoteStream:
         for future in self._coming:
             future.cancel()
         self._coming.clear()
+
+
+class StreamsAhead:
+    """Files elsewhere that are read one after the other: while one is read, the next one is begun.
+
+    Args:
+        urls: Of the files, in order; those of this machine are passed over.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._next = dict(pairwise(url for url in urls if not is_local(url)))
+        self._threads: Threads | None = None
+        self._begun: tuple[str, int, Future[RemoteStream]] | None = None
+
+    def open(self, url: str) -> RemoteStream:
+        """Return the stream of one of the files, and begin the next one.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            DataError: The storage cannot be reached.
+        """
+        (known, process, begun), self._begun = self._begun or ("", 0, Future()), None
+        is_begun = known == url and process == os.getpid()  # threads of a parent do nothing in a forked process
+        stream = begun.result() if is_begun else RemoteStream(url)
+        if (following := self._next.get(url)) is not None:
+            self._threads = self._threads or Threads(1, "kdpipes-stream")
+            begun = self._threads.submit(lambda: RemoteStream(following).begin())
+            self._begun = following, os.getpid(), begun
+        return stream
+
+    def close(self) -> None:
+        """Let go of what has been begun and will not be read."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun[2].add_done_callback(_close_begun)
+
+
+def _close_begun(begun: Future[RemoteStream]) -> None:
+    if not begun.cancelled() and begun.exception() is None:
+        begun.result().close()

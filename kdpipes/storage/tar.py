@@ -151,11 +151,17 @@ def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:
         yield group[0][0].key, {member.field: content for member, content in group}
 
 
-def read_members(url: str) -> Iterator[list[tuple[Member, bytes]]]:
+def read_members(
+    url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream
+) -> Iterator[list[tuple[Member, bytes]]]:
     """Yield the members of each of a tar's samples with their contents, front to back.
 
     Tars are unpacked by their suffix. Of a tar elsewhere, what comes next is read ahead, and reading goes on where a
     request has failed.
+
+    Args:
+        url: A path or URL.
+        open_stream: Opens a tar elsewhere.
 
     Raises:
         FileNotFoundError: There is no such tar.
@@ -163,7 +169,7 @@ def read_members(url: str) -> Iterator[list[tuple[Member, bytes]]]:
             extension.
     """
     compression = next((name for suffix, name in _COMPRESSIONS.items() if url.endswith(suffix)), None)
-    with _opened(url, compression) as file:
+    with _opened(url, compression, open_stream) as file:
         has_positions = is_local(url) and compression is None and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         source: ForwardBytes = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
         with _naming(url, source, "a tar"):
@@ -171,7 +177,7 @@ def read_members(url: str) -> Iterator[list[tuple[Member, bytes]]]:
 
 
 @contextmanager
-def _opened(url: str, compression: str | None) -> Iterator[Any]:
+def _opened(url: str, compression: str | None, open_stream: Callable[[str], RemoteStream]) -> Iterator[Any]:
     """Open a tar; what is compressed elsewhere is unpacked here, so that reading it can go on where it broke off."""
     if is_local(url):
         with open_url(url, compression=compression) as file:
@@ -180,7 +186,7 @@ def _opened(url: str, compression: str | None) -> Iterator[Any]:
     unpack = None if compression is None else compr.get(compression)
     if compression is not None and unpack is None:
         raise DataError(f"{url!r} cannot be read: Compression type {compression} not supported")
-    with RemoteStream(url) as raw:
+    with open_stream(url) as raw:
         yield raw if unpack is None else unpack(raw, mode="r")
 
 

@@ -850,3 +850,14 @@ def test_workers_wait_until_one_of_them_has_chosen_how_to_read_an_epoch(
         other.join()
         assert source[12]["x"] is not None
         assert all(one.start == 0 for one in bodies(files, before)), "no member of theirs alone"
+
+
+def test_a_worker_that_is_late_does_not_choose_again_how_to_read_an_epoch(folder: str) -> None:
+    with faulty_storage(folder) as files:
+        source = opened("faulty://")
+        positions, before = np.arange(len(source)), len(files.requests())
+        for own in (positions[:5], positions[12:17]):
+            source.expect(positions)
+            source.announce(own)
+            assert source[int(own[0])]["x"] is not None  # less than half of a sample's bytes
+        assert all(one.start == 0 for one in bodies(files, before)), "no member alone"

@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from kdpipes.errors import DataError
 from kdpipes.storage import remote_stream
-from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
+from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream, StreamsAhead
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.testing import Fault, faulty_storage
 
@@ -111,7 +111,7 @@ def test_the_threads_are_daemons_and_end_with_the_stream(folder: str) -> None:
         for drop in (RemoteStream.close, lambda _: None):
             stream = RemoteStream("faulty://a.tar")
             stream.read(10)
-            assert len(threads()) == 2
+            assert len(threads()) == remote_stream._NUM_AHEAD
             assert all(thread.daemon for thread in threads())
             drop(stream)
             del stream
@@ -128,6 +128,50 @@ def test_a_forked_process_goes_on_with_threads_of_its_own(folder: str) -> None:
             os._exit(0 if begin + rest == CONTENT else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert begin + rest == CONTENT
+
+
+def in_order(folder: str, *names: str) -> StreamsAhead:
+    for name in names:
+        (Path(folder) / name).write_bytes(CONTENT)
+    return StreamsAhead([f"faulty://{name}" for name in names])
+
+
+def test_the_next_file_is_begun_while_one_is_read(folder: str) -> None:
+    streams = in_order(folder, "b.tar", "c.tar", "d.tar")
+    with faulty_storage(folder) as files, streams.open("faulty://b.tar") as stream:
+        assert streams._begun is not None
+        begun = streams._begun[2].result()
+        assert next(chunk.result() for chunk in begun._coming) == CONTENT[: 1 << 12]
+        assert {request.path for request in files.requests() if request.kind == "range"} == {"c.tar"}
+        assert stream.read(100) == CONTENT[:100]
+        with streams.open("faulty://c.tar") as following:
+            assert following is begun
+            assert following.read(100) == CONTENT[:100]
+        streams.close()
+    del begun, following, stream, streams
+    gc.collect()
+    wait_for_none()
+
+
+def test_a_next_file_that_cannot_be_opened_is_an_error_in_its_turn(folder: str) -> None:
+    streams = in_order(folder, "b.tar", "c.tar")
+    with faulty_storage(folder):
+        (Path(folder) / "c.tar").unlink()
+        with streams.open("faulty://b.tar") as stream:
+            assert b"".join(iter(lambda: stream.read(1 << 14), b"")) == CONTENT
+        with pytest.raises(FileNotFoundError, match=r"c\.tar"):
+            streams.open("faulty://c.tar")
+
+
+def test_a_forked_process_opens_the_next_file_itself(folder: str) -> None:
+    streams = in_order(folder, "b.tar", "c.tar")
+    with faulty_storage(folder), streams.open("faulty://b.tar"):
+        child = os.fork()
+        if child == 0:
+            with streams.open("faulty://c.tar") as stream:
+                os._exit(0 if b"".join(iter(lambda: stream.read(1 << 14), b"")) == CONTENT else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        streams.close()
 
 
 class Flaky:
@@ -200,7 +244,7 @@ def test_files_without_ranges_are_opened_again(
 
 def test_a_server_that_ignores_ranges_is_read_as_one_file() -> None:
     assert read("careless://a.tar") == CONTENT
-    assert len(Careless.num_asked) in (1, 2)
+    assert 1 <= len(Careless.num_asked) <= remote_stream._NUM_AHEAD
 
 
 Answer = Callable[[BaseHTTPRequestHandler, int], None]
