@@ -34,9 +34,14 @@ from kdpipes.delivery.rebuild_batch import rebuild_batch
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.draw import Draw
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
+from kdpipes.look import notebook as _notebook  # noqa: F401  # which lets pipes show themselves
 from kdpipes.look.crop_boxes import crop_boxes
+from kdpipes.look.draw_chain import draw
 from kdpipes.look.grid import image_grid
+from kdpipes.look.peek import Peek
+from kdpipes.look.plot_classes import plot_classes
 from kdpipes.look.replay_grid import replay_grid
+from kdpipes.look.show_batch import show_batch
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.plan.concat import ConcatenatorMapDataPipe as concat
 from kdpipes.plan.few_shot import FewShotTakerMapDataPipe
@@ -117,6 +122,7 @@ __all__ = [
     "Normalize",
     "OversamplerIterDataPipe",
     "OversamplerMapDataPipe",
+    "Peek",
     "PerClassTakerMapDataPipe",
     "PercentTakerMapDataPipe",
     "PermuterMapDataPipe",
@@ -143,6 +149,7 @@ __all__ = [
     "concat",
     "copy_to_local",
     "crop_boxes",
+    "draw",
     "from_dataset",
     "from_ids",
     "from_webdataset",
@@ -151,10 +158,12 @@ __all__ = [
     "image_grid",
     "open_cache",
     "open_shards",
+    "plot_classes",
     "rebuild_batch",
     "replay",
     "replay_grid",
     "sample_pipe",
+    "show_batch",
     "split_ctx",
     "stream_shards",
 ]

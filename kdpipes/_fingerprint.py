@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter
 
+from kdpipes._called import CALLED
 from kdpipes._graph import walk
 from kdpipes.callback import Callback
 from kdpipes.storage.shared import PackedStrings, Shared
@@ -102,6 +103,7 @@ class _Tokens:
         elif not isinstance(pipe, ShardingFilter):  # whose attributes say which rank this is
             is_ours = type(pipe).__module__.startswith("kdpipes.")
             public = {name: value for name, value in vars(pipe).items() if is_ours or not name.startswith("_")}
+            public.pop(CALLED, None)
             yield from self.of(public)
 
     def of(self, value: Any) -> Iterator[bytes]:

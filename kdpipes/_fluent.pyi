@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.cache.store import CacheStats
+from kdpipes.look.peek import Peek
 from kdpipes.work.transform import RecordedTransform
 
 _Uneven = Literal["keep", "pad", "drop"]
@@ -133,6 +134,7 @@ class MapChain(MapDataPipe[Any]):
         seed: int = 0,
         uneven: _Uneven = "keep",
     ) -> IterChain: ...
+    def peek(self, n: int = 3) -> Peek: ...
 
 class IterChain(IterDataPipe[Any]):
     """What can follow a stream."""
@@ -252,6 +254,7 @@ class IterChain(IterDataPipe[Any]):
         p: float = 1.0,
     ) -> IterChain: ...
     def to_device(self, device: str | torch.device) -> IterChain: ...
+    def peek(self, n: int = 3) -> Peek: ...
 
 class CachedMapChain(MapChain):
     """What can follow a cache of an indexed pipe, and what the cache itself can do."""

@@ -9,8 +9,9 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import ShardingFilter
 from torchdata.datapipes.iter import SampleMultiplexer
 
+from kdpipes._called import CALLED
 from kdpipes._graph import shards, walk
-from kdpipes._pipe import Suggesting, gives_samples
+from kdpipes._pipe import Shown, Suggesting, gives_samples
 from kdpipes.draw import Draw, EarlyDraws, EpochCounter, hash_key, is_replaying, made_under
 from kdpipes.errors import ChainError, check_count
 from kdpipes.sample import Sample, as_sample
@@ -23,10 +24,10 @@ else:
 __all__ = ["IterPipe", "StreamPlanPipe", "Streaming", "samples_of", "seed_upstream"]
 
 Item = TypeVar("Item")
-_STANDING = ("_epochs", "_renewed", "_snapshot_state", "_number_of_samples_yielded", "_valid_iterator_id")
+_STANDING = (CALLED, "_epochs", "_renewed", "_snapshot_state", "_number_of_samples_yielded", "_valid_iterator_id")
 
 
-class Streaming(Generic[Item]):
+class Streaming(Shown, Generic[Item]):
     """An `__iter__` that torch's metaclass does not wrap, so that errors keep their type and arguments."""
 
     def iterate(self) -> Iterator[Item]:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from kdpipes._called import CALLED
 from kdpipes._pipe import Suggesting, gives_samples
 from kdpipes._progress import shown_if_slow
 from kdpipes.draw import Draw, drawing, is_drawing
@@ -68,9 +69,8 @@ class MapPipe(Suggesting, MapChain):
 
     def identity(self) -> Any:
         """Return what makes this pipe give what it gives, as plain data: its arguments, not what it has computed."""
-        return [
-            (name, value) for name, value in sorted(vars(self).items()) if name not in (*self._computed, _KEPT_LABELS)
-        ]
+        left_out = *self._computed, _KEPT_LABELS, CALLED
+        return [(name, value) for name, value in sorted(vars(self).items()) if name not in left_out]
 
     @overload
     def __getitem__(self, index: int) -> Any: ...

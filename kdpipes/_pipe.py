@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from kdpipes._called import note_call
 from kdpipes.errors import ChainError, closest, must_be
 
-__all__ = ["Suggesting", "a_datapipe", "gives_samples"]
+__all__ = ["Shown", "Suggesting", "a_datapipe", "gives_samples", "show_by"]
+
+_WAY_OUT = "Not where the source is "  # how the docstrings of names begin that a flavour refuses
 
 
 class UnknownPipeError(AttributeError):
@@ -21,10 +25,67 @@ class UnknownPipeError(AttributeError):
         return f"{owner} has no pipe or attribute {name!r}.{closest(name, names)}"
 
 
-class Suggesting:
-    """A pipe whose unknown methods are errors that name the closest one."""
+_shown_by: dict[str, Callable[[Any], str]] = {}
+
+
+def show_by(*, text: Callable[[Any], str], html: Callable[[Any], str]) -> None:
+    """Say what draws the chain of a pipe, for `repr` and in notebooks."""
+    _shown_by.update(text=text, html=html)
+
+
+def _signature_of(pipe_class: Any) -> inspect.Signature:
+    """Return the signature of a class as its `__init__` has it."""
+    if pipe_class.__init__ is object.__init__:
+        return inspect.Signature()
+    return _without_first(inspect.signature(pipe_class.__init__))
+
+
+def _without_first(signature: inspect.Signature) -> inspect.Signature:
+    return signature.replace(parameters=list(signature.parameters.values())[1:], return_annotation=signature.empty)
+
+
+Made = TypeVar("Made", bound="Shown")
+
+
+class Shown:
+    """A pipe that shows its chain, and whose unknown methods are errors that name the closest one."""
 
     functions: ClassVar[Any]
+    __signature__: ClassVar[inspect.Signature]
+
+    def __new__(cls: type[Made], *args: Any, **kwargs: Any) -> Made:
+        made: Made = super().__new__(cls)
+        note_call(made, args, kwargs)
+        return made
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = _signature_of(cls)  # or `help` would show the arguments of `__new__`
+
+    def __repr__(self) -> str:
+        return _shown_by["text"](self)
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return _shown_by["html"](self)
+
+    def __dir__(self) -> list[str]:
+        refused = {name for name, pipe in self.functions.items() if (pipe.__doc__ or "").startswith(_WAY_OUT)}
+        return sorted({*object.__dir__(self), *self.functions} - refused)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return _as_method(super().__getattr__(name))  # type: ignore[misc]  # torch's look-up of functional names
+        except AttributeError:
+            if name.startswith("_"):
+                raise
+            raise UnknownPipeError(type(self).__name__, name, tuple(type(self).functions)) from None
+
+
+class Suggesting(Shown):
+    """A pipe of samples, whose class may be one of a notebook."""
+
     reduce_ex_hook: ClassVar[Any]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -36,14 +97,6 @@ class Suggesting:
                 return object, (), self.__getstate__()  # the class may be one of a notebook, which does not pickle
         return super().__reduce_ex__(protocol)
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return _as_method(super().__getattr__(name))  # type: ignore[misc]  # torch's look-up of functional names
-        except AttributeError:
-            if name.startswith("_"):
-                raise
-            raise UnknownPipeError(type(self).__name__, name, tuple(type(self).functions)) from None
-
 
 def _as_method(found: Any) -> Any:
     """Return a functional pipe as a method whose help shows its arguments, not as a partial of two."""
@@ -53,10 +106,9 @@ def _as_method(found: Any) -> Any:
     def method(*args: Any, **kwargs: Any) -> Any:
         return found(*args, **kwargs)
 
-    signature = inspect.signature(found.func)
-    parameters = list(signature.parameters.values())[1:]
-    method.__signature__ = signature.replace(parameters=parameters, return_annotation=signature.empty)  # type: ignore[attr-defined]
-    return functools.update_wrapper(method, found.func, ("__doc__", "__name__", "__qualname__", "__module__"), ())
+    called = next((argument for argument in found.args if isinstance(argument, type)), found.func)  # a stock class
+    method.__signature__ = _without_first(inspect.signature(called))  # type: ignore[attr-defined]
+    return functools.update_wrapper(method, called, ("__doc__", "__name__", "__qualname__", "__module__"), ())
 
 
 PipeType = TypeVar("PipeType")

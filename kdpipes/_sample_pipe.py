@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, cast
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from kdpipes._called import CALLED, note_call
 from kdpipes._functional import refuse_taken, register
 from kdpipes._iter_pipe import IterPipe, samples_of
 from kdpipes._map_pipe import MapPipe, is_key
@@ -122,7 +123,9 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
 
     def pick(self, indices: Any) -> MapPipe:
         if self.is_selected and isinstance(self._source, MapPipe):
-            return SampleMapperMapDataPipe(self._source.pick(indices), self._operation, self._name)
+            picked = SampleMapperMapDataPipe(self._source.pick(indices), self._operation, self._name)
+            picked.__dict__[CALLED] = self.__dict__[CALLED]
+            return picked
         return super().pick(indices)
 
     def column(self, name: str) -> NDArray[Any]:
@@ -247,7 +250,9 @@ def register_operation(
         def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
             is_class = isinstance(definition, type)
             made = definition(*args, **kwargs) if is_class else _Bound(definition, args, kwargs, changes)
-            return pipe_class(source_datapipe, made, name)
+            piped = pipe_class(source_datapipe, made, name)
+            note_call(piped, args, kwargs)
+            return piped
 
         pipe.__doc__, pipe.__name__, pipe.__qualname__ = definition.__doc__, name, definition.__qualname__
         pipe.__module__ = definition.__module__

@@ -73,6 +73,9 @@ def test_parameters_have_the_same_names_kinds_and_defaults(flavour: str) -> None
 def test_the_typed_flavour_is_that_of_the_pipe_that_is_made(flavour: str) -> None:
     for name, pipe in pipes(flavour).items():
         result = ast.unparse(typed_methods(flavour)[name].returns or ast.Constant(None))
+        if name == "peek":  # which ends a chain
+            assert result == "Peek"
+            continue
         base: Any = (MapDataPipe if flavour == "map" else IterDataPipe) if not isinstance(pipe, type) else pipe
         chain = "MapChain" if issubclass(base, MapDataPipe) else "IterChain"
         assert result == (f"Cached{chain}" if name.startswith("cache_") else chain), name

@@ -182,7 +182,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is refused at its start
         item = self._item_or_nothing if self._starts_epoch() is not None else self._item
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
-        is_elsewhere = isinstance(self._source, MapPipe)  # no stock pipe, which passes nothing on
+        is_elsewhere = self.reads_ahead and isinstance(self._source, MapPipe)  # no stock pipe, which passes nothing on
         is_elsewhere = is_elsewhere and any(getattr(pipe, "is_elsewhere", False) for pipe in walk(self._source))
         if is_elsewhere:
             self._source.expect(epoch.order(first))

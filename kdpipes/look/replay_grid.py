@@ -14,7 +14,7 @@ from kdpipes.look.crop_boxes import crop_boxes
 from kdpipes.look.grid import image_grid
 from kdpipes.sample import Sample
 
-__all__ = ["replay_grid"]
+__all__ = ["original_of", "replay_grid"]
 
 
 def replay_grid(
@@ -48,7 +48,7 @@ def replay_grid(
         raise IndexError(f"Epoch {epoch} has no batch {batch}.")
     pictures, captions = [], []
     for sample in samples:
-        original = _original(sample, field)
+        original = original_of(sample, field)
         results = sample[field] if isinstance(sample[field], tuple) else (sample[field],)
         pictures += [crop_boxes(original, sample.ctx), *map(_shown, results)]
         captions += [sample.key[-(tile // 6) :], *([""] * len(results))]
@@ -56,7 +56,7 @@ def replay_grid(
     return image_grid(pictures, captions, num_columns=max(1, 8 // num_each) * num_each, tile=tile)
 
 
-def _original(sample: Sample, field: str) -> Any:
+def original_of(sample: Sample, field: str) -> Any:
     """Return the image of a sample before its transforms, or what it is, if it has been read before."""
     before = sample.lazy(field).before(lambda step: step.startswith(("applying ", "making views ")))
     return sample[field] if before is None else before.get(sample)

@@ -88,7 +88,8 @@ def jitter(x: int, rng: np.random.Generator) -> int:
 def own_source() -> list[Any]:
     """A source and a transform of one's own; returns the items."""
     pipe: MapChain = Squares().filter_classes(valid=[1]).transform("x", jitter).select("x y")
-    return [pipe[index] for index in range(2)]
+    first: kdp.Peek = pipe.peek(2)
+    return first.items
 
 
 def mistakes(indexed: MapChain, stream: IterChain) -> None:
@@ -108,5 +109,6 @@ def mistakes(indexed: MapChain, stream: IterChain) -> None:
     stream.cache_in_redis("redis://localhost", ttl="1h")  # type: ignore[call-arg]
     indexed.deal(batch_size=64, uneven="ignore")  # type: ignore[arg-type]
     stream.oversample(class_counts=[4, 2])  # type: ignore[arg-type]
+    indexed.peek(count=3)  # type: ignore[call-arg]
     wrong: MapChain = indexed.deal(batch_size=64)  # type: ignore[assignment]
     del wrong

@@ -1,0 +1,170 @@
+"""How a pipe was called, as short text: for what shows it. No argument is kept, and no secret."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import islice
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+__all__ = ["CALLED", "Called", "arguments_of", "masked", "note_call", "shown_value"]
+
+CALLED = "_kdpipes_called"  # an attribute of pipes, users' own included, which is no part of what they are
+_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, np.ufunc)
+_LONGEST = 72
+_ENTRIES = 6
+_HIDDEN = "***"
+_SECRET = re.compile(
+    r"passw|secret|token|credential|signature|api_?key|access_?key|account_?key|^auth|^sig$|^sas$", re.I
+)
+_USER = re.compile(r"(?<=://)(?:[^/\s@]*:[^\s@]*|[^/\s@]+)@")
+_QUERY = re.compile(r"(?<=\?)[\w.%-]+=[^\s'\"#]*")
+_ASSIGNED = re.compile(r"\b([\w-]*(?:passw|secret|token|credential|signature|key)[\w-]*)(=|:\s*)[^\s&'\",;]+", re.I)
+_BEARER = re.compile(r"\b(Bearer|Basic)\s+[^\s'\"]+", re.I)
+
+
+class Called:
+    """The arguments of a call, as text. No collection: torch's graph traversal leaves it alone.
+
+    Args:
+        arguments: Each as it would be written, but shortened.
+    """
+
+    __slots__ = ("arguments",)
+
+    def __init__(self, arguments: tuple[str, ...]) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Called, (self.arguments,)
+
+
+def note_call(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Note the arguments that a pipe was made with; pipes among them are its sources, and left out."""
+    given = [("", value) for value in args] + list(kwargs.items())
+    shown = (_argument(name, value) for name, value in given if not _is_of_pipes(value))
+    pipe.__dict__[CALLED] = Called(tuple(shown))
+
+
+def _argument(name: str, value: Any) -> str:
+    text = _HIDDEN if _is_secret(name, value) else shown_value(value)
+    return f"{name}={text}" if name else text
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    return isinstance(value, str | bytes) and bool(_SECRET.search(name))
+
+
+def _is_of_pipes(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_is_of_pipes, value[:_ENTRIES]))
+    return isinstance(value, IterDataPipe | MapDataPipe)
+
+
+def masked(text: str) -> str:
+    """Return a text without what must not be shown: the users of URLs and their passwords, queries, tokens.
+
+    >>> masked("redis://:hunter2@host/0"), masked("https://host/a.tar?X-Amz-Signature=1f")
+    ('redis://***@host/0', 'https://host/a.tar?***')
+    """
+    text = _USER.sub(f"{_HIDDEN}@", text)
+    if "://" in text:
+        text = _QUERY.sub(_HIDDEN, text)
+    return _BEARER.sub(rf"\1 {_HIDDEN}", _ASSIGNED.sub(rf"\1\2{_HIDDEN}", text))
+
+
+def shown_value(value: Any, depth: int = 0) -> str:
+    """Return a value as short text; of what is not plain data, the class and its plain arguments.
+
+    Nothing of the user's own is called.
+
+    >>> shown_value([1, "a", None]), shown_value(range(3)), shown_value(len), shown_value(np.zeros((2, 3)))
+    ("[1, 'a', None]", 'range(0, 3)', 'len', '<float64 [2, 3]>')
+    """
+    if isinstance(value, str | PurePath):
+        return repr(_shortened(masked(str(value))))
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"<{len(value)} bytes>"
+    if value is None or isinstance(value, bool | int | float | complex | range | slice | torch.dtype | torch.device):
+        return _shortened(repr(value))
+    if isinstance(value, np.generic):
+        return _shortened(str(value))
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return f"<{str(value.dtype).removeprefix('torch.')} {list(value.shape)}>"
+    if isinstance(value, list | tuple | Set | Mapping):
+        return _collection(value, depth)
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, functools.partial):
+        return shown_value(value.func, depth)
+    if isinstance(value, _FUNCTIONS):
+        return "lambda" if value.__name__ == "<lambda>" else value.__name__
+    arguments = list(arguments_of(value)) if depth < 2 else []
+    return _shortened(f"{type(value).__name__}({', '.join(arguments)})")
+
+
+def _shortened(text: str, longest: int = _LONGEST) -> str:
+    """Return a text, with its middle left out where it is long."""
+    kept = (longest - 1) // 2
+    return text if len(text) <= longest else f"{text[:kept]}…{text[-kept:]}"
+
+
+def _collection(value: Any, depth: int) -> str:
+    opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")") if isinstance(value, tuple) else ("{", "}")
+    if depth >= 3:
+        return f"{opening}…{closing}"
+    entries, length = list[str](), 0
+    for entry in islice(value.items() if isinstance(value, Mapping) else value, _ENTRIES):
+        shown = _entry(entry, depth) if isinstance(value, Mapping) else shown_value(entry, depth + 1)
+        if entries and length + len(shown) > _LONGEST:
+            break
+        entries.append(shown)
+        length += len(shown) + 2
+    if len(entries) < len(value):
+        entries.append(f"… {len(value):,} in all")
+    comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
+    return f"{opening}{', '.join(entries)}{comma}{closing}"
+
+
+def _entry(entry: tuple[Any, Any], depth: int) -> str:
+    name, value = entry
+    is_secret = isinstance(name, str) and _is_secret(name, value)
+    return f"{shown_value(name, depth + 1)}: {_HIDDEN if is_secret else shown_value(value, depth + 1)}"
+
+
+def arguments_of(value: Any) -> Iterator[str]:
+    """Yield the arguments that an object seems to have been made with: attributes of the names of its parameters.
+
+    Those that are as by default are left out, and so are pipes.
+    """
+    held = getattr(value, "__dict__", {})
+    for parameter in _parameters(type(value)):  # type: ignore[arg-type]  # mypy takes no class for hashable
+        name = next((name for name in (f"_{parameter.name}", parameter.name) if name in held), None)
+        if name is None or _is_of_pipes(held[name]) or _is_default(held[name], parameter.default):
+            continue
+        yield _argument(parameter.name, held[name])
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    if value is default:
+        return True
+    is_plain = isinstance(value, bool | int | float | str) or type(value) is tuple
+    return is_plain and type(value) is type(default) and repr(value) == repr(default)
+
+
+@functools.lru_cache(maxsize=512)
+def _parameters(kind: Any) -> tuple[inspect.Parameter, ...]:
+    try:
+        parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    except (TypeError, ValueError):  # a class of C
+        return ()
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return tuple(parameter for parameter in parameters if parameter.kind not in variable)

@@ -1,0 +1,62 @@
+"""A figure as SVG: notebooks show it, and it is saved as a file that browsers open."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from pathlib import Path
+
+from kdpipes.errors import must_be
+
+__all__ = ["Figure", "svg_text"]
+
+_FONT = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
+
+
+class Figure:
+    """A figure, as notebooks show it.
+
+    Args:
+        width: In pixels.
+        height: In pixels.
+        parts: SVG elements.
+        title: What it shows, for those who cannot see it.
+    """
+
+    def __init__(self, width: float, height: float, parts: list[str], title: str) -> None:
+        self._size = round(width), round(height)
+        self._parts = parts
+        self._title = title
+
+    @property
+    def svg(self) -> str:
+        """The figure as the text of an SVG file."""
+        width, height = self._size
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" role="img" style="max-width:100%;height:auto;{_FONT}">'
+            f"<title>{escape(self._title)}</title>"
+            f'<rect width="{width}" height="{height}" fill="white"/>{"".join(self._parts)}</svg>'
+        )
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"<{self._title}, {self._size[0]}x{self._size[1]}; `.save('figure.svg')` writes it>"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the figure to an SVG file."""
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path).endswith(".svg"):
+            raise ValueError(must_be("path", "a path that ends with .svg", path))
+        Path(path).write_text(self.svg, encoding="utf-8")
+
+
+def svg_text(
+    x: float, y: float, text: str, *, size: int = 12, color: str = "#222", anchor: str = "start", weight: str = "normal"
+) -> str:
+    """Return one line of text at a place."""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}" text-anchor="{anchor}" '
+        f'font-weight="{weight}">{escape(text)}</text>'
+    )
