@@ -36,10 +36,13 @@ from kdpipes.draw import Draw
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
 from kdpipes.look import notebook as _notebook  # noqa: F401  # which lets pipes show themselves
 from kdpipes.look.crop_boxes import crop_boxes
+from kdpipes.look.doctor.examine import doctor
+from kdpipes.look.doctor.report import Report
 from kdpipes.look.draw_chain import draw
 from kdpipes.look.grid import image_grid
 from kdpipes.look.peek import Peek
 from kdpipes.look.plot_classes import plot_classes
+from kdpipes.look.profile import Profile, profile
 from kdpipes.look.replay_grid import replay_grid
 from kdpipes.look.show_batch import show_batch
 from kdpipes.plan.class_counts import class_counts
@@ -61,6 +64,7 @@ from kdpipes.sources.from_dataset import SampleSource
 from kdpipes.sources.from_ids import IdReaderMapDataPipe as from_ids
 from kdpipes.sources.from_webdataset import WebDatasetReaderIterDataPipe as from_webdataset
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe as image_folder
+from kdpipes.sources.open_records import RecordReaderMapDataPipe as open_records
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe as open_shards
 from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe as stream_shards
 from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDataPipe
@@ -77,6 +81,8 @@ from kdpipes.work.tensor_transforms import Normalize, ToTensor
 from kdpipes.work.transform import RecordedTransform, Transformer
 from kdpipes.write.copy_to_local import CopyResult, copy_to_local
 from kdpipes.write.localize_files import FileLocalizer
+from kdpipes.write.write_records import RecordsResult, write_records
+from kdpipes.write.write_shards import ShardsResult, write_shards
 
 __version__ = "0.1.0"
 
@@ -127,10 +133,13 @@ __all__ = [
     "PercentTakerMapDataPipe",
     "PermuterMapDataPipe",
     "ProcessReadingService",
+    "Profile",
     "RandomResizedCrop",
     "RecordedTransform",
+    "RecordsResult",
     "RepeaterUntilIterDataPipe",
     "RepeaterUntilMapDataPipe",
+    "Report",
     "Resize",
     "Sample",
     "SampleCollatorIterDataPipe",
@@ -138,6 +147,7 @@ __all__ = [
     "SampleMakerMapDataPipe",
     "SampleSource",
     "Selector",
+    "ShardsResult",
     "SubsetterMapDataPipe",
     "ThreadReadingService",
     "ToTensor",
@@ -149,6 +159,7 @@ __all__ = [
     "concat",
     "copy_to_local",
     "crop_boxes",
+    "doctor",
     "draw",
     "from_dataset",
     "from_ids",
@@ -157,8 +168,10 @@ __all__ = [
     "image_folder",
     "image_grid",
     "open_cache",
+    "open_records",
     "open_shards",
     "plot_classes",
+    "profile",
     "rebuild_batch",
     "replay",
     "replay_grid",
@@ -166,4 +179,6 @@ __all__ = [
     "show_batch",
     "split_ctx",
     "stream_shards",
+    "write_records",
+    "write_shards",
 ]

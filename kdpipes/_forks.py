@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from fsspec import AbstractFileSystem
 
 __all__ = ["Forgetful", "forget_after_fork"]
 
@@ -29,5 +32,22 @@ def _forget() -> None:
         one.forget()
 
 
+_held: list[Any] = []
+
+
+def _instances(kind: Any) -> Iterator[Any]:
+    yield from list(getattr(kind, "_cache", {}).values())
+    for special in kind.__subclasses__():
+        yield from _instances(special)
+
+
+def _hold() -> None:
+    """Keep the file systems that fsspec knows from being closed in a forked process, which fsspec has forget them.
+
+    Closing one there takes the sockets out of the event loop of the parent, which then waits for ever.
+    """
+    _held.extend(_instances(AbstractFileSystem))
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(before=_hold, after_in_parent=_held.clear, after_in_child=_forget)

@@ -95,6 +95,18 @@ class Lazy:
             value = value._inputs[0]
         return value
 
+    def wrap(self, wrapped: Callable[[Callable[..., Any], str], Callable[..., Any] | None]) -> None:
+        """Put something around what computes the value, and the values that it is computed from.
+
+        Args:
+            wrapped: Called with what computes a value and what goes on then; returns what does so from now on. None
+                leaves it, and what it is computed from, as it is.
+        """
+        if self._value is UNLOADED and (load := wrapped(self._load, self._what)) is not None:
+            self._load = load
+            for value in self._inputs:
+                value.wrap(wrapped)
+
     def _doing(self, sample: Sample) -> str:
         return f"{self._what} of sample {sample.key!r}"
 

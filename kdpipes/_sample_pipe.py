@@ -164,9 +164,12 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
             yield sample
 
     def _row(self) -> tuple[Iterator[Sample], list[Callable[[Sample], Sample]]]:
-        """Return what this pipe and those like it right before it do to a sample, and what they do it to."""
+        """Return what this pipe and those like it right before it do to a sample, and what they do it to.
+
+        One that is measured has a `samples` of its own.
+        """
         pipes = [self]
-        while type(source := pipes[0]._source) is SampleMapperIterDataPipe:
+        while type(source := pipes[0]._source) is SampleMapperIterDataPipe and "samples" not in vars(source):
             pipes.insert(0, source)
         return samples_of(source, pipes[0]._name), [pipe.step() for pipe in pipes if not pipe.is_selected]
 

@@ -55,8 +55,15 @@ def from_stream(folder: Path, urls: str, **cut: Any) -> Any:
     return crops(plan.shuffle(buffer_size=40)).deal(**cut, shuffle="shards", seed=5).collate_samples()
 
 
+def from_records(folder: Path, urls: str, **cut: Any) -> Any:
+    records = folder.with_name("records")
+    kdp.write_records(kdp.image_folder(folder), records)  # the first time
+    plan = kdp.open_records(records, block_size=9).filter_classes(valid=VALID).oversample(mode="exact")
+    return crops(plan).deal(**cut, shuffle="shards", window=50, seed=5).collate_samples()
+
+
 Chain = Callable[..., Any]
-CHAINS: list[Chain] = [from_folder, from_shards, from_stream]
+CHAINS: list[Chain] = [from_folder, from_shards, from_stream, from_records]
 every_chain = pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.__name__)
 
 

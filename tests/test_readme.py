@@ -54,7 +54,15 @@ def test_the_table_lists_every_pipe() -> None:
 
 
 def test_the_sources_are_all_named() -> None:
-    for name in ("image_folder", "open_shards", "stream_shards", "from_ids", "from_dataset", "SampleSource"):
+    for name in (
+        "image_folder",
+        "open_shards",
+        "open_records",
+        "stream_shards",
+        "from_ids",
+        "from_dataset",
+        "SampleSource",
+    ):
         assert name in kdp.__all__
         assert f"`kdp.{name}" in README
 

@@ -189,6 +189,12 @@ def shard_chain(birds: Path, **cut: Any) -> Any:
     return _crops(plan).deal(**cut, shuffle=True, seed=2)
 
 
+def record_chain(birds: Path, **cut: Any) -> Any:
+    kdp.write_records(kdp.image_folder(birds / "folder"), birds / "records")  # the first time
+    plan = kdp.open_records(birds / "records").filter_classes(valid=["gull", "heron"]).oversample()
+    return _crops(plan.repeat_until(min_size=37)).deal(**cut, shuffle="shards", window=12, seed=2)
+
+
 def stream_chain(birds: Path, **cut: Any) -> Any:
     source = kdp.stream_shards(str(birds / "birds-{0..1}.tar"), class_names=CLASSES).rename_fields(x="png", y="cls")
     plan = source.filter_classes(valid=["gull", "heron"]).repeat_until(min_size=37)
@@ -200,7 +206,7 @@ def stock_stream_chain(birds: Path, **cut: Any) -> Any:
     return source.select("x ordinal").deal(**cut, seed=2)
 
 
-CHAINS = [folder_chain, shard_chain, stream_chain, stock_stream_chain]
+CHAINS = [folder_chain, shard_chain, record_chain, stream_chain, stock_stream_chain]
 every_chain = pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.__name__)
 SETUPS = [
     (inline, 1),

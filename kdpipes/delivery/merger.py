@@ -29,12 +29,20 @@ class Tally:
     wait_s: float = 0.0  # of that, the time in which no item was there
     skips: dict[tuple[Any, ...], Skip] = field(default_factory=dict)  # by their places
     banned: dict[str, str] = field(default_factory=dict)  # why samples are left out untried, by key
+    times: dict[str, dict[str, Any]] = field(default_factory=dict)  # what workers have measured of themselves
 
     def note(self, skip: Skip) -> None:
         """Note a sample or shard that was left out, once."""
         if skip.place not in self.skips:
             skip.log()
         self.skips[skip.place] = skip
+
+    def note_times(self, told: dict[str, Any]) -> None:
+        """Note what a worker has measured so far; pieces of work are those since it told the last time."""
+        before = self.times.get(told["id"], {"events": [], "batches": []})
+        told["events"] = before["events"] + told["events"]
+        told["batches"] = before["batches"] + told["batches"]
+        self.times[told["id"]] = told
 
 
 class Lane(ABC):
@@ -130,6 +138,8 @@ class Merger:
                 raise _as_error(lane.take())
             elif frame.kind is Kind.SKIP:
                 self._note(place, lane.take())
+            elif frame.kind is Kind.TIMES:
+                self._tally.note_times(lane.take())
             elif frame.kind is Kind.END:
                 lane.take()
                 self._ended.add(place)

@@ -183,7 +183,7 @@ class ProcessLane(Lane):
         frame = Frame(Kind(said.kind), said.number, is_last=is_last, num_samples=said.num, cursor=said.cursor)
         if frame.kind is Kind.ITEM:
             frame.content = _Unopened(worker, said)
-        elif frame.kind in (Kind.ERROR, Kind.SKIP):
+        elif frame.kind in (Kind.ERROR, Kind.SKIP, Kind.TIMES):
             frame.content = unpack(said.payload, [])
             worker.is_over = worker.is_over or not said.generation
         if frame.kind in (Kind.ITEM, Kind.OVER):

@@ -82,6 +82,7 @@ class Kind(enum.IntEnum):
     END = 2  # of the epoch
     ERROR = 3
     SKIP = 4  # a sample has been left out of the batch that comes, or the rest of a shard
+    TIMES = 5  # what the worker has measured of itself so far
 
 
 @dataclass

@@ -24,6 +24,7 @@ from kdpipes.delivery.checkpoint import Checkpointer, main_part
 from kdpipes.delivery.layout import group_size
 from kdpipes.delivery.merger import Lane, Merger, Tally
 from kdpipes.delivery.packing import name_classes
+from kdpipes.delivery.probes import Probes
 from kdpipes.delivery.process_lane import NUM_LENT, DeathPolicy, ProcessLane
 from kdpipes.delivery.producer import Order, Position
 from kdpipes.delivery.shipped import Shipped
@@ -45,6 +46,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     num_workers = 1
     has_workers = True
+    is_profiled = False  # whether workers measure their pipes
 
     def __init__(self) -> None:
         self._forget()
@@ -62,6 +64,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._agreement: Agreement | None = None
         self._passed: deque[Position] = deque()  # where the workers' items end that the main part has not given out
         self._items: IterDataPipe[Any] | None = None
+        self.main_probes: Probes | None = None  # of the part of the chain that runs in the main process
         self._checkpointer = Checkpointer(None, 1)
         self.tally = Tally()
 
@@ -101,6 +104,9 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._is_main_one_to_one = all(isinstance(pipe, _ONE_TO_ONE) for pipe in ends)
         self._lanes = self._open_lanes()
         self._items = _with_source(ends, _Merged(self))
+        if self.is_profiled:
+            self.main_probes = Probes(self._items)
+            self.main_probes.on()
         return _Delivered(self)
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
@@ -204,7 +210,7 @@ class InlineReadingService(ReadingService):
     has_workers = False
 
     def _open_lanes(self) -> list[Lane]:
-        return [InlineLane(self._chain, self._first_epoch)]
+        return [InlineLane(self._chain, self._first_epoch, is_profiled=self.is_profiled)]
 
 
 class ThreadReadingService(ReadingService):
@@ -243,6 +249,7 @@ class ThreadReadingService(ReadingService):
                 prefetch=self.prefetch,
                 timeout_s=self.timeout_s,
                 tally=self.tally,
+                is_profiled=self.is_profiled,
             )
             for worker, chain in enumerate(chains)
         ]
@@ -333,6 +340,7 @@ class ProcessReadingService(ReadingService):
             num_slots=self.prefetch + NUM_LENT,
             max_bytes=self.max_bytes // self.num_workers,
             num_threads=self.threads_per_worker,
+            is_profiled=self.is_profiled,
         )
 
 

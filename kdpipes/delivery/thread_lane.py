@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from kdpipes.delivery.lane_profile import producer_of
 from kdpipes.delivery.merger import Lane, Tally
 from kdpipes.delivery.packing import add_traceback
 from kdpipes.delivery.producer import Frame, Kind, Order, Producer
@@ -24,10 +25,11 @@ class InlineLane(Lane):
     Args:
         chain: The chain.
         first_epoch: The number of its first epoch.
+        is_profiled: Whether it is measured.
     """
 
-    def __init__(self, chain: Any, first_epoch: int) -> None:
-        self._producer = Producer(chain, 0, 1)
+    def __init__(self, chain: Any, first_epoch: int, *, is_profiled: bool = False) -> None:
+        self._producer = producer_of(chain, 0, 1, is_profiled=is_profiled)
         self._first_epoch = first_epoch
         self._frames: deque[Frame] = deque()
         self._steps: Iterator[None] = iter(())
@@ -76,6 +78,7 @@ class ThreadLane(Lane):
         prefetch: How many items it makes ahead.
         timeout_s: How long to wait for one item; None is for ever.
         tally: What is counted.
+        is_profiled: Whether it is measured.
     """
 
     def __init__(
@@ -88,11 +91,12 @@ class ThreadLane(Lane):
         prefetch: int,
         timeout_s: float | None,
         tally: Tally,
+        is_profiled: bool = False,
     ) -> None:
         self._timeout_s = timeout_s
         self._tally = tally
         self._prefetch = prefetch
-        self._producer = Producer(chain, worker, num_workers)
+        self._producer = producer_of(chain, worker, num_workers, is_profiled=is_profiled)
         self._first_epoch = first_epoch
         self._name = f"kdpipes worker {worker}"
         self._start()

@@ -21,8 +21,9 @@ import cloudpickle
 import torch
 
 from kdpipes import _record
+from kdpipes.delivery.lane_profile import producer_of
 from kdpipes.delivery.packing import pack, pack_error, unpack
-from kdpipes.delivery.producer import Frame, Kind, Order, Producer, seed_process
+from kdpipes.delivery.producer import Frame, Kind, Order, seed_process
 from kdpipes.delivery.shared_slots import Slots, anonymous_file, places_of
 from kdpipes.delivery.wire import NO_SLOT, Flag, Reader, Said, Told, message
 
@@ -44,6 +45,7 @@ class Options:
     num_slots: int
     max_bytes: int
     num_threads: int
+    is_profiled: bool = False
 
 
 class Parcel:
@@ -76,7 +78,8 @@ def _work(parcel: Parcel, link: socket.socket, options: Options) -> None:
     teller = _Teller(link, options)
     try:
         teller.start_record()
-        producer = Producer(parcel.open(), options.worker, options.num_workers)
+        chain, is_profiled = parcel.open(), options.is_profiled
+        producer = producer_of(chain, options.worker, options.num_workers, is_profiled=is_profiled)
     except BaseException as error:
         teller.tell(Frame(Kind.ERROR, content=error))
         return
@@ -186,7 +189,7 @@ class _Teller:
         place["cursor"] = frame.cursor
         if frame.kind is Kind.ERROR:
             self._send(message(frame.kind, [pack_error(frame.content)], **place))
-        elif frame.kind is Kind.SKIP:
+        elif frame.kind in (Kind.SKIP, Kind.TIMES):
             self._send(message(frame.kind, [pack(frame.content)[0]], **place))
         elif frame.kind is Kind.ITEM:
             self._tell_item(frame.content, int(frame.is_last), place)

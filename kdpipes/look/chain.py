@@ -24,6 +24,7 @@ from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe
 from kdpipes.sources.from_ids import IdReaderMapDataPipe
 from kdpipes.sources.from_webdataset import WebDatasetReaderIterDataPipe
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe
+from kdpipes.sources.open_records import RecordReaderMapDataPipe
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
 from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe
 
@@ -37,6 +38,7 @@ called_directly: dict[type, str] = {  # as `kdp.name(...)`
     DatasetReaderMapDataPipe: "from_dataset",
     IdReaderMapDataPipe: "from_ids",
     ImageFolderMapDataPipe: "image_folder",
+    RecordReaderMapDataPipe: "open_records",
     ShardReaderMapDataPipe: "open_shards",
     ShardStreamerIterDataPipe: "stream_shards",
     WebDatasetReaderIterDataPipe: "from_webdataset",

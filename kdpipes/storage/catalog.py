@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -15,13 +14,12 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
-from kdpipes.storage.files import Version, cache_folder, is_local, md5_of, read_url, version_of
+from kdpipes.storage.files import Version, cache_folder, is_local, md5_of, read_url, version_of, write_url
 from kdpipes.storage.joined_indexes import JoinedIndexes
 from kdpipes.storage.ranges import Threads
 from kdpipes.storage.retries import retried
@@ -29,7 +27,7 @@ from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar import index_shard, is_index_of
 
-__all__ = ["Catalog", "index_url", "make_index", "open_catalog"]
+__all__ = ["Catalog", "index_beside", "index_url", "make_index", "open_catalog"]
 
 _NUM_THREADS, _NUM_THREADS_HERE = 16, 4
 _NUM_READINGS = 3  # of a shard that is damaged, on the way perhaps
@@ -146,6 +144,20 @@ def index_url(url: str) -> str:
     return f"{path}.index{mark}{query}{separator}{rest}"
 
 
+def index_beside(url: str) -> ShardIndex | None:
+    """Return the index beside a shard, if both are there and it is that of the shard as it is now."""
+    try:
+        content, version = read_url(index_url(url)), version_of(url)
+    except FileNotFoundError:
+        return None
+    try:
+        index = ShardIndex.from_bytes(content, index_url(url))
+    except DataError as error:
+        _log.warning("%s The shard is taken for unfinished.", error)
+        return None
+    return index if index.version == version else None
+
+
 def _cached(url: str) -> str:
     absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay as they are
     name = hashlib.blake2b(absolute.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
@@ -153,23 +165,10 @@ def _cached(url: str) -> str:
 
 
 def _write(place: str, content: bytes) -> None:
-    """Write a file so that nobody sees half of it."""
-    if not is_local(place):
-        filesystem, path = fsspec.core.url_to_fs(place)
-        filesystem.pipe_file(path, content)
-        return
     path = Path(place)
-    if path.suffix == ".index" and path.parent.name == "indexes":
+    if is_local(place) and path.suffix == ".index" and path.parent.name == "indexes":
         path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
+    write_url(place, content)
 
 
 def _found(url: str, version: Version) -> ShardIndex | None:

@@ -22,7 +22,7 @@ from kdpipes.errors import DataError, must_be
 from kdpipes.storage.codec_arrays import read_array, read_tensor, write_array, write_tensor
 from kdpipes.storage.codec_images import image_as_plain, image_of
 
-__all__ = ["DamagedError", "decode", "encode", "register_type"]
+__all__ = ["DamagedError", "checksum_of", "decode", "encode", "register_type"]
 
 _MARK, _FORMAT = b"kdp", 1
 _FRAME = struct.Struct("<3sBIQI")
@@ -90,6 +90,12 @@ def encode(value: Any, *, allow_pickle: bool = False) -> list[Any]:
     for part in writer.parts:
         checksum = zlib.crc32(part, checksum)
     return [_FRAME.pack(_MARK, _FORMAT, checksum, length, len(header)), lead, *writer.parts]
+
+
+def checksum_of(entry: list[Any]) -> int:
+    """Return the checksum of an entry, as `encode` has made it: a CRC-32 of all that it says."""
+    checksum: int = _FRAME.unpack_from(entry[0])[2]
+    return checksum
 
 
 def decode(buffer: Any, *, verify: bool = True, allow_pickle: bool = False) -> Any:

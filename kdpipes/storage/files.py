@@ -35,6 +35,7 @@ __all__ = [
     "remote_info",
     "version_in",
     "version_of",
+    "write_url",
 ]
 
 
@@ -184,6 +185,22 @@ def read_url(url: str) -> bytes:
         filesystem, path = fsspec.core.url_to_fs(url)
         content: bytes = retried(lambda: filesystem.cat_file(path))
     return content
+
+
+def write_url(url: str, content: bytes) -> None:
+    """Write a whole file so that nobody sees half of it; what was there before is replaced."""
+    if not is_local(url):
+        filesystem, path = fsspec.core.url_to_fs(url)
+        filesystem.pipe_file(path, content)
+        return
+    path = Path(url)
+    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def forget_listings(urls: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar_headers import NoTarError, UnreadableTarError, read_entries, truncated
 
-__all__ = ["Member", "decode_member", "index_shard", "is_index_of", "read_groups", "read_members"]
+__all__ = ["IndexBuilder", "Member", "decode_member", "index_shard", "is_index_of", "read_groups", "read_members"]
 
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _LONGEST_NUMBER = 18  # digits, which 64 bits hold
@@ -216,7 +216,7 @@ def index_shard(url: str, version: Version, *, with_checksums: bool = False, che
     Raises:
         DataError: The tar is truncated, damaged, compressed, or none.
     """
-    builder, is_here = _IndexBuilder(), is_local(url)
+    builder, is_here = IndexBuilder(), is_local(url)
     with open_url(url) as opened:
         file: Any = opened if is_here or checksum is None else _Hashed(opened, checksum)
         source: ForwardBytes = FileBytes(file.fileno()) if is_here else StreamBytes(file)
@@ -261,7 +261,7 @@ def _is_there(url: str, places: Places, sample: int) -> bool:
     return places.values is None or bool(_INTEGER.fullmatch(text) and int(text) == places.values[sample])
 
 
-class _IndexBuilder:
+class IndexBuilder:
     """Gathers the members of a shard."""
 
     def __init__(self) -> None:

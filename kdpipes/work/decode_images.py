@@ -95,6 +95,7 @@ class EncodedImage:
     """
 
     __slots__ = ("_image", "_size", "backend", "content", "name")
+    late_methods = ("region", "to_pil")  # which do the work that `decode_images` stands for, whoever calls them
 
     def __init__(self, content: bytes, name: str = "", backend: Backend = "auto") -> None:
         self.content = content

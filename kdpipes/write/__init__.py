@@ -1,1 +1,1 @@
-"""What is written: local copies of files."""
+"""What is written: local copies of files, and record files."""

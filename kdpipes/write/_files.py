@@ -17,10 +17,10 @@ from kdpipes.errors import DataError
 from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
 from kdpipes.storage.retries import is_missing, retried
 
-__all__ = ["RemoteFile", "chunks_of", "in_parallel", "require_room", "write_whole"]
+__all__ = ["FULL", "RemoteFile", "chunks_of", "full_error", "in_parallel", "require_room", "write_whole"]
 
 _STEP = 1 << 23
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -102,8 +102,8 @@ def write_whole(target: Path, part: Path, chunks: Iterable[bytes], size: int, ad
             raise DataError(f"{str(target)!r} is to have {size} bytes, but {num_bytes} came.")
         part.replace(target)
     except OSError as error:
-        if error.errno in _FULL:
-            raise _full(target.parent, max(size, num_bytes), f"{target.name!r}") from error
+        if error.errno in FULL:
+            raise full_error(target.parent, max(size, num_bytes), f"{target.name!r}") from error
         raise
     finally:
         part.unlink(missing_ok=True)
@@ -113,10 +113,11 @@ def write_whole(target: Path, part: Path, chunks: Iterable[bytes], size: int, ad
 def require_room(folder: Path, num_bytes: int, what: str) -> None:
     """Raise the error of a full disk if less than `num_bytes` are free where `folder` lies."""
     if num_bytes > shutil.disk_usage(folder).free:
-        raise _full(folder, num_bytes, what)
+        raise full_error(folder, num_bytes, what)
 
 
-def _full(folder: Path, num_bytes: int, what: str) -> OSError:
+def full_error(folder: Path, num_bytes: int, what: str) -> OSError:
+    """Return the error of a full disk: how much is needed there, and how much is free."""
     free = shutil.disk_usage(folder).free
     text = f"No space left on device: {what} needs {num_bytes} bytes, and {free} are free"
     return OSError(errno.ENOSPC, text, str(folder))

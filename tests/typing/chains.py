@@ -59,6 +59,14 @@ def shards(urls: str) -> tuple[str, int]:
     return names[sample["y"]], len(labels)
 
 
+def recorded(photos: str, folder: str) -> tuple[int, list[Any]]:
+    """Photos into records and back; returns the number of samples and a batch."""
+    result: kdp.RecordsResult = kdp.write_records(kdp.image_folder(photos), folder, num_parts=2, num_workers=2)
+    records = kdp.open_records(folder, verify="once", block_size=1_000)
+    pipe: IterChain = records.filter_classes(valid=["cat"]).select("key y").deal(batch_size=2, shuffle="shards")
+    return result.num_samples, next(iter(pipe))
+
+
 class Squares(kdp.SampleSource):
     """A source of one's own."""
 

@@ -1,0 +1,121 @@
+"""Who works in a thread, and for how long: a clock that one piece of work takes over from another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kdpipes.sample import Sample
+
+__all__ = ["OUTSIDE", "Meter", "Meters", "size_of"]
+
+OUTSIDE = -1  # the node of what is nobody's
+clock = time.perf_counter
+_SHORTEST_S = 2e-5  # of what a trace shows
+_DEEP = 4
+
+
+class Meter:
+    """The clock of one thread. Time is the node's that was entered last, so that nothing is counted twice."""
+
+    __slots__ = ("_node", "_room", "_since", "events", "rows")
+
+    def __init__(self, num_events: int) -> None:
+        self.rows: dict[int, list[float]] = defaultdict(lambda: [0.0, 0, 0])  # seconds, calls, bytes; by node
+        self.events: list[tuple[int, float, float]] = []
+        self._room = num_events
+        self._node = OUTSIDE
+        self._since = clock()
+
+    def run(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function, whose time is that of `node`, but for what it calls of other nodes."""
+        before, start = self._node, clock()
+        self.rows[before][0] += start - self._since
+        self._node, self._since = node, start
+        try:
+            return function(*args)
+        finally:
+            end = clock()
+            row = self.rows[node]
+            row[0] += end - self._since
+            row[1] += 1
+            self._node, self._since = before, end
+            if end - start >= _SHORTEST_S and self._room:
+                self._room -= 1
+                self.events.append((node, start, end))
+
+    def leave_out(self) -> None:
+        """Let the time since something was entered or left last be nobody's: it went into measuring."""
+        self._since = clock()
+
+    def take(self) -> dict[int, list[float]]:
+        """Return what was counted since, and begin anew."""
+        taken, self.rows = self.rows, defaultdict(lambda: [0.0, 0, 0])
+        return taken
+
+
+class Meters:
+    """The meters of all threads that work on one chain.
+
+    Args:
+        num_events: How many pieces of work of a thread are kept for a trace.
+    """
+
+    def __init__(self, num_events: int) -> None:
+        self.all: list[Meter] = []
+        self.here = _Here(self.all, num_events)
+
+    def take(self) -> dict[int, list[float]]:
+        """Return what all of them have counted since, and begin anew."""
+        return _total([meter.take() for meter in list(self.all)])
+
+    def totals(self) -> dict[int, list[float]]:
+        """Return what all of them have counted so far."""
+        return _total([dict(meter.rows) for meter in list(self.all)])
+
+    def take_events(self) -> list[tuple[int, float, float]]:
+        """Return the pieces of work since, of all threads."""
+        taken = []
+        for meter in list(self.all):
+            events, meter.events = meter.events, []
+            taken += events
+        return taken
+
+
+def _total(counted: list[dict[int, list[float]]]) -> dict[int, list[float]]:
+    total: dict[int, list[float]] = {}
+    for rows in counted:
+        for node, row in rows.items():
+            so_far = total.setdefault(node, [0.0, 0, 0])
+            so_far[:] = [one + other for one, other in zip(so_far, row, strict=True)]
+    return total
+
+
+class _Here(threading.local):
+    """`meter` is the one of the thread that asks."""
+
+    def __init__(self, meters: list[Meter], num_events: int) -> None:
+        self.meter = Meter(num_events)
+        meters.append(self.meter)
+
+
+def size_of(value: Any, depth: int = 0) -> int:
+    """Return how many bytes of data a value holds, roughly: arrays, tensors, images, bytes and text."""
+    if isinstance(value, Sample):  # to look into it would load its fields
+        return 0
+    if isinstance(value, bytes | bytearray | str):
+        return len(value)
+    size = getattr(value, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    if isinstance(value, tuple | list | Mapping) and depth < _DEEP:
+        parts = value.values() if isinstance(value, Mapping) else value
+        return sum(size_of(part, depth + 1) for part in parts)
+    held = getattr(value, "content", getattr(value, "pixels", None))  # an encoded or a decoded image of ours
+    if held is not None and depth < _DEEP:
+        return size_of(held, depth + 1)
+    bands = getattr(value, "getbands", None)  # an image of Pillow's
+    return value.width * value.height * len(bands()) if bands is not None else 0

@@ -1,0 +1,91 @@
+"""What the checks ask of a chain: what stands before what, and which callables it holds."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import Batcher, Shuffler
+
+from kdpipes._graph import walk
+from kdpipes.callback import Callback
+from kdpipes.delivery.behind_deal import DEALERS
+
+__all__ = ["callables_of", "dealer_in", "draws", "gives_batches", "operation_of", "shrinks", "stock_random", "upstream"]
+
+_SMALLER = re.compile("crop|resiz|thumbnail|downsampl|patch|pool|shrink|scale", re.IGNORECASE)
+
+
+def upstream(pipe: Any) -> list[Any]:
+    """Return what stands before a pipe, nearest first."""
+    return list(walk(pipe)[1:])
+
+
+def dealer_in(chain: Any) -> Any:
+    """Return the `deal` of a chain, if there is one."""
+    return next((pipe for pipe in walk(chain) if isinstance(pipe, DEALERS)), None)
+
+
+def gives_batches(pipe: Any) -> bool:
+    """Return whether a pipe cuts batches."""
+    return isinstance(pipe, (*DEALERS, Batcher))
+
+
+def operation_of(pipe: Any) -> Any:
+    """Return what a sample-wise pipe does to a sample; None of other pipes."""
+    return getattr(pipe, "_operation", None)
+
+
+def draws(pipe: Any) -> str | None:
+    """Return the name of what draws random numbers in a pipe, as far as that is known before it runs."""
+    operation = operation_of(pipe)
+    known: Any = getattr(operation, "draws", None)
+    name: str | None = known() if known is not None else None
+    return name or (str(getattr(pipe, "_name", "")) if getattr(operation, "is_random", False) is True else None)
+
+
+def stock_random(pipe: Any) -> bool:
+    """Return whether a stock pipe changes the order at random."""
+    return isinstance(pipe, Shuffler) or (
+        isinstance(pipe, IterDataPipe)
+        and not type(pipe).__module__.startswith("kdpipes.")
+        and callable(getattr(type(pipe), "set_seed", None))
+        and not hasattr(pipe, "samples")
+    )
+
+
+def callables_of(pipe: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the function of each callable that a pipe holds."""
+    seen: set[int] = set()
+    waiting = [*vars(pipe).values(), *vars(operation_of(pipe) or _Nothing()).values()]
+    while waiting:
+        value = waiting.pop(0)
+        if id(value) in seen or isinstance(value, type):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Callback):
+            yield value.name, _bare(value.function)
+        elif isinstance(value, list | tuple) and len(value) <= 100:
+            waiting.extend(value)
+        elif callable(value) and not isinstance(value, type) and hasattr(value, "__module__"):
+            yield str(getattr(value, "__name__", type(value).__name__)), _bare(value)
+
+
+class _Nothing:
+    """Has no attributes."""
+
+
+def _bare(function: Any) -> Any:
+    """Return the function of a user behind what was made of it with more arguments."""
+    while isinstance(function, functools.partial):
+        inner = [part for part in function.args if callable(part)]
+        function = inner[0] if inner and function.func.__module__.startswith("kdpipes.") else function.func
+    return function
+
+
+def shrinks(chain: Any) -> bool:
+    """Return whether something in a chain makes images smaller, going by its name."""
+    return any(_SMALLER.search(name) for pipe in walk(chain) for name, _ in callables_of(pipe))

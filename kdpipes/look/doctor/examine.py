@@ -1,0 +1,155 @@
+"""`kdp.doctor`: all checks of a chain, and the measurement."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from kdpipes.delivery.loader import Loader
+from kdpipes.delivery.reading_services import ThreadReadingService
+from kdpipes.errors import check_count, must_be
+from kdpipes.look.doctor import order_checks, sharding_checks, shipping_checks, work_checks
+from kdpipes.look.doctor.advice import advice, bound_of
+from kdpipes.look.doctor.finding import Facts, Finding
+from kdpipes.look.doctor.report import Report
+from kdpipes.look.pipe_names import pipe_name
+from kdpipes.look.profile import profile
+from kdpipes.work.jpeg import find_decoders
+
+__all__ = ["doctor"]
+
+_BATCH_SIZE = 16  # of an indexed chain, which has none
+_BY_LOOKING = (
+    order_checks.random_before_cache,
+    order_checks.shuffle_after_batch,
+    sharding_checks.unsharded,
+    sharding_checks.sharded_twice,
+    sharding_checks.shuffled_in_parts,
+    sharding_checks.sharded_late,
+    sharding_checks.sharded_unseeded,
+    shipping_checks.unpicklable,
+    work_checks.held_generators,
+)
+_Check = Callable[[Any, Facts], Iterator[Finding]]
+_BY_SAMPLES: tuple[_Check, ...] = (order_checks.sorted_batches, work_checks.slow_decoder)  # the first where it is dealt
+_BY_A_BATCH = (shipping_checks.full_size_pixels, shipping_checks.float_pixels, shipping_checks.small_shared_memory)
+_SEVERITIES = ("error", "warning", "hint")
+
+
+def doctor(
+    source_datapipe: Any,
+    *,
+    num_workers: int = 2,
+    seconds: float = 5.0,
+    step: Callable[[Any], Any] | None = None,
+    measure: bool = True,
+) -> Report:
+    """Return what is wrong with a chain, what bounds it, and what one change would help most.
+
+    It looks at the chain, makes its first batch twice, and, unless an error was found, runs it for some seconds.
+    Without `step`, nothing is done with the batches, so that the consumer bounds nothing.
+
+    Args:
+        source_datapipe: The chain; an indexed one is taken in batches of 16.
+        num_workers: How many workers it is to run with: processes, or threads on Windows.
+        seconds: How long to measure.
+        step: Called with each batch, as a training step would be.
+        measure: Whether to run the chain; otherwise it is looked at, and two batches are made.
+
+    Example:
+        >>> pipe = kdp.from_dataset([(n, 0) for n in range(8)]).select("x").deal(batch_size=4)
+        >>> print(kdp.doctor(pipe, measure=False))
+        Nothing is wrong with the chain.
+    """
+    if not isinstance(source_datapipe, IterDataPipe | MapDataPipe):
+        raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe))
+    facts = _facts(check_count("num_workers", num_workers, minimum=0))
+    indexed = isinstance(source_datapipe, MapDataPipe)
+    chain = source_datapipe.deal(batch_size=_BATCH_SIZE) if indexed else source_datapipe
+    findings = _examined(chain, facts, is_dealt=not indexed)
+    if not measure or any(finding.severity == "error" for finding in findings):
+        return Report(findings)
+    measured = profile(chain, seconds, step=step, **_way_to_run(num_workers))
+    return Report(findings, measured, bound_of(measured), tuple(advice(chain, measured, facts)))
+
+
+def _way_to_run(num_workers: int) -> dict[str, Any]:
+    if num_workers and os.name != "posix":
+        return {"reading_service": ThreadReadingService(num_workers)}
+    return {"num_workers": num_workers}
+
+
+def _facts(num_workers: int) -> Facts:
+    shared = Path("/dev/shm")
+    return Facts(
+        num_workers=num_workers,
+        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        shm_free=shutil.disk_usage(shared).free if shared.is_dir() else None,
+        fast_decoders=tuple(find_decoders()),
+    )
+
+
+def _examined(chain: Any, facts: Facts, *, is_dealt: bool) -> tuple[Finding, ...]:
+    findings = [finding for check in _BY_LOOKING for finding in check(chain, facts)]
+    if not any(finding.severity == "error" for finding in findings):
+        findings += _tried(chain, facts, _BY_SAMPLES if is_dealt else _BY_SAMPLES[1:])
+    return tuple(sorted(_once(findings), key=lambda finding: _SEVERITIES.index(finding.severity)))
+
+
+def _tried(chain: Any, facts: Facts, by_samples: Sequence[_Check]) -> list[Finding]:
+    """Return what shows when the first batch is made, twice."""
+    try:
+        batches = _first_batch(chain), _first_batch(chain)
+        found = [finding for check in by_samples for finding in check(chain, facts)]
+    except Exception as error:  # whatever a user's code raises is what was looked for
+        return [_broken(chain, error)]
+    if batches[0] is _NOTHING:
+        return [_empty(chain)]
+    found += [finding for check in _BY_A_BATCH for finding in check(chain, facts, batches[0])]
+    return [*found, *work_checks.unrepeatable(chain, facts, batches)]
+
+
+_NOTHING: Any = object()
+
+
+def _first_batch(chain: Any) -> Any:
+    with Loader(chain) as loader:
+        loader.seed(0)
+        return next(iter(loader), _NOTHING)
+
+
+def _broken(chain: Any, error: Exception) -> Finding:
+    notes = " ".join(getattr(error, "__notes__", []))
+    return Finding(
+        "cannot-load",
+        "error",
+        pipe_name(chain),
+        f"The first batch cannot be made: {type(error).__name__}: {error}".split("\n")[0],
+        notes or "No loader can run the chain.",
+        'Mend what it names, or leave such samples out: `.on_error("skip")`.',
+    )
+
+
+def _empty(chain: Any) -> Finding:
+    return Finding(
+        "empty",
+        "error",
+        pipe_name(chain),
+        "The chain gives no batch.",
+        "An epoch ends before it begins.",
+        "Look at the plan: `len(pipe)` behind each filter.",
+    )
+
+
+def _once(findings: list[Finding]) -> Iterator[Finding]:
+    """Yield the first finding of each kind about each pipe."""
+    seen: set[tuple[str, str]] = set()
+    for finding in findings:
+        if (finding.code, finding.pipe) not in seen:
+            seen.add((finding.code, finding.pipe))
+            yield finding

@@ -1,0 +1,89 @@
+"""Pipes in an order that spoils what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data.datapipes.iter import Shuffler
+from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, UnBatcher
+
+from kdpipes._graph import walk
+from kdpipes._map_pipe import MapPipe
+from kdpipes.look.doctor.chain_facts import dealer_in, draws, gives_batches, operation_of, stock_random, upstream
+from kdpipes.look.doctor.finding import Facts, Finding
+from kdpipes.look.pipe_names import pipe_name
+
+__all__ = ["random_before_cache", "shuffle_after_batch", "sorted_batches"]
+
+_STOCK_CACHES = (InMemoryCacheHolder, EndOnDiskCacheHolder)
+
+
+def random_before_cache(chain: Any, facts: Facts) -> Iterator[Finding]:
+    """A cache that keeps what was drawn at random; ours refuse that, torchdata's do not."""
+    for cache in walk(chain):
+        if not isinstance(cache, _STOCK_CACHES):
+            continue
+        found = next((pipe for pipe in upstream(cache) if draws(pipe) or stock_random(pipe)), None)
+        if found is not None:
+            yield Finding(
+                "random-before-cache",
+                "error",
+                pipe_name(cache),
+                f"`{pipe_name(cache)}` keeps what `{draws(found) or pipe_name(found)}` has drawn.",
+                "Every epoch gets the random numbers of the first one.",
+                "Put the cache before it; `.cache_in_memory()` refuses such an order.",
+            )
+
+
+def shuffle_after_batch(chain: Any, facts: Facts) -> Iterator[Finding]:
+    """A shuffle that mixes whole batches."""
+    for shuffler in walk(chain):
+        if not isinstance(shuffler, Shuffler):
+            continue
+        for pipe in upstream(shuffler):
+            if isinstance(pipe, UnBatcher):
+                break
+            if gives_batches(pipe):
+                yield Finding(
+                    "shuffle-after-batch",
+                    "error",
+                    "shuffle",
+                    f"`.shuffle()` stands behind `.{pipe_name(pipe)}()`.",
+                    "It changes the order of batches, whose samples stay together; and the loader cannot resume there.",
+                    "Use `deal(shuffle=True)`; on a stream, put `.shuffle()` before `.deal()`.",
+                )
+                break
+
+
+def sorted_batches(chain: Any, facts: Facts) -> Iterator[Finding]:
+    """A training chain that is not shuffled, of a source that is sorted by class."""
+    dealer = dealer_in(chain)
+    source = getattr(dealer, "_source", None)
+    if not isinstance(source, MapPipe) or dealer._shuffle or not any(draws(pipe) for pipe in walk(chain)):
+        return
+    if any(_mixes(pipe) for pipe in walk(source)):
+        return
+    size = min(dealer.sizes().get("global_batch_size") or 16, 64)
+    if len(source) < 2 * size:
+        return
+    firsts = _labels(source, [*range(size), len(source) - 1])
+    if len(set(firsts)) > 1 and len(set(firsts[:-1])) == 1:
+        yield Finding(
+            "sorted-batches",
+            "warning",
+            "deal",
+            "The chain augments, so it trains; but it is not shuffled, and its source is sorted by class.",
+            "A batch holds one class, and the model forgets the others meanwhile.",
+            "Use `deal(..., shuffle=True, seed=0)`.",
+        )
+
+
+def _mixes(pipe: Any) -> bool:
+    return pipe_name(pipe) in {"permute", "mix", "sample_weighted", "shuffle"}
+
+
+def _labels(source: Any, positions: list[int]) -> list[Any]:
+    samples = [source.fetch(position) for position in positions]
+    labels = [sample["y"] for sample in samples if "y" in sample]
+    return [str(label) for label in labels] if operation_of(source) is not None or labels else []

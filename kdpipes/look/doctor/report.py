@@ -1,0 +1,70 @@
+"""What the doctor has found, for people and for scripts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from kdpipes.look.doctor.advice import Advice
+from kdpipes.look.doctor.finding import Finding, as_plain
+from kdpipes.look.profile import Profile
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is wrong with a chain, what bounds it, and what to change: prints as text, shows as HTML in notebooks.
+
+    Args:
+        findings: What is wrong, or could be better, the worst first.
+        profile: Where the time goes; None if that was not measured.
+        bound: What bounds the chain: "storage", "decoding", "transforms", "transfer", "the consumer", ...
+        advice: The changes that would help, the best one first, each alone.
+    """
+
+    findings: tuple[Finding, ...]
+    profile: Profile | None = None
+    bound: str | None = None
+    advice: tuple[Advice, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is wrong: there may be hints."""
+        return all(finding.severity == "hint" for finding in self.findings)
+
+    def __str__(self) -> str:
+        lines = [str(finding) for finding in self.findings] or ["Nothing is wrong with the chain."]
+        if self.profile is not None:
+            lines += ["", str(self.profile), self._bound_text()]
+            lines += [f"  {one}" for one in self.advice]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(one.severity)}</td><td><code>{escape(one.code)}</code></td><td>{escape(one.pipe)}</td>"
+            f"<td>{escape(f'{one.what} {one.why}')}<br><b>{escape(one.way_out)}</b></td></tr>"
+            for one in self.findings
+        )
+        found = f"<table><tbody>{rows}</tbody></table>" if rows else "<p>Nothing is wrong with the chain.</p>"
+        if self.profile is None:
+            return found
+        changes = "".join(f"<li>{escape(str(one))}</li>" for one in self.advice)
+        return f"{found}{self.profile._repr_html_()}<p>{escape(self._bound_text())}</p><ul>{changes}</ul>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, fit for JSON."""
+        return {
+            "is_clean": self.is_clean,
+            "findings": [as_plain(finding) for finding in self.findings],
+            "bound": self.bound,
+            "advice": [one._asdict() for one in self.advice],
+            "profile": None if self.profile is None else self.profile.to_dict(),
+        }
+
+    def _bound_text(self) -> str:
+        if self.bound == "the consumer":
+            return "What bounds is the consumer: no change of the chain would help."
+        best = " What would help, each alone:" if self.advice else ""
+        return f"What bounds is {self.bound}.{best}"

@@ -1,0 +1,255 @@
+"""Where the time of a chain goes: per pipe, in all workers, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from torch.utils.data import MapDataPipe
+
+from kdpipes import _meter
+from kdpipes.delivery.loader import Loader
+from kdpipes.delivery.timing import Lane, Measured, Row
+from kdpipes.errors import ChainError, check_callable, is_number, must_be
+from kdpipes.look.pipe_names import Kind, kind_of, pipe_name
+from kdpipes.look.profile_chart import Chart, as_chart
+from kdpipes.look.profile_table import as_html, as_text
+from kdpipes.look.profile_trace import write_trace
+
+__all__ = ["PipeTime", "Profile", "StepTime", "profile"]
+
+_BATCH_SIZE = 16  # of an indexed chain, which has none
+
+
+class StepTime(NamedTuple):
+    """One of several things that a pipe does: "applying 'resize' to field 'x'"."""
+
+    what: str
+    seconds: float
+
+
+class PipeTime(NamedTuple):
+    """The time of one pipe.
+
+    Args:
+        pipe: Its name.
+        kind: The kind of its work: "source", "plan", "decoding", "transforms", "cache", "batching", "sending" (from a
+            worker to the main process), "device".
+        is_main: Whether it runs in the main process, behind the workers.
+        share: Of the time that all pipes take.
+        seconds: Without what pipes upstream take; of all workers together.
+        calls: How many samples it has made, or batches, behind `deal`.
+        num_bytes: The size of what it has made, as far as that is known.
+        hits: Of a cache: how many fields it had.
+        misses: Of a cache: how many it did not have.
+        steps: What it does, where that is measured for itself.
+    """
+
+    pipe: str
+    kind: Kind
+    is_main: bool
+    share: float
+    seconds: float
+    calls: float
+    num_bytes: float
+    hits: int | None
+    misses: int | None
+    steps: tuple[StepTime, ...]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of a chain goes: prints as a table, shows as one in notebooks.
+
+    Args:
+        pipes: The time of each pipe, from the source on.
+        num_batches: How many batches the loop was given.
+        num_samples: How many samples these had, where `deal` counts them.
+        num_workers: How many workers there are; 0 where the loop makes the batches itself.
+        loop_s: How long the loop ran.
+        wait_s: How long of that it waited for batches (or made them, without workers).
+        main_s: How long of that pipes behind the workers took, such as `to_device`.
+        work_s: How long the workers have worked, all together.
+        idle_s: How long they have waited for the loop, all together.
+        lanes: What each worker has told, for the trace.
+    """
+
+    pipes: tuple[PipeTime, ...]
+    num_batches: int
+    num_samples: int
+    num_workers: int
+    loop_s: float
+    wait_s: float
+    main_s: float
+    work_s: float
+    idle_s: float
+    lanes: tuple[Lane, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def consumer_s(self) -> float:
+        """How long the loop was busy with batches that it had."""
+        return max(self.loop_s - self.wait_s - self.main_s, 0.0)
+
+    @property
+    def wait_share(self) -> float:
+        """Which part of the loop was waiting for batches, or making them."""
+        return min(self.wait_s / self.loop_s, 1.0) if self.loop_s else 0.0
+
+    @property
+    def bound(self) -> Literal["chain", "consumer"]:
+        """Which of the two the other one waits for."""
+        idle_share = self.idle_s / (self.work_s + self.idle_s or 1.0) if self.num_workers else 1 - self.wait_share
+        return "chain" if self.wait_share >= idle_share else "consumer"
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    def plot(self) -> Chart:
+        """Return a bar for each pipe as a picture: notebooks show it, `.save("profile.svg")` writes it."""
+        return as_chart(self)
+
+    def to_trace(self, path: str | Path) -> Path:
+        """Write the pieces of work of each worker for chrome://tracing or https://ui.perfetto.dev.
+
+        Args:
+            path: Of a JSON file; what is there is replaced. It holds the batches that were measured, and of each
+                worker up to 20,000 pieces of work above 20 microseconds.
+        """
+        return write_trace(self, Path(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the profile as plain data, fit for JSON."""
+        names = ("num_batches", "num_samples", "num_workers", "loop_s", "wait_s", "main_s", "work_s", "idle_s")
+        pipes = [{**pipe._asdict(), "steps": [step._asdict() for step in pipe.steps]} for pipe in self.pipes]
+        told = {name: getattr(self, name) for name in names}
+        return {**told, "consumer_s": self.consumer_s, "bound": self.bound, "pipes": pipes}
+
+    @classmethod
+    def of(cls, measured: Measured, before: dict[int, dict[str, int]] | None = None) -> Profile:
+        """Return the profile of what a loader has measured.
+
+        Args:
+            measured: What `Loader.measured()` returns.
+            before: What caches had counted before, by the place of the pipe.
+        """
+        names = tuple(pipe_name(pipe) for pipe in measured.pipes)
+        work_s = sum(lane.work_s for lane in measured.lanes)
+        return cls(
+            pipes=_pipe_times(measured, names, work_s, before or {}),
+            num_batches=measured.num_batches,
+            num_samples=measured.num_samples,
+            num_workers=len({lane.worker for lane in measured.lanes}) if measured.has_workers else 0,
+            loop_s=measured.busy_s,
+            wait_s=measured.wait_s,
+            main_s=sum(row.seconds for row in measured.main_rows),
+            work_s=work_s,
+            idle_s=sum(lane.idle_s for lane in measured.lanes) if measured.has_workers else 0.0,
+            lanes=tuple(measured.lanes),
+            names=names,
+        )
+
+
+def _pipe_times(
+    measured: Measured, names: tuple[str, ...], work_s: float, before: dict[int, dict[str, int]]
+) -> tuple[PipeTime, ...]:
+    probed_s = sum(row.seconds for row in measured.rows)
+    scale = work_s / probed_s if probed_s else 1.0  # the last items may not have been measured
+    rows = [row._replace(seconds=row.seconds * scale) for row in measured.rows] + measured.main_rows
+    total_s = sum(row.seconds for row in rows) or 1.0
+    found = []
+    for place in [*reversed(range(len(names))), None]:
+        own = [row for row in rows if row.place == place]
+        if place is not None:
+            pipe = measured.pipes[place]
+            made = _pipe_time(names[place], kind_of(pipe), place < measured.num_main, own, total_s)
+            hits, misses = (_counted(pipe, before.get(place, {}), name) for name in ("cache_hits", "cache_misses"))
+            found.append(made._replace(hits=hits, misses=misses))
+        elif own and measured.has_workers:
+            sending = _pipe_time("(sending)", "sending", False, own, total_s)
+            found.insert(len(found) - measured.num_main, sending)
+    return tuple(found)
+
+
+def _pipe_time(name: str, kind: Kind, is_main: bool, rows: list[Row], total_s: float) -> PipeTime:
+    seconds = sum(row.seconds for row in rows)
+    steps = tuple(StepTime(row.what, row.seconds) for row in rows if row.what)
+    calls = sum(row.calls for row in rows if not row.what)
+    num_bytes = sum(row.num_bytes for row in rows)
+    return PipeTime(name, kind, is_main, seconds / total_s, seconds, calls, num_bytes, None, None, steps)
+
+
+def _counted(pipe: Any, before: dict[str, int], name: str) -> int | None:
+    counted: dict[str, int] = getattr(pipe, "counted_by_cache", dict)()
+    return counted[name] - before.get(name, 0) if name in counted else None
+
+
+def profile(
+    source: Any,
+    seconds: float = 10.0,
+    *,
+    num_workers: int = 0,
+    reading_service: Any = None,
+    step: Callable[[Any], Any] | None = None,
+) -> Profile:
+    """Return where the time of a chain goes, per pipe.
+
+    The time in which a field is loaded or decoded counts for the pipe that makes the field, not for the one that reads
+    it first. Where one decoder gives a transform just the region that it needs, that is the decoding's; what a
+    transform of several callables does is told apart.
+
+    Args:
+        source: A chain, which is run for `seconds`, epoch after epoch; an indexed one in batches of 16. Or a loader
+            that was made with `kdp.Loader(..., profile=True)`, and says what it has measured so far.
+        seconds: How long to run the chain.
+        num_workers: See `Loader`.
+        reading_service: See `Loader`.
+        step: Called with each batch, as a training step would be: who waits for whom depends on it.
+
+    Raises:
+        ChainError: The chain gives nothing.
+
+    Example:
+        >>> pipe = kdp.from_dataset([(n, 0) for n in range(8)]).select("x").deal(batch_size=4)
+        >>> [pipe.pipe for pipe in kdp.profile(pipe, seconds=0.01).pipes]
+        ['from_dataset', 'select', 'deal']
+    """
+    if isinstance(source, Loader):
+        return Profile.of(source.measured())
+    if not is_number(seconds) or not 0 < seconds < float("inf"):
+        raise ValueError(must_be("seconds", "a number above 0", seconds))
+    if step is not None:
+        check_callable("step", step)
+    if isinstance(source, MapDataPipe):
+        source = source.deal(batch_size=_BATCH_SIZE)
+    with Loader(source, num_workers, reading_service=reading_service, profile=True) as loader:
+        before = _counts(loader)
+        loader.warm_up()  # to start workers takes time that no later epoch takes
+        _run(loader, seconds, step)
+        return Profile.of(loader.measured(), before)
+
+
+def _counts(loader: Loader) -> dict[int, dict[str, int]]:
+    pipes = loader.measured().pipes
+    return {place: getattr(pipe, "counted_by_cache", dict)() for place, pipe in enumerate(pipes)}
+
+
+def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> None:
+    end = _meter.clock() + seconds
+    while True:
+        batch = _END
+        for batch in loader:
+            if step is not None:
+                step(batch)
+            if _meter.clock() >= end:
+                return
+        if batch is _END:
+            raise ChainError("The chain gives no batch: there is nothing to measure.")
+
+
+_END: Any = object()

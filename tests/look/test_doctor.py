@@ -1,0 +1,339 @@
+"""`doctor`: it finds each planted mistake, raises no false alarm, and says what would help."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+from kdpipes import _meter
+from kdpipes.delivery import lane_profile
+from kdpipes.look.doctor import examine
+
+ROOT = Path(__file__).parent.parent.parent
+STOCK = "ignore:(Lambda|Local) function is not supported:UserWarning"
+
+
+def jitter(x: int, rng: np.random.Generator) -> int:
+    return x + int(rng.integers(1000))
+
+
+def double(x: Any) -> Any:
+    return x
+
+
+def numbers(size: int = 64) -> Any:
+    """Sixty-four numbers of four classes, sorted by class."""
+    return kdp.from_dataset([(number, number * 4 // size) for number in range(size)])
+
+
+def found(pipe: Any, **how: Any) -> list[tuple[str, str]]:
+    return [(finding.code, finding.severity) for finding in kdp.doctor(pipe, measure=False, **how).findings]
+
+
+def test_a_sound_chain_is_clean() -> None:
+    report = kdp.doctor(numbers().transform("x", jitter).select("x y").deal(batch_size=8, shuffle=True), measure=False)
+    assert (report.findings, report.is_clean, report.profile) == ((), True, None)
+    assert str(report) == "Nothing is wrong with the chain."
+    assert "Nothing is wrong" in report._repr_html_()
+
+
+def test_a_stock_cache_behind_something_random_is_found() -> None:
+    chain = numbers().transform("x", jitter).select("x").deal(batch_size=8, shuffle=True)
+    assert found(chain) == []
+    assert found(chain.in_memory_cache()) == [("random-before-cache", "error")]
+    shuffled = IterableWrapper(range(4)).shuffle().in_memory_cache().sharding_filter()
+    assert found(shuffled) == [("random-before-cache", "error")]
+    assert found(IterableWrapper(range(4)).in_memory_cache().shuffle().sharding_filter()) == []
+
+
+def test_a_shuffle_of_batches_is_found() -> None:
+    assert found(numbers().select("x").deal(batch_size=8).shuffle()) == [("shuffle-after-batch", "error")]
+    assert found(numbers().select("x").deal(batch_size=8).unbatch().shuffle()) == []
+    stock = IterableWrapper(range(8)).sharding_filter().batch(2)
+    assert found(stock.shuffle(), num_workers=0) == [("shuffle-after-batch", "error"), ("shuffled-in-parts", "warning")]
+
+
+def test_a_stream_that_nothing_shards_is_found() -> None:
+    assert found(IterableWrapper(range(4))) == [("unsharded", "error")]
+    assert found(IterableWrapper(range(4)), num_workers=1) == []
+    assert found(IterableWrapper(range(4)).sharding_filter()) == []
+
+
+def test_sharding_twice_is_found() -> None:
+    chain = IterableWrapper(range(4)).sharding_filter()
+    assert found(chain.sharding_filter()) == [("sharded-twice", "error")]
+
+
+def test_a_shuffle_behind_the_sharding_is_found() -> None:
+    chain = IterableWrapper(range(4))
+    assert found(chain.sharding_filter().shuffle()) == [("shuffled-in-parts", "warning")]
+    assert found(chain.shuffle().sharding_filter()) == []
+
+
+def test_work_before_the_sharding_is_found() -> None:
+    chain = IterableWrapper(range(4)).shuffle()
+    assert found(chain.map(double).sharding_filter()) == [("sharded-late", "warning")]
+    assert found(chain.sharding_filter().map(double)) == []
+
+
+class OwnSharder(IterDataPipe[Any]):
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: Any = None) -> None: ...
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+def test_a_shuffle_that_torch_does_not_seed_alike_is_found() -> None:
+    assert found(OwnSharder(IterableWrapper(range(4)).shuffle())) == [("sharded-unseeded", "error")]
+    assert found(OwnSharder(IterableWrapper(range(4)))) == []
+
+
+def test_parts_that_do_not_pickle_are_found_by_name() -> None:
+    lock = threading.Lock()
+
+    def locked(x: int) -> int:
+        with lock:
+            return x
+
+    chain = numbers().transform("x", locked).select("x").deal(batch_size=8)
+    (finding,) = kdp.doctor(chain, measure=False).findings
+    assert (finding.code, finding.pipe) == ("unpicklable", "transform")
+    assert "cannot be pickled (TypeError: cannot pickle '_thread.lock' object)" in finding.what
+
+
+def test_a_generator_that_a_callable_holds_is_found() -> None:
+    rng = np.random.default_rng(0)
+
+    def noisy(x: int) -> float:
+        return x + float(rng.normal())
+
+    chain = numbers().transform("x", noisy).select("x").deal(batch_size=8)
+    (finding,) = kdp.doctor(chain, measure=False).findings
+    assert (finding.code, finding.pipe) == ("unrecorded-randomness", "transform")
+    assert "`noisy` holds a random generator" in finding.what
+
+
+class Noisy:
+    def __call__(self, x: int) -> float:
+        return x + float(np.random.default_rng().normal())
+
+
+@pytest.mark.filterwarnings(STOCK)
+def test_randomness_that_nothing_repeats_is_found() -> None:
+    chain = numbers().transform("x", Noisy()).select("x").deal(batch_size=8)
+    assert found(chain) == [("unrecorded-randomness", "warning")]
+    mapped = numbers().select("x").deal(batch_size=8).map(lambda batch: (batch, np.random.default_rng().normal()))
+    assert found(mapped) == [("unrecorded-randomness", "warning")]
+    assert found(numbers().transform("x", lambda x: x + np.random.rand()).select("x").deal(batch_size=8)) == []
+
+
+@pytest.fixture
+def large_photos(tmp_path: Path) -> Path:
+    """Two JPEGs of 480 x 480 pixels, in two classes."""
+    for name in ("gull", "heron"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (480, 480)).save(tmp_path / name / "0.jpg")
+    return tmp_path
+
+
+def test_pixels_at_their_full_size_are_found(large_photos: Path) -> None:
+    photos = kdp.image_folder(large_photos).decode_images("x")
+    assert found(photos.select("x y").deal(batch_size=2).collate_samples()) == [("full-size-pixels", "warning")]
+    assert found(photos.transform("x", double).select("x").deal(batch_size=2)) == [("full-size-pixels", "warning")]
+    assert found(photos.transform("x", kdp.Resize(64)).select("x").deal(batch_size=2).collate_samples()) == []
+    assert found(photos.select("x y").deal(batch_size=2).collate_samples(), num_workers=0) == []
+
+
+def test_floating_point_pixels_are_found(large_photos: Path) -> None:
+    small = kdp.image_folder(large_photos).decode_images("x").transform("x", kdp.CenterCrop(256))
+    as_float = small.transform("x", kdp.ToTensor()).select("x").deal(batch_size=2).collate_samples()
+    assert found(as_float) == [("float-pixels", "hint")]
+    assert kdp.doctor(as_float, measure=False).is_clean
+    assert found(small.select("x").deal(batch_size=2).collate_samples()) == []
+
+
+def test_too_little_shared_memory_is_found(large_photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "free")
+    chain = kdp.image_folder(large_photos).decode_images("x").transform("x", kdp.CenterCrop(256)).select("x")
+    for free, codes in ((64 << 10, [("small-shared-memory", "warning")]), (64 << 20, [])):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage(free))
+        assert found(chain.deal(batch_size=2).collate_samples()) == codes
+
+
+def test_a_slow_decoder_is_found_where_there_are_jpegs(large_photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = kdp.image_folder(large_photos).decode_images("x").transform("x", kdp.Resize(32)).select("x")
+    asked = kdp.image_folder(large_photos).decode_images("x", backend="pillow").transform("x", kdp.Resize(32))
+    monkeypatch.setattr(examine, "find_decoders", lambda: {"simplejpeg": None})
+    assert found(chain.deal(batch_size=2)) == []
+    assert found(asked.select("x").deal(batch_size=2)) == [("slow-decoder", "hint")]
+    monkeypatch.setattr(examine, "find_decoders", dict)
+    (hint,) = kdp.doctor(chain.deal(batch_size=2), measure=False).findings
+    assert (hint.code, hint.severity) == ("slow-decoder", "hint")
+    assert "kdpipes[fast]" in hint.way_out
+    for path in list(large_photos.rglob("*.jpg")):
+        Image.open(path).save(path.with_suffix(".png"))
+        path.unlink()
+    pngs = kdp.image_folder(large_photos).decode_images("x").transform("x", kdp.Resize(32)).select("x")
+    assert found(pngs.deal(batch_size=2)) == []
+
+
+def test_training_on_one_class_after_the_other_is_found() -> None:
+    chain = numbers().transform("x", jitter)
+    assert found(chain.select("x y").deal(batch_size=8)) == [("sorted-batches", "warning")]
+    assert found(chain.permute(seed=0).select("x y").deal(batch_size=8)) == []
+    assert found(numbers().select("x y").deal(batch_size=8)) == [], "validation needs no shuffle"
+
+
+def test_a_chain_that_cannot_run_is_found() -> None:
+    def broken(x: int) -> int:
+        raise ZeroDivisionError("by nothing")
+
+    report = kdp.doctor(numbers().transform("x", broken).select("x").deal(batch_size=8))
+    (finding,) = report.findings
+    assert (finding.code, finding.severity, report.profile) == ("cannot-load", "error", None)
+    assert "ZeroDivisionError: by nothing" in finding.what
+    assert "sample '0'" in finding.why
+    assert found(kdp.from_dataset([]).select("x").deal(batch_size=1)) == [("empty", "error")]
+    with pytest.raises(TypeError, match="`source_datapipe` must be a datapipe"):
+        kdp.doctor([1])
+
+
+def statements_of_readme() -> Iterator[str]:
+    """Yield what makes the chains of the README, without what runs them."""
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
+        for statement in ast.parse(code).body:
+            text = ast.get_source_segment(code, statement) or ""
+            if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+                text = ast.unparse(statement)
+            is_run = isinstance(statement, ast.With) or "print(" in text or "DataLoader" in text or "replay(" in text
+            if not is_run and "rockett" not in text:
+                yield text
+
+
+def test_there_is_no_false_alarm_on_the_chains_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "readme"}
+    for text in statements_of_readme():
+        exec(text, names)
+    chains = {name: value for name, value in names.items() if isinstance(value, IterDataPipe | MapDataPipe)}
+    chains["batches"] = names["batches"]()
+    chains["squares"] = names["Squares"]().filter_classes(valid=[1]).scale(by=10).select("x key")
+    assert set(chains) >= {"pipe", "stream", "chain", "crops", "photos", "batches"}
+    assert {name: found(chain) for name, chain in chains.items()} == {name: [] for name in chains}
+
+
+class Clock:
+    """A clock that stands still until somebody spends time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float, value: Any = None) -> Any:
+        self.now += seconds
+        return value
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of all that measures; and a machine of four processors."""
+    made = Clock()
+    monkeypatch.setattr(_meter, "clock", made)
+    monkeypatch.setattr(time, "perf_counter", made)
+    monkeypatch.setattr(lane_profile, "_CALL_S", 0.0)  # so that every item is measured
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
+    return made
+
+
+def slow(clock: Clock, read_s: float, decode_s: float, work_s: float, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a chain of images of which each pipe takes so long."""
+    content = b"no image"
+    monkeypatch.setattr(kdp.EncodedImage, "size", (4, 4))
+    pixels = Image.new("RGB", (4, 4))
+    monkeypatch.setattr(kdp.EncodedImage, "to_pil", lambda image: clock.spend(decode_s, pixels))
+
+    class Photos(kdp.SampleSource):
+        def __len__(self) -> int:
+            return 16
+
+        def getitem_x(self, index: int) -> bytes:
+            return clock.spend(read_s, content)
+
+    photos = Photos().decode_images("x").transform("x", lambda x: clock.spend(work_s, 0))
+    return photos.select("x").deal(batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("times", "bound", "best", "gain"),
+    [
+        ((0.001, 0.007, 0.002), "decoding", "`.cache_in_memory()` behind `.decode_images()`", 5.0),
+        ((0.008, 0.001, 0.001), "storage", "`.cache_in_memory()` behind `.decode_images()`", 10.0),
+        ((0.001, 0.001, 0.008), "transforms", "`num_workers=4`", 4.0),
+    ],
+)
+def test_it_says_what_bounds_and_what_one_change_would_help_most(
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    times: tuple[float, float, float],
+    bound: str,
+    best: str,
+    gain: float,
+) -> None:
+    report = kdp.doctor(slow(clock, *times, monkeypatch), num_workers=0, seconds=0.5)
+    assert (report.findings, report.bound) == ((), bound)
+    assert (report.advice[0].change, round(report.advice[0].gain, 6)) == (best, gain)
+    assert f"What bounds is {bound}. What would help" in str(report)
+    assert f"up to {gain:.1f} times as fast: {best}" in str(report)
+
+
+@pytest.mark.filterwarnings(STOCK)
+def test_it_says_that_the_way_to_the_loop_bounds(clock: Clock) -> None:
+    chain = numbers().select("x").deal(batch_size=8).collate(lambda batch: clock.spend(0.05, 0))
+    assert kdp.doctor(chain, num_workers=0, seconds=0.5).bound == "transfer"
+
+
+def test_where_the_consumer_bounds_nothing_is_advised(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = slow(clock, 0.001, 0.001, 0.001, monkeypatch)
+    report = kdp.doctor(chain, num_workers=0, seconds=1.0, step=lambda batch: clock.spend(0.1))
+    assert (report.bound, report.advice) == ("the consumer", ())
+    assert "no change of the chain would help" in str(report)
+    half = kdp.doctor(chain, num_workers=0, seconds=2.0, step=lambda batch: clock.spend(0.006))
+    assert half.bound != "the consumer"
+    assert half.profile is not None
+    most = half.profile.loop_s / half.profile.consumer_s
+    assert half.advice[0] == ("`num_workers=4`", pytest.approx(most), half.advice[0].why), "as fast as it is consumed"
+    assert half.advice[1:]
+    assert all(one.gain < most for one in half.advice[1:])
+
+
+def test_a_report_is_plain_data_and_html(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine, "find_decoders", dict)
+    report = kdp.doctor(slow(clock, 0.001, 0.007, 0.002, monkeypatch), num_workers=0, seconds=0.5)
+    plain = json.loads(json.dumps(report.to_dict()))
+    assert (plain["is_clean"], plain["bound"], plain["findings"]) == (True, "decoding", [])
+    assert plain["advice"][0]["gain"] == pytest.approx(5.0)
+    assert "`pip install &#x27;kdpipes[fast]&#x27;`" in report._repr_html_()
+    wrong = kdp.doctor(numbers().select("x").deal(batch_size=8).shuffle()).to_dict()
+    assert (wrong["is_clean"], wrong["profile"], wrong["findings"][0]["pipe"]) == (False, None, "shuffle")
+    assert set(wrong["findings"][0]) == {"code", "severity", "pipe", "what", "why", "way_out"}

@@ -1,0 +1,311 @@
+"""`profile`: where the time goes, told by a clock that only planted work moves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from PIL import Image
+from torchdata.dataloader2 import MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+from kdpipes import _meter
+from kdpipes._graph import walk
+from kdpipes.delivery import lane_profile
+from kdpipes.delivery.producer import Producer
+
+NUM = 12
+
+
+class Clock:
+    """A clock that stands still until somebody spends time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of all that measures, in this process and in those that are forked from it."""
+    made = Clock()
+    monkeypatch.setattr(_meter, "clock", made)
+    monkeypatch.setattr(time, "perf_counter", made)
+    monkeypatch.setattr(lane_profile, "_CALL_S", 0.0)  # so that every item is measured
+    return made
+
+
+def source(clock: Clock, seconds: float = 0.0) -> Any:
+    class Slow(kdp.SampleSource):
+        def __len__(self) -> int:
+            return NUM
+
+        def getitem_x(self, index: int) -> bytes:
+            clock.spend(seconds)
+            return bytes(index)
+
+        def getitem_y(self, index: int) -> int:
+            return index % 2
+
+    return Slow()
+
+
+def spends(clock: Clock, seconds: float) -> Callable[[Any], Any]:
+    def work(value: Any) -> Any:
+        clock.spend(seconds)
+        return value
+
+    return work
+
+
+def shares(profile: kdp.Profile) -> dict[str, float]:
+    return {pipe.pipe: round(pipe.share, 6) for pipe in profile.pipes if pipe.share > 1e-9}
+
+
+def run(pipe: Any, epochs: int = 1, **how: Any) -> kdp.Profile:
+    with kdp.Loader(pipe, profile=True, **how) as loader:
+        for _ in range(epochs):
+            for _ in loader:
+                pass
+        return kdp.profile(loader)
+
+
+@pytest.mark.parametrize("workers", ["none", "thread", "process"])
+@pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
+def test_the_share_of_each_pipe_is_its_own_time(clock: Clock, workers: str) -> None:
+    pipe = source(clock, 0.001).transform("x", spends(clock, 0.006)).add_field("z", lambda s: clock.spend(0.003))
+    chain = pipe.filter_classes(valid=[0, 1]).select("x z").deal(batch_size=4)
+    how: dict[str, Any] = {"none": {}, "thread": {"reading_service": kdp.ThreadReadingService(1)}}.get(workers, {})
+    if workers == "process":
+        how = {"num_workers": 1, "start_method": "fork"}
+    told = run(chain, epochs=2, **how)
+    assert shares(told) == {"Slow": 0.1, "transform": 0.6, "add_field": 0.3}
+    assert [pipe.pipe for pipe in told.pipes][:6] == [
+        "Slow",
+        "transform",
+        "add_field",
+        "filter_classes",
+        "select",
+        "deal",
+    ]
+    assert [round(pipe.calls) for pipe in told.pipes][:5] == [2 * NUM] * 5
+    assert (told.num_batches, told.num_samples, told.num_workers) == (6, 2 * NUM, int(workers != "none"))
+    assert told.work_s == pytest.approx(2 * NUM * 0.01)
+
+
+@pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
+def test_a_stream_and_stock_pipes_are_measured_as_well(clock: Clock) -> None:
+    numbers = IterableWrapper(range(NUM)).map(spends(clock, 0.002)).shuffle(buffer_size=4)
+    stream = numbers.to_samples(fields="x").transform("x", spends(clock, 0.005)).select("x").deal(batch_size=3)
+    told = run(stream.map(spends(clock, 0.003)), epochs=2)
+    by_kind = [(pipe.pipe, round(pipe.seconds, 6)) for pipe in told.pipes if pipe.seconds > 1e-9]
+    assert by_kind == [("map", 0.002 * 2 * NUM), ("transform", 0.005 * 2 * NUM), ("map", 0.003 * 8)]
+
+
+def test_decoding_counts_for_decode_images_whoever_asks_for_pixels(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gull").mkdir()
+    for number in range(4):
+        Image.new("RGB", (8, 8)).save(tmp_path / "gull" / f"{number}.png")
+    plain = kdp.EncodedImage.to_pil
+    monkeypatch.setattr(kdp.EncodedImage, "to_pil", lambda image: (clock.spend(0.004), plain(image))[1])
+    photos = kdp.image_folder(tmp_path).decode_images("x").transform("x", spends(clock, 0.001))
+    told = run(photos.select("x").deal(batch_size=2))
+    assert shares(told) == {"decode_images": 0.8, "transform": 0.2}
+    sizes = {pipe.pipe: pipe.num_bytes for pipe in told.pipes}
+    assert sizes["decode_images"] == 4 * 8 * 8 * 3
+    assert 0 < sizes["image_folder"] == sum(path.stat().st_size for path in tmp_path.rglob("*.png"))
+
+
+def test_the_callables_of_a_transform_are_told_apart(clock: Clock) -> None:
+    def blur(x: Any) -> Any:
+        clock.spend(0.003)
+        return x
+
+    told = run(source(clock).transform("x", blur, spends(clock, 0.001)).select("x").deal(batch_size=4))
+    (transform,) = [pipe for pipe in told.pipes if pipe.pipe == "transform"]
+    steps = {step.what: round(step.seconds, 6) for step in transform.steps}
+    assert steps == {"applying 'blur' to field 'x'": 0.036, "applying 'work' to field 'x'": 0.012}
+    assert re.search(r"\n  applying 'blur' to field 'x' +75.0% +36.0 ms", str(told))
+
+
+def test_a_cache_tells_its_hits_and_a_miss_counts_for_who_makes_the_value(clock: Clock) -> None:
+    chain = source(clock).transform("x", spends(clock, 0.01)).cache_in_memory().select("x").deal(batch_size=4)
+    told = run(chain, epochs=3)
+    (cache,) = [pipe for pipe in told.pipes if pipe.kind == "cache"]
+    assert (cache.hits, cache.misses) == (2 * NUM, NUM)
+    assert shares(told) == {"transform": 1.0}
+    assert f"{2 * NUM} of {3 * NUM}" in str(told)
+    again = kdp.profile(chain, seconds=1.0, step=lambda batch: clock.spend(2.0))
+    assert [(pipe.hits, pipe.misses) for pipe in again.pipes if pipe.kind == "cache"] == [(4, 0)], "since it began"
+
+
+def test_who_waits_for_whom(clock: Clock) -> None:
+    chain = source(clock).transform("x", spends(clock, 0.01)).select("x").deal(batch_size=4)
+    fast = kdp.profile(chain, seconds=0.1)
+    assert (fast.bound, fast.wait_share, fast.consumer_s) == ("chain", 1.0, 0.0)
+    slow = kdp.profile(chain, seconds=1.5, step=lambda batch: clock.spend(0.36))
+    assert slow.bound == "consumer"
+    assert slow.wait_share == pytest.approx(0.04 / 0.4, abs=0.05)
+    workers = dataclasses.replace(slow, num_workers=2, loop_s=10.0, wait_s=1.0, work_s=10.0, idle_s=10.0)
+    assert workers.bound == "consumer"
+    assert "the 2 workers for 50% of theirs: the consumer bounds." in str(workers)
+    assert dataclasses.replace(workers, wait_s=6.0).bound == "chain"
+
+
+def test_pipes_behind_the_workers_are_measured_in_the_main_process(clock: Clock) -> None:
+    told = run(source(clock).select("y").deal(batch_size=4).collate_samples().to_device("cpu"), num_workers=1)
+    assert [(pipe.pipe, pipe.is_main) for pipe in told.pipes][-3:] == [
+        ("collate_samples", False),
+        ("(sending)", False),
+        ("to_device", True),
+    ]
+    assert [pipe.calls for pipe in told.pipes if pipe.is_main] == [3]
+
+
+def test_what_is_not_measured_is_reckoned_from_what_is(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_profile, "_CALL_S", 10.0)  # so that it is never worth it
+    chain = source(clock, 0.002).transform("x", spends(clock, 0.006)).select("x").deal(batch_size=1)
+    told = run(chain, epochs=2)
+    assert shares(told) == {"Slow": 0.25, "transform": 0.75}
+    assert told.work_s == pytest.approx(2 * NUM * 0.008)
+    (lane,) = told.lanes
+    assert len(lane.batches) == 1, "the first"
+    assert lane.num_items == 2 * NUM
+    assert sum(pipe.seconds for pipe in told.pipes) == pytest.approx(told.work_s)
+
+
+def crops(folder: Path) -> Any:
+    photos = kdp.image_folder(folder).permute(seed=1).take_percent(to_percent=0.1).decode_images("x").record_ctx()
+    chosen = photos.transform("x", kdp.RandomResizedCrop(16), lambda x: x).select("x y key", return_ctx=True)
+    batches: Any = chosen.deal(batch_size=4, shuffle=True, seed=3).collate_samples()
+    return batches.mixup(num_classes=8).mixup(num_classes=8)
+
+
+@pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
+def test_measuring_changes_no_batch(photo_folder: Path) -> None:
+    def batches(**how: Any) -> list[Any]:
+        with kdp.Loader(crops(photo_folder), **how) as loader:
+            return [batch for _ in range(2) for batch in loader]
+
+    plain = batches()
+    assert len(plain) == 8
+    services: list[dict[str, Any]] = [{}, {"reading_service": kdp.ThreadReadingService(2)}, {"num_workers": 2}]
+    for how in services:
+        for one, other in zip(plain, batches(profile=True, **how), strict=True):
+            (images, labels, keys), ctx = one
+            assert torch.equal(images, other[0][0])
+            assert torch.equal(labels, other[0][1])
+            assert (keys, str(ctx)) == (other[0][2], str(other[1]))
+
+
+def test_without_profile_nothing_is_measured_and_with_it_the_chain_stays_as_it_is(clock: Clock) -> None:
+    stock = IterableWrapper(range(NUM)).shuffle()
+    chain = stock.to_samples(fields="x").transform("x", spends(clock, 1)).select("x").deal(batch_size=3)
+    indexed = source(clock).transform("x", spends(clock, 1)).select("x").deal(batch_size=3)
+    for pipe in (chain, indexed):
+        before = [(type(upstream), set(vars(upstream))) for upstream in walk(pipe)]
+        for profile in (False, True):
+            with kdp.Loader(pipe, profile=profile) as loader:
+                assert next(iter(loader))
+                producer = loader._own._lanes[0]._producer
+                assert (type(producer) is Producer) is not profile
+                assert [(type(upstream), set(vars(upstream))) for upstream in walk(pipe)] == before
+                inner = [(type(upstream), set(vars(upstream))) for upstream in walk(producer._chain)]
+                is_same = [kind for kind, _ in inner] == [kind for kind, _ in before] and not any(
+                    {"fetch", "iterate", "samples"} & names for _, names in inner
+                )
+                assert is_same is not profile
+
+
+def test_measuring_opens_nothing_that_is_not_read(clock: Clock) -> None:
+    class Closed(kdp.SampleSource):
+        def __len__(self) -> int:
+            return 4
+
+        def getitem_x(self, index: int) -> Any:
+            raise AssertionError("x was opened")
+
+    with kdp.Loader(Closed().deal(batch_size=2), profile=True) as loader:
+        assert [[sample.key for sample in batch] for batch in loader] == [["0", "1"], ["2", "3"]]
+    assert kdp.doctor(Closed(), measure=False).findings == ()
+
+
+def test_a_service_of_the_users_is_not_changed() -> None:
+    service = kdp.ThreadReadingService(1)
+    with kdp.Loader(kdp.from_dataset([(1, 0)]).deal(batch_size=1), reading_service=service, profile=True) as loader:
+        assert len(list(loader)) == 1
+        assert (service.is_profiled, loader._own.is_profiled) == (False, True)
+
+
+def test_a_trace_is_what_chrome_and_perfetto_read(clock: Clock, tmp_path: Path) -> None:
+    chain = source(clock, 0.001).transform("x", spends(clock, 0.002)).select("x").deal(batch_size=4)
+    path = run(chain, num_workers=1, start_method="fork").to_trace(tmp_path / "trace.json")
+    trace = json.loads(path.read_text())
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+    work = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    named = [event for event in trace["traceEvents"] if event["ph"] == "M"]
+    assert {event["name"] for event in named} == {"process_name", "thread_name"}
+    assert all({"name", "cat", "ts", "dur", "pid", "tid"} <= set(event) for event in work)
+    assert all(event["ts"] >= 0 and event["dur"] > 0 for event in work)
+    assert [event["name"] for event in work if event["cat"] == "batch"] == ["batch 0", "batch 1", "batch 2"]
+    steps = [event for event in work if event["name"] == "applying 'work' to field 'x'"]
+    assert [round(event["dur"]) for event in steps] == [2000] * NUM
+    batch = next(event for event in work if event["name"] == "batch 0")
+    inside = [step for step in steps if batch["ts"] <= step["ts"] < batch["ts"] + batch["dur"]]
+    assert len(inside) == 4
+
+
+def test_a_profile_shows_as_text_html_picture_and_plain_data(clock: Clock, tmp_path: Path) -> None:
+    told = run(source(clock, 0.001).transform("x", spends(clock, 0.003)).select("x").deal(batch_size=4))
+    lines = str(told).splitlines()
+    assert lines[0].split() == ["pipe", "share", "time", "made", "per", "s", "size", "cached"]
+    assert lines[2].split()[:4] == ["transform", "75.0%", "36.0", "ms"]
+    assert lines[-1] == "No workers: 100% of the loop made batches, the rest was the consumer's."
+    assert "<td>transform</td><td>75.0%</td>" in told._repr_html_()
+    picture = told.plot()
+    root = ElementTree.fromstring(picture._repr_svg_())
+    bars = [float(bar.get("width", "0")) for bar in root if bar.get("width", "%")[-1] != "%"]
+    assert bars[1] == max(bars) == pytest.approx(3 * bars[0], rel=0.01)
+    assert picture.save(tmp_path / "profile.svg").read_text() == picture.svg
+    plain = json.loads(json.dumps(told.to_dict()))
+    assert plain["pipes"][1]["share"] == pytest.approx(0.75)
+    assert plain["bound"] == "chain"
+
+
+def test_a_chain_is_run_for_some_seconds_epoch_after_epoch(clock: Clock) -> None:
+    indexed = source(clock, 0.01).select("x")
+    told = kdp.profile(indexed, seconds=0.5)
+    assert told.num_samples >= 4 * NUM
+    assert [pipe.pipe for pipe in told.pipes] == ["Slow", "select", "deal"]
+
+
+def test_bad_arguments_are_refused() -> None:
+    chain = kdp.from_dataset([(1, 0)]).deal(batch_size=1)
+    with kdp.Loader(chain) as loader, pytest.raises(ValueError, match="profile=True"):
+        kdp.profile(loader)
+    with pytest.raises(TypeError, match="Only kdpipes' own reading services measure"):
+        kdp.Loader(chain, reading_service=MultiProcessingReadingService(1), profile=True)
+    with pytest.raises(TypeError, match="`profile` must be True or False, but is 1 instead"):
+        kdp.Loader(chain, profile=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`seconds` must be a number above 0, but is 0 instead"):
+        kdp.profile(chain, seconds=0)
+    with pytest.raises(TypeError, match="`step` must be a callable"):
+        kdp.profile(chain, step=3)  # type: ignore[arg-type]
+    with pytest.raises(kdp.ChainError, match="gives no batch"):
+        kdp.profile(kdp.from_dataset([]).deal(batch_size=1), seconds=0.1)
