@@ -18,6 +18,7 @@ from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import sample_pipe
+from kdpipes._version import __version__ as __version__
 from kdpipes.cache.cache_in_memory import CacherInMemory
 from kdpipes.cache.cache_in_redis import CacherInRedis
 from kdpipes.cache.cache_on_disk import CacherOnDisk
@@ -83,8 +84,6 @@ from kdpipes.write.copy_to_local import CopyResult, copy_to_local
 from kdpipes.write.localize_files import FileLocalizer
 from kdpipes.write.write_records import RecordsResult, write_records
 from kdpipes.write.write_shards import ShardsResult, write_shards
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CacheIterDataPipe",

@@ -1,9 +1,7 @@
-"""The demo, the shipped photos, and the command that runs both."""
+"""The demo and the shipped photos."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 from PIL import Image
 
 import kdpipes as kdp
-from kdpipes.cli import main
 from kdpipes.demo import PHOTO_CLASSES, run_demo, write_photo_shards
 
 COUNTS = {"brick": 24, "cat": 40, "coffee": 30, "galaxies": 12, "grass": 8, "gravel": 6, "retina": 16, "rocket": 24}
@@ -61,27 +58,3 @@ def test_the_demo_writes_its_picture_and_can_run_again(tmp_path: Path, capsys: p
     printed = capsys.readouterr().out
     assert printed.count("image folder: 160 photos -> 320 samples an epoch") == 2
     assert f"each photo with its recorded crop and the result: {picture}" in printed
-
-
-def test_the_command_runs_the_demo_and_shows_the_balance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = str(tmp_path / "demo")
-    assert main(["demo", "--output", output, "--num-workers", "0", "--num-epochs", "1"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    for name, count in COUNTS.items():
-        after = "80" if name in {"cat", "coffee", "galaxies", "rocket"} else "-"
-        assert lines.count([name, str(count), after]) == 2, "once for the folder, once for the shards"
-    assert sorted(path.name for path in Path(output).iterdir()) == ["batch.png", "folder", "shards"]
-
-
-def test_a_wrong_command_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["dmo"], ["demo", "--num-workers", "two"]):
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        assert end.value.code == 2
-        assert "usage: kdpipes" in capsys.readouterr().err
-
-
-def test_the_package_runs_as_a_module() -> None:
-    done = subprocess.run([sys.executable, "-m", "kdpipes", "--help"], capture_output=True, text=True, check=True)
-    assert "demo" in done.stdout
-    assert done.stderr == ""

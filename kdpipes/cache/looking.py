@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import fsspec
 
+from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import read_contents
 from kdpipes.cache.disk_store import layout_in, store_in
 from kdpipes.cache.lmdb_store import LmdbStore
@@ -58,8 +59,8 @@ def look_at_cache(place: str) -> CacheFound:
 
 def check_cache(place: str) -> tuple[int, int]:
     """Return how many entries a cache has, and how many of them are damaged."""
-    number = num_damaged = 0
-    for entry in _store(place).each_entry():
+    store, number, num_damaged = _store(place), 0, 0
+    for entry in shown_if_slow(store.each_entry(), store.stats().entries, f"verifying {place!r}", "entries"):
         number += 1
         num_damaged += not _is_sound(entry)
     return number, num_damaged

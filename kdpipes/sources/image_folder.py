@@ -16,9 +16,9 @@ from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import file_stamp, is_local, join_url, list_files, list_stamps, read_url
 from kdpipes.storage.shared import PackedStrings, Shared
 
-__all__ = ["ImageFolderMapDataPipe"]
+__all__ = ["IMAGE_SUFFIXES", "ImageFolderMapDataPipe"]
 
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".gif", ".tif", ".tiff")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".gif", ".tif", ".tiff")
 
 
 class _Listing(NamedTuple):
@@ -116,9 +116,9 @@ class ImageFolderMapDataPipe(MapPipe):
 
 
 def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
-    paths = list_files(root, _SUFFIXES)
+    paths = list_files(root, IMAGE_SUFFIXES)
     if not paths:
-        raise DataError(f"There are no images in {root!r}: no file ends with one of {', '.join(_SUFFIXES)}.")
+        raise DataError(f"There are no images in {root!r}: no file ends with one of {', '.join(IMAGE_SUFFIXES)}.")
     loose = next((path for path in paths if "/" not in path), None)
     if loose is not None:
         raise DataError(

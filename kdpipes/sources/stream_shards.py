@@ -15,7 +15,15 @@ from kdpipes._iter_pipe import IterPipe
 from kdpipes.errors import DataError, add_note, check_names
 from kdpipes.sample import Lazy, Sample
 from kdpipes.selection import Permutation
-from kdpipes.storage.files import expand_urls, file_stamp, is_local, matching_urls, relative_names, version_of
+from kdpipes.storage.files import (
+    expand_urls,
+    file_stamp,
+    forget_listings,
+    is_local,
+    matching_urls,
+    relative_names,
+    version_of,
+)
 from kdpipes.storage.remote_stream import StreamsAhead
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import Member, decode_member, read_members
@@ -61,6 +69,7 @@ class ShardStreamerIterDataPipe(IterPipe):
     ) -> None:
         super().__init__()
         self._urls = Shared(expand_urls(urls))
+        self._has_looked = False
         self._class_names = check_names("class_names", class_names)
         self._part = (0, 1)
         self._order_key: bytes | None = None
@@ -162,6 +171,9 @@ class ShardStreamerIterDataPipe(IterPipe):
     def _found(self) -> list[str]:
         """Return the shards, with globs written out, once for all copies."""
         urls = self._urls.value
+        if not self._has_looked:
+            forget_listings(urls)
+            self._has_looked = True
         found = matching_urls(urls)
         if found != urls:
             urls[:] = found

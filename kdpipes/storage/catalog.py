@@ -6,13 +6,14 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,20 @@ from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar import index_shard, is_index_of
 
-__all__ = ["Catalog", "index_beside", "index_url", "make_index", "open_catalog"]
+__all__ = [
+    "Catalog",
+    "IndexFound",
+    "IndexState",
+    "find_index",
+    "in_order",
+    "index_beside",
+    "index_url",
+    "make_index",
+    "open_catalog",
+]
+
+IndexState = Literal["fresh", "stale", "damaged", "missing"]
+Result = TypeVar("Result")
 
 _NUM_THREADS, _NUM_THREADS_HERE = 16, 4
 _NUM_READINGS = 3  # of a shard that is damaged, on the way perhaps
@@ -70,19 +84,19 @@ def open_catalog(urls: Sequence[str], names: Sequence[str]) -> Catalog:
         DataError: A shard cannot be read.
     """
     joined = JoinedIndexes(len(urls))
-    num_threads = _NUM_THREADS_HERE if all(map(is_local, urls)) else _NUM_THREADS
-    found = _in_order(Threads(min(num_threads, len(urls)), "kdpipes-indexes"), urls, 4 * num_threads)
-    for index in shown_if_slow(found, len(urls), "indexing", "shards"):
+    for index in shown_if_slow(in_order(_found_or_made, urls), len(urls), "indexing", "shards"):
         joined.add(index)
     return Catalog(names, joined.versions, joined.shards(), joined.keys(), joined.fields(), urls)
 
 
-def _in_order(threads: Threads, urls: Sequence[str], num_ahead: int) -> Iterator[ShardIndex]:
-    """Yield the indexes of shards, made by threads that hold up nobody who leaves."""
-    rest, coming = iter(urls), deque[Future[ShardIndex]]()
+def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:
+    """Yield what `read` returns of each shard, called ahead by threads that hold up nobody who leaves."""
+    num_threads = _NUM_THREADS_HERE if all(map(is_local, urls)) else _NUM_THREADS
+    threads, num_ahead = Threads(min(num_threads, len(urls)), "kdpipes-indexes"), 4 * num_threads
+    rest, coming = iter(urls), deque[Future[Result]]()
     try:
         while True:
-            coming.extend(threads.submit(partial(_found_or_made, url)) for url in islice(rest, num_ahead - len(coming)))
+            coming.extend(threads.submit(partial(read, url)) for url in islice(rest, num_ahead - len(coming)))
             if not coming:
                 return
             yield coming.popleft().result()
@@ -171,28 +185,70 @@ def _write(place: str, content: bytes) -> None:
     write_url(place, content)
 
 
-def _found(url: str, version: Version) -> ShardIndex | None:
-    """Return the index that is there, if it is that of the shard as it is now."""
-    candidates: list[ShardIndex] = []
+@dataclass(frozen=True)
+class IndexFound:
+    """What there is of a shard's index, beside it or in the local cache.
+
+    Args:
+        state: "fresh": it is that of the shard as it is now; "stale": of another one; "damaged"; "missing".
+        index: If it is fresh. Its version may be that of the shard's original, of which shard and index are copies.
+        damage: Why an index that is there cannot be read.
+    """
+
+    state: IndexState
+    index: ShardIndex | None
+    damage: Sequence[DataError] = ()
+
+
+def find_index(url: str, version: Version) -> IndexFound:
+    """Return what there is of a shard's index; nothing is written.
+
+    Args:
+        url: Of the tar.
+        version: Of the tar.
+
+    Raises:
+        DataError: The storage cannot be reached.
+    """
+    indexes: list[tuple[str, ShardIndex]] = []
+    damage: list[DataError] = []
     for place in (index_url(url), _cached(url)):
-        try:
-            content = read_url(place)
-        except (FileNotFoundError, NotADirectoryError):
+        content = _content_of(place)
+        if content is None:
             continue
-        except DataError as error:
-            if is_local(place) or isinstance(error.__cause__, PermissionError):
-                continue  # so do stores answer that do not say what is missing
-            raise
         try:
             index = ShardIndex.from_bytes(content, place)
         except DataError as error:
-            _log.warning("%s It is made anew.", error)
+            damage.append(error)
             continue
         if version.tag and index.version == version:
-            return index
-        if _may_fit(index.version, version, place):
-            candidates.append(index)
-    return next((_kept(index, url, version) for index in candidates if is_index_of(index, url)), None)
+            return IndexFound("fresh", index, damage)
+        indexes.append((place, index))
+    fitting = [index for place, index in indexes if _may_fit(index.version, version, place)]
+    fit = next((index for index in fitting if is_index_of(index, url)), None)
+    otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
+    return IndexFound("fresh" if fit is not None else otherwise, fit, damage)
+
+
+def _content_of(place: str) -> bytes | None:
+    try:
+        return read_url(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except DataError as error:
+        if is_local(place) or isinstance(error.__cause__, PermissionError):
+            return None  # so do stores answer that do not say what is missing
+        raise
+
+
+def _found(url: str, version: Version) -> ShardIndex | None:
+    """Return the index that is there, if it is that of the shard as it is now."""
+    found = find_index(url, version)
+    for error in found.damage:
+        _log.warning("%s It is made anew.", error)
+    if found.index is None or (version.tag and found.index.version == version):
+        return found.index
+    return _kept(found.index, url, version)
 
 
 def _kept(index: ShardIndex, url: str, version: Version) -> ShardIndex:

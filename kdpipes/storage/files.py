@@ -27,6 +27,7 @@ __all__ = [
     "join_url",
     "list_files",
     "list_stamps",
+    "list_versions",
     "matching_urls",
     "md5_of",
     "open_url",
@@ -208,7 +209,8 @@ def forget_listings(urls: Sequence[str]) -> None:
     for url in {url.rpartition("/")[0]: url for url in urls if not is_local(url)}.values():
         with _naming(url):
             filesystem, path = fsspec.core.url_to_fs(url)
-            filesystem.invalidate_cache(filesystem._parent(path))
+            folder = filesystem._parent(path)
+            filesystem.invalidate_cache(None if "*" in folder else folder)
 
 
 def version_of(url: str) -> Version:
@@ -276,13 +278,17 @@ def file_stamp(url: str) -> str:
     return f"{path} {size} {tag}"
 
 
-def list_stamps(root: str) -> dict[str, str]:
-    """Return for each file below a folder elsewhere, by its path there, what `file_stamp` is for files here."""
+def list_versions(root: str) -> dict[str, Version]:
+    """Return the version of each file below a folder elsewhere, by its path there."""
     with _naming(root):
         filesystem, path = fsspec.core.url_to_fs(root)
         found: dict[str, Any] = retried(lambda: filesystem.find(path, detail=True))
-    stamps = {str(file).removeprefix(path).lstrip("/"): version_in(info) for file, info in found.items()}
-    return {name: f"{join_url(root, name)} {size} {tag}" for name, (size, tag) in stamps.items()}
+    return {str(file).removeprefix(path).lstrip("/"): version_in(info) for file, info in found.items()}
+
+
+def list_stamps(root: str) -> dict[str, str]:
+    """Return for each file below a folder elsewhere, by its path there, what `file_stamp` is for files here."""
+    return {name: f"{join_url(root, name)} {size} {tag}" for name, (size, tag) in list_versions(root).items()}
 
 
 def _list_local(root: str) -> Iterator[str]:

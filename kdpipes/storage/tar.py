@@ -10,7 +10,7 @@ import stat
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
@@ -28,7 +28,16 @@ from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar_headers import NoTarError, UnreadableTarError, read_entries, truncated
 
-__all__ = ["IndexBuilder", "Member", "decode_member", "index_shard", "is_index_of", "read_groups", "read_members"]
+__all__ = [
+    "IndexBuilder",
+    "Member",
+    "compression_of",
+    "decode_member",
+    "index_shard",
+    "is_index_of",
+    "read_groups",
+    "read_members",
+]
 
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _LONGEST_NUMBER = 18  # digits, which 64 bits hold
@@ -168,12 +177,17 @@ def read_members(
         DataError: The tar is truncated, or is none; it cannot be read on; two members of a sample have the same
             extension.
     """
-    compression = next((name for suffix, name in _COMPRESSIONS.items() if url.endswith(suffix)), None)
+    compression = compression_of(url)
     with _opened(url, compression, open_stream) as file:
         has_positions = is_local(url) and compression is None and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         source: ForwardBytes = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
         with _naming(url, source, "a tar"):
             yield from _grouped(url, _contents(url, source))
+
+
+def compression_of(url: str) -> str | None:
+    """Return how a tar is compressed, by its suffix; None if it is not."""
+    return next((name for suffix, name in _COMPRESSIONS.items() if url.endswith(suffix)), None)
 
 
 @contextmanager
@@ -272,7 +286,7 @@ class IndexBuilder:
         self._values = defaultdict[str, "array[int]"](lambda: array("q"))
         self._has_checksums = True
 
-    def add(self, group: list[tuple[Member, bytes | None]]) -> None:
+    def add(self, group: Sequence[tuple[Member, bytes | None]]) -> None:
         """Take the members of one sample, each with its content, if that has been read."""
         for member, content in group:
             checksum = 0 if content is None else zlib.crc32(content)

@@ -7,8 +7,10 @@ from typing import Any
 
 import fsspec
 import pytest
+import s3fs
 
 import kdpipes as kdp
+from kdpipes.demo import write_photo_shards
 from kdpipes.errors import DataError
 from kdpipes.storage.files import list_files, open_url, read_url
 from kdpipes.storage.retries import NUM_TRIES
@@ -130,3 +132,33 @@ def test_shards_open_by_position_as_from_the_disk(
     assert epochs(orders[0], **workers) == epochs(orders[1])
     bucket = remote_shards.rsplit("/", 1)[0]
     assert fsspec.filesystem("s3").exists(f"{bucket}/photos-000.tar.index")
+
+
+@pytest.mark.parametrize("open_pipe", [kdp.open_shards, kdp.stream_shards])
+def test_a_glob_that_is_opened_again_sees_what_another_client_has_written(
+    remote_shards: str, tmp_path: Path, open_pipe: Any
+) -> None:
+    folder = remote_shards.rsplit("/", 1)[0]
+    few = Path(write_photo_shards(tmp_path, num_shards=20)).parent
+    other = s3fs.S3FileSystem(skip_instance_cache=True)
+
+    def num_samples() -> int:
+        fsspec.filesystem("s3").ls(folder)  # a listing that is kept
+        return sum(1 for _ in open_pipe(f"{folder}/*.tar"))
+
+    assert num_samples() == 160
+    other.put(str(few / "photos-000.tar"), f"{folder}/photos-000.tar")  # 8 samples in the place of 40
+    other.put(str(few / "photos-001.tar"), f"{folder}/photos-004.tar")
+    assert num_samples() == 8 + 3 * 40 + 8
+    other.rm(f"{folder}/photos-001.tar")
+    assert num_samples() == 8 + 2 * 40 + 8
+
+
+def test_a_glob_over_folders_sees_what_another_client_has_written(s3: str, photo_shards: str, tmp_path: Path) -> None:
+    shards = [write_photo_shards(tmp_path, num_shards=20), photo_shards]
+    other = s3fs.S3FileSystem(skip_instance_cache=True)
+    for urls, num_samples in zip(shards, (8, 40), strict=True):
+        other.put(str(Path(urls).parent / "photos-000.tar"), f"{s3}/birds/0.tar")
+        fsspec.filesystem("s3").ls(f"{s3}/birds")  # a listing that is kept
+        assert len(kdp.open_shards(f"{s3}/*/*.tar")) == num_samples
+        assert sum(1 for _ in kdp.stream_shards(f"{s3}/*/*.tar")) == num_samples

@@ -1,4 +1,4 @@
-"""`kdpipes replay`, `copy` and `index`: what is done and written, what is said, and the exit status."""
+"""`kdpipes replay`: chains that are named, the picture, and mistakes in one line."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from PIL import Image
 
 import kdpipes as kdp
 from kdpipes.cli import main
-from kdpipes.demo import write_photo_shards
-from kdpipes.storage.shard_index import ShardIndex
 
 CHAINS = """
 import numpy as np
@@ -157,14 +155,6 @@ def test_the_path_of_imports_stays_what_it_was(folder: Path) -> None:
     assert sys.path == before
 
 
-def test_what_is_missing_or_unknown_ends_with_the_usage(folder: Path, capsys: Any) -> None:
-    for words in ([], ["replay"], ["replays"], ["replay", "users_chains:chain", "--batch", "one"]):
-        with pytest.raises(SystemExit) as stopped:
-            main(words)
-        assert stopped.value.code == 2
-        assert "usage: kdpipes" in capsys.readouterr().err
-
-
 def test_it_is_a_command(folder: Path) -> None:
     root = Path(kdp.__file__).parents[1]
     command = [sys.executable, "-m", "kdpipes", "replay", "users_chains:chain", "--batch"]
@@ -175,63 +165,3 @@ def test_it_is_a_command(folder: Path) -> None:
     failed = subprocess.run([*command, "9"], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr == "kdpipes replay: Epoch 0 has no batch 9.\n"
-
-
-def test_a_data_set_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("train/cat/1.jpg", "train/cat/2.jpg", "val/cat/3.jpg"):
-        (tmp_path / "global" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "global" / name).write_bytes(b"pixels")
-    command = ["copy", str(tmp_path / "global"), str(tmp_path / "local"), "--relative-path", "train"]
-    for done in ("2 files, 12 bytes, are copied", "nothing to do"):
-        assert main([*command, "--num-workers", "2"]) == 0
-        assert capsys.readouterr() == (f"{tmp_path / 'local/train'}: {done}.\n", "")
-    assert sorted(path.name for path in (tmp_path / "local").rglob("*.jpg")) == ["1.jpg", "2.jpg"]
-    assert main([*command[:-1], "none"]) == 1
-    assert "kdpipes copy: There is neither a folder" in capsys.readouterr().err
-
-
-def test_shards_are_indexed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
-    urls = write_photo_shards(tmp_path / "shards")
-    for arguments, has_checksums in (["--no-checksums"], False), ([], True):
-        assert main(["index", urls, *arguments]) == 0
-        assert "160 samples in 4 shards are indexed." in capsys.readouterr().out
-        index = ShardIndex.from_bytes((tmp_path / "shards" / "photos-000.tar.index").read_bytes(), "")
-        assert (index.fields["jpg"].checksums is not None) == has_checksums
-    assert main(["index", str(tmp_path / "none-*.tar")]) == 1
-    assert "No file matches" in capsys.readouterr().err
-
-
-def test_caches_are_listed_verified_and_cleared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = kdp.from_ids(["a", "b"], [0, 1], load=lambda name: name.encode() * 5000)
-    name = f"test-cli-{os.getpid()}"
-    in_memory, files, lmdb = f"name={name}", str(tmp_path / "files"), str(tmp_path / "lmdb")
-    named = source.cache_in_memory(name=name)
-    source.cache_on_disk(files, layout="files", num_entries=1).warm_up(progress=False)
-    source.cache_on_disk(lmdb)[1]["x"]
-    named[0]["x"]
-    capsys.readouterr()
-    assert main(["cache", "ls", in_memory, files, lmdb]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert listed[0].startswith(f"{in_memory}: 1 entries, ")
-    assert listed[1].startswith(f"{files}: 3 entries, ")
-    assert listed[1].endswith("bytes, files, complete for 2 samples")
-    assert listed[2].endswith("bytes, lmdb")
-    assert main(["cache", "ls"]) == 0
-    assert listed[0] in capsys.readouterr().out.splitlines()
-    assert main(["cache", "verify", in_memory, files, lmdb]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == f"{files}: 3 entries, 0 damaged"
-    path = next(path for path in Path(files).iterdir() if path.is_file() and b"bbbb" in path.read_bytes())
-    path.write_bytes(path.read_bytes()[:-1])
-    assert main(["cache", "verify", files]) == 1
-    said = capsys.readouterr()
-    assert said.out == f"{files}: 3 entries, 1 damaged\n"
-    assert "1 entries are damaged" in said.err
-    assert main(["cache", "clear", in_memory, files, lmdb]) == 0
-    assert not Path(files).exists()
-    assert not Path(lmdb).exists()
-    for place in (in_memory, files, str(tmp_path)):
-        assert main(["cache", "clear", place]) == 1
-    assert tmp_path.exists()

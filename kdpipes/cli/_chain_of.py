@@ -1,0 +1,55 @@
+"""The chain that a word names."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from kdpipes.errors import closest
+
+__all__ = ["CHAIN_HELP", "chain_of", "names_chain"]
+
+CHAIN_HELP = "module:name or file.py:name, a pipe or a function that makes it"
+_NAMED = re.compile(r"[\w.]+:\w+|.+\.py:\w+")
+
+
+def names_chain(place: str) -> bool:
+    """Return whether a word is written as the name of a chain, or of a file that makes one, and is no data.
+
+    >>> names_chain("train:chain"), names_chain("s3://birds/0.tar"), names_chain("birds.tar")
+    (True, False, False)
+    """
+    return place.endswith(".py") or (bool(_NAMED.fullmatch(place)) and not Path(place).exists())
+
+
+def chain_of(place: str) -> Any:
+    """Return the pipe that `module:name` or `file.py:name` names, or makes.
+
+    Modules are found in the working directory, too; the module is run, as importing it would.
+    """
+    from torch.utils.data import IterDataPipe, MapDataPipe
+
+    module, _, name = place.rpartition(":")
+    if not module or not name:
+        raise ValueError(f"The chain must be named as module:name or file.py:name, but is {place!r} instead.")
+    names = _names_in(module)
+    if name not in names:
+        raise ValueError(f"{module} has no {name!r}.{closest(name, names)}")
+    found = names[name]
+    chain = found if isinstance(found, IterDataPipe | MapDataPipe) else found() if callable(found) else None
+    if not isinstance(chain, IterDataPipe | MapDataPipe):
+        raise ValueError(f"{place} is no chain, and no function that returns one.")
+    return chain
+
+
+def _names_in(module: str) -> dict[str, Any]:
+    folder = Path(module).parent if module.endswith(".py") else Path.cwd()
+    sys.path.insert(0, str(folder))
+    try:
+        return runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))
+    finally:
+        sys.path.remove(str(folder))

@@ -1,0 +1,105 @@
+"""Commands that are imported when they are called, and how they end."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from kdpipes.errors import KdpipesError, closest
+
+__all__ = ["INTERRUPTED", "Command", "Commands"]
+
+INTERRUPTED = 130  # 128 and the number of the signal, as a shell says it
+_EXPLAINED = (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError)  # their texts need no class
+_STATUS = (
+    "Exit status: 0 if all went well; 1 after an error, told in one line on stderr; 2 for wrong usage; "
+    f"{INTERRUPTED} after Ctrl-C."
+)
+
+
+class _Suggesting(click.Command):
+    """A command whose help ends with the exit statuses, and which suggests the closest one for a wrong option."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"epilog": _STATUS, **kwargs})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            known = [name for parameter in self.get_params(ctx) for name in parameter.opts if name.startswith("-")]
+            ctx.fail(f"There is no option {error.option_name!r}.{closest(error.option_name, known)}")
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # so that the usage is shown
+            raise
+
+
+class Command(_Suggesting):
+    """A command that runs once all of kdpipes is imported, and not for its help."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        _ = importlib.import_module("kdpipes").__all__  # registers the pipes: see kdpipes_command.py
+        return super().invoke(ctx)
+
+
+class Commands(_Suggesting, click.Group):
+    """A group of commands.
+
+    Errors of a command end it with one line on stderr; the closest name is suggested for a command that there is not.
+
+    Args:
+        modules: The module of each command, imported when it is needed; its `command` is the command.
+    """
+
+    command_class = Command
+
+    def __init__(self, *args: Any, modules: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._modules = dict(modules or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self._modules])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._modules:
+            return super().get_command(ctx, cmd_name)
+        found: click.Command = importlib.import_module(self._modules[cmd_name]).command
+        return found
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-"):
+            ctx.fail(f"There is no command {args[0]!r}; there are {', '.join(names)}.{closest(args[0], names)}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if ctx.parent is not None:
+            return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+            raise
+        except KeyboardInterrupt:
+            click.echo(f"{_name(ctx)}: interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+        except Exception as error:
+            click.echo(f"{_name(ctx)}: {_line(error)}", err=True)
+            if ctx.params.get("traceback"):
+                click.echo(traceback.format_exc(), err=True)
+            ctx.exit(1)
+
+
+def _name(ctx: click.Context) -> str:
+    return f"{ctx.command_path} {ctx.invoked_subcommand}"
+
+
+def _line(error: Exception) -> str:
+    """Return an error in one line; what follows that, such as a worker's traceback, is shown by `--traceback`."""
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    if first and isinstance(error, _EXPLAINED):
+        return first
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

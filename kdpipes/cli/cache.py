@@ -1,0 +1,106 @@
+"""`kdpipes cache`: `ls`, `verify` and `clear`."""
+
+from __future__ import annotations
+
+import click
+
+from kdpipes.cli._commands import Commands
+from kdpipes.cli._output import json_option, say_json
+
+__all__ = ["command"]
+
+
+@click.group("cache", cls=Commands)
+def command() -> None:
+    """List, verify and clear caches.
+
+    A cache is named by its folder, its URL, or, if it is one in memory that was given a name, by name=NAME.
+
+    \b
+    Examples:
+      kdpipes cache ls
+      kdpipes cache ls name=birds
+      kdpipes cache verify cache/birds
+      kdpipes cache clear cache/birds
+    """
+
+
+@command.command("ls")
+@click.argument("places", nargs=-1)
+@json_option
+def list_caches(places: tuple[str, ...], as_json: bool) -> None:
+    """Say what caches hold.
+
+    PLACES are folders, URLs, or name=NAME for caches in memory; without any, all of those are listed.
+
+    \b
+    Examples:
+      kdpipes cache ls
+      kdpipes cache ls cache/birds --json
+
+    \b
+    JSON: a list of
+      {"place": "cache/birds", "layout": "lmdb", "entries": 320, "bytes": 812345, "num_samples": 160}
+      layout: "lmdb" or "files". num_samples: how many the cache is complete for; null if it is not.
+    """
+    from kdpipes.cache.looking import look_at_cache, named_caches
+
+    found = (look_at_cache(place) for place in places or named_caches())
+    if as_json:
+        say_json([each._asdict() for each in found])
+        return
+    for each in found:
+        is_complete = "" if each.num_samples is None else f", complete for {each.num_samples} samples"
+        click.echo(f"{each.place}: {each.entries} entries, {each.bytes:,} bytes, {each.layout}{is_complete}")
+
+
+@command.command("verify")
+@click.argument("places", nargs=-1, required=True)
+@json_option
+def verify_caches(places: tuple[str, ...], as_json: bool) -> None:
+    """Read all entries, and count those that are damaged.
+
+    PLACES are folders, URLs, or name=NAME for caches in memory. If any entry is damaged, the exit status is 1.
+
+    \b
+    Examples:
+      kdpipes cache verify cache/birds
+      kdpipes cache verify name=birds cache/birds --json
+
+    \b
+    JSON: a list of
+      {"place": "cache/birds", "entries": 320, "damaged": 0}
+    """
+    from kdpipes.cache.looking import check_cache
+    from kdpipes.errors import DataError
+
+    checked, total = [], 0
+    for place in places:
+        number, num_damaged = check_cache(place)
+        total += num_damaged
+        checked.append({"place": place, "entries": number, "damaged": num_damaged})
+        if not as_json:
+            click.echo(f"{place}: {number} entries, {num_damaged} damaged")
+    if as_json:
+        say_json(checked)
+    if total:
+        raise DataError(f"{total} entries are damaged. A chain that reads them with their source heals them.")
+
+
+@command.command("clear")
+@click.argument("places", nargs=-1, required=True)
+def clear_caches(places: tuple[str, ...]) -> None:
+    """Remove caches, with their folders.
+
+    PLACES are folders, URLs, or name=NAME for caches in memory. A folder without a cache is left alone.
+
+    \b
+    Examples:
+      kdpipes cache clear cache/birds
+      kdpipes cache clear name=birds
+    """
+    from kdpipes.cache.looking import clear_cache
+
+    for place in places:
+        clear_cache(place)
+        click.echo(f"{place}: removed")

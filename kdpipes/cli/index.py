@@ -1,0 +1,52 @@
+"""`kdpipes index`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from kdpipes.cli._commands import Command
+from kdpipes.cli._output import json_option, say_json
+
+__all__ = ["command"]
+
+
+@click.command("index", cls=Command)
+@click.argument("urls", nargs=-1, required=True)
+@click.option("--no-checksums", is_flag=True, help="Do not read contents of local shards: much faster.")
+@json_option
+def command(urls: tuple[str, ...], no_checksums: bool, as_json: bool) -> None:
+    """Index tar shards, so that they open at once.
+
+    Writes NAME.tar.index beside each shard, or into the local cache where nothing can be written there: where its
+    members lie, their classes and checksums. Indexes that are there are made anew.
+
+    URLS are paths or fsspec URLs of plain tars, with brace ranges or globs.
+
+    \b
+    Examples:
+      kdpipes index "shards/photos-{000..003}.tar"
+      kdpipes index --no-checksums "shards/*.tar"
+      kdpipes index --json s3://bucket/birds-000.tar
+
+    \b
+    JSON:
+      {"num_samples": 160, "num_shards": 4,
+       "shards": [{"url": "shards/photos-000.tar", "num_samples": 40, "num_bytes": 204800}, ...]}
+    """
+    from kdpipes._progress import shown_if_slow
+    from kdpipes.storage.catalog import make_index
+    from kdpipes.storage.files import expand_urls, forget_listings, matching_urls
+
+    given = expand_urls(urls)
+    forget_listings(given)
+    shards: list[dict[str, Any]] = []
+    for url in shown_if_slow(found := matching_urls(given), len(found), "indexing", "shards"):
+        index = make_index(url, with_checksums=not no_checksums)
+        shards.append({"url": url, "num_samples": len(index.keys), "num_bytes": index.version.size})
+    num_samples = sum(shard["num_samples"] for shard in shards)
+    if as_json:
+        say_json({"num_samples": num_samples, "num_shards": len(shards), "shards": shards})
+    else:
+        click.echo(f"{num_samples} samples in {len(shards)} shards are indexed.")

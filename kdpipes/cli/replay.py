@@ -1,0 +1,40 @@
+"""`kdpipes replay`."""
+
+from __future__ import annotations
+
+import click
+
+from kdpipes.cli._chain_of import CHAIN_HELP, chain_of
+from kdpipes.cli._commands import Command
+
+__all__ = ["command"]
+
+
+@click.command(
+    "replay",
+    cls=Command,
+    help=f"""Draw any batch of any epoch.
+
+    The picture shows of each sample the original, with the crops that were recorded, beside what became of it. No
+    other batch is made.
+
+    CHAIN is {CHAIN_HELP}. The module is run.
+
+    \b
+    Examples:
+      kdpipes replay train.py:chain
+      kdpipes replay train:chain --epoch 3 --batch 1 --out third.png
+    """,
+)
+@click.argument("chain")
+@click.option("--seed", type=int, help="Seed of the epoch.  [default: that of the chain's deal]")
+@click.option("--epoch", type=int, default=0, show_default=True, help="Number of the epoch.")
+@click.option("--batch", type=int, default=0, show_default=True, help="Number of the batch.")
+@click.option("--field", default="x", show_default=True, help="Field of images.")
+@click.option("--out", default="grid.png", show_default=True, help="Picture to write.")
+def command(chain: str, seed: int | None, epoch: int, batch: int, field: str, out: str) -> None:
+    """Draw a batch."""
+    from kdpipes.look.replay_grid import replay_grid
+
+    replay_grid(chain_of(chain), seed=seed, epoch=epoch, batch=batch, field=field).save(out)
+    click.echo(f"Batch {batch} of epoch {epoch}: {out}")

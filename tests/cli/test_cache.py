@@ -1,0 +1,85 @@
+"""`kdpipes cache`: `ls`, `verify` and `clear`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kdpipes as kdp
+from kdpipes import _progress
+from kdpipes.cache.looking import check_cache, clear_cache, look_at_cache, named_caches
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[list[str]]:
+    """A cache in memory with one entry, one of files with all, and one of LMDB."""
+    source = kdp.from_ids(["a", "b"], [0, 1], load=lambda name: name.encode() * 5000)
+    name = f"test-cli-{os.getpid()}"
+    files, lmdb = str(tmp_path / "files"), str(tmp_path / "lmdb")
+    named = source.cache_in_memory(name=name)
+    source.cache_on_disk(files, layout="files", num_entries=1).warm_up(progress=False)
+    source.cache_on_disk(lmdb)[1]["x"]
+    named[0]["x"]
+    yield [f"name={name}", files, lmdb]
+    if f"name={name}" in named_caches():
+        clear_cache(f"name={name}")
+
+
+def damage(files: str) -> None:
+    path = next(path for path in Path(files).iterdir() if path.is_file() and b"bbbb" in path.read_bytes())
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_caches_are_listed(places: list[str], run: Any) -> None:
+    listed = run("cache", "ls", *places).out.splitlines()
+    assert listed[0].startswith(f"{places[0]}: 1 entries, ")
+    assert listed[1].startswith(f"{places[1]}: 3 entries, ")
+    assert listed[1].endswith("bytes, files, complete for 2 samples")
+    assert listed[2].endswith("bytes, lmdb")
+    assert listed[0] in run("cache", "ls").out.splitlines(), "all that have names"
+
+
+def test_json_tells_what_the_functions_return(places: list[str], run: Any) -> None:
+    assert run("cache", "ls", *places, "--json").json() == [look_at_cache(place)._asdict() for place in places]
+    verified = [dict(zip(("entries", "damaged"), check_cache(place), strict=True)) for place in places]
+    told = run("cache", "verify", "--json", *places).json()
+    assert told == [{"place": place, **each} for place, each in zip(places, verified, strict=True)]
+
+
+def test_damaged_entries_are_counted_and_end_with_status_1(places: list[str], run: Any) -> None:
+    files = places[1]
+    assert run("cache", "verify", *places).out.splitlines()[1] == f"{files}: 3 entries, 0 damaged"
+    damage(files)
+    said = run("cache", "verify", files)
+    assert (said.status, said.out) == (1, f"{files}: 3 entries, 1 damaged\n")
+    assert said.err.startswith("kdpipes cache: 1 entries are damaged")
+    assert said.err.count("\n") == 1
+    as_json = run("cache", "verify", files, "--json")
+    assert (as_json.status, as_json.err) == (1, said.err)
+    assert '"damaged": 1' in as_json.out
+
+
+def test_a_bar_on_stderr_shows_what_takes_long(places: list[str], run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_progress, "DELAY_S", 0.0)
+    said = run("cache", "verify", places[1])
+    assert "verifying" in said.err
+    assert said.out == f"{places[1]}: 3 entries, 0 damaged\n"
+
+
+def test_caches_are_cleared_and_nothing_else(places: list[str], tmp_path: Path, run: Any) -> None:
+    assert run("cache", "clear", *places) == (0, "".join(f"{place}: removed\n" for place in places), "")
+    assert [path.name for path in tmp_path.iterdir()] == []
+    for place in (*places, str(tmp_path)):
+        assert run("cache", "clear", place).mistake().startswith("kdpipes cache: ")
+    assert tmp_path.exists()
+
+
+def test_places_without_a_cache_are_told_in_one_line(tmp_path: Path, run: Any) -> None:
+    for action in ("ls", "verify"):
+        mistake = run("cache", action, tmp_path, "--json").mistake()
+        assert mistake.startswith(f"kdpipes cache: There is no cache in {str(tmp_path)!r}")
+        assert "There is no cache of the name 'none'" in run("cache", action, "name=none").mistake()

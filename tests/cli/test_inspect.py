@@ -1,0 +1,158 @@
+"""`kdpipes inspect`: what it prints, for people and as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from webdataset import TarWriter
+
+import kdpipes as kdp
+from kdpipes.cli._chain_of import names_chain
+from kdpipes.demo import write_photo_shards
+from kdpipes.look.chain_contents import look_at_chain
+from kdpipes.look.inspect_data import inspect_data
+from kdpipes.storage.catalog import make_index
+
+CHAIN = """
+import kdpipes as kdp
+
+
+def chain():
+    pipe = kdp.from_dataset([(bytes(n), n % 2) for n in range(5)], "x y", class_names=["heron", "stork"])
+    return pipe.oversample(mode="exact").deal(batch_size=4)
+"""
+
+INTERRUPTED = """
+import threading, time
+from kdpipes.cli import main
+from kdpipes.testing import Fault, faulty_storage
+
+first = threading.Lock()  # of several threads
+
+
+def interrupt(seconds):
+    if first.acquire(blocking=False):
+        os.killpg(0, signal.SIGINT)
+    time.sleep(seconds)
+
+
+with faulty_storage({folder!r}, faults=[Fault("latency", seconds=600, paths="*.tar")], sleep=interrupt):
+    sys.exit(main(["inspect", "faulty://photos-{{000..003}}.tar"]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with four shards, of which the first has an index, and a file with a chain."""
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    write_photo_shards("shards")
+    make_index("shards/photos-000.tar")
+    (tmp_path / "users_chain.py").write_text(CHAIN, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "places", "options"),
+    [
+        ("shards", ["shards"], {}),
+        ("shards --samples 5", ["shards"], {"num_samples": 5}),
+        ("shards --samples 0 --no-scan", ["shards"], {"num_samples": 0, "scan": False}),
+        ("shards/photos-{000..001}.tar shards/photos-003.tar", None, {}),
+        ("shards/*.tar", ["shards/*.tar"], {}),
+    ],
+)
+def test_json_is_what_the_function_returns(folder: Path, words: str, places: Any, options: Any, run: Any) -> None:
+    expected = inspect_data(places or words.split(), **options)
+    assert run("inspect", *words.split(), "--json").json() == expected.as_dict()
+
+
+@pytest.mark.parametrize("place", ["users_chain.py:chain", "users_chain:chain"])
+def test_json_of_a_chain_is_what_the_function_returns(folder: Path, place: str, run: Any) -> None:
+    pipe = kdp.from_dataset([(bytes(n), n % 2) for n in range(5)], "x y", class_names=["heron", "stork"])
+    expected = look_at_chain(pipe.oversample(mode="exact").deal(batch_size=4), num_samples=1)
+    assert run("inspect", place, "--samples", "1", "--json").json() == expected.as_dict()
+
+
+def test_shards_are_told_in_lines(folder: Path, run: Any) -> None:
+    said = run("inspect", "shards/photos-000.tar", "--samples", "1")
+    assert (said.status, said.err) == (0, "")
+    size = Path("shards/photos-000.tar").stat().st_size
+    found = inspect_data(["shards/photos-000.tar"])
+    jpg = found.fields[1]
+    lines = said.out.splitlines()
+    assert lines[:2] == [f"shards/photos-000.tar: 40 samples, {size:,} bytes, 1 shards", "  indexes: 1 fresh"]
+    numbers = f"{jpg.num_bytes:,} {jpg.min_bytes:,} {round(jpg.median_bytes or 0):,} {jpg.max_bytes:,}"
+    assert lines[4].split() == ["jpg", "40", *numbers.split()]
+    assert lines[5].split() == ["class", "samples"]
+    assert found.classes is not None
+    assert [line.split() for line in lines[6:14]] == [[str(one.label), str(one.num_samples)] for one in found.classes]
+    size = found.samples[0].fields["jpg"]["bytes"]
+    assert lines[14:] == ["  first samples:", f"    photos-000.tar/000000: cls = 7 (1 byte), jpg ({size:,} bytes)"]
+
+
+def test_shards_whose_indexes_are_not_fresh_are_named(folder: Path, run: Any) -> None:
+    lines = run("inspect", "shards/photos-000.tar", "shards/photos-001.tar", "--no-scan").out.splitlines()
+    assert lines[0].startswith("shards/photos-000.tar ... shards/photos-001.tar: 40 samples in 1 shards with fresh ind")
+    assert lines[1] == "  indexes: 1 fresh, 1 missing; `kdpipes index` makes those that are not fresh"
+    assert lines[2] == "    missing: shards/photos-001.tar"
+
+
+def test_a_chain_is_told_in_lines(folder: Path, run: Any) -> None:
+    lines = run("inspect", "users_chain:chain", "--samples", "1").out.splitlines()
+    assert lines[:2] == [
+        "users_chain:chain: 6 samples, 2 batches",
+        "  pipes: DatasetReaderMapDataPipe > oversample > deal",
+    ]
+    assert lines[3].split() == ["x", "(bytes)", "1", "0", "0", "0", "0"]
+    assert lines[6].split() == ["0", "heron", "3"]
+    assert lines[-1] == "    0: x bytes (0 bytes), y = 0"
+
+
+def test_long_lists_are_cut_for_people_and_not_for_scripts(tmp_path: Path, run: Any) -> None:
+    with TarWriter(str(tmp_path / "a.tar")) as writer:
+        for number in range(30):
+            writer.write({"__key__": f"{number}", "cls": number})
+    said = run("inspect", tmp_path / "a.tar").out
+    assert "\n    ... and 10 more\n" in said
+    assert len(run("inspect", tmp_path / "a.tar", "--json").json()["classes"]) == 30
+
+
+def test_names_in_data_do_not_steer_the_terminal(tmp_path: Path, run: Any) -> None:
+    with TarWriter(str(tmp_path / "a.tar")) as writer:
+        writer.write({"__key__": "\x1b[2Jcleared", "t\x1bxt": b"text", "cls": "\x1b[31mred"})
+    said = run("inspect", tmp_path / "a.tar").out
+    assert "\x1b" not in said
+    assert r"\x1b[2Jcleared" in said
+    told = run("inspect", tmp_path / "a.tar", "--json").json()
+    assert told["samples"][0]["key"] == "a.tar/\x1b[2Jcleared"
+
+
+def test_mistakes_are_told_in_one_line(folder: Path, run: Any) -> None:
+    refused = {
+        "none.tar": "There is no file 'none.tar'",
+        "users_chain.py": "The chain must be named as module:name or file.py:name",
+        "users_chain:chian": "users_chain has no 'chian'. Did you mean 'chain'?",
+        "users_chain.py:chian": "Did you mean 'chain'?",
+        "shards --samples -1": "`samples` must be an integer of at least 0, but is -1",
+        "shards/photos-000.tar.index": "cannot be read as a plain tar",
+        "none-*.tar": "No file matches 'none-*.tar'",
+    }
+    for words, line in refused.items():
+        assert line in run("inspect", *words.split()).mistake()
+
+
+def test_what_names_a_chain_is_told_from_what_names_data(folder: Path) -> None:
+    for place in ("users_chain:chain", "a.b:c", "../a b/c.py:d", "users_chain.py"):
+        assert names_chain(place)
+    for place in ("shards", "s3://bucket/a.tar", "zip://a.tar::s3://b/c.zip", "a-{0..3}.tar", "/data:old/a.tar"):
+        assert not names_chain(place)
+    (folder / "data:old").mkdir()
+    assert not names_chain("data:old")
+
+
+def test_ctrl_c_while_storage_is_slow_ends_it_at_once(folder: Path, script: Any) -> None:
+    said = script(INTERRUPTED.format(folder=str(folder / "shards")))
+    assert said == (130, "", "kdpipes inspect: interrupted\n")
