@@ -1,11 +1,18 @@
-"""Fixtures of all tests: the shipped photos on disk, and the proof that a test leaves nothing behind."""
+"""Fixtures of all tests: the shipped photos on disk, scripts, and the proof that a test leaves nothing behind."""
 
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +29,109 @@ os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # which asks the network for its n
 torch.set_num_threads(1)
 settings.register_profile("kdpipes", deadline=None, database=None)  # a busy machine is slow, not wrong
 settings.load_profile("kdpipes")
+multiprocessing.set_forkserver_preload(["kdpipes"])  # what starts so gets its chain as spawned ones do, but at once
+
+# It imports what takes seconds, once, and forks a process for each script, which goes on as `python -c` would: it ends
+# where this text does.
+INTERPRETER = """
+import json, os, socket, sys
+import kdpipes
+
+def next_script():
+    calls = socket.socket(fileno=0)
+    while True:
+        request, descriptors, *_ = socket.recv_fds(calls, 1 << 20, 3)
+        if not request:
+            os._exit(0)
+        told = json.loads(request)
+        if "wait" in told:
+            calls.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(told["wait"], 0)[1]))
+        elif child := os.fork():
+            calls.send(b"%d" % child)
+            for descriptor in descriptors:
+                os.close(descriptor)
+        else:
+            break
+    calls.detach()
+    os.setsid()
+    for place, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, place)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    sys.argv[1:] = told["arguments"]
+    return compile(told["script"], "<string>", "exec")
+
+script = next_script()
+del json, kdpipes, next_script, os, socket, sys
+exec(script)
+"""
+
+
+class Script:
+    """A process that runs a script, in a session of its own."""
+
+    def __init__(self, calls: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self._calls = calls
+        self._ended = os.pidfd_open(pid)
+
+    def wait(self, timeout: float = 60) -> int:
+        """Return the exit status, negative for a signal; kill what takes longer than `timeout` seconds and say so."""
+        poll = select.poll()
+        poll.register(self._ended, select.POLLIN)
+        is_late = not poll.poll(timeout * 1000)
+        if is_late:
+            os.killpg(self.pid, signal.SIGKILL)
+        os.close(self._ended)
+        self._calls.send(json.dumps({"wait": self.pid}).encode())
+        status = int(self._calls.recv(64))
+        if is_late:
+            pytest.fail("The script hangs.")
+        return status
+
+
+class Interpreter:
+    """Runs scripts as `python -c` does, in forks of a process that has imported kdpipes before.
+
+    All have the same hash seed. What is said of the import itself, and of spawned processes, needs an interpreter.
+    """
+
+    def __init__(self) -> None:
+        self._calls, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen([sys.executable, "-c", INTERPRETER], stdin=theirs)
+
+    def start(self, script: str, *arguments: str, files: list[int]) -> Script:
+        """Start a script with the descriptors of its standard input, output and errors."""
+        told = {"script": script, "arguments": arguments, "environment": dict(os.environ)}
+        socket.send_fds(self._calls, [json.dumps(told).encode()], files)
+        return Script(self._calls, int(self._calls.recv(64)))
+
+    def run(self, script: str, *arguments: str, stdin: bytes = b"", timeout: float = 60) -> tuple[int, str, str]:
+        """Return the exit status, the output and the errors of a script."""
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as told:
+            given.write(stdin)
+            given.seek(0)
+            files = [file.fileno() for file in (given, printed, told)]
+            status = self.start(script, *arguments, files=files).wait(timeout)
+            printed.seek(0)
+            told.seek(0)
+            return status, printed.read().decode(), told.read().decode()
+
+    def close(self) -> None:
+        """End the process that forks."""
+        self._calls.close()
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Interpreter]:
+    """Runs scripts in processes of their own."""
+    interpreter = Interpreter()
+    yield interpreter
+    interpreter.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from typing import Any
@@ -40,14 +39,14 @@ def test_a_bar_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> 
     assert "counting" in capfd.readouterr().err
 
 
-def test_a_bar_does_not_choose_how_processes_start() -> None:
+def test_a_bar_does_not_choose_how_processes_start(interpreter: Any) -> None:
     code = (
         "import multiprocessing, kdpipes as kdp\n"
         "from kdpipes._progress import shown_if_slow\n"
         "assert list(shown_if_slow(range(3), 3, 'counting')) == [0, 1, 2]\n"
         "assert multiprocessing.get_start_method(allow_none=True) is None\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert interpreter.run(code) == (0, "", "")
 
 
 def test_nothing_is_shown_where_nobody_looks(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

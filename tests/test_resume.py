@@ -67,7 +67,7 @@ def threads(number: int) -> Callable[[], Any]:
 
 
 FORKED = [processes(number, start_method="fork") for number in (1, 2, 3, 4)]
-SPAWNED = processes(2, start_method="spawn")
+FRESH = processes(2, start_method="forkserver")
 THREADS = [threads(number) for number in (1, 2, 3)]
 SERVICES = [inline, *FORKED, *THREADS]
 every_service = pytest.mark.parametrize("service", SERVICES, ids=lambda make: make.__name__)
@@ -144,8 +144,10 @@ def test_numbers_have_one_order_one_list_of_states_and_go_on_from_each(
         resumed_everywhere(loader, number_states, expected)
 
 
-def test_spawned_workers_have_that_order_and_those_states_too(number_epochs: Any, number_states: list[Any]) -> None:
-    with kdp.Loader(of_rank(number_chain(), 2, 0), reading_service=SPAWNED()) as loader:
+def test_workers_that_are_not_forked_have_that_order_and_those_states_too(
+    number_epochs: Any, number_states: list[Any]
+) -> None:
+    with kdp.Loader(of_rank(number_chain(), 2, 0), reading_service=FRESH()) as loader:
         assert [without_seed(state) for state in states_of(loader)] == number_states
         resumed_everywhere(loader, number_states, number_epochs[2, 0])
 

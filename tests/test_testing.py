@@ -28,7 +28,6 @@ BODIES: list[Any] = [
 WORKERS: list[dict[str, Any]] = [
     {"num_workers": 0},
     {"num_workers": 2, "start_method": "fork"},
-    {"num_workers": 2, "start_method": "spawn"},
 ]
 
 

@@ -119,7 +119,7 @@ def test_a_pipeline_of_webdatasets_is_a_source(photo_shards: str) -> None:
 LOADERS: dict[str, Callable[[Any], Any]] = {
     "0": lambda pipe: kdp.Loader(pipe),
     "2": lambda pipe: kdp.Loader(pipe, num_workers=2),
-    "spawn": lambda pipe: kdp.Loader(pipe, num_workers=2, start_method="spawn"),
+    "forkserver": lambda pipe: kdp.Loader(pipe, num_workers=2, start_method="forkserver"),
     "threads": lambda pipe: kdp.Loader(pipe, reading_service=kdp.ThreadReadingService(2)),
     "DataLoader": lambda pipe: DataLoader(pipe, batch_size=None, num_workers=2),
     "DataLoader2": lambda pipe: DataLoader2(pipe, reading_service=MultiProcessingReadingService(2)),

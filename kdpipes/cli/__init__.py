@@ -18,8 +18,11 @@ COMMANDS = {
     "cache": "kdpipes.cli.cache",
     "copy": "kdpipes.cli.copy",
     "demo": "kdpipes.cli.demo",
+    "doctor": "kdpipes.cli.doctor",
     "index": "kdpipes.cli.index",
     "inspect": "kdpipes.cli.inspect",
+    "pack": "kdpipes.cli.pack",
+    "records": "kdpipes.cli.records",
     "replay": "kdpipes.cli.replay",
 }
 

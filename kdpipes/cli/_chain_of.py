@@ -11,7 +11,7 @@ from typing import Any
 
 from kdpipes.errors import closest
 
-__all__ = ["CHAIN_HELP", "chain_of", "names_chain"]
+__all__ = ["CHAIN_HELP", "chain_of", "names_chain", "samples_of"]
 
 CHAIN_HELP = "module:name or file.py:name, a pipe or a function that makes it"
 _NAMED = re.compile(r"[\w.]+:\w+|.+\.py:\w+")
@@ -44,6 +44,13 @@ def chain_of(place: str) -> Any:
     if not isinstance(chain, IterDataPipe | MapDataPipe):
         raise ValueError(f"{place} is no chain, and no function that returns one.")
     return chain
+
+
+def samples_of(place: str) -> Any:
+    """Return the samples of a folder of images, or of the chain that a word names."""
+    from kdpipes.sources.image_folder import ImageFolderMapDataPipe
+
+    return chain_of(place) if names_chain(place) else ImageFolderMapDataPipe(place)
 
 
 def _names_in(module: str) -> dict[str, Any]:

@@ -116,7 +116,10 @@ class WorkerProcess:
     def status(self) -> int | None:
         """Return how a process that is ending has ended, as multiprocessing does; None if somebody else was told."""
         self.has_ended(_PATIENCE_S)
-        self.process.join(0)
+        is_told_late = (
+            getattr(self.process, "_start_method", "") == "forkserver"
+        )  # by the server, a moment after the end
+        self.process.join(_PATIENCE_S if is_told_late else 0)
         code: int | None = self.process.exitcode
         return code
 

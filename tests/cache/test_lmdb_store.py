@@ -10,7 +10,6 @@ import os
 import pickle
 import resource
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,14 +78,15 @@ def test_memory_goes_with_the_store_and_its_last_copy() -> None:
     assert (view == GULL).all()
 
 
-def test_memory_of_a_process_that_ends_is_gone(name: str) -> None:
+def test_memory_of_a_process_that_ends_is_gone(name: str, interpreter: Any) -> None:
     code = (
         "import sys; from kdpipes.cache.lmdb_store import LmdbStore; name = sys.argv[1]\n"
         "stores = [LmdbStore.in_memory(), LmdbStore.in_memory(name), LmdbStore.in_memory(name + '-kept', keep=True)]\n"
         "for store in stores: store.put(b'a', [b'heron']); print(store.folder)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=True)
-    folders = [Path(line) for line in done.stdout.split()]
+    status, printed, told = interpreter.run(code, name)
+    assert status == 0, told
+    folders = [Path(line) for line in printed.split()]
     assert [folder.exists() for folder in folders] == [False, False, True]
     assert f"{name}-kept" in named_folders()
     assert bytes(LmdbStore.in_memory(f"{name}-kept").get(b"a") or b"") == b"heron"

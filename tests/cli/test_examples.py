@@ -21,6 +21,7 @@ from kdpipes.cache.looking import clear_cache, named_caches
 CHAIN = """
 import kdpipes as kdp
 
+samples = kdp.image_folder("photos")
 chain = (
     kdp.image_folder("photos").decode_images("x").record_ctx().transform("x", kdp.RandomResizedCrop(32))
     .select("x y").deal(batch_size=4, shuffle=True).collate_samples()

@@ -99,7 +99,7 @@ def test_the_batches_of_an_epoch_do_not_depend_on_workers() -> None:
     expected = epochs(batches())
     assert expected[0] != expected[1]
     assert sorted(index for batch in expected[1] for index in batch) == list(range(400))
-    for arguments in ({}, {"num_workers": 1}, {"num_workers": 3}, {"num_workers": 1, "start_method": "spawn"}):
+    for arguments in ({}, {"num_workers": 1}, {"num_workers": 3}, {"num_workers": 1, "start_method": "forkserver"}):
         with kdp.Loader(batches(), **arguments) as loader:
             assert len(loader) == len(expected[0]) == len(expected[1])
             assert epochs(loader) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -191,6 +192,7 @@ def error_of(loader: Any) -> str:
     try:
         list(loader)
     except kdp.ChainError as error:
+        traceback.clear_frames(error.__traceback__)  # or torch's iterator waits seconds for its workers when collected
         return str(error)
     return ""
 

@@ -71,7 +71,7 @@ def within_patience(function: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     if not result:
         for child in multiprocessing.active_children():
             child.kill()
@@ -266,7 +266,7 @@ def test_an_error_while_a_spawned_worker_unpickles_the_chain_is_told(kind: type[
         def __call__(self, x: int) -> int:
             return x
 
-    service = kdp.ProcessReadingService(1, start_method="spawn")
+    service = kdp.ProcessReadingService(1, start_method="forkserver")
     with kdp.Loader(numbers(Fragile()), reading_service=service) as loader:
         with pytest.raises(Exception, match="boom"):
             list(loader)

@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import select
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -53,32 +51,11 @@ def is_gone(pid: int) -> bool:
         return True
     poll = select.poll()
     poll.register(process, select.POLLIN)
-    ended = bool(poll.poll(5_000))
+    ended = bool(poll.poll(30_000))
     os.close(process)
     if not ended:
         os.kill(pid, signal.SIGKILL)
     return ended
-
-
-def run_script(script: str, folder: Path) -> tuple[int, str, str]:
-    """Return the exit status, the output and the errors of a script, whose processes are all ended afterwards."""
-    out, err = folder / "out", folder / "err"
-    with out.open("w") as stdout, err.open("w") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-c", script],
-            stdout=stdout,
-            stderr=stderr,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            status: int = process.wait(15)
-        except subprocess.TimeoutExpired:
-            pytest.fail("it hangs")
-        finally:
-            process.kill() if process.returncode is None else None
-            process.wait()
-    return status, out.read_text(), err.read_text()
 
 
 def in_a_fork(action: Callable[[], Any]) -> int:
@@ -96,12 +73,12 @@ def in_a_fork(action: Callable[[], Any]) -> int:
 
 def traces() -> tuple[int, int, int, set[str]]:
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.name.startswith("kdpipes worker"):  # it has been told to end, and is about to
-            thread.join(20)
+    workers = [thread for thread in threading.enumerate() if thread.name.startswith("kdpipes worker")]
+    for thread in workers:  # it has been told to end, and is about to
+        thread.join(20)
     shared = {path.name for path in Path("/dev/shm").iterdir() if f"_{os.getpid()}_" in path.name}
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    return len(multiprocessing.active_children()), descriptors, threading.active_count(), shared
+    return len(multiprocessing.active_children()), descriptors, sum(map(threading.Thread.is_alive, workers)), shared
 
 
 def drop(loader: Any) -> None:
@@ -132,7 +109,7 @@ def turn_in_a_circle(loader: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["processes", "threads"])
-def test_a_hundred_loaders_that_end_in_any_way_leave_nothing(kind: str) -> None:
+def test_fifty_loaders_that_end_in_any_way_leave_nothing(kind: str) -> None:
     def make() -> Any:
         processes = kdp.ProcessReadingService(2, start_method="fork")
         return kdp.Loader(numbers(4), reading_service=processes if kind == "processes" else kdp.ThreadReadingService(2))
@@ -141,9 +118,11 @@ def test_a_hundred_loaders_that_end_in_any_way_leave_nothing(kind: str) -> None:
     for end in endings:
         end(make())
     before = traces()
-    for number in range(100):
+    for number in range(50):
         endings[number % len(endings)](make())
-    assert traces() == before
+    children, descriptors, workers, shared = traces()
+    assert (children, workers, shared) == (before[0], before[2], before[3])
+    assert descriptors <= before[1]  # what other tests have used may be closed meanwhile
 
 
 @pytest.mark.parametrize(
@@ -163,9 +142,9 @@ def test_a_hundred_loaders_that_end_in_any_way_leave_nothing(kind: str) -> None:
     ids=["end", "exit", "error", "interrupt", "kill", "close"],
 )
 def test_a_script_that_ends_without_a_word_leaves_no_process(
-    ending: str, status: int, told: str, tmp_path: Path
+    ending: str, status: int, told: str, interpreter: Any
 ) -> None:
-    code, out, err = run_script(f"{HEAD}\ntell()\n{ending}", tmp_path)
+    code, out, err = interpreter.run(f"{HEAD}\ntell()\n{ending}")
     assert code == status, err
     assert err.count("Traceback") == bool(told)
     assert told in err
@@ -175,7 +154,7 @@ def test_a_script_that_ends_without_a_word_leaves_no_process(
     assert [is_gone(pid) for pid in pids] == [True, True]
 
 
-def test_workers_end_with_their_parent_even_while_a_child_of_its_own_lives_on() -> None:
+def test_workers_end_with_their_parent_even_while_a_child_of_its_own_lives_on(interpreter: Any) -> None:
     script = (
         HEAD
         + """
@@ -185,14 +164,16 @@ if os.fork() == 0:
 os.kill(os.getpid(), signal.SIGKILL)
 """
     )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
-    assert process.stdout is not None
+    nowhere, (receiver, sender) = os.open(os.devnull, os.O_RDWR), os.pipe()
+    process = interpreter.start(script, files=[nowhere, sender, nowhere])
+    os.close(sender)
+    os.close(nowhere)
     try:
-        pids = [int(pid) for pid in process.stdout.readline().split()]
-        process.wait(60)
+        with os.fdopen(receiver) as told:
+            pids = [int(pid) for pid in told.readline().split()]
+        assert process.wait() == -signal.SIGKILL
         assert [is_gone(pid) for pid in pids] == [True, True]
     finally:
-        process.stdout.close()
         os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -200,7 +181,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     "action", ["sys.exit(0)", "loader.close()", "signal.alarm(5); list(loader)"], ids=["ends", "closes", "iterates"]
 )
 def test_a_forked_child_that_ends_or_uses_the_loader_leaves_the_parents_workers_alone(
-    action: str, tmp_path: Path
+    action: str, interpreter: Any
 ) -> None:
     script = f"""
 child = os.fork()
@@ -213,7 +194,7 @@ assert loader.stats()["worker_deaths"] == 0
 assert status == 0 or "list" in {action!r}, status  # an error would do for who iterates
 loader.close()
 """
-    status, _, told = run_script(HEAD + script, tmp_path)
+    status, _, told = interpreter.run(HEAD + script)
     assert status == 0, told
 
 
@@ -225,7 +206,7 @@ loader.close()
     ],
     ids=["ignored", "killed and waited for"],
 )
-def test_a_loader_lives_where_somebody_else_waits_for_its_workers(trouble: str, tmp_path: Path) -> None:
+def test_a_loader_lives_where_somebody_else_waits_for_its_workers(trouble: str, interpreter: Any) -> None:
     script = (
         HEAD
         + f"""
@@ -234,7 +215,7 @@ assert [int(batch[0][0][-1]) for batch in batches] == list(range(1, 20))
 loader.close()
 """
     )
-    status, _, told = run_script(script, tmp_path)
+    status, _, told = interpreter.run(script)
     assert (status, told.count("Traceback")) == (0, 0), told
 
 
@@ -289,7 +270,7 @@ def test_a_worker_that_dies_while_a_child_of_its_own_lives_on_is_replaced(tmp_pa
     with kdp.Loader(chain.select("x").deal(batch_size=1), num_workers=2, start_method="fork") as loader:
         thread = threading.Thread(target=lambda: delivered.extend(values(loader)), daemon=True)
         thread.start()
-        thread.join(5)
+        thread.join(60)
         came = list(delivered)
         os.close(os.open(tmp_path / "fifo", os.O_WRONLY))
         thread.join()

@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ print("after the loop")
 """
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 def test_a_worker_that_is_killed_is_an_error_and_the_next_epoch_runs(start_method: str, tmp_path: Path) -> None:
     deadly = tmp_path / "deadly"
     deadly.touch()
@@ -48,7 +49,7 @@ def test_a_worker_that_is_killed_is_an_error_and_the_next_epoch_runs(start_metho
         assert list(loader) == [[(number,)] for number in range(10)]
 
 
-def test_after_ctrl_c_the_next_epoch_runs() -> None:
+def test_after_ctrl_c_the_next_epoch_runs(interpreter: Any) -> None:
     script = """
 import os, signal
 import kdpipes as kdp
@@ -63,19 +64,15 @@ except KeyboardInterrupt:
     print("interrupted")
 print(len(list(loader)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], timeout=60, capture_output=True, text=True, check=False, start_new_session=True
-    )
-    assert done.stdout.split() == ["interrupted", "100"], done.stderr
+    _, printed, told = interpreter.run(script)
+    assert printed.split() == ["interrupted", "100"], told
 
 
-def test_ctrl_c_ends_the_loop() -> None:
-    script = SCRIPT.format("os.killpg(0, signal.SIGINT)")
-    done = subprocess.run(
-        [sys.executable, "-c", script], timeout=60, capture_output=True, check=False, start_new_session=True
-    )
-    assert done.returncode == -signal.SIGINT or b"KeyboardInterrupt" in done.stderr
-    assert b"after the loop" not in done.stdout
+def test_ctrl_c_ends_the_loop(interpreter: Any) -> None:
+    status, printed, told = interpreter.run(SCRIPT.format("os.killpg(0, signal.SIGINT)"))
+    assert status == -signal.SIGINT
+    assert "KeyboardInterrupt" in told
+    assert "after the loop" not in printed
 
 
 class Mine(Exception):
@@ -85,7 +82,7 @@ class Mine(Exception):
         super().__init__(number, word)
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 def test_an_error_of_the_user_arrives_with_its_type_its_arguments_and_the_traceback(start_method: str) -> None:
     class Local(Exception):
         pass
@@ -118,7 +115,7 @@ def test_an_error_that_does_not_travel_is_told_all_the_same() -> None:
         list(loader)
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 def test_batches_of_any_kind_arrive(start_method: str) -> None:
     @dataclass
     class Box:
@@ -158,7 +155,7 @@ def test_a_source_of_ones_own_needs_no_pickling(start_method: str | None) -> Non
         assert [list(loader), list(loader)] == [[[(0,), (1,)], [(2,)]]] * 2
 
 
-def test_a_local_source_reaches_spawned_workers() -> None:
+def test_a_local_source_reaches_workers_that_are_not_forked() -> None:
     class Local(kdp.SampleSource):
         def __len__(self) -> int:
             return 3
@@ -167,7 +164,7 @@ def test_a_local_source_reaches_spawned_workers() -> None:
             return index
 
     pipe = Local().select("x").deal(batch_size=2)
-    with kdp.Loader(pipe, num_workers=2, start_method="spawn") as loader:
+    with kdp.Loader(pipe, num_workers=2, start_method="forkserver") as loader:
         assert list(loader) == [[(0,), (1,)], [(2,)]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import chain
@@ -16,15 +17,18 @@ import kdpipes as kdp
 from kdpipes.storage.files import expand_urls
 
 SCRIPT = """
-import json, sys
+import json, os, sys
 from datetime import timedelta
 import torch, torch.distributed
 import torchdata.dataloader2 as dl2
 import kdpipes as kdp
 
 kind, *urls = sys.argv[1:]
-torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=20))
-rank = torch.distributed.get_rank()
+num_ranks, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+meeting = os.environ.get("MEETING")  # a file; else where torchrun says
+torch.distributed.init_process_group(
+    "gloo", init_method=meeting, world_size=num_ranks, rank=rank, timeout=timedelta(seconds=60)
+)
 
 def look(x, rng):
     if kind == "one fails" and x == 5:
@@ -55,7 +59,23 @@ torch.distributed.destroy_process_group()
 """
 
 
-def run(tmp_path: Path, num_ranks: int, *arguments: str) -> list[Any]:
+def run(interpreter: Any, tmp_path: Path, num_ranks: int, *arguments: str) -> list[Any]:
+    """Run the script with as many ranks; return what each got."""
+    places = {"MEETING": f"file://{tmp_path}/meeting", "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    scripts = []
+    with (tmp_path / "out").open("a+") as out, (tmp_path / "err").open("a+") as err, Path(os.devnull).open() as nothing:
+        files = [file.fileno() for file in (nothing, out, err)]
+        for rank in range(num_ranks):
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in {**places, "RANK": str(rank), "LOCAL_RANK": str(rank)}.items():
+                    patch.setenv(name, value)
+                scripts.append(interpreter.start(SCRIPT, *arguments, files=files))
+    assert [script.wait() for script in scripts] == [0] * num_ranks, (tmp_path / "err").read_text()
+    ranks: list[Any] = json.loads((tmp_path / "out").read_text().splitlines()[-1])
+    return ranks
+
+
+def run_with_torchrun(tmp_path: Path, num_ranks: int, *arguments: str) -> list[Any]:
     """Run the script under torchrun; return what each rank got."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -67,14 +87,14 @@ def run(tmp_path: Path, num_ranks: int, *arguments: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("num_ranks", "kind"), [(2, "0"), (4, "1"), (2, "dataloader"), (2, "sequential")])
-def test_the_ranks_share_what_one_process_gets(tmp_path: Path, num_ranks: int, kind: str) -> None:
+def test_the_ranks_share_what_one_process_gets(interpreter: Any, tmp_path: Path, num_ranks: int, kind: str) -> None:
     def look(x: int, rng: Any) -> list[float]:
         return [x, rng.random()]
 
     source = kdp.from_dataset([(number, 0) for number in range(22)]).transform("x", look)
     pipe = source.select("x").deal(global_batch_size=8, shuffle=True, seed=2)
     expected = json.loads(json.dumps([list(pipe) for _ in range(2)]))
-    found = run(tmp_path, num_ranks, kind)
+    found = run(interpreter, tmp_path, num_ranks, kind)
     for epoch in range(2):
         parts = [rank["epochs"][epoch] for rank in found]
         assert [list(chain(*batches)) for batches in zip(*parts, strict=True)] == expected[epoch]
@@ -91,7 +111,7 @@ def test_a_rank_is_told_once_whoever_tells_it() -> None:
 
 def test_ranks_that_read_shards_of_their_own_end_together(tmp_path: Path, photo_shards: str) -> None:
     urls = expand_urls(photo_shards)[:3]  # 40 samples each: two shards for rank 0, one for rank 1
-    for ranks in zip(*(rank["epochs"] for rank in run(tmp_path, 2, "shards", *urls)), strict=True):
+    for ranks in zip(*(rank["epochs"] for rank in run_with_torchrun(tmp_path, 2, "shards", *urls)), strict=True):
         keys = [[key for batch in epoch for (key,) in batch] for epoch in ranks]
         assert [len(part) for part in keys] == [40, 40]
         assert len({*keys[0], *keys[1]}) == 80
@@ -100,4 +120,4 @@ def test_ranks_that_read_shards_of_their_own_end_together(tmp_path: Path, photo_
 
 def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="KeyError: 'mine'"):
-        run(tmp_path, 2, "one fails")
+        run_with_torchrun(tmp_path, 2, "one fails")

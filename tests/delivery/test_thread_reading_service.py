@@ -106,16 +106,17 @@ def test_epochs_that_are_left_early_are_followed_by_whole_ones() -> None:
 
 
 def test_threads_end_with_their_loader() -> None:
-    before = threading.active_count()
-    loader = threaded(numbers(), 3)
-    next(iter(loader))
-    assert threading.active_count() == before + 3
-    loader.close()
-    assert threading.active_count() == before
-    loader = threaded(numbers(), 3)
-    next(iter(loader))
-    del loader
-    assert threading.active_count() == before
+    before = set(threading.enumerate())
+    for end in (lambda loader: loader.close(), lambda loader: None):
+        loader = threaded(numbers(), 3)
+        next(iter(loader))
+        workers = set(threading.enumerate()) - before
+        assert len(workers) == 3
+        end(loader)
+        del loader
+        for worker in workers:
+            worker.join(20)
+        assert not any(worker.is_alive() for worker in workers)
 
 
 def test_threads_that_begin_an_epoch_at_the_same_moment_do_not_disturb_each_other() -> None:

@@ -93,7 +93,7 @@ def epochs(loader: Any, number: int = 2) -> list[list[Any]]:
 LOADERS: dict[str, Callable[[Any], Any]] = {
     **{f"kdp.Loader {number}": lambda pipe, number=number: kdp.Loader(pipe, number) for number in (0, 1, 2, 3)},
     "threads": lambda pipe: kdp.Loader(pipe, reading_service=kdp.ThreadReadingService(3)),
-    "spawned": lambda pipe: kdp.Loader(pipe, 2, start_method="spawn"),
+    "not forked": lambda pipe: kdp.Loader(pipe, 2, start_method="forkserver"),
     **{
         f"DataLoader {number}": lambda pipe, number=number: DataLoader(pipe, batch_size=None, num_workers=number)
         for number in (0, 1, 2)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import random
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -351,7 +349,7 @@ def test_threads_of_a_child_begin_at_once_without_the_parents_lock(
             monkeypatch.undo()  # the other thread comes while this one is between the process and the lock
             other = threading.Thread(target=lambda: (read(reader, (0, 9)), has_read.set()), daemon=True)
             other.start()
-            assert has_read.wait(3)
+            assert has_read.wait(20)
             return new_lock()
 
         monkeypatch.setattr(ranges.threading, "Lock", lock_late)
@@ -388,16 +386,7 @@ begun.wait()
 """
 
 
-def test_a_process_with_an_idle_reader_ends() -> None:
-    assert subprocess.run([sys.executable, "-c", EXIT, "0"], timeout=60, check=False).returncode == 0
-
-
-def test_a_process_ends_though_requests_hang() -> None:
-    process = subprocess.Popen([sys.executable, "-c", EXIT, "120"])
-    try:
-        assert process.wait(60) == 0
-    except subprocess.TimeoutExpired:
-        pytest.fail("It waits for requests that nobody needs.")
-    finally:
-        process.kill()
-        process.wait()
+@pytest.mark.parametrize("seconds", ["0", "120"], ids=["idle", "hanging"])
+def test_a_process_ends_though_its_reader_is_idle_or_its_requests_hang(seconds: str, interpreter: Any) -> None:
+    status, _, told = interpreter.run(EXIT, seconds)
+    assert status == 0, told

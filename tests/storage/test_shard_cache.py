@@ -9,8 +9,6 @@ import os
 import pickle
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -581,12 +579,6 @@ begun.wait()
 """
 
 
-def test_a_process_ends_though_downloads_hang(place: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", EXIT, str(place)])
-    try:
-        assert process.wait(60) == 0
-    except subprocess.TimeoutExpired:
-        pytest.fail("It waits for a shard that nobody needs.")
-    finally:
-        process.kill()
-        process.wait()
+def test_a_process_ends_though_downloads_hang(place: Path, interpreter: Any) -> None:
+    status, _, told = interpreter.run(EXIT, str(place))
+    assert status == 0, told

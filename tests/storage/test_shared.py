@@ -7,8 +7,6 @@ import gc
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,7 +74,7 @@ def test_a_forked_process_has_the_same_object() -> None:
     assert _in_children("fork", look, shared) == [(True, True)]
 
 
-def test_spawned_processes_map_the_arrays_from_one_file() -> None:
+def test_processes_that_are_not_forked_map_the_arrays_from_one_file() -> None:
     arrays = {
         "labels": np.arange(100_000),
         "empty": np.zeros((0, 3), dtype=np.float32),
@@ -101,7 +99,7 @@ def test_spawned_processes_map_the_arrays_from_one_file() -> None:
             "is one handle": first is second,
         }
 
-    found = _in_children("spawn", look, (shared, shared), num_children=2)
+    found = _in_children("forkserver", look, (shared, shared), num_children=2)
     (inode,) = _memory_files() - before
     assert (
         found[0]
@@ -119,11 +117,10 @@ def test_spawned_processes_map_the_arrays_from_one_file() -> None:
     assert inode not in _memory_files()
 
 
-def test_a_pickle_loads_in_a_fresh_interpreter() -> None:
+def test_a_pickle_loads_in_a_fresh_interpreter(interpreter: Any) -> None:
     payload = pickle.dumps([Shared(np.arange(4)), Shared(lambda x: x + 1)])
     code = "import pickle, sys; a, f = pickle.load(sys.stdin.buffer); print(a.value.tolist(), f.value(3))"
-    done = subprocess.run([sys.executable, "-c", code], input=payload, capture_output=True, check=True)
-    assert done.stdout == b"[0, 1, 2, 3] 4\n"
+    assert interpreter.run(code, stdin=payload) == (0, "[0, 1, 2, 3] 4\n", "")
 
 
 @settings(max_examples=60, deadline=None, database=None)

@@ -1,0 +1,53 @@
+"""`kdpipes doctor`."""
+
+from __future__ import annotations
+
+import click
+
+from kdpipes.cli._chain_of import CHAIN_HELP, chain_of
+from kdpipes.cli._commands import Command
+from kdpipes.cli._output import json_option, say_json
+
+__all__ = ["command"]
+
+
+@click.command(
+    "doctor",
+    cls=Command,
+    help=f"""Say what is wrong with a chain, what bounds it, and what would help most.
+
+    The chain is looked at, its first batch is made twice, and it is run for some seconds. Where something is wrong, the
+    exit status is 1; hints do not count.
+
+    CHAIN is {CHAIN_HELP}. The module is run.
+
+    \b
+    Examples:
+      kdpipes doctor train.py:chain --seconds 1
+      kdpipes doctor train:chain --no-measure
+      kdpipes doctor train:chain --no-measure --json
+
+    \b
+    JSON:
+      is_clean      false where something is wrong
+      findings      [{{"code", "severity", "pipe", "what", "why", "way_out"}}]
+      bound         "storage", "decoding", "transfer", ..., or null
+      advice        the changes that would help, the best one first
+      profile       where the time goes, or null
+    """,
+)
+@click.argument("chain")
+@click.option("--num-workers", type=int, default=2, show_default=True, help="Workers that the chain is to run with.")
+@click.option("--seconds", type=float, default=5.0, show_default=True, help="How long to measure.")
+@click.option("--measure/--no-measure", default=True, show_default=True, help="Run the chain.")
+@json_option
+def command(chain: str, num_workers: int, seconds: float, measure: bool, as_json: bool) -> int:
+    """Say what is wrong with a chain."""
+    from kdpipes.look.doctor.examine import doctor
+
+    report = doctor(chain_of(chain), num_workers=num_workers, seconds=seconds, measure=measure)
+    if as_json:
+        say_json(report.to_dict())
+    else:
+        click.echo(str(report))
+    return 0 if report.is_clean else 1
