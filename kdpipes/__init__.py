@@ -14,6 +14,7 @@ with _warnings.catch_warnings():
     import torchdata.dataloader2
     import torchdata.datapipes  # noqa: F401
 
+from kdpipes._draw import Draw
 from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
@@ -33,7 +34,6 @@ from kdpipes.delivery.mixup import MixerUpIterDataPipe
 from kdpipes.delivery.reading_services import ProcessReadingService, ThreadReadingService
 from kdpipes.delivery.rebuild_batch import rebuild_batch
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
-from kdpipes.draw import Draw
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
 from kdpipes.look import notebook as _notebook  # noqa: F401  # which lets pipes show themselves
 from kdpipes.look.crop_boxes import crop_boxes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kdpipes._draw import seeded_globals
 from kdpipes.callback import Callback
-from kdpipes.draw import seeded_globals
 from kdpipes.sample import Sample
 
 __all__ = ["call_seeded"]

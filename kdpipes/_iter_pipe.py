@@ -10,9 +10,9 @@ from torch.utils.data.datapipes.iter import ShardingFilter
 from torchdata.datapipes.iter import SampleMultiplexer
 
 from kdpipes._called import CALLED
+from kdpipes._draw import Draw, EarlyDraws, EpochCounter, hash_key, is_replaying, made_under
 from kdpipes._graph import shards, walk
 from kdpipes._pipe import Shown, Suggesting, gives_samples
-from kdpipes.draw import Draw, EarlyDraws, EpochCounter, hash_key, is_replaying, made_under
 from kdpipes.errors import ChainError, check_count
 from kdpipes.sample import Sample, as_sample
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._called import CALLED
+from kdpipes._draw import Draw, drawing, is_drawing
 from kdpipes._pipe import Suggesting, gives_samples
 from kdpipes._progress import shown_if_slow
-from kdpipes.draw import Draw, drawing, is_drawing
 from kdpipes.errors import ChainError, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared

@@ -8,8 +8,8 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
+from kdpipes._draw import Draw, current_draw, generator
 from kdpipes._lazy import UNLOADED, Lazy, Loaded
-from kdpipes.draw import Draw, current_draw, generator
 from kdpipes.errors import ChainError, MissingMemberError, refuse_field
 
 __all__ = ["Lazy", "Sample", "as_sample"]

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.draw import Draw, EpochCounter, current_draw, drawing, hash_key, seeded_globals
+from kdpipes._draw import Draw, EpochCounter, current_draw, drawing, hash_key, seeded_globals
 
 Numbers = tuple[float, float, float]
 

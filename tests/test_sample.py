@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torchdata.datapipes.iter import IterableWrapper
 
-from kdpipes.draw import Draw
+from kdpipes._draw import Draw
 from kdpipes.errors import ChainError, FieldError
 from kdpipes.sample import Lazy, Sample, as_sample
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from kdpipes._draw import Draw, drawing
 from kdpipes._fingerprint import digest
 from kdpipes.cache.store import CacheStore
-from kdpipes.draw import Draw, drawing
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, decode, encode
 from kdpipes.storage.shared import PackedStrings

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kdpipes._draw import Draw, drawing
 from kdpipes._graph import walk
 from kdpipes._iter_pipe import samples_of
 from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import write_contents
 from kdpipes.cache.identity import key_of
-from kdpipes.draw import Draw, drawing
 from kdpipes.errors import DataError, check_count, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.codec import encode

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from kdpipes._draw import Draw, EarlyDraws, drawing, hash_key, made_under
 from kdpipes._functional import functional_pipe
 from kdpipes._giving_up import given_up_by
 from kdpipes._graph import walk
@@ -19,7 +20,6 @@ from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
 from kdpipes.delivery.dealer import Batch, Dealer, Dealt, Shuffle
 from kdpipes.delivery.layout import EqualEpoch, Layout, Uneven
-from kdpipes.draw import Draw, EarlyDraws, drawing, hash_key, made_under
 from kdpipes.errors import ChainError, DataError, check_choice, check_count, must_be, refuse_field
 from kdpipes.sample import Sample
 from kdpipes.selection import Permutation

@@ -17,6 +17,7 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
+from kdpipes._draw import hash_key
 from kdpipes._graph import shards, walk
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
 from kdpipes.delivery.layout import group_size
@@ -24,7 +25,6 @@ from kdpipes.delivery.producer import Counting, Position
 from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadingService, ReadingService
 from kdpipes.delivery.shipped import Shipped
 from kdpipes.delivery.timing import Measured, measured
-from kdpipes.draw import hash_key
 from kdpipes.errors import ChainError, check_count, check_seed, must_be
 from kdpipes.storage.shared import sharing
 

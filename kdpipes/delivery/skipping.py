@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
+from kdpipes._draw import Draw
 from kdpipes._graph import walk
-from kdpipes.draw import Draw
 from kdpipes.errors import DataError
 from kdpipes.sample import Sample
 

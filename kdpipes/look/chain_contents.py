@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from kdpipes._draw import Draw, EarlyDraws, drawing, made_under
 from kdpipes._functional import registered
 from kdpipes._graph import walk
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import SampleMapper
 from kdpipes.delivery.behind_deal import DEALERS
-from kdpipes.draw import Draw, EarlyDraws, drawing, made_under
 from kdpipes.look.contents import ClassSeen, Contents, FieldSeen, SampleSeen, classes_seen
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sample import Sample

@@ -13,9 +13,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe, TensorDataset
 from webdataset.pipeline import DataPipeline
 
 from kdpipes._calling import call_seeded
+from kdpipes._draw import seeded_globals
 from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes.callback import Callback
-from kdpipes.draw import seeded_globals
 from kdpipes.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.shared import Shared, is_sharing

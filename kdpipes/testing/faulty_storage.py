@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_args
 import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from kdpipes.draw import hash_key
+from kdpipes._draw import hash_key
 from kdpipes.errors import check_choice, check_seed, must_be
 from kdpipes.testing.faults import BEFORE_THE_ANSWER, ErrorStyle, Fault, error_of
 from kdpipes.testing.ledger import Begun, Ledger, Request, num_repeated

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from kdpipes.draw import hash_key
+from kdpipes._draw import hash_key
 from kdpipes.testing.faults import Fault
 
 __all__ = ["Begun", "Ledger", "Request", "num_repeated"]

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch.utils.data.datapipes.iter import Shuffler
 
+from kdpipes._draw import Draw, drawing
 from kdpipes._graph import copy_streams, sources_of, walk
 from kdpipes._iter_pipe import IterPipe, seed_upstream
 from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import SampleMapper
-from kdpipes.draw import Draw, drawing
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes._draw import hash_key
 from kdpipes._map_pipe import MapPipe
-from kdpipes.draw import hash_key
 from kdpipes.errors import DataError, check_callable, check_count, check_names, check_seed, must_be
 from kdpipes.selection import Permutation
 from kdpipes.storage.files import is_local

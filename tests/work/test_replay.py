@@ -19,7 +19,7 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
-from kdpipes.draw import seeded_globals
+from kdpipes._draw import seeded_globals
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 

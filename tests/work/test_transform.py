@@ -13,7 +13,7 @@ from PIL import Image
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.draw import seeded_globals
+from kdpipes._draw import seeded_globals
 
 ITEMS = [(n, n % 2) for n in range(4)]
 
