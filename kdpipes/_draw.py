@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISpawnableSeedSequence
+from numpy.typing import NDArray
 
 __all__ = [
     "Draw",
@@ -76,9 +78,26 @@ class Draw(NamedTuple):
         return {"seed": self.seed, "epoch": self.epoch, "ordinal": self.ordinal}
 
 
+class _Key(ISpawnableSeedSequence):
+    """The key of a Philox generator in the place of a seed: beside a key, NumPy asks the system for entropy.
+
+    Args:
+        words: Two words of 64 bits.
+    """
+
+    def __init__(self, words: NDArray[np.uint64]) -> None:
+        self._words = words
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        return self._words
+
+    def spawn(self, n_children: int) -> list[np.random.SeedSequence]:
+        return np.random.SeedSequence(int.from_bytes(self._words.tobytes(), "little")).spawn(n_children)
+
+
 def generator(key: bytes) -> np.random.Generator:
     """Return the generator of a key."""
-    return np.random.Generator(np.random.Philox(key=np.frombuffer(key[:16], dtype=np.uint64)))
+    return np.random.Generator(np.random.Philox(_Key(np.frombuffer(key[:16], dtype=np.uint64))))  # type: ignore[arg-type]
 
 
 class EarlyDraws:

@@ -26,6 +26,8 @@ from kdpipes.demo import write_photo_folder, write_photo_shards
 from kdpipes.testing import s3_server
 
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # which asks the network for its newest version on import
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
 settings.register_profile("kdpipes", deadline=None, database=None)  # a busy machine is slow, not wrong
 settings.load_profile("kdpipes")

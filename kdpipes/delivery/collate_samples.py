@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Number
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,13 @@ __all__ = ["SampleCollatorIterDataPipe", "collate", "split_ctx"]
 
 
 refuse_flavour("collate_samples", flavour="map", way_out="Put `.deal(batch_size=...)` before it.")
+
+
+class BatchMemory(Protocol):
+    """Gives memory to the arrays of one batch after the other."""
+
+    def begin(self) -> None: ...
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, /) -> torch.Tensor | None: ...
 
 
 @functional_pipe("collate_samples", flavour="iter")
@@ -51,6 +58,8 @@ class SampleCollatorIterDataPipe(OneToOne):
         ([[1, 2], [3, 0]], [0, 1])
     """
 
+    _memory: BatchMemory | None = None
+
     def __init__(self, source_datapipe: IterDataPipe[Any], *, pad: Mapping[str, float] | None = None) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(
@@ -71,6 +80,10 @@ class SampleCollatorIterDataPipe(OneToOne):
                 must_be("pad", f"for the fields {', '.join(self._names)}", unknown) + closest(unknown, self._names)
             )
 
+    def use_memory(self, memory: BatchMemory) -> None:
+        """Put batches together in memory that is used again for others: nobody may keep one."""
+        self._memory = memory
+
     def __len__(self) -> int:
         return len(self._source)
 
@@ -87,6 +100,8 @@ class SampleCollatorIterDataPipe(OneToOne):
             yield self._collated(items)
 
     def _collated(self, items: list[Any]) -> Any:
+        if self._memory is not None:
+            self._memory.begin()
         if self._has_ctx:
             return self._fields([item for item, _ in items]), collate(
                 [ctx for _, ctx in items], name="ctx", ragged=True
@@ -102,10 +117,17 @@ class SampleCollatorIterDataPipe(OneToOne):
         return collate(items)
 
     def _field(self, name: str, values: list[Any]) -> Any:
-        return collate(values, name=name, pad=self._pad.get(name))
+        return collate(values, name=name, pad=self._pad.get(name), memory=self._memory)
 
 
-def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = None, ragged: bool = False) -> Any:
+def collate(
+    values: Sequence[Any],
+    *,
+    name: str = "item",
+    pad: float | None = None,
+    ragged: bool = False,
+    memory: BatchMemory | None = None,
+) -> Any:
     """Return a batch of values of one kind, as `collate_samples` does.
 
     Args:
@@ -113,6 +135,7 @@ def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = No
         name: The field's name, for errors.
         pad: What fills up ragged values.
         ragged: Whether values of different shapes become a list, as those of a ctx do.
+        memory: Where to put tensors and numbers together.
 
     Raises:
         DataError: The shapes differ, and there is no `pad`.
@@ -124,12 +147,12 @@ def collate(values: Sequence[Any], *, name: str = "item", pad: float | None = No
     if ragged and _is_ragged(kind, values):
         return list(values)
     if kind == "image":
-        return _stacked([_channels_first(image) for image in values], name, pad)
+        return _stacked([_channels_first(image) for image in values], name, pad, memory)
     if kind in {"array", "tensor", "numbers"}:
-        return _stacked([_as_array(value) if kind == "numbers" else value for value in values], name, pad)
+        return _stacked([_as_array(value) if kind == "numbers" else value for value in values], name, pad, memory)
     if kind == "number":
         numbers = np.asarray(values).reshape(len(values))
-        return list(values) if numbers.dtype == object else _numbers(numbers)
+        return list(values) if numbers.dtype == object else _put(_numbers(numbers), memory)
     if kind == "mapping":
         keys = dict.fromkeys(key for value in values for key in value)
         return {key: collate([value.get(key) for value in values], name=f"{name}.{key}", ragged=ragged) for key in keys}
@@ -208,11 +231,26 @@ def _channels_first(image: Any) -> torch.Tensor:
     return pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels[None]
 
 
-def _stacked(values: list[Any], name: str, pad: float | None) -> torch.Tensor:
+def _put(values: torch.Tensor, memory: BatchMemory | None) -> torch.Tensor:
+    place = None if memory is None else memory.empty(values.shape, values.dtype)
+    return values if place is None else place.copy_(values)
+
+
+def _stack(values: list[torch.Tensor], memory: BatchMemory | None) -> torch.Tensor:
+    if memory is not None and len({value.dtype for value in values}) == 1 and all(map(_is_plain, values)):
+        return torch.stack(values, out=memory.empty((len(values), *values[0].shape), values[0].dtype))
+    return torch.stack(values)
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    return type(value) is torch.Tensor and not value.requires_grad and value.device.type == "cpu"
+
+
+def _stacked(values: list[Any], name: str, pad: float | None, memory: BatchMemory | None = None) -> torch.Tensor:
     shapes = [tuple(value.shape) for value in values]
     if len(set(shapes)) == 1:
         if isinstance(values[0], torch.Tensor):
-            return torch.stack(values)
+            return _stack(values, memory)
         return torch.from_numpy(np.stack(values))
     if len({len(shape) for shape in shapes}) > 1 or pad is None:
         can_pad = pad is None and name.isidentifier()

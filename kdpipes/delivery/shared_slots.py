@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import mmap
 import os
 import tempfile
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 __all__ = ["RETIRED", "LentSlots", "Slots", "anonymous_file", "places_of"]
@@ -33,14 +35,20 @@ def places_of(sizes: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
     """Return where buffers of these sizes begin and end in a slot, and the size of the slot."""
     places, end = [], 0
     for size in sizes:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        start = _aligned(end)
         end = start + size
         places.append((start, end))
     return places, end
 
 
+def _aligned(place: int) -> int:
+    return -(-place // _ALIGNMENT) * _ALIGNMENT
+
+
 class Slots:
     """A worker's slots. Each is a file in memory that grows to the largest batch that it has held.
+
+    A batch may be put together in the slot in which it will travel: its arrays in the order in which they are sent.
 
     Args:
         number: How many there are.
@@ -50,11 +58,37 @@ class Slots:
         self._free = list(range(number))
         self._files: dict[int, int] = {}
         self._maps: dict[int, mmap.mmap] = {}
+        self._told: set[int] = set()  # slots whose descriptors the main process has
+        self._making: int | None = None  # the slot of the batch that is being put together
+        self._placed: dict[int, tuple[int, int]] = {}  # where its arrays lie in there, by their addresses
+        self._end = 0
 
     @property
     def num_free(self) -> int:
         """How many slots can be written."""
-        return len(self._free)
+        return len(self._free) + (self._making is not None)
+
+    def begin(self) -> None:
+        """Begin to put a batch together; what the last one has taken, unless it has been sent, is free again."""
+        self._placed.clear()
+        self._end = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
+        """Return memory for an array of the batch, in its slot; None where there is none."""
+        size = math.prod(shape) * dtype.itemsize
+        if not size or (self._making is None and not self._free):
+            return None
+        if self._making is None:
+            self._making = heapq.heappop(self._free)
+        start = _aligned(self._end)
+        try:
+            self._reserve(self._making, start + size)
+        except OSError:
+            return None
+        memory = np.frombuffer(self._maps[self._making], dtype=np.uint8, count=size, offset=start)
+        self._end = start + size
+        self._placed[memory.ctypes.data] = start, self._end
+        return torch.from_numpy(memory).view(dtype).reshape(tuple(shape))
 
     def put(self, buffers: Sequence[memoryview]) -> tuple[int, int | None]:
         """Write buffers into a free slot; return its number, and its descriptor if it has never been used before.
@@ -63,14 +97,26 @@ class Slots:
             OSError: There is not enough memory.
         """
         places, size = places_of([buffer.nbytes for buffer in buffers])
-        slot = self._free[0]
-        is_new = slot not in self._files
+        slot = self._free[0] if self._making is None else self._making
         self._reserve(slot, size)
-        heapq.heappop(self._free)
+        if self._making is None:
+            heapq.heappop(self._free)
+        self._making = None
         memory = np.frombuffer(self._maps[slot], dtype=np.uint8)
-        for (start, end), buffer in zip(places, buffers, strict=True):
-            memory[start:end] = np.frombuffer(buffer, dtype=np.uint8)
+        for (start, end), content in zip(places, self._to_write(buffers, places), strict=True):
+            if content is not None:
+                memory[start:end] = content
+        is_new = slot not in self._told
+        self._told.add(slot)
         return slot, self._files[slot] if is_new else None
+
+    def _to_write(self, buffers: Sequence[memoryview], places: Sequence[tuple[int, int]]) -> list[Any]:
+        """Return what is to be written at each place: None where it lies there already."""
+        contents: list[Any] = [np.frombuffer(buffer, dtype=np.uint8) for buffer in buffers]
+        known = [self._placed.get(content.ctypes.data) if len(content) else None for content in contents]
+        if any(found not in (None, place) for found, place in zip(known, places, strict=True)):
+            return [content.copy() for content in contents]  # they would overwrite each other
+        return [content if found is None else None for found, content in zip(known, contents, strict=True)]
 
     def give_back(self, slot: int) -> None:
         """Take a slot back that the main process is done with; a retired one gets new memory."""
@@ -78,6 +124,7 @@ class Slots:
             slot ^= RETIRED
             os.close(self._files.pop(slot))
             del self._maps[slot]
+            self._told.discard(slot)
         heapq.heappush(self._free, slot)
 
     def _reserve(self, slot: int, size: int) -> None:

@@ -21,6 +21,7 @@ import cloudpickle
 import torch
 
 from kdpipes import _record
+from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe
 from kdpipes.delivery.lane_profile import producer_of
 from kdpipes.delivery.packing import pack, pack_error, unpack
 from kdpipes.delivery.producer import Frame, Kind, Order, seed_process
@@ -79,6 +80,8 @@ def _work(parcel: Parcel, link: socket.socket, options: Options) -> None:
     try:
         teller.start_record()
         chain, is_profiled = parcel.open(), options.is_profiled
+        if isinstance(chain, SampleCollatorIterDataPipe):  # nobody behind it can keep a batch
+            chain.use_memory(teller.slots)
         producer = producer_of(chain, options.worker, options.num_workers, is_profiled=is_profiled)
     except BaseException as error:
         teller.tell(Frame(Kind.ERROR, content=error))
@@ -149,7 +152,7 @@ class _Teller:
         self._link = link
         self._options = options
         self._reader = Reader(link)
-        self._slots = Slots(options.num_slots)
+        self.slots = Slots(options.num_slots)
         self._generation = 0
         self._orders: deque[tuple[int, Order]] = deque()
         self._is_stopped = False
@@ -200,7 +203,7 @@ class _Teller:
         stream, buffers = pack(item)
         size = len(stream) + sum(buffer.nbytes for buffer in buffers)
         self._ahead.append(size)
-        if size > _SMALL and self._slots.num_free:
+        if size > _SMALL and self.slots.num_free:
             is_long = len(stream) > _SMALL
             in_slot = [memoryview(stream), *buffers] if is_long else buffers
             slot = self._put(in_slot)
@@ -214,7 +217,7 @@ class _Teller:
 
     def _put(self, buffers: list[memoryview]) -> int:
         try:
-            slot, new_file = self._slots.put(buffers)
+            slot, new_file = self.slots.put(buffers)
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
@@ -249,6 +252,6 @@ class _Teller:
                 for _ in range(told.num):
                     self._ahead.popleft()
                 for slot in memoryview(told.payload).cast("H"):
-                    self._slots.give_back(slot)
+                    self.slots.give_back(slot)
             elif told.kind == Told.STOP:
                 self._is_stopped = True

@@ -316,7 +316,7 @@ def test_shards_that_have_passed_are_not_opened_again(photo_shards: str, split: 
 
     opened: list[str] = []
     read_members = stream_shards.read_members
-    monkeypatch.setattr(stream_shards, "read_members", lambda url: opened.append(url) or read_members(url))
+    monkeypatch.setattr(stream_shards, "read_members", lambda url, *how: opened.append(url) or read_members(url, *how))
 
     def chain(cached: bool) -> Any:
         stream = kdp.stream_shards(photo_shards).rename_fields(x="jpg", y="cls").record_ctx().transform("x", identical)

@@ -102,9 +102,9 @@ def test_shards_before_the_place_are_not_read_again(
 ) -> None:
     opened = []
 
-    def read(url: str) -> Any:
+    def read(url: str, *how: Any) -> Any:
         opened.append(url)
-        return read_members(url)
+        return read_members(url, *how)
 
     monkeypatch.setattr("kdpipes.sources.stream_shards.read_members", read)
     with kdp.Loader(chain(urls, split=split)) as loader:
