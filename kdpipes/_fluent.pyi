@@ -69,7 +69,11 @@ class MapChain(MapDataPipe[Any]):
     def rename_fields(self, **renames: str) -> MapChain: ...
     def add_field(self, name: str, function: Callable[..., Any]) -> MapChain: ...
     def decode_images(
-        self, field: str = "x", *, backend: Literal["auto", "turbojpeg", "simplejpeg", "pillow"] = "auto"
+        self,
+        field: str = "x",
+        *,
+        backend: Literal["auto", "turbojpeg", "simplejpeg", "pillow"] = "auto",
+        exact: bool = True,
     ) -> MapChain: ...
     def cache_in_memory(
         self,
@@ -168,7 +172,11 @@ class IterChain(IterDataPipe[Any]):
     def rename_fields(self, **renames: str) -> IterChain: ...
     def add_field(self, name: str, function: Callable[..., Any]) -> IterChain: ...
     def decode_images(
-        self, field: str = "x", *, backend: Literal["auto", "turbojpeg", "simplejpeg", "pillow"] = "auto"
+        self,
+        field: str = "x",
+        *,
+        backend: Literal["auto", "turbojpeg", "simplejpeg", "pillow"] = "auto",
+        exact: bool = True,
     ) -> IterChain: ...
     def cache_in_memory(
         self,

@@ -63,13 +63,19 @@ class Fixed(Drawn):
         return self.apply(image, self.draw(image, rng))
 
 
-def as_image(value: Any, owner: str) -> Any:
-    """Return a value's pixels as an image of Pillow's or a tensor `[..., C, H, W]`, or refuse it."""
+def as_image(value: Any, owner: str, least: tuple[int, int] | None = None) -> Any:
+    """Return a value's pixels as an image of Pillow's or a tensor `[..., C, H, W]`, or refuse it.
+
+    Args:
+        value: An image of any kind.
+        owner: Which transform wants it.
+        least: The height and width that it will be resized to.
+    """
     if isinstance(value, Image.Image):
         return value
     if isinstance(value, EncodedImage):
         width, height = value.size
-        return value.region(0, 0, height, width)
+        return value.region(0, 0, height, width, least=least)
     if isinstance(value, DecodedImage):
         return value.pixels
     if not isinstance(value, torch.Tensor):
@@ -86,13 +92,20 @@ def like(value: Any, image: Any) -> Any:
     return DecodedImage(image) if isinstance(value, EncodedImage | DecodedImage) else image
 
 
-def cut_out(value: Any, params: dict[str, int], owner: str) -> Any:
-    """Return a region of a value's pixels, black where it is outside of the image; of an encoded image, only that."""
+def cut_out(value: Any, params: dict[str, int], owner: str, least: tuple[int, int] | None = None) -> Any:
+    """Return a region of a value's pixels, black where it is outside of the image; of an encoded image, only that.
+
+    Args:
+        value: An image of any kind.
+        params: The region.
+        owner: Which transform wants it.
+        least: The height and width that it will be resized to.
+    """
     if isinstance(value, EncodedImage):
         width, height = value.size
         top, left, rows, columns = (params[name] for name in ("top", "left", "height", "width"))
         if min(top, left) >= 0 and top + rows <= height and left + columns <= width:
-            return value.region(top, left, rows, columns)
+            return value.region(top, left, rows, columns, least=least)
     return cut(as_image(value, owner), params)
 
 

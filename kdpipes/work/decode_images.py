@@ -15,7 +15,7 @@ from kdpipes._sample_pipe import sample_pipe
 from kdpipes.errors import DataError, check_choice, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import register_type
-from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, decoder
+from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, decoder, made_smaller
 
 __all__ = ["DecodedImage", "EncodedImage", "ImageDecoder"]
 
@@ -89,16 +89,18 @@ class EncodedImage:
         content: The bytes of a file in any format that Pillow reads: JPEG, PNG, WebP, ... Of 16 bits, 8 are kept.
         name: What the image is of, for errors.
         backend: See `decode_images`.
+        exact: See `decode_images`.
 
     Raises:
         DataError: The bytes are no image, or are truncated (when pixels are read).
     """
 
-    __slots__ = ("_image", "_size", "backend", "content", "name")
+    __slots__ = ("_image", "_size", "backend", "content", "exact", "name")
     late_methods = ("region", "to_pil")  # which do the work that `decode_images` stands for, whoever calls them
 
-    def __init__(self, content: bytes, name: str = "", backend: Backend = "auto") -> None:
+    def __init__(self, content: bytes, name: str = "", backend: Backend = "auto", exact: bool = True) -> None:
         self.content = content
+        self.exact = exact
         self.name = name
         self.backend = backend
         self._image: Image.Image | None = None
@@ -111,17 +113,31 @@ class EncodedImage:
             self._size = self._size_by_decoder() or self._opened().size
         return self._size
 
-    def region(self, top: int, left: int, height: int, width: int) -> torch.Tensor:
-        """Return the pixels of a region, `[3, height, width] uint8`, of which nothing lies outside of the image."""
+    def region(
+        self, top: int, left: int, height: int, width: int, *, least: tuple[int, int] | None = None
+    ) -> torch.Tensor:
+        """Return the pixels of a region, `[3, height, width] uint8`, of which nothing lies outside of the image.
+
+        Args:
+            top: In pixels, as the others.
+            left: Of the region.
+            height: Of the region.
+            width: Of the region.
+            least: To what height and width it will be resized: where `exact` is False, it may come smaller, but not
+                smaller than that.
+        """
+        box, factor = Box(top, left, height, width), 1
+        if least is not None and not self.exact and self.content.startswith(_JPEG):
+            box, factor = made_smaller(self.size, box, least)
         fast = self._decoder()
         if fast is not None:
             try:
-                return _as_planes(fast.region(self.content, Box(top, left, height, width)))
+                return _as_planes(fast.region(self.content, box, factor))
             except UnfitError:
                 self.backend = "pillow"
-        whole = (0, 0, *self.size) == (top, left, width, height)
-        image = self.to_pil() if whole else self.to_pil().crop((left, top, left + width, top + height))
-        return _as_planes(np.asarray(image))
+        image = self.to_pil() if factor == 1 else self._decoded_by_pillow(factor)
+        corners = (box.left, box.top, box.left + box.width, box.top + box.height)
+        return _as_planes(np.asarray(image if corners == (0, 0, *image.size) else image.crop(corners)))
 
     def decoded(self) -> DecodedImage:
         """Return all pixels."""
@@ -130,8 +146,15 @@ class EncodedImage:
 
     def to_pil(self) -> Image.Image:
         """Return all pixels as an RGB image, a new one each time."""
+        return self._decoded_by_pillow(1)
+
+    def _decoded_by_pillow(self, factor: int) -> Image.Image:
         try:
-            image = _as_rgb(self._opened())
+            image = self._opened()
+            if factor > 1:
+                width, height = image.size
+                image.draft(None, (width // factor, height // factor))
+            image = _as_rgb(image)
         except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
             raise DataError(f"{self._who()} cannot be decoded: {error}.") from error
         finally:
@@ -144,7 +167,7 @@ class EncodedImage:
         return np.array(rows, dtype=dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EncodedImage, (self.content, self.name, self.backend)
+        return EncodedImage, (self.content, self.name, self.backend, self.exact)
 
     def __repr__(self) -> str:
         return f"EncodedImage({len(self.content)} bytes)"
@@ -191,7 +214,7 @@ def _as_planes(rows: NDArray[np.uint8]) -> torch.Tensor:
 register_type(
     "EncodedImage",
     EncodedImage,
-    lambda image: (image.content, image.name, image.backend),
+    lambda image: (image.content, image.name, image.backend, image.exact),
     lambda plain: EncodedImage(*plain),
 )
 
@@ -221,6 +244,12 @@ class ImageDecoder:
         backend: What decodes JPEGs: "auto", the fastest that is installed; "turbojpeg", the library of libjpeg-turbo 3
             (of the system, or named by the environment's `KDPIPES_TURBOJPEG`), which decodes regions; "simplejpeg", a
             wheel (extra `fast`); "pillow". Other formats, damaged files and CMYK are Pillow's always.
+        exact: False lets `kdp.Resize` and `kdp.RandomResizedCrop` decode a JPEG in half, a quarter or an eighth of its
+            size where their result is no larger than that: faster for large photos, and less sharp or sharper by some
+            grey levels (see Accuracy).
+
+    Accuracy: with `exact=False`, photos (of scikit-image, and those that kdpipes ships) that become half as large or
+        smaller differ from exact results by 1 to 2.3 grey levels on average, and by up to 90 at edges.
 
     Raises:
         FieldError: There is no such field.
@@ -232,13 +261,16 @@ class ImageDecoder:
         (128, 96)
     """
 
-    def __init__(self, field: str = "x", *, backend: Backend = "auto") -> None:
+    def __init__(self, field: str = "x", *, backend: Backend = "auto", exact: bool = True) -> None:
         if not isinstance(field, str):
             raise TypeError(must_be("field", "the name of a field", field))
         check_choice("backend", backend, BACKENDS)
+        if not isinstance(exact, bool):
+            raise TypeError(must_be("exact", "True or False", exact))
         decoder(backend)
         self._field = field
         self._backend = backend
+        self._exact = exact
         self._what = f"decoding field {field!r}"
 
     def __call__(self, sample: Sample) -> Sample:
@@ -260,7 +292,7 @@ class ImageDecoder:
         """Return what the pixels depend on: who decodes them, and in which version."""
         fast = decoder(self._backend)
         named = ("pillow", "") if fast is None else (fast.name, fast.version)
-        return self._field, *named, PIL.__version__
+        return self._field, *named, PIL.__version__, self._exact
 
     def column_name(self, name: str) -> str | None:
         return None if name == self._field else name
@@ -270,6 +302,6 @@ class ImageDecoder:
             return value
         if not isinstance(value, bytes | bytearray | memoryview):
             raise TypeError(f"`decode_images` takes bytes, but the field holds {type(value).__name__}.")
-        image = EncodedImage(bytes(value), f"sample {sample.key!r}", self._backend)
+        image = EncodedImage(bytes(value), f"sample {sample.key!r}", self._backend, self._exact)
         image.size  # noqa: B018 - a file that is no image is to fail here, where the sample is known
         return image

@@ -72,7 +72,7 @@ class RandomResizedCrop(Drawn):
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return the region that `params` name, resized."""
-        region = cut_out(value, params, "RandomResizedCrop")
+        region = cut_out(value, params, "RandomResizedCrop", self._size)
         return like(value, resized(region, self._size, self._interpolation))
 
     def _central(self, width: int, height: int) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class Resize(Fixed):
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return the image in the size that `params` name."""
         size = params["height"], params["width"]
-        return like(value, resized(as_image(value, "Resize"), size, self._interpolation))
+        return like(value, resized(as_image(value, "Resize", size), size, self._interpolation))
 
 
 class HorizontalFlip(Drawn):

@@ -14,11 +14,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BACKENDS", "Backend", "Box", "JpegDecoder", "UnfitError", "decoder", "find_decoders"]
+__all__ = ["BACKENDS", "Backend", "Box", "JpegDecoder", "UnfitError", "decoder", "find_decoders", "made_smaller"]
 
 Backend = Literal["auto", "turbojpeg", "simplejpeg", "pillow"]
 BACKENDS = ("auto", "turbojpeg", "simplejpeg", "pillow")
 _LIBRARY = "KDPIPES_TURBOJPEG"
+_FACTORS = (8, 4, 2)
 
 
 class Box(NamedTuple):
@@ -28,6 +29,25 @@ class Box(NamedTuple):
     left: int
     height: int
     width: int
+
+
+def made_smaller(size: tuple[int, int], box: Box, least: tuple[int, int]) -> tuple[Box, int]:
+    """Return a region in an image that is decoded as small as a result of `least` allows, and how many times that is.
+
+    Args:
+        size: Width and height of the image.
+        box: The region in it.
+        least: Height and width that are wanted of the region.
+
+    >>> made_smaller((1000, 800), Box(100, 50, 500, 501), (224, 224))
+    (Box(top=50, left=25, height=250, width=251), 2)
+    """
+    factor = next((k for k in _FACTORS if box.height >= k * least[0] and box.width >= k * least[1]), 1)
+    width, height = (-(-length // factor) for length in size)
+    top, left = min(round(box.top / factor), height - 1), min(round(box.left / factor), width - 1)
+    bottom, right = round((box.top + box.height) / factor), round((box.left + box.width) / factor)
+    rows, columns = max(min(bottom, height) - top, 1), max(min(right, width) - left, 1)
+    return Box(top, left, rows, columns), factor
 
 
 class UnfitError(Exception):
@@ -52,8 +72,13 @@ class JpegDecoder(Protocol):
             UnfitError: This is a file for Pillow.
         """
 
-    def region(self, content: bytes, box: Box) -> NDArray[np.uint8]:
+    def region(self, content: bytes, box: Box, factor: int = 1) -> NDArray[np.uint8]:
         """Return the RGB pixels of a region, `[height, width, 3]`, as a decoder of the whole image gives them.
+
+        Args:
+            content: Of the file.
+            box: The region, in pixels of the image that is decoded.
+            factor: How many times as small as the file's that image is: 1, 2, 4 or 8.
 
         Raises:
             UnfitError: This is a file for Pillow.
@@ -78,9 +103,11 @@ class _Simplejpeg:
             raise UnfitError
         return width, height
 
-    def region(self, content: bytes, box: Box) -> NDArray[np.uint8]:
+    def region(self, content: bytes, box: Box, factor: int = 1) -> NDArray[np.uint8]:
         try:
-            pixels: NDArray[np.uint8] = self._module.decode_jpeg(content, strict=True)
+            width, height = self.size(content) if factor > 1 else (0, 0)
+            least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}  # none: its own size
+            pixels: NDArray[np.uint8] = self._module.decode_jpeg(content, strict=True, **least)
         except ValueError as error:
             raise UnfitError from error
         return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
@@ -94,6 +121,10 @@ _DECOMPRESS, _RGB = 1, 0  # TJINIT_DECOMPRESS, TJPF_RGB
 _STOP_ON_WARNING, _SUBSAMPLING, _WIDTH, _HEIGHT, _PRECISION, _COLOURS = 0, 4, 5, 6, 7, 8  # of enum TJPARAM
 _YCBCR, _GREY = 1, 2  # of enum TJCS
 _MCU_WIDTHS = (8, 16, 16, 8, 8, 32, 8)  # tjMCUWidth, by subsampling: 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1
+
+
+class _Scale(ctypes.Structure):
+    _fields_ = [("num", ctypes.c_int), ("denom", ctypes.c_int)]
 
 
 class _Opened:
@@ -126,13 +157,14 @@ class _Opened:
             raise UnfitError
         return _MCU_WIDTHS[subsampling]
 
-    def decode(self, box: Box) -> NDArray[np.uint8]:
-        """Return the pixels of a region."""
+    def decode(self, box: Box, factor: int) -> NDArray[np.uint8]:
+        """Return the pixels of a region of the image made smaller."""
         pixels = np.empty((box.height, box.width, 3), dtype=np.uint8)
         region = _Region(box.left, box.top, box.width, box.height)
         library, handle, content = self._library, self._handle, self._content
         if (
-            library.tj3SetCroppingRegion(handle, region)
+            library.tj3SetScalingFactor(handle, _Scale(1, factor))
+            or library.tj3SetCroppingRegion(handle, region)
             or library.tj3Set(handle, _STOP_ON_WARNING, 1)
             or library.tj3Decompress8(handle, content, len(content), pixels.ctypes.data, 0, _RGB)
         ):
@@ -153,15 +185,16 @@ class _Turbojpeg:
         opened = _Opened(self._library, content)
         return opened.width, opened.height
 
-    def region(self, content: bytes, box: Box) -> NDArray[np.uint8]:
+    def region(self, content: bytes, box: Box, factor: int = 1) -> NDArray[np.uint8]:
         opened = _Opened(self._library, content)
-        step = opened.mcu_width()
+        step = -(-opened.mcu_width() // factor)
+        width, height = -(-opened.width // factor), -(-opened.height // factor)
         # At a cut, the colours of the outermost column are made of fewer neighbours: it is decoded, and left out. In a
         # region of few columns, they are made in a simpler way.
         left = max(box.left - 1, 0) // step * step
-        right = min(max(box.left + box.width + 1, left + 2 * step), opened.width)
-        top, bottom = max(box.top - 1, 0), min(box.top + box.height + 1, opened.height)
-        pixels = opened.decode(Box(top, left, bottom - top, right - left))
+        right = min(max(box.left + box.width + 1, left + 2 * step), width)
+        top, bottom = max(box.top - 1, 0), min(box.top + box.height + 1, height)
+        pixels = opened.decode(Box(top, left, bottom - top, right - left), factor)
         rows, columns = box.top - top, box.left - left
         return pixels[rows : rows + box.height, columns : columns + box.width]
 
@@ -205,6 +238,7 @@ def _declare(library: Any) -> None:
         "tj3Destroy": (None, [pointer]),
         "tj3Get": (integer, [pointer, integer]),
         "tj3Set": (integer, [pointer, integer, integer]),
+        "tj3SetScalingFactor": (integer, [pointer, _Scale]),
         "tj3SetCroppingRegion": (integer, [pointer, _Region]),
         "tj3DecompressHeader": (integer, [pointer, ctypes.c_char_p, size]),
         "tj3Decompress8": (integer, [pointer, ctypes.c_char_p, size, pointer, integer, integer]),

@@ -218,3 +218,56 @@ def test_a_library_that_is_too_old_or_missing_is_passed_over(monkeypatch: pytest
         assert jpeg._load_turbojpeg() is None
     monkeypatch.delenv("KDPIPES_TURBOJPEG")
     assert jpeg._load_turbojpeg() is not None
+
+
+LARGE = [Image.fromarray(getattr(data, name)()) for name in ("astronaut", "chelsea", "coffee", "rocket")]
+
+
+def reduced(content: bytes, transform: Any, backend: Any, *, exact: bool) -> np.ndarray[Any, Any]:
+    image = kdp.EncodedImage(content, "", backend, exact)
+    made = transform.apply(image, transform.draw(image, np.random.default_rng(3)))
+    return np.asarray(made).astype(int)
+
+
+@pytest.mark.parametrize(
+    "transform", [kdp.Resize((90, 120)), kdp.Resize(50), kdp.RandomResizedCrop(60)], ids=["both", "short", "crop"]
+)
+@pytest.mark.parametrize("kind", ["plain", "progressive", "grey", "4:4:4"])
+def test_scaled_decoding_is_the_same_by_each_backend_and_near_the_exact_one(transform: Any, kind: str) -> None:
+    options = {"progressive": {"progressive": True}, "4:4:4": {"subsampling": 0}}.get(kind, {})
+    for image in LARGE:
+        content = saved(image.convert("L") if kind == "grey" else image, quality=92, **options)
+        exact, *others = (reduced(content, transform, name, exact=False) for name in ("pillow", *FAST))
+        pixels = reduced(content, transform, "pillow", exact=True)
+        assert all(np.array_equal(exact, other) for other in others)
+        assert pixels.shape == exact.shape
+        assert 0 < np.abs(pixels - exact).mean() < 6
+
+
+def test_scaled_decoding_never_gives_less_than_is_wanted() -> None:
+    content = saved(LARGE[0])
+    for backend in ("pillow", *FAST):
+        image = kdp.EncodedImage(content, "", backend, exact=False)
+        sizes = [
+            tuple(image.region(3, 5, 401, 305, least=least).shape[1:]) for least in [(401, 305), (201, 1), (50, 38)]
+        ]
+        assert sizes == [(401, 305), (401, 305), (50, 38)]
+        assert tuple(image.region(511, 511, 1, 1, least=(1, 1)).shape[1:]) == (1, 1)
+
+
+def test_without_a_smaller_result_nothing_is_scaled() -> None:
+    content = saved(LARGE[1])
+    for transform in (kdp.Resize(299), kdp.CenterCrop(40)):
+        for backend in ("pillow", *FAST):
+            pixels = [reduced(content, transform, backend, exact=exact) for exact in (True, False)]
+            assert np.array_equal(*pixels)
+
+
+def test_a_scaled_image_keeps_that_in_copies_and_caches_of_its_own() -> None:
+    photos = kdp.from_dataset([(saved(LARGE[0]), 0)])
+    image = photos.decode_images("x", exact=False)[0]["x"]
+    assert (pickle.loads(pickle.dumps(image)).exact, kdp.EncodedImage(image.content).exact) == (False, True)
+    operations = [photos.decode_images("x", exact=exact)._operation.cached_as() for exact in (True, False)]
+    assert operations[0] != operations[1]
+    with pytest.raises(TypeError, match="`exact` must be True or False"):
+        photos.decode_images("x", exact="no")
