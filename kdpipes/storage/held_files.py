@@ -40,12 +40,16 @@ class HeldFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def hold_together(self) -> None:
-        """Wait until nobody holds it alone, and keep it so."""
+    def hold_together(self, *, waits: bool = True) -> bool:
+        """Keep others from holding it alone, and return whether that could be had: at once, unless it waits."""
         import fcntl
 
-        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_SH | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
         self.is_alone = False
+        return True
 
     def hold_alone(self, *, waits: bool = False) -> bool:
         """Keep everybody else from holding it, and return whether that could be had: at once, unless it waits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ __all__ = ["Entry", "ShardFolder"]
 
 _NAME = re.compile(r"([0-9a-f]{32}-([0-9]+))\.(tar|part)")
 _WHOLE, _PART, _LOCK = ".tar", ".part", "lock"
+_PATIENCE_S, _POLL_S = 60.0, 0.01
 
 Download = Callable[[Shard, HeldFile], bool]
 Expendable = Callable[[list["Entry"]], Iterable["Entry"]]
@@ -105,7 +107,7 @@ class ShardFolder:
             shard: What is wanted.
             download: Fills a part, and returns whether it is whole.
             expendable: Which of the other files may go for it, those that go first in front.
-            waits: Whether to wait for another one who is downloading it.
+            waits: Whether to wait for another one who is downloading it, as long as that goes on.
 
         Returns:
             None if there is no room, another one is downloading it, or the download was given up.
@@ -125,10 +127,9 @@ class ShardFolder:
                 if not is_filled:
                     return None
             else:
-                if waits:
-                    file.hold_together()
+                has_ended = waits and _has_ended(file)
                 file.close()
-                if not waits:
+                if not has_ended:
                     return None
 
     def repair(self, shard: Shard, offset: int, content: bytes) -> None:
@@ -212,3 +213,15 @@ class ShardFolder:
                     part.remove()
             raise
         return True
+
+
+def _has_ended(part: HeldFile) -> bool:
+    """Wait until nobody fills a part any more; return False if it does not grow: who fills it may have been stopped."""
+    size, since = part.num_bytes(), time.monotonic()
+    while not part.hold_together(waits=False):
+        if size != part.num_bytes():
+            size, since = part.num_bytes(), time.monotonic()
+        if time.monotonic() - since > _PATIENCE_S:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from kdpipes.storage import download
+from kdpipes.storage import download, shard_folder
 from kdpipes.storage.download import ReplacedError
 from kdpipes.storage.files import Version, version_of
 from kdpipes.storage.held_files import HeldFile
@@ -582,3 +582,36 @@ begun.wait()
 def test_a_process_ends_though_downloads_hang(place: Path, interpreter: Any) -> None:
     status, _, told = interpreter.run(EXIT, str(place))
     assert status == 0, told
+
+
+def test_a_download_that_somebody_holds_up_is_not_waited_for_without_end(
+    storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_folder, "_PATIENCE_S", 0.05)
+    cache, one = made(place), shard(0)
+    place.mkdir()
+    with HeldFile(place / f"{one.name}.part", os.O_RDWR | os.O_CREAT) as part:
+        assert part.hold_alone()
+        assert not has_read(cache, one)
+    assert has_read(made(place), one), "the next one goes on with it"
+
+
+def test_a_download_that_goes_on_is_waited_for(
+    storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_folder, "_PATIENCE_S", 0.3)
+    one, turns = shard(0), iter(range(60))
+    place.mkdir()
+    with HeldFile(place / f"{one.name}.part", os.O_RDWR | os.O_CREAT | os.O_APPEND) as part:
+        assert part.hold_alone()
+
+        def go_on(seconds: float) -> None:
+            if (turn := next(turns, None)) is None:
+                part.close()
+            else:
+                os.write(part.descriptor, CONTENTS[0][turn * 100 : turn * 100 + 100])
+            threading.Event().wait(seconds)
+
+        monkeypatch.setattr(shard_folder.time, "sleep", go_on)
+        assert has_read(made(place), one)
+    assert next(turns, None) is None
