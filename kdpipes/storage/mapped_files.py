@@ -6,13 +6,14 @@ import mmap
 import os
 import weakref
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 from kdpipes.errors import DataError
 
 __all__ = ["MappedFiles"]
 
-_KEPT = 64  # maps hold a descriptor each
+_KEPT = 256  # maps hold a descriptor each
 
 
 class _Map:
@@ -31,7 +32,7 @@ _alive: weakref.WeakValueDictionary[str, _Map] = weakref.WeakValueDictionary()  
 
 
 class MappedFiles:
-    """Maps files that are not changed any more when they are first read, and keeps the last 64.
+    """Maps files that are not changed any more when they are first read, and keeps the 256 that were used last.
 
     They go with this object, and with the views of them. Forked processes share them; a copy maps anew.
     """
@@ -71,8 +72,9 @@ class MappedFiles:
                 found = _alive[path] = _Map(path)
             except OSError as error:
                 raise DataError(f"{path!r} cannot be read: {error.strerror}.") from error
-        if path not in self._maps or self._maps[path] is not found:
-            self._maps[path] = found
+        self._maps[path] = found
+        with suppress(KeyError):  # of another thread that lets go at the same moment
+            self._maps.move_to_end(path)
             while len(self._maps) > _KEPT:
                 self._maps.popitem(last=False)
         return found

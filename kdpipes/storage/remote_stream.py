@@ -253,9 +253,10 @@ class RemoteStream:
         self._wanted, self._process = self._begin, os.getpid()
 
     def _forget(self) -> None:
-        for future in self._coming:
-            future.cancel()
-        self._coming.clear()
+        coming, self._coming = self._coming, deque()
+        if self._process == os.getpid():  # a thread of a parent may hold the lock of a future for ever
+            for future in coming:
+                future.cancel()
 
 
 class StreamsAhead:
@@ -289,7 +290,7 @@ class StreamsAhead:
     def close(self) -> None:
         """Let go of what has been begun and will not be read."""
         begun, self._begun = self._begun, None
-        if begun is not None:
+        if begun is not None and begun[1] == os.getpid():
             begun[2].add_done_callback(_close_begun)
 
 

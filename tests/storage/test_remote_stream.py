@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -128,6 +129,24 @@ def test_a_forked_process_goes_on_with_threads_of_its_own(folder: str) -> None:
             os._exit(0 if begin + rest == CONTENT else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert begin + rest == CONTENT
+
+
+def test_a_forked_process_waits_for_no_lock_of_a_thread_of_its_parent(folder: str) -> None:
+    streams = in_order(folder, "b.tar", "c.tar")
+    with faulty_storage(folder), streams.open("faulty://b.tar") as stream:
+        stream.read(10)
+        assert streams._begun is not None
+        with stream._coming[-1]._condition, streams._begun[2]._condition:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)  # which ends one that waits
+                while stream.read(1 << 14):
+                    pass
+                stream.close()
+                streams.close()
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        streams.close()
 
 
 def in_order(folder: str, *names: str) -> StreamsAhead:
