@@ -136,17 +136,29 @@ def test_a_forked_process_waits_for_no_lock_of_a_thread_of_its_parent(folder: st
     with faulty_storage(folder), streams.open("faulty://b.tar") as stream:
         stream.read(10)
         assert streams._begun is not None
-        with stream._coming[-1]._condition, streams._begun[2]._condition:
-            child = os.fork()
-            if child == 0:
-                signal.alarm(20)  # which ends one that waits
-                while stream.read(1 << 14):
-                    pass
-                stream.close()
-                streams.close()
-                os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+        coming, begun, is_held, is_done = stream._coming[-1], streams._begun[2], threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with coming._condition, begun._condition:
+                is_held.set()
+                is_done.wait()
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        is_held.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # which ends one that waits
+            while stream.read(1 << 14):
+                pass
+            stream.close()
+            streams.close()
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        is_done.set()
+        holder.join()
         streams.close()
+        assert status == 0
 
 
 def in_order(folder: str, *names: str) -> StreamsAhead:
