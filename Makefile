@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench clean
+.PHONY: help install demo test lint docs bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -28,6 +28,13 @@ lint: install  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+.venv/.docs: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]' --constraint constraints.txt
+	touch $@
+
+docs: .venv/.docs  ## build the documentation into site/; a broken link is an error
+	$(BIN)/mkdocs build --strict --quiet
+
 .venv-bench/.installed: pyproject.toml constraints.txt benchmarks/peers.txt benchmarks/install_peers.py
 	test -x $(BENCH)/python || $(PYTHON) -m venv .venv-bench
 	$(BENCH)/python -m pip install --quiet --disable-pip-version-check torch --constraint constraints.txt
@@ -40,4 +47,4 @@ bench: .venv-bench/.installed  ## compare the throughput with other loaders; ARG
 	$(BENCH)/python benchmarks/bench_throughput.py $(ARGS)
 
 clean:  ## remove what the targets above made
-	rm -rf .venv .venv-bench benchmarks/.corpus kdpipes-demo
+	rm -rf .venv .venv-bench benchmarks/.corpus kdpipes-demo site

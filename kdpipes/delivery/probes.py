@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -129,11 +130,11 @@ def _late_class(probes: Probes, base: Any, methods: tuple[str, ...], node: int) 
 
 
 def _late_method(probes: Probes, method: Callable[..., Any], node: int) -> Callable[..., Any]:
-    def run(self: Any, *args: Any) -> Any:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not probes.is_on:
-            return method(self, *args)
+            return method(self, *args, **kwargs)
         meter = probes.meters.here.meter
-        value = meter.run(node, method, self, *args)
+        value = meter.run(node, partial(method, self, **kwargs), *args)
         meter.rows[node][2] += size_of(value)
         meter.leave_out()
         return value
