@@ -68,6 +68,7 @@ class Measured(NamedTuple):
         busy_s: How long the loop ran.
         wait_s: How long of that it waited for the workers, or made the items itself.
         has_workers: Whether there are workers.
+        num_workers: How many work for the loop; 1 where it makes the items itself.
     """
 
     pipes: list[Any]
@@ -80,6 +81,7 @@ class Measured(NamedTuple):
     busy_s: float
     wait_s: float
     has_workers: bool
+    num_workers: int
 
 
 def measured(chain: Any, service: Any) -> Measured:
@@ -105,6 +107,7 @@ def measured(chain: Any, service: Any) -> Measured:
         busy_s=tally.busy_s,
         wait_s=tally.wait_s,
         has_workers=service.has_workers,
+        num_workers=service.num_workers,
     )
 
 

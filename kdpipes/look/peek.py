@@ -31,6 +31,7 @@ from kdpipes.look.values import summary
 __all__ = ["Peek"]
 
 _SIDE = 96  # of a thumbnail
+_LEAST = 48  # what is smaller is shown larger, pixel by pixel
 _FRAME = "border-collapse:collapse;font:12px/1.5 system-ui,sans-serif;text-align:left"
 _CELL = "padding:4px 8px;border:1px solid rgba(128,128,128,.35);vertical-align:top;text-align:left;max-width:420px"
 
@@ -109,8 +110,9 @@ def _thumbnail(picture: Image.Image) -> str:
     file = io.BytesIO()
     picture.save(file, "PNG")
     data = base64.b64encode(file.getvalue()).decode()
-    size = f'width="{picture.width}" height="{picture.height}"'
-    return f'<img src="data:image/png;base64,{data}" {size} style="margin:0 3px 3px 0">'
+    factor = max(1, _LEAST // max(picture.size))
+    size = f'width="{factor * picture.width}" height="{factor * picture.height}"'
+    return f'<img src="data:image/png;base64,{data}" {size} style="margin:0 3px 3px 0;image-rendering:pixelated">'
 
 
 def peek(source_datapipe: Any, n: int = 3) -> Peek:

@@ -13,14 +13,16 @@ from kdpipes import _meter
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.timing import Lane, Measured, Row
 from kdpipes.errors import ChainError, check_callable, is_number, must_be
+from kdpipes.look.figure import Figure
 from kdpipes.look.pipe_names import Kind, kind_of, pipe_name
-from kdpipes.look.profile_chart import Chart, as_chart
+from kdpipes.look.profile_chart import as_chart
 from kdpipes.look.profile_table import as_html, as_text
 from kdpipes.look.profile_trace import write_trace
 
 __all__ = ["PipeTime", "Profile", "StepTime", "profile"]
 
 _BATCH_SIZE = 16  # of an indexed chain, which has none
+_HARDLY = 0.05  # the share of waiting below which a faster chain would gain nothing to speak of
 
 
 class StepTime(NamedTuple):
@@ -59,7 +61,7 @@ class PipeTime(NamedTuple):
     steps: tuple[StepTime, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
     """Where the time of a chain goes: prints as a table, shows as one in notebooks.
 
@@ -102,15 +104,15 @@ class Profile:
     def bound(self) -> Literal["chain", "consumer"]:
         """Which of the two the other one waits for."""
         idle_share = self.idle_s / (self.work_s + self.idle_s or 1.0) if self.num_workers else 1 - self.wait_share
-        return "chain" if self.wait_share >= idle_share else "consumer"
+        return "chain" if self.wait_share >= max(idle_share, _HARDLY) else "consumer"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return as_text(self)
 
     def _repr_html_(self) -> str:
         return as_html(self)
 
-    def plot(self) -> Chart:
+    def plot(self) -> Figure:
         """Return a bar for each pipe as a picture: notebooks show it, `.save("profile.svg")` writes it."""
         return as_chart(self)
 
@@ -144,7 +146,7 @@ class Profile:
             pipes=_pipe_times(measured, names, work_s, before or {}),
             num_batches=measured.num_batches,
             num_samples=measured.num_samples,
-            num_workers=len({lane.worker for lane in measured.lanes}) if measured.has_workers else 0,
+            num_workers=measured.num_workers if measured.has_workers else 0,
             loop_s=measured.busy_s,
             wait_s=measured.wait_s,
             main_s=sum(row.seconds for row in measured.main_rows),
@@ -206,7 +208,7 @@ def profile(
     Args:
         source: A chain, which is run for `seconds`, epoch after epoch; an indexed one in batches of 16. Or a loader
             that was made with `kdp.Loader(..., profile=True)`, and says what it has measured so far.
-        seconds: How long to run the chain.
+        seconds: How long to run the chain; until each worker has made two batches, where that takes longer.
         num_workers: See `Loader`.
         reading_service: See `Loader`.
         step: Called with each batch, as a training step would be: who waits for whom depends on it.
@@ -241,12 +243,14 @@ def _counts(loader: Loader) -> dict[int, dict[str, int]]:
 
 def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> None:
     end = _meter.clock() + seconds
+    num_left = 2 * loader.measured().num_workers  # what a worker says of the first comes before its second
     while True:
         batch = _END
         for batch in loader:
             if step is not None:
                 step(batch)
-            if _meter.clock() >= end:
+            num_left -= 1
+            if num_left <= 0 and _meter.clock() >= end:
                 return
         if batch is _END:
             raise ChainError("The chain gives no batch: there is nothing to measure.")

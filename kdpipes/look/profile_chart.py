@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from kdpipes.look.figure import Figure, svg_text
 
 if TYPE_CHECKING:
     from kdpipes.look.profile import PipeTime, Profile
 
-__all__ = ["Chart", "as_chart"]
+__all__ = ["as_chart"]
 
 _COLORS = {
     "source": "#4ea8de",
@@ -24,42 +24,18 @@ _COLORS = {
 _ROW, _NAMES, _BARS, _NUMBERS = 24, 190, 380, 130  # pixels
 
 
-class Chart:
-    """A picture in SVG, which notebooks show.
-
-    Args:
-        svg: The picture as text.
-    """
-
-    def __init__(self, svg: str) -> None:
-        self.svg = svg
-
-    def _repr_svg_(self) -> str:
-        return self.svg
-
-    def save(self, path: str | Path) -> Path:
-        """Write the picture to a file; what is there is replaced."""
-        Path(path).write_text(self.svg, encoding="utf-8")
-        return Path(path)
-
-
-def as_chart(profile: Profile) -> Chart:
+def as_chart(profile: Profile) -> Figure:
     """Return a bar for each pipe of a profile, from the source down, as long as its share."""
     longest = max((pipe.share for pipe in profile.pipes), default=0.0) or 1.0
-    bars = "".join(_bar(pipe, place, pipe.share / longest) for place, pipe in enumerate(profile.pipes))
+    parts = [part for place, pipe in enumerate(profile.pipes) for part in _bar(pipe, place, pipe.share / longest)]
     width, height = _NAMES + _BARS + _NUMBERS, _ROW * len(profile.pipes) + 8
-    style = 'font-family="sans-serif" font-size="13"'
-    return Chart(
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {style}>'
-        f'<rect width="100%" height="100%" fill="white"/>{bars}</svg>'
-    )
+    return Figure(width, height, parts, f"the time of {len(profile.pipes)} pipes")
 
 
-def _bar(pipe: PipeTime, place: int, length: float) -> str:
+def _bar(pipe: PipeTime, place: int, length: float) -> list[str]:
     top, width = place * _ROW + 6, max(length * _BARS, 1)
-    color = _COLORS[pipe.kind]
-    return (
-        f'<text x="{_NAMES - 8}" y="{top + 14}" text-anchor="end" fill="#222">{escape(pipe.pipe)}</text>'
-        f'<rect x="{_NAMES}" y="{top}" width="{width:.1f}" height="{_ROW - 6}" fill="{color}"/>'
-        f'<text x="{_NAMES + width + 6:.1f}" y="{top + 14}" fill="#222">{pipe.share:.1%} {pipe.kind}</text>'
-    )
+    return [
+        svg_text(_NAMES - 8, top + 14, pipe.pipe, size=13, anchor="end"),
+        f'<rect x="{_NAMES}" y="{top}" width="{width:.1f}" height="{_ROW - 6}" fill="{_COLORS[pipe.kind]}"/>',
+        svg_text(_NAMES + width + 6, top + 14, f"{pipe.share:.1%} {pipe.kind}", size=13),
+    ]

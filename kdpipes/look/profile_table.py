@@ -13,6 +13,7 @@ __all__ = ["as_html", "as_text", "bytes_text", "seconds_text"]
 
 _HEAD = ("pipe", "share", "time", "made", "per s", "size", "cached")
 _FEW = 0.02  # the share from which on the parts of a pipe are shown
+_LEFT = ' style="text-align:left"'  # notebooks set all cells to the right
 Line = tuple[str, ...]
 
 
@@ -24,16 +25,16 @@ def as_text(profile: Profile) -> str:
 
 
 def as_html(profile: Profile) -> str:
-    """Return a profile as a table of HTML, with its bars."""
-    head = "".join(f"<th>{escape(text)}</th>" for text in _HEAD)
-    rows = "".join("<tr>" + "".join(map(_cell, line)) + "</tr>" for line in _lines(profile))
+    """Return a profile as a table of HTML."""
+    head = f"<th{_LEFT}>{_HEAD[0]}</th>" + "".join(f"<th>{escape(text)}</th>" for text in _HEAD[1:])
+    rows = "".join(f"<tr>{_name(line[0])}{''.join(map(_cell, line[1:]))}</tr>" for line in _lines(profile))
     told = "<br>".join(map(escape, sentences(profile)))
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{told}</p>"
 
 
 def sentences(profile: Profile) -> list[str]:
     """Return who waits for whom."""
-    told = f"{profile.num_batches} batches in {seconds_text(profile.loop_s)}"
+    told = f"{profile.num_batches} batch{'' if profile.num_batches == 1 else 'es'} in {seconds_text(profile.loop_s)}"
     told += f", {profile.num_samples / profile.loop_s:,.0f} samples/s." if profile.loop_s else "."
     if not profile.num_workers:
         share = profile.wait_share
@@ -81,6 +82,10 @@ def _aligned(line: Line, widths: list[int]) -> str:
     return "  ".join([line[0].ljust(widths[0]), *numbers]).rstrip()
 
 
-def _cell(text: str) -> str:
-    indent = ' style="padding-left:2em"' if text.startswith("  ") else ""
+def _name(text: str) -> str:
+    indent = _LEFT.replace("left", "left;padding-left:2em") if text.startswith("  ") else _LEFT
     return f"<td{indent}>{escape(text.strip())}</td>"
+
+
+def _cell(text: str) -> str:
+    return f"<td>{escape(text)}</td>"

@@ -105,15 +105,15 @@ def _command(folder: Path, ports: dict[str, int]) -> list[str]:
         "master.telemetry": "false",
         "master.volumeSizeLimitMB": 64,
         "volume.max": 16,
-        "filer.localSocket": folder / "filer.sock",
-        "s3.localSocket": folder / "s3.sock",
+        "filer.localSocket": "filer.sock",  # in the working folder, as the names of sockets must be short
+        "s3.localSocket": "s3.sock",
         "s3.config": folder / "s3.json",
         "s3.iam": "false",
         "s3.port.iceberg": 0,
         "s3.port.lance": 0,
         **ports,
     }
-    return [str(_weed()), "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
+    return [str(_weed()), "-logtostderr", "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
 
 
 def _end_with_parent() -> None:

@@ -307,6 +307,23 @@ def test_it_says_what_bounds_and_what_one_change_would_help_most(
     assert f"up to {gain:.1f} times as fast: {best}" in str(report)
 
 
+def test_the_cache_that_helps_most_stands_behind_what_draws_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "0.png"
+    path.parent.mkdir()
+    Image.new("RGB", (16, 16)).save(path)
+    photos = kdp.image_folder(tmp_path).repeat_until(min_size=32).decode_images("x")
+    behind_all = "`.cache_in_memory()` behind the last `.transform()` that draws no random numbers"
+    behind_decoding = "`.cache_in_memory()` behind `.decode_images()`"
+    cases = {
+        behind_all: [kdp.Resize((8, 8)), kdp.RandomResizedCrop(4)],
+        behind_decoding: [kdp.RandomResizedCrop(4), kdp.Resize((8, 8))],
+    }
+    for change, transforms in cases.items():
+        chain = photos.record_ctx().transform("x", transforms[0]).transform("x", transforms[1]).select("x")
+        report = kdp.doctor(chain.deal(batch_size=4), num_workers=0, seconds=0.05)
+        assert [one.change for one in report.advice if "behind" in one.change and "decod" in one.why] == [change]
+
+
 @pytest.mark.filterwarnings(STOCK)
 def test_it_says_that_the_way_to_the_loop_bounds(clock: Clock) -> None:
     chain = numbers().select("x").deal(batch_size=8).collate(lambda batch: clock.spend(0.05, 0))
@@ -333,7 +350,8 @@ def test_a_report_is_plain_data_and_html(clock: Clock, monkeypatch: pytest.Monke
     plain = json.loads(json.dumps(report.to_dict()))
     assert (plain["is_clean"], plain["bound"], plain["findings"]) == (True, "decoding", [])
     assert plain["advice"][0]["gain"] == pytest.approx(5.0)
-    assert "`pip install &#x27;kdpipes[fast]&#x27;`" in report._repr_html_()
+    assert "<code>pip install &#x27;kdpipes[fast]&#x27;</code>" in report._repr_html_()
+    assert repr(report) == str(report), "and not all that it holds"
     wrong = kdp.doctor(numbers().select("x").deal(batch_size=8).shuffle()).to_dict()
     assert (wrong["is_clean"], wrong["profile"], wrong["findings"][0]["pipe"]) == (False, None, "shuffle")
     assert set(wrong["findings"][0]) == {"code", "severity", "pipe", "what", "why", "way_out"}

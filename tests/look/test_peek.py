@@ -166,6 +166,8 @@ def test_html_has_the_images_and_escapes_the_rest(photo_folder: Path) -> None:
     shown = kdp.from_dataset([("<script>", 0)], "<x> y").peek()._repr_html_()
     assert "<script>" not in shown
     assert "&lt;x&gt;" in shown
+    tiny = kdp.from_dataset([(Image.new("RGB", (8, 6)), 0)]).peek()._repr_html_()
+    assert 'width="48" height="36"' in tiny, "large enough to be seen"
     damaged = kdp.from_dataset([(b"\xff\xd8\xff", 0)]).peek()._repr_html_()
     assert "<img" not in damaged
 

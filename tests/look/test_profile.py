@@ -152,7 +152,7 @@ def test_a_cache_tells_its_hits_and_a_miss_counts_for_who_makes_the_value(clock:
     assert shares(told) == {"transform": 1.0}
     assert f"{2 * NUM} of {3 * NUM}" in str(told)
     again = kdp.profile(chain, seconds=1.0, step=lambda batch: clock.spend(2.0))
-    assert [(pipe.hits, pipe.misses) for pipe in again.pipes if pipe.kind == "cache"] == [(4, 0)], "since it began"
+    assert [(pipe.hits, pipe.misses) for pipe in again.pipes if pipe.kind == "cache"] == [(8, 0)], "since it began"
 
 
 def test_who_waits_for_whom(clock: Clock) -> None:
@@ -277,15 +277,28 @@ def test_a_profile_shows_as_text_html_picture_and_plain_data(clock: Clock, tmp_p
     assert lines[0].split() == ["pipe", "share", "time", "made", "per", "s", "size", "cached"]
     assert lines[2].split()[:4] == ["transform", "75.0%", "36.0", "ms"]
     assert lines[-1] == "No workers: 100% of the loop made batches, the rest was the consumer's."
-    assert "<td>transform</td><td>75.0%</td>" in told._repr_html_()
+    assert re.search("<td[^>]*>transform</td><td>75.0%</td>", told._repr_html_())
+    assert repr(told) == str(told), "and not all that it holds"
     picture = told.plot()
     root = ElementTree.fromstring(picture._repr_svg_())
-    bars = [float(bar.get("width", "0")) for bar in root if bar.get("width", "%")[-1] != "%"]
+    background, *bars = [float(bar.get("width", "0")) for bar in root if bar.tag.endswith("rect")]
+    assert background > max(bars)
     assert bars[1] == max(bars) == pytest.approx(3 * bars[0], rel=0.01)
-    assert picture.save(tmp_path / "profile.svg").read_text() == picture.svg
+    picture.save(tmp_path / "profile.svg")
+    assert (tmp_path / "profile.svg").read_text() == picture.svg
     plain = json.loads(json.dumps(told.to_dict()))
     assert plain["pipes"][1]["share"] == pytest.approx(0.75)
     assert plain["bound"] == "chain"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_step_longer_than_the_run_leaves_no_worker_unheard(clock: Clock, num_workers: int) -> None:
+    chain = source(clock).transform("x", spends(clock, 0.01)).select("x").deal(batch_size=2)
+    told = kdp.profile(chain, seconds=0.1, num_workers=num_workers, step=lambda batch: clock.spend(2.0))
+    assert told.num_workers == num_workers == len({lane.worker for lane in told.lanes if num_workers})
+    assert told.num_batches == 2 * max(num_workers, 1)
+    assert shares(told)["transform"] == 1.0
+    assert told.bound == "consumer"
 
 
 def test_a_chain_is_run_for_some_seconds_epoch_after_epoch(clock: Clock) -> None:

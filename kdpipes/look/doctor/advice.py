@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from kdpipes._graph import walk
-from kdpipes.look.doctor.chain_facts import operation_of
+from kdpipes.look.doctor.chain_facts import callables_of, draws, operation_of
 from kdpipes.look.doctor.finding import Facts
 from kdpipes.look.pipe_names import kind_of, pipe_name
 from kdpipes.look.profile import Profile
@@ -15,6 +15,7 @@ __all__ = ["Advice", "advice", "bound_of"]
 
 _FASTER = 2.0  # times as fast as Pillow are the others with the shipped photos, at the least
 _WORTH_IT = 1.1
+_BETWEEN = ("rename_fields", "record_ctx", "select")  # neither draw nor take time
 _BOUNDS = {
     "source": "storage",
     "plan": "the plan",
@@ -98,13 +99,34 @@ def _caches(chain: Any, profile: Profile) -> Iterator[Advice]:
     source, decoding = shares.get("source", 0.0), shares.get("decoding", 0.0)
     if "cache" in kinds:
         return
-    if decoding:
+    fixed = _fixed_share(chain, profile)
+    if decoding and fixed:
+        why = f"reading, decoding and transforms that draw nothing take {source + decoding + fixed:.0%} of the work"
+        place = "behind the last `.transform()` that draws no random numbers"
+        yield Advice(f"`.cache_in_memory()` {place}", _saved(profile, source + decoding + fixed), why)
+    elif decoding:
         why = f"reading and decoding take {source + decoding:.0%} of the work; later epochs read pixels in their place"
         yield Advice("`.cache_in_memory()` behind `.decode_images()`", _saved(profile, source + decoding), why)
     if source:
         place = "before `.decode_images()`" if decoding else f"behind `{pipe_name(walk(chain)[-1])}`"
         why = f"the source takes {source:.0%} of the work; later epochs read from memory"
         yield Advice(f"`.cache_in_memory()` {place}", _saved(profile, source), why)
+
+
+def _fixed_share(chain: Any, profile: Profile) -> float:
+    """Return the share of the transforms that come right after decoding, as long as they are known to draw nothing."""
+    pipes, times = walk(chain)[::-1], [one for one in profile.pipes if one.kind != "sending"]
+    if len(pipes) != len(times):  # the loader has added pipes of its own
+        return 0.0
+    share = 0.0
+    for pipe, measured in zip(pipes, times, strict=True):
+        if measured.kind != "transforms" or pipe_name(pipe) in _BETWEEN:
+            continue
+        functions = [function for _, function in callables_of(pipe)]
+        if draws(pipe) or not functions or not all(type(one).__module__.startswith("kdpipes.") for one in functions):
+            break
+        share += measured.share
+    return share
 
 
 def _decoder(chain: Any, profile: Profile, facts: Facts) -> Iterator[Advice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -12,8 +13,10 @@ from kdpipes.look.profile import Profile
 
 __all__ = ["Report"]
 
+_CELL = '<td style="text-align:left">'  # notebooks set numbers, to the right
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Report:
     """What is wrong with a chain, what bounds it, and what to change: prints as text, shows as HTML in notebooks.
 
@@ -34,7 +37,7 @@ class Report:
         """Whether nothing is wrong: there may be hints."""
         return all(finding.severity == "hint" for finding in self.findings)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [str(finding) for finding in self.findings] or ["Nothing is wrong with the chain."]
         if self.profile is not None:
             lines += ["", str(self.profile), self._bound_text()]
@@ -43,14 +46,14 @@ class Report:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{escape(one.severity)}</td><td><code>{escape(one.code)}</code></td><td>{escape(one.pipe)}</td>"
-            f"<td>{escape(f'{one.what} {one.why}')}<br><b>{escape(one.way_out)}</b></td></tr>"
+            f"<tr>{_CELL}{escape(one.severity)}</td>{_CELL}<code>{escape(one.code)}</code></td>{_CELL}{escape(one.pipe)}</td>"
+            f"{_CELL}{_as_html(f'{one.what} {one.why}')}<br><b>{_as_html(one.way_out)}</b></td></tr>"
             for one in self.findings
         )
         found = f"<table><tbody>{rows}</tbody></table>" if rows else "<p>Nothing is wrong with the chain.</p>"
         if self.profile is None:
             return found
-        changes = "".join(f"<li>{escape(str(one))}</li>" for one in self.advice)
+        changes = "".join(f"<li>{_as_html(str(one))}</li>" for one in self.advice)
         return f"{found}{self.profile._repr_html_()}<p>{escape(self._bound_text())}</p><ul>{changes}</ul>"
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,3 +71,7 @@ class Report:
             return "What bounds is the consumer: no change of the chain would help."
         best = " What would help, each alone:" if self.advice else ""
         return f"What bounds is {self.bound}.{best}"
+
+
+def _as_html(text: str) -> str:
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
