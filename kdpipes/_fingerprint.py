@@ -26,7 +26,7 @@ from kdpipes._graph import walk
 from kdpipes.callback import Callback
 from kdpipes.storage.shared import PackedStrings, Shared
 
-__all__ = ["digest", "fingerprint", "fingerprints"]
+__all__ = ["digest", "fingerprint", "fingerprints", "own_members"]
 
 _MANY = 1000  # of a longer sequence of objects, the length and this many entries are hashed
 _OF_THIS_PROCESS = (
@@ -39,6 +39,16 @@ _OF_THIS_PROCESS = (
     torch.Generator,
 )
 _PLAIN = (bytes, str, bool, int, float, complex, np.generic)
+_VALUES = (*_PLAIN, tuple, list, dict, set, frozenset, np.ndarray, torch.Tensor, PurePath, torch.dtype)
+_WRAPPERS = (
+    staticmethod,
+    classmethod,
+    property,
+    functools.cached_property,
+    functools.partialmethod,
+    functools.singledispatchmethod,
+    type(functools.cache(len)),
+)
 
 
 @runtime_checkable
@@ -166,7 +176,7 @@ def _object_parts(value: Any) -> Iterator[Any]:
         yield value.__qualname__
     else:
         yield getattr(value, "__qualname__", type(value).__qualname__)
-        yield [part for kind in type(value).__mro__ if _is_users(kind) for part in _methods_of(kind)]
+        yield own_members(type(value))
         yield value.fingerprinted() if isinstance(value, _Fingerprinted) else _attributes(value) or _reduced(value)
 
 
@@ -186,10 +196,26 @@ def _is_users(kind: type) -> bool:
     return file is None or not file.startswith(_library_folders())
 
 
-def _methods_of(kind: type) -> Iterator[Any]:
-    for name, method in sorted(vars(kind).items()):
-        if isinstance(method, FunctionType):
-            yield [name, *_code_parts(method.__code__), method.__defaults__, method.__kwdefaults__]
+def own_members(kind: type) -> list[Any]:
+    """Return the methods and plain attributes of a class and of those that it inherits, as far as they are a user's."""
+    return [
+        [name, part]
+        for each in kind.__mro__
+        if _is_users(each)
+        for name, member in sorted(vars(each).items())
+        for part in _code_or_value(name, member)
+    ]
+
+
+def _is_pythons(name: str) -> bool:
+    return name.startswith("_") and name.endswith("_")
+
+
+def _code_or_value(name: str, member: Any) -> Iterator[Any]:
+    for attribute in ("__func__", "fget", "func", "__wrapped__"):  # of methods of classes, properties, caches
+        member = getattr(member, attribute, member) if isinstance(member, _WRAPPERS) else member
+    if isinstance(member, FunctionType) or (isinstance(member, _VALUES) and not _is_pythons(name)):
+        yield member
 
 
 def _content_of(cell: Any) -> Any:

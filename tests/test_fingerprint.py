@@ -293,3 +293,68 @@ def test_the_code_of_a_users_class_counts() -> None:
 
     one, same, other = (fingerprints(transform(code)) for code in ("x + 1", "x + 1", "x + 2"))
     assert one == same != other
+
+
+def turned(how: str, value: int) -> Any:
+    """Return an object of a class whose code is the same for each value, and whose results are not."""
+
+    def decorated(function: Any) -> Any:
+        return functools.wraps(function)(lambda self, x: function(self, x) + value)
+
+    class Attribute:
+        size = value
+
+    class Static:
+        shift = staticmethod(lambda x: x + value)
+
+    class Class:
+        shift = classmethod(lambda cls, x: x + value)
+
+    class Property:
+        shift = property(lambda self: value)
+
+    class Cached:
+        shift = functools.cached_property(lambda self: value)
+
+    class Decorated:
+        @decorated
+        def __call__(self, x: int) -> int:
+            return x
+
+    class Remembered:
+        shift = functools.cache(lambda self: value)
+
+    class Closing:
+        def __call__(self, x: int) -> int:
+            return x + value
+
+    class Inheriting(Closing):
+        pass
+
+    class Source(kdp.SampleSource):
+        size = value
+
+        def __len__(self) -> int:
+            return 4
+
+        def getitem_x(self, index: int) -> int:
+            return index * self.size
+
+    made: dict[str, Any] = {
+        kind.__name__.lower(): kind
+        for kind in (Attribute, Static, Class, Property, Cached, Decorated, Remembered, Closing, Inheriting, Source)
+    }
+    return made[how]()
+
+
+@pytest.mark.parametrize(
+    "how",
+    "attribute static class property cached decorated remembered closing inheriting".split(),  # noqa: SIM905
+)
+def test_what_a_class_says_counts_like_what_its_object_says(how: str) -> None:
+    assert fingerprint(turned(how, 1)) == fingerprint(turned(how, 1)) != fingerprint(turned(how, 2))
+
+
+def test_an_attribute_of_a_sources_class_counts_for_caches() -> None:
+    first, again, other = (fingerprint(turned("source", value).cached_as()) for value in (1, 1, 2))
+    assert first == again != other

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from webdataset.pipeline import DataPipeline
 
 from kdpipes._calling import call_seeded
 from kdpipes._draw import seeded_globals
+from kdpipes._fingerprint import own_members
 from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, check_names, must_be, refuse_field
@@ -225,10 +225,9 @@ class SampleSource(MapPipe):
 
     def cached_as(self) -> Any:
         """Return what caches tell this source by, as plain data: by default its methods and attributes."""
-        methods = [(name, value) for name, value in sorted(vars(type(self)).items()) if isinstance(value, FunctionType)]
         return (
             type(self).__qualname__,
-            methods,
+            own_members(type(self)),
             {name: value for name, value in vars(self).items() if name[:9] != "_kdpipes_"},
         )
 
