@@ -171,9 +171,26 @@ def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:
         round: How often the stream has been read in this epoch already.
     """
     for place, upstream in enumerate(walk(pipe)[1:]):
-        if isinstance(upstream, IterPipe):
-            upstream.renew(seed, epoch)
-        elif callable(getattr(type(upstream), "set_seed", None)):
-            upstream.set_seed(int.from_bytes(hash_key(seed, epoch, "upstream", place, round)[:7], "little"))
-        elif isinstance(upstream, SampleMultiplexer):  # it has no `set_seed`, and would draw on from where it stands
-            upstream.random.seed(int.from_bytes(hash_key(seed, epoch, "upstream", place, round)[:7], "little"))
+        _seed(upstream, seed, epoch, (place, round))
+
+
+def seed_chain(pipe: Any, seed: int, epoch: int) -> None:
+    """Let a stream begin an epoch; stock pipes that were given a seed (`.shuffle().set_seed(1)`) keep it.
+
+    Args:
+        pipe: The end of the stream.
+        seed: Of the epochs.
+        epoch: The number of the epoch.
+    """
+    for place, upstream in enumerate(walk(pipe)):
+        if isinstance(upstream, IterPipe) or getattr(upstream, "_seed", None) is None:
+            _seed(upstream, seed, epoch, (place, 0))
+
+
+def _seed(upstream: Any, seed: int, epoch: int, place: tuple[int, int]) -> None:
+    if isinstance(upstream, IterPipe):
+        upstream.renew(seed, epoch)
+    elif callable(getattr(type(upstream), "set_seed", None)):
+        upstream.set_seed(int.from_bytes(hash_key(seed, epoch, "upstream", *place)[:7], "little"))
+    elif isinstance(upstream, SampleMultiplexer):  # it has no `set_seed`, and would draw on from where it stands
+        upstream.random.seed(int.from_bytes(hash_key(seed, epoch, "upstream", *place)[:7], "little"))

@@ -159,7 +159,7 @@ def index_url(url: str) -> str:
 
 
 def index_beside(url: str) -> ShardIndex | None:
-    """Return the index beside a shard, if both are there and it is that of the shard as it is now."""
+    """Return the index beside a shard, if both are there and it is that of the shard as it is now, or of a copy."""
     try:
         content, version = read_url(index_url(url)), version_of(url)
     except FileNotFoundError:
@@ -169,7 +169,23 @@ def index_beside(url: str) -> ShardIndex | None:
     except DataError as error:
         _log.warning("%s The shard is taken for unfinished.", error)
         return None
-    return index if index.version == version else None
+    fits = _is_of(index, version) or (_may_fit(index.version, version, index_url(url)) and is_index_of(index, url))
+    return index if fits or _is_proven(index, url, version) else None
+
+
+def _is_proven(index: ShardIndex, url: str, version: Version) -> bool:
+    """Return whether a shard has the contents whose checksums its index holds: all of it is read."""
+    if index.version.size != version.size:
+        return False
+    try:
+        found = index_shard(url, version, with_checksums=True)
+    except DataError:
+        return False
+    return replace(found, version=index.version).to_bytes() == index.to_bytes()
+
+
+def _is_of(index: ShardIndex, version: Version) -> bool:
+    return bool(version.tag) and index.version == version
 
 
 def _cached(url: str) -> str:
@@ -221,7 +237,7 @@ def find_index(url: str, version: Version) -> IndexFound:
         except DataError as error:
             damage.append(error)
             continue
-        if version.tag and index.version == version:
+        if _is_of(index, version):
             return IndexFound("fresh", index, damage)
         indexes.append((place, index))
     fitting = [index for place, index in indexes if _may_fit(index.version, version, place)]
@@ -246,7 +262,7 @@ def _found(url: str, version: Version) -> ShardIndex | None:
     found = find_index(url, version)
     for error in found.damage:
         _log.warning("%s It is made anew.", error)
-    if found.index is None or (version.tag and found.index.version == version):
+    if found.index is None or _is_of(found.index, version):
         return found.index
     return _kept(found.index, url, version)
 

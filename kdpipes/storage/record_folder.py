@@ -54,6 +54,10 @@ class Header(NamedTuple):
         """Return what a part is to be marked with, if it belongs to the folder."""
         return f"records:{self.source}:{number}/{self.num_parts}"
 
+    def to_bytes(self) -> bytes:
+        """Return what the file holds."""
+        return json.dumps({"layout": _LAYOUT, "format": _FORMAT, **self._asdict()}, indent=1).encode() + b"\n"
+
 
 def header_of(content: bytes, place: str) -> Header:
     """Return what a header says.
@@ -88,13 +92,15 @@ def read_header(folder: Path) -> Header | None:
 
 def create_header(folder: Path, header: Header) -> None:
     """Make a folder one for records, unless another process has just done so."""
-    said = {"layout": _LAYOUT, "format": _FORMAT, **header._asdict()}
     path = folder / HEADER
-    with _draft_of(path, json.dumps(said, indent=1).encode() + b"\n") as draft:
+    with _draft_of(path, header.to_bytes()) as draft:
         try:
             os.link(draft, path)
         except FileExistsError:
             pass
+        except FileNotFoundError:
+            if not path.exists():  # whoever was faster has removed the draft
+                raise
         except OSError:  # of file systems that know no hard links
             draft.replace(path)
 

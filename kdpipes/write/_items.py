@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from kdpipes.sample import Sample
 from kdpipes.storage.files import is_local, read_url
 from kdpipes.storage.record_part import Record
 from kdpipes.storage.shared import PackedStrings, Shared
+from kdpipes.write._left_out import handler_in, made_or_left_out
 
 __all__ = ["Items", "items_of"]
 
 _AT_ONCE = 256  # positions that are announced together, to sources that lie elsewhere
 _LISTS = (".txt", ".csv")
-_log = logging.getLogger("kdpipes")
 
 Encode = Callable[[Any], Any]
 
@@ -69,7 +69,7 @@ class Items:
 
     def records(self, positions: Any, what: str) -> Iterator[Record]:
         """Yield the records of some positions; those that `on_error` lets be left out are."""
-        handler = None if self._chain is None else _handler_in(self._chain)
+        handler = None if self._chain is None else handler_in(self._chain)
         listed = {} if handler is None else handler.listed()
         for place, position in shown_if_slow(enumerate(positions.tolist()), len(positions), what):
             if place % _AT_ONCE == 0 and self._chain is not None:
@@ -79,17 +79,10 @@ class Items:
                 yield record
 
     def _tried(self, position: int, handler: Any, listed: Mapping[str, str]) -> Record | None:
-        sample = None
-        try:
-            sample = self._sample(position)
+        def record(sample: Sample) -> Record | None:
             return None if sample.key in listed else self._record(sample, position)
-        except Exception as error:
-            if handler is None or not handler.tolerates(error):
-                raise
-            key = f"position {position}" if sample is None else sample.key
-            handler.write_down(key, f"{type(error).__name__}: {error}")
-            _log.warning("Sample %r is left out of the records: %s", key, error)
-            return None
+
+        return made_or_left_out(partial(self._sample, position), record, position=position, handler=handler)
 
     def _sample(self, position: int) -> Sample:
         if self._chain is None:
@@ -123,14 +116,6 @@ def _known_by(pipe: Any) -> Iterator[bytes]:
         cached_as = getattr(type(pipe), "cached_as", None)
         if cached_as is not None:
             yield digest(cached_as(pipe))
-
-
-def _handler_in(chain: MapPipe) -> Any:
-    for pipe in walk(chain):
-        operation: Any = getattr(pipe, "_operation", None)
-        if getattr(operation, "handles_errors", False):
-            return operation if operation.is_tolerant else None
-    return None
 
 
 def items_of(source: Any, encode: Encode | None) -> Items:

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._graph import walk
+from kdpipes._graph import copy_streams
+from kdpipes._iter_pipe import seed_chain
 from kdpipes._map_pipe import MapPipe
 from kdpipes.callback import Callback
 from kdpipes.sample import Sample, as_sample
 from kdpipes.write._keys import as_tar_key, check_tar_key, hashes_of
+from kdpipes.write._left_out import handler_in, made_or_left_out
 from kdpipes.write._members import MemberEncoder
 from kdpipes.write._shard_places import ShardPlaces, Written
 from kdpipes.write._tar_shard import END_MARK, TarSample, as_tar_sample
 
-__all__ = ["Limits", "Measuring", "Recipe", "ShardJob", "ShardReport", "Span", "Writing"]
+__all__ = ["Coming", "Limits", "Measuring", "Recipe", "ShardJob", "ShardReport", "Span", "Writing"]
 
+Made = TypeVar("Made")
 _BLOCK = 64  # samples that a source that lies elsewhere is told of at a time
-_log = logging.getLogger("kdpipes")
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,18 @@ class ShardReport(NamedTuple):
         return cls(number, hashes_of(written.keys), written.num_bytes, num_left_out)
 
 
+class Coming(NamedTuple):
+    """A sample that has not been made yet.
+
+    Args:
+        position: In the chain.
+        fetch: Returns the sample, or fails.
+    """
+
+    position: int
+    fetch: Callable[[], Sample]
+
+
 class Recipe:
     """Makes samples of a chain into members.
 
@@ -114,36 +128,39 @@ class Recipe:
         """Return what the bytes depend on besides the chain."""
         return self._encoder, self._key
 
-    def samples(self, span: Span) -> Iterator[Sample]:
+    def samples(self, span: Span) -> Iterator[Coming]:
         """Yield the samples of an indexed chain."""
         for start in range(*span, _BLOCK):
             if isinstance(self.pipe, MapPipe):
                 self.pipe.announce(np.arange(start, min(start + 2 * _BLOCK, span.stop)))
             for index in range(start, min(start + _BLOCK, span.stop)):
-                yield _as_sample(self.pipe[index], index)
+                yield Coming(index, partial(self._sample, index))
 
-    def stream(self) -> Iterator[Sample]:
-        """Yield the samples of a stream."""
-        return (_as_sample(item, index) for index, item in enumerate(self.pipe))
+    def _sample(self, index: int) -> Sample:
+        return _as_sample(self.pipe[index], index)
+
+    def stream(self) -> Iterator[Coming]:
+        """Yield the samples of a stream as its epoch 0 gives them, wherever the stream itself stands."""
+        copied = copy_streams(self.pipe)
+        seed_chain(copied, 0, 0)
+        return (Coming(index, partial(_as_sample, item, index)) for index, item in enumerate(copied))
 
     def key_of(self, sample: Sample) -> str:
         """Return what a sample is called in its tar."""
         return as_tar_key(sample.key) if self._key is None else check_tar_key(self._key(sample))
 
-    def kept(self, samples: Iterable[Sample]) -> Iterator[TarSample | None]:
+    def keys(self, samples: Iterable[Coming]) -> Iterator[str | None]:
+        """Yield what samples are called in their tars, and None for each that `on_error` leaves out."""
+        return self._made(samples, self.key_of)
+
+    def kept(self, samples: Iterable[Coming]) -> Iterator[TarSample | None]:
         """Yield samples as they stand in tars, and None for each that `on_error` leaves out."""
-        operations = [getattr(upstream, "_operation", None) for upstream in walk(self.pipe)]
-        handler = next((one for one in operations if getattr(one, "handles_errors", False)), None)
-        for sample in samples:
-            try:
-                made = as_tar_sample(self.key_of(sample), self._encoder(sample))
-            except Exception as error:
-                if handler is None or not handler.tolerates(error):
-                    raise
-                _log.warning("Sample %r is left out: %s: %s", sample.key, type(error).__name__, error)
-                handler.write_down(sample.key, f"{type(error).__name__}: {error}", once=True)
-                made = None
-            yield made
+        return self._made(samples, lambda sample: as_tar_sample(self.key_of(sample), self._encoder(sample)))
+
+    def _made(self, samples: Iterable[Coming], make: Callable[[Sample], Made]) -> Iterator[Made | None]:
+        handler = handler_in(self.pipe)
+        for position, fetch in samples:
+            yield made_or_left_out(fetch, make, position=position, handler=handler, once=True)
 
 
 def _as_sample(item: Any, index: int) -> Sample:

@@ -6,7 +6,8 @@ import errno
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,15 +102,14 @@ class ShardPlaces:
             return []
         return [str(name).rstrip("/").rpartition("/")[2] for name in found]
 
-    def finished(self, numbers: Iterable[int]) -> dict[int, Written]:
-        """Return which of some shards are there with their indexes, and what is in them."""
+    def finished(self, numbers: Iterable[int]) -> Iterator[tuple[int, Written]]:
+        """Yield which of some shards are there with their indexes, in order, and what is in them."""
         asked = list(numbers)
         found = in_parallel(lambda number: index_beside(self.url(number)), asked, _NUM_THREADS, lambda: None)
-        return {
-            number: Written(list(index.keys), index.version.size)
-            for number, index in zip(asked, found, strict=True)
-            if index is not None
-        }
+        with closing(found):  # type: ignore[type-var]  # a generator
+            for number, index in zip(asked, found, strict=True):
+                if index is not None:
+                    yield number, Written(index.keys, index.version.size)
 
     def write(self, number: int, samples: Iterable[TarSample]) -> Written:
         """Write a shard, and then its index."""

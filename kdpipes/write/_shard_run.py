@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
-from itertools import count
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +13,9 @@ import numpy as np
 from kdpipes._graph import walk
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
-from kdpipes.sample import Sample
 from kdpipes.storage.catalog import index_beside
-from kdpipes.write._keys import KnownKeys
-from kdpipes.write._shard_job import Limits, Measuring, Recipe, ShardJob, ShardReport, Span, Writing
+from kdpipes.write._keys import KnownKeys, hashes_of
+from kdpipes.write._shard_job import Coming, Limits, Measuring, Recipe, ShardJob, ShardReport, Span, Writing
 from kdpipes.write._shard_notes import ShardNotes
 from kdpipes.write._shard_places import ShardPlaces
 from kdpipes.write._tar_shard import TarSample
@@ -73,7 +72,7 @@ class ShardRun:
         self._was_begun, self._size = was_begun, size
         self._known = KnownKeys(self._keys_of)
         self._reports: dict[int, ShardReport] = {}
-        self._num_found = 0
+        self._num_found = self._num_left_out = 0
 
     def do(self, num_workers: int, executor: Executor | None) -> ShardsResult:
         """Write what is missing."""
@@ -109,6 +108,7 @@ class ShardRun:
         )
         with closing(sizes):  # type: ignore[type-var]  # a generator
             stops = self._limits.stops(np.concatenate([np.zeros(0, dtype=np.int64), *sizes]))
+        self._num_left_out = 0 if stops else self._size
         self._notes = self._notes.keep(self._places, stops=stops)
         return stops
 
@@ -132,9 +132,10 @@ class ShardRun:
                 self._add(report)
 
     def _find(self, numbers: range) -> None:
-        """Take note of the shards of an earlier run, up to the first that is missing where nobody knows how many."""
-        for number, written in (self._places.finished(numbers) if self._was_begun else {}).items():
-            self._add(ShardReport.of(number, written))
+        """Take note of the shards of an earlier run."""
+        if self._was_begun:
+            for number, written in self._places.finished(numbers):
+                self._add(ShardReport.of(number, written))
         self._num_found = len(self._reports)
 
     def _add(self, report: ShardReport) -> None:
@@ -143,22 +144,44 @@ class ShardRun:
 
     def _write_on(self) -> None:
         """Write shards as the samples come, behind those that are there."""
-        there = self._places.finished(range(len(self._places.there()))) if self._was_begun else {}
-        first = next(number for number in count() if number not in there)
-        earlier = [key for number in range(first) for key in there[number].keys]
-        for number in range(first):
-            self._add(ShardReport.of(number, there[number]))
-        self._num_found = first
+        self._find_up_to_a_gap()
         samples = self._recipe.stream() if self._size is None else self._recipe.samples(Span(0, self._size))
         samples = shown_if_slow(samples, self._size, "writing shards")
-        behind = _behind(samples, earlier, self._recipe)
-        cutter = _Cutter(self._recipe.kept(behind), self._limits)
-        for number in count(first):
+        cutter = _Cutter(self._recipe.kept(self._behind(samples)), self._limits)
+        for number in count(self._num_found):
             if cutter.is_over:
                 break
-            num_before = cutter.num_left_out
-            written = self._places.write(number, cutter.shard())
-            self._add(ShardReport.of(number, written, cutter.num_left_out - num_before))
+            self._add(ShardReport.of(number, self._places.write(number, cutter.shard())))
+        self._num_left_out = cutter.num_left_out
+
+    def _find_up_to_a_gap(self) -> None:
+        """Take note of the shards of an earlier run that nothing is missing before."""
+        found = self._places.finished(range(len(self._places.there()) if self._was_begun else 0))
+        with closing(found):  # type: ignore[type-var]  # a generator
+            for number, written in found:
+                if number != len(self._reports):
+                    break
+                self._add(ShardReport.of(number, written))
+        self._num_found = len(self._reports)
+
+    def _behind(self, samples: Iterator[Coming]) -> Iterator[Coming]:
+        """Yield the samples behind those that are written; those that were left out in between are left out."""
+        due = np.concatenate([np.zeros(0, dtype=np.uint64), *(report.hashes for report in self._reports.values())])
+        place, keys = 0, self._recipe.keys(samples)
+        while place < len(due):
+            key = next(keys, _END)
+            if key is _END:
+                raise self._gone_error(place)
+            place += key is not None and bool(hashes_of([key])[0] == due[place])
+        yield from samples
+
+    def _gone_error(self, place: int) -> DataError:
+        keys = (key for number in self._reports for key in self._keys_of(number))
+        return DataError(
+            f"The chain does not give what it gave: sample {next(islice(keys, place, None))!r}, of a shard that is "
+            "there, does not come, or not in its place. Give its random pipes a seed; or remove the shards, to begin "
+            "anew."
+        )
 
     def _keys_of(self, number: int) -> Sequence[str]:
         index = index_beside(self._places.url(number))
@@ -175,24 +198,8 @@ class ShardRun:
             num_samples=sum(num_samples for num_samples, _ in shards),
             num_bytes=sum(num_bytes for _, num_bytes in shards),
             num_found=self._num_found,
-            num_left_out=sum(report.num_left_out for report in reports),
+            num_left_out=self._num_left_out + sum(report.num_left_out for report in reports),
             class_names=None if names is None else tuple(names),
-        )
-
-
-def _behind(samples: Iterator[Sample], earlier: list[str], recipe: Recipe) -> Iterator[Sample]:
-    """Yield the samples behind those that are written; those that were left out in between are left out."""
-    rest = iter(earlier)
-    due = next(rest, None)
-    for sample in samples:
-        if due is None:
-            yield sample
-        elif recipe.key_of(sample) == due:
-            due = next(rest, None)
-    if due is not None:
-        raise DataError(
-            f"The chain does not give what it gave: sample {due!r}, of a shard that is there, does not come, or not in "
-            "its place. Give its random pipes a seed; or remove the shards, to begin anew."
         )
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -18,6 +19,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
+import torch
 
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import WorkerError, add_note, check_count, must_be
@@ -28,6 +30,7 @@ __all__ = ["check_workers", "run_jobs"]
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 _AHEAD = 2  # jobs a worker: one that it does, one that waits
+_LARGE = 16 << 20  # bytes that an executor is told with each job
 _NUM_UNKNOWN = 32  # workers of an executor that does not say how many it has
 
 
@@ -42,7 +45,8 @@ def run_jobs(
     """Yield what a function returns for each job, in the jobs' order, as soon as it is there.
 
     Function, jobs and results travel by cloudpickle: lambdas and classes of a notebook may be among them. An executor
-    gets the function with each job, processes of their own get it once. No more than two jobs a worker are under way.
+    gets the function with each job, with a warning where that is large; processes of their own get it once. No more
+    than two jobs a worker are under way.
 
     The first error ends it all: jobs that wait are cancelled, processes of its own are ended at once, whatever they
     were doing, and the error is raised, with a note that names the job (`str(job)`) and the worker's traceback. So does
@@ -122,9 +126,18 @@ def _by(
     executor: Executor, function: Callable[[Any], Any], jobs: Sequence[Any], num_workers: int, what: str
 ) -> Iterator[Any]:
     payload = cloudpickle.dumps(function)
+    if len(payload) > _LARGE:
+        warnings.warn(_large_text(what, len(payload)), stacklevel=2)
     order = _Order(hashlib.blake2b(payload, digest_size=16).digest(), payload, b"")
     num_at_once = num_workers or getattr(executor, "_max_workers", None) or _NUM_UNKNOWN
     yield from _submitted(executor, order, jobs, _AHEAD * num_at_once, what)
+
+
+def _large_text(what: str, num_bytes: int) -> str:
+    return (
+        f"While {what}, {num_bytes / 1e6:.0f} MB of the chain and its functions go with each job. Keep what is large "
+        "in files that workers open by themselves; or use `num_workers=`, whose processes get it once."
+    )
 
 
 def _by_processes(function: Callable[[Any], Any], jobs: Sequence[Any], num_workers: int, what: str) -> Iterator[Any]:
@@ -187,10 +200,17 @@ _loading = threading.Lock()
 
 def _do(name: bytes, function: bytes | None, job: bytes) -> _Answer:
     """Do a job in a worker; what it raises is sent as a result, as not every error can be made again there."""
+    _use_one_thread()
     try:
         return _Answer(False, cloudpickle.dumps(_named(name, function)(cloudpickle.loads(job))))
     except Exception as error:
         return _Answer(True, _packed(error))
+
+
+def _use_one_thread() -> None:
+    """Let torch use one thread in a worker process: it would wait for those of its parent, which a fork lacks."""
+    if multiprocessing.parent_process() is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 def _named(name: bytes, payload: bytes | None) -> Callable[[Any], Any]:
@@ -233,16 +253,27 @@ def _own_pool(function: Callable[[Any], Any], num_workers: int) -> Iterator[Proc
     try:
         yield pool
     except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
+        _kill(pool)
         raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
+def _kill(pool: ProcessPoolExecutor) -> None:
+    """End processes whatever they are doing; of what they were sending, half may have come."""
+    processes = list((pool._processes or {}).values())
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+    pool._result_queue._writer.close()  # type: ignore[attr-defined]  # or the pool's thread waits for the other half
+
+
 def _begin(parcel: _Parcel) -> None:
     """Begin as a worker: interrupts are the parent's business, and without it there is nothing to do."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler is not meant for it
+    _use_one_thread()
     _functions[_OWN] = parcel.function
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -6,7 +6,7 @@ import concurrent.futures
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,7 +135,8 @@ def write_records(
     said = hash_key(items.fingerprint(), len(items), num_parts, key or b"", repr(names)).hex()[:32]
     writer = _PartWriter(items, target, Header(num_parts, said, names), key)
     with _held(writer):
-        return _written(writer, partial(run_jobs, executor=executor, num_workers=num_workers, what="writing records"))
+        run = partial(run_jobs, executor=executor, num_workers=num_workers, what="writing records")
+        return _written(writer, run, leaves_none=executor is None)
 
 
 def _local_folder(folder: Any) -> Path:
@@ -204,28 +205,62 @@ def _held(writer: _PartWriter) -> Iterator[None]:
         if other is not None and read_header(folder) is None:
             raise DataError(f"{str(folder)!r} holds no records, but {other!r}. Give an empty folder, or a new one.")
         create_header(folder, writer.header)
-    found = read_header(folder)
-    if found != writer.header:
-        raise DataError(
-            f"{str(folder)!r} holds records of another input: of another chain, list, order or number of parts, or of "
-            "functions that have been changed. Give another folder, or delete this one."
-        )
+    if read_header(folder) != writer.header and _has_parts(folder):
+        raise _other_error(folder)
     if not CAN_HOLD:
+        _claim(writer)
         yield
         return
-    with HeldFile(folder / HEADER) as held:
-        held.hold_alone(waits=True)
-        yield
+    while True:
+        with HeldFile(folder / HEADER) as held:
+            held.hold_alone(waits=True)
+            if held.is_in_place() and _claim(writer):
+                yield
+                return
 
 
-def _written(writer: _PartWriter, run: Callable[..., Iterator[tuple[int, int]]]) -> RecordsResult:
+def _claim(writer: _PartWriter) -> bool:
+    """Return whether the folder is one for these records; one that has no parts yet becomes it, with a new header."""
+    if read_header(writer.folder) == writer.header:
+        return True
+    if _has_parts(writer.folder):
+        raise _other_error(writer.folder)
+    write_file(writer.folder / HEADER, writer.header.to_bytes())
+    return False
+
+
+def _has_parts(folder: Path) -> bool:
+    return next(folder.glob("part-*.mdb*"), None) is not None
+
+
+def _other_error(folder: Path) -> DataError:
+    return DataError(
+        f"{str(folder)!r} holds records of another input: of another chain, list, order or number of parts, or of "
+        "functions that have been changed. Give another folder, or delete this one."
+    )
+
+
+def _written(writer: _PartWriter, run: Callable[..., Iterator[tuple[int, int]]], *, leaves_none: bool) -> RecordsResult:
+    """Write the parts that are missing.
+
+    Args:
+        writer: Of a part.
+        run: Calls it, for several.
+        leaves_none: Whether nobody writes on after an error.
+    """
     numbers = range(writer.header.num_parts)
     counts = [writer.finished(number) for number in numbers]
     missing = [number for number in numbers if counts[number] is None]
     if missing:
         _remove_drafts(writer.folder)
-        for number, count in zip(missing, run(writer, missing), strict=True):
-            counts[number] = count
+        try:
+            with closing(run(writer, missing)) as written:  # type: ignore[type-var]  # a generator
+                for number, count in zip(missing, written, strict=True):
+                    counts[number] = count
+        except BaseException:
+            if leaves_none:
+                _remove_drafts(writer.folder)  # of workers that were ended
+            raise
     samples, sizes = zip(*(count for count in counts if count is not None), strict=True)
     return RecordsResult(writer.folder, sum(samples), len(counts), len(missing), sum(sizes))
 

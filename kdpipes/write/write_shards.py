@@ -59,7 +59,8 @@ def write_shards(
     order: one process writes them as samples come; workers make the samples twice, first to find out their sizes.
 
     Args:
-        pipe: A chain of samples: not behind `select` or `deal`. A stream is written by this process, front to back.
+        pipe: A chain of samples: not behind `select` or `deal`. A stream is written by this process, front to back,
+            as its epoch 0 gives it, wherever it stands.
         urls: A path or fsspec URL with the number's place, `"s3://bucket/train-%06d.tar"`. Folders on this machine are
             made.
         max_samples: How many samples a shard has; the last one may have fewer. This or `max_bytes` must be given.

@@ -52,6 +52,31 @@ def work(job):
 list(run_jobs(work, range(2), executor=None, num_workers=2, what="working"))
 """
 
+HALF_SENT = """
+import multiprocessing, os, struct, sys, threading
+from contextlib import closing
+from kdpipes.write.jobs import run_jobs
+
+(wait_to_send, send), (wait_until_sent, is_sent) = os.pipe(), os.pipe()
+
+def work(job):
+    if not job:
+        return job
+    os.read(wait_to_send, 1)
+    frame = sys._getframe()
+    while "result_queue" not in frame.f_locals:
+        frame = frame.f_back
+    os.write(frame.f_locals["result_queue"]._writer.fileno(), struct.pack("!i", 1000) + b"half")
+    os.write(is_sent, b"-")
+    threading.Event().wait()
+
+with closing(run_jobs(work, range(2), executor=None, num_workers=2, what="working")) as results:
+    print(next(results))
+    os.write(send, b"-")
+    os.read(wait_until_sent, 1)
+print(multiprocessing.active_children())
+"""
+
 
 class OddError(Exception):
     """One that cannot be pickled."""
@@ -82,6 +107,12 @@ def test_results_come_in_the_order_of_the_jobs(ways: dict[str, Any]) -> None:
 def test_an_executor_does_the_same(executor: Executor) -> None:
     power = 2
     assert run(lambda job: job**power, range(30), executor=executor) == [job**2 for job in range(30)]
+
+
+def test_an_executor_that_is_told_much_with_each_job_is_a_warning() -> None:
+    data = bytes(17 << 20)
+    with ThreadPoolExecutor(1) as executor, pytest.warns(UserWarning, match="18 MB of the chain .* go with each job"):
+        assert run(lambda job: data[job], [3], executor=executor) == [0]
 
 
 @pytest.mark.parametrize("ways", WAYS, ids=str)
@@ -179,6 +210,19 @@ def test_an_interrupt_leaves_no_process() -> None:
     assert done.returncode == 0
 
 
+def test_a_worker_that_was_sending_its_result_is_not_waited_for() -> None:
+    done = python(HALF_SENT)
+    assert done.stdout == "0\n[]\n", done.stderr
+
+
+def test_workers_do_not_take_the_signals_handler_of_the_parent() -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        assert run(lambda job: signal.getsignal(signal.SIGTERM), [0], num_workers=1) == [signal.SIG_DFL]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_workers_end_with_a_parent_that_was_killed() -> None:
     done = python(ORPHANED)  # comes back once nobody holds its standard output any more
     assert done.returncode == -signal.SIGKILL
@@ -190,3 +234,27 @@ def test_what_is_no_executor_is_refused_at_once() -> None:
         run_jobs(abs, [], executor="dask", num_workers=0, what="working")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`num_workers` must be an integer of at least 0"):
         run_jobs(abs, [], executor=None, num_workers=-1, what="working")
+
+
+AFTER_THREADS = """
+import torch
+from concurrent.futures import ProcessPoolExecutor
+from kdpipes.write.jobs import run_jobs
+
+def work(job):
+    return float(torch.ones(2_000_000).add(job).sum())
+
+torch.set_num_threads(4)
+expected = [work(job) for job in range(4)]  # which leaves threads behind, that a fork does not have
+assert list(run_jobs(work, range(4), executor=None, num_workers=2, what="working")) == expected
+with ProcessPoolExecutor(2) as executor:
+    assert list(run_jobs(work, range(4), executor=executor, num_workers=0, what="working")) == expected
+print("done")
+"""
+
+
+def test_workers_do_not_wait_for_threads_that_only_their_parent_has() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_THREADS], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout == "done\n"

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,50 @@ def test_the_records_of_another_input_are_refused_and_kept(
     assert contents(tmp_path / "whole") == whole
 
 
+def test_an_input_that_fails_at_once_does_not_stand_in_the_way_of_the_mended_one(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("path label")
+    with pytest.raises(kdp.DataError, match="An item must be a path and the number of a class"):
+        kdp.write_records(tmp_path / "list.txt", tmp_path / "r", num_parts=1)
+    kdp.write_records(Birds(), tmp_path / "whole", num_parts=3)
+    assert kdp.write_records(Birds(), tmp_path / "r", num_parts=3).num_written == 3
+    assert contents(tmp_path / "r") == contents(tmp_path / "whole")
+
+
+def test_a_folder_that_somebody_writes_into_is_not_taken_though_it_has_no_parts_yet(tmp_path: Path) -> None:
+    (begun, begin), (due, go_on) = os.pipe(), os.pipe()
+
+    def slowly(n: int) -> dict[str, int]:
+        if not n:
+            os.write(begin, b"-")
+            os.read(due, 1)
+        return {"y": n}
+
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        os._exit(kdp.write_records(range(4), tmp_path / "r", num_parts=1, shuffle=False, encode=slowly).num_written)
+    os.read(begun, 1)
+    threading.Timer(0.2, os.write, (go_on, b"-")).start()  # while the other waits, or before: it is refused
+    with pytest.raises(kdp.DataError, match="holds records of another input"):
+        kdp.write_records(Birds(), tmp_path / "r", num_parts=3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert [sample["y"] for sample in kdp.open_records(tmp_path / "r")] == [0, 1, 2, 3]
+    for end in (begun, begin, due, go_on):
+        os.close(end)
+
+
+def test_an_interrupt_leaves_no_drafts_of_workers(tmp_path: Path) -> None:
+    def interrupt(n: int) -> dict[str, int]:
+        if n == 7:
+            os.kill(os.getppid(), signal.SIGINT)
+            threading.Event().wait()
+        return {"y": n}
+
+    with pytest.raises(KeyboardInterrupt):
+        kdp.write_records(range(8), tmp_path / "r", num_parts=2, shuffle=False, encode=interrupt, num_workers=2)
+    assert {path.name for path in (tmp_path / "r").iterdir()} <= {HEADER, "part-00000.mdb", "part-00000.mdb.index"}
+
+
 def test_a_folder_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("done")
     with pytest.raises(kdp.DataError, match=r"holds no records, but 'thesis\.txt'\. Give an empty folder"):
@@ -227,6 +272,20 @@ def test_a_folder_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="is a file; a folder is needed"):
         kdp.write_records(Birds(), tmp_path / "thesis.txt")
     assert contents(tmp_path) == {"thesis.txt": b"done"}
+
+
+def test_a_process_that_was_slower_to_make_the_header_goes_on(
+    tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(draft: Path, path: Path) -> None:
+        monkeypatch.undo()
+        path.write_bytes(whole[HEADER])  # by the other, which then removes all drafts
+        draft.unlink()
+        os.link(draft, path)
+
+    monkeypatch.setattr(os, "link", link)
+    assert kdp.write_records(Birds(), tmp_path / "r", num_parts=3).num_written == 3
+    assert contents(tmp_path / "r") == whole
 
 
 def test_two_processes_share_the_work(tmp_path: Path, whole: dict[str, bytes]) -> None:

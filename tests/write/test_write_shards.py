@@ -10,12 +10,15 @@ import shutil
 import signal
 import tarfile
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import count, pairwise
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -280,6 +283,55 @@ def test_a_stream_that_does_not_give_what_it_gave_is_an_error(photo_shards: str,
         write(kdp.stream_shards(photo_shards).shuffle().set_seed(2), tmp_path)
 
 
+STREAMS: dict[str, Callable[[str], Any]] = {
+    "rng": lambda url: kdp.stream_shards(url).transform("jpg", lambda x, rng: rng.bytes(8)),
+    "shuffle": lambda url: kdp.stream_shards(url).shuffle(),
+    "both": lambda url: kdp.stream_shards(url).shuffle().to_samples().transform("jpg", lambda x, rng: rng.bytes(8)),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_random_stream_gives_the_same_bytes_wherever_it_stands(kind: str, photo_shards: str, tmp_path: Path) -> None:
+    stream = STREAMS[kind](photo_shards)
+    options = {"extensions": {"jpg": "bin"}}
+    for name in ("first", "second"):
+        write(stream, tmp_path / name, **options)
+        next(iter(stream))
+    assert tars_in(tmp_path / "first") == tars_in(tmp_path / "second")
+    (tmp_path / "first" / "train-000002.tar.index").unlink()
+    assert write(stream, tmp_path / "first", **options).num_found == 2
+    assert tars_in(tmp_path / "first") == tars_in(tmp_path / "second")
+
+
+def test_writing_a_stream_does_not_move_it_on(photo_shards: str, tmp_path: Path) -> None:
+    stream, same = STREAMS["rng"](photo_shards), STREAMS["rng"](photo_shards)
+    write(stream, tmp_path, extensions={"jpg": "bin"})
+    assert [sample["jpg"] for sample in stream] == [sample["jpg"] for sample in same]
+
+
+def test_shards_that_are_there_are_looked_at_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Index:
+        keys = ("a", "b")
+        version = SimpleNamespace(size=7)
+
+    asked, alive = list[str](), weakref.WeakSet[Index]()
+
+    def look(url: str) -> Index:
+        asked.append(url)
+        index = Index()
+        alive.add(index)
+        return index
+
+    monkeypatch.setattr(_shard_places, "index_beside", look)
+    found = _shard_places.ShardPlaces(tmp_path / "train-%06d.tar").finished(range(1000))
+    with closing(found):
+        assert next(found) == (0, (("a", "b"), 7))
+        assert len(asked) < 100
+        for _ in range(500):
+            next(found)
+        assert len(alive) < 100
+
+
 def test_a_run_that_was_complete_writes_nothing(photo_folder: Path, tmp_path: Path) -> None:
     first = write(kdp.image_folder(photo_folder), tmp_path)
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
@@ -296,6 +348,24 @@ def test_a_shard_that_was_changed_is_written_again(photo_folder: Path, tmp_path:
         path.write_bytes(path.read_bytes()[:-1])
     assert write(kdp.image_folder(photo_folder), tmp_path).num_found == 4
     assert tars_in(tmp_path) == references[str(LIMITS[0])]
+
+
+@pytest.mark.parametrize("is_backwards", [False, True])
+def test_shards_that_were_copied_are_not_written_again(
+    photo_folder: Path, tmp_path: Path, references: Any, is_backwards: bool
+) -> None:
+    write(kdp.image_folder(photo_folder), tmp_path / "here")
+    there = Path(shutil.copytree(tmp_path / "here", tmp_path / "there", copy_function=shutil.copy))
+    for number, path in enumerate(sorted(there.iterdir(), reverse=is_backwards)):  # a shard before its index, or after
+        os.utime(path, ns=(10**18 + number, 10**18 + number))
+    stamps = {path: path.stat().st_mtime_ns for path in there.iterdir()}
+    assert write(kdp.image_folder(photo_folder), there).num_found == 6
+    assert {path: path.stat().st_mtime_ns for path in there.iterdir()} == stamps
+    changed = bytearray((there / "train-000002.tar").read_bytes())
+    changed[changed.index(b"\xff\xd8") + 100] ^= 1  # of a photo
+    (there / "train-000002.tar").write_bytes(changed)
+    assert write(kdp.image_folder(photo_folder), there).num_found == 5
+    assert tars_in(there) == references[str(LIMITS[0])]
 
 
 OTHERS: list[tuple[Any, str]] = [
@@ -467,6 +537,56 @@ def test_what_a_stream_leaves_out_is_left_out_when_it_goes_on(photo_shards: str,
         (tmp_path / name).unlink()
     assert write(chain, tmp_path).num_found == 2
     assert tars_in(tmp_path) == before
+
+
+def test_a_sample_whose_key_cannot_be_made_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+    def key(sample: kdp.Sample) -> str:
+        if sample["y"] == 1:
+            raise DataError("no name")
+        return sample.key
+
+    chain = kdp.from_dataset([(str(y), y) for y in range(6)]).on_error("skip")
+    options = {"max_samples": None, "max_bytes": 4096, "key": key}
+    write(chain, tmp_path, **options)
+    before = tars_in(tmp_path)
+    (tmp_path / sorted(names_in(tmp_path))[-2]).unlink()  # the last index
+    assert write(chain, tmp_path, **options).num_found == len(before) - 1 >= 2
+    assert tars_in(tmp_path) == before
+
+
+class Torn(kdp.MapPipe):
+    """Samples of which some cannot be read."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def fetch(self, index: int) -> kdp.Sample:
+        if index in (0, 3):
+            raise OSError("torn")
+        return kdp.Sample({"x": str(index), "y": index}, key=str(index), index=index)
+
+
+@pytest.mark.parametrize("options", [{"max_samples": 2}, {"max_samples": None, "max_bytes": 6000}], ids=str)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_samples_that_cannot_be_read_are_left_out_and_counted(
+    tmp_path: Path, options: dict[str, Any], num_workers: int
+) -> None:
+    listed = tmp_path / "bad.jsonl"
+    chain = Torn().on_error("quarantine", path=listed)
+    result = write(chain, tmp_path / "shards", **options, num_workers=num_workers)
+    assert (result.num_samples, result.num_left_out) == (4, 2)
+    noted = [json.loads(line) for line in listed.read_text().splitlines()]
+    assert sorted(entry["key"] for entry in noted) == ["position 0", "position 3"]
+    assert {entry["error"] for entry in noted} == {"OSError: torn"}
+    with pytest.raises(OSError, match="torn"):
+        write(Torn(), tmp_path / "raise", **options, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_samples_are_counted_where_all_are_left_out(tmp_path: Path, num_workers: int) -> None:
+    chain = kdp.from_dataset([(0, 0), (0, 0)]).transform("x", lambda x: 1 / x).on_error("skip")
+    result = write(chain, tmp_path, max_samples=None, max_bytes=6000, num_workers=num_workers)
+    assert (result.urls, result.num_left_out) == ([], 2)
 
 
 def test_quarantine_lists_what_was_left_out_once(tmp_path: Path) -> None:

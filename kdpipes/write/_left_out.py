@@ -1,0 +1,49 @@
+"""Samples that cannot be made: left out where the chain's `on_error` says so, an error elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kdpipes._graph import walk
+from kdpipes.sample import Sample
+
+__all__ = ["handler_in", "made_or_left_out"]
+
+Made = TypeVar("Made")
+_log = logging.getLogger("kdpipes")
+
+
+def handler_in(chain: Any) -> Any:
+    """Return what `on_error` of a chain does; None where nothing may be left out."""
+    for pipe in walk(chain):
+        operation: Any = getattr(pipe, "_operation", None)
+        if getattr(operation, "handles_errors", False):
+            return operation if operation.is_tolerant else None
+    return None
+
+
+def made_or_left_out(
+    fetch: Callable[[], Sample], make: Callable[[Sample], Made], *, position: int, handler: Any, once: bool = False
+) -> Made | None:
+    """Return what is made of a sample; None, once that has been written down, for one that is left out.
+
+    Args:
+        fetch: Returns the sample, or fails.
+        make: Makes something of it, or fails.
+        position: Of the sample, for one that has no key yet.
+        handler: Of the chain: see `handler_in`.
+        once: Whether the sample may be tried again, and one line will do.
+    """
+    sample = None
+    try:
+        sample = fetch()
+        return make(sample)
+    except Exception as error:
+        if handler is None or not handler.tolerates(error):
+            raise
+        key = f"position {position}" if sample is None else sample.key
+        handler.write_down(key, f"{type(error).__name__}: {error}", once=once)
+        _log.warning("Sample %r is left out: %s: %s", key, type(error).__name__, error)
+        return None
