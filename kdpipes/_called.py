@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import islice
+from numbers import Number
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import Any
@@ -23,12 +24,18 @@ _LONGEST = 72
 _ENTRIES = 6
 _HIDDEN = "***"
 _SECRET = re.compile(
-    r"passw|secret|token|credential|signature|api_?key|access_?key|account_?key|^auth|^sig$|^sas$", re.I
+    r"passw|passphrase|pwd|secret|token(?!i[sz])|credential|signature|cookie|(api|access|account|private)[-_]?key"
+    r"|(^|[-_])pass$|^auth|^sig$|^sas$",
+    re.I,
 )
-_USER = re.compile(r"(?<=://)(?:[^/\s@]*:[^\s@]*|[^/\s@]+)@")
+_USER = re.compile(r"(?<=://)(?:[^/\s:]*:\S*|[^/\s]+)@")  # passwords have slashes and @ too
 _QUERY = re.compile(r"(?<=\?)[\w.%-]+=[^\s'\"#]*")
-_ASSIGNED = re.compile(r"\b([\w-]*(?:passw|secret|token|credential|signature|key)[\w-]*)(=|:\s*)[^\s&'\",;]+", re.I)
+_ASSIGNED = re.compile(
+    r"\b([\w-]*(?:passw|passphrase|pwd|secret|token|credential|signature|key)[\w-]*|sig)(=|:\s*)[^\s&'\",;]+", re.I
+)
+_HEADER = re.compile(r"\b(Authorization:\s*)(?:(\w+)\s+)?[^\s'\"]+|\b(Cookie:\s*)[^'\"\n]+", re.I)
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[^\s'\"]+", re.I)
+_KEY_FILE = re.compile(r"(?<=PRIVATE KEY-----).+?(?=-----END|\Z)", re.S)
 
 
 class Called:
@@ -60,7 +67,9 @@ def _argument(name: str, value: Any) -> str:
 
 
 def _is_secret(name: str, value: Any) -> bool:
-    return isinstance(value, str | bytes) and bool(_SECRET.search(name))
+    """Return whether a value must not be shown; numbers, arrays and functions tell nothing."""
+    is_harmless = value is None or isinstance(value, Number | np.generic | np.ndarray | torch.Tensor) or callable(value)
+    return not is_harmless and bool(_SECRET.search(name))
 
 
 def _is_of_pipes(value: Any) -> bool:
@@ -78,7 +87,13 @@ def masked(text: str) -> str:
     text = _USER.sub(f"{_HIDDEN}@", text)
     if "://" in text:
         text = _QUERY.sub(_HIDDEN, text)
-    return _BEARER.sub(rf"\1 {_HIDDEN}", _ASSIGNED.sub(rf"\1\2{_HIDDEN}", text))
+    text = _HEADER.sub(_masked_header, _ASSIGNED.sub(rf"\1\2{_HIDDEN}", _KEY_FILE.sub(_HIDDEN, text)))
+    return _BEARER.sub(rf"\1 {_HIDDEN}", text)
+
+
+def _masked_header(found: re.Match[str]) -> str:
+    begins, kind, cookie = found.groups()
+    return f"{cookie or begins}{f'{kind} ' if kind else ''}{_HIDDEN}"
 
 
 def shown_value(value: Any, depth: int = 0) -> str:
@@ -136,7 +151,9 @@ def _collection(value: Any, depth: int) -> str:
 
 def _entry(entry: tuple[Any, Any], depth: int) -> str:
     name, value = entry
-    is_secret = isinstance(name, str) and _is_secret(name, value)
+    is_secret = isinstance(name, str | bytes) and _is_secret(
+        str(name, "latin-1") if isinstance(name, bytes) else name, value
+    )
     return f"{shown_value(name, depth + 1)}: {_HIDDEN if is_secret else shown_value(value, depth + 1)}"
 
 

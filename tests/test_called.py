@@ -29,6 +29,16 @@ from kdpipes._fingerprint import fingerprint
         ("s3://bucket/a@b-{000..127}.tar", "s3://bucket/a@b-{000..127}.tar"),
         ("curl -H 'Authorization: Bearer abc.def' x", "curl -H 'Authorization: Bearer ***' x"),
         ("token=abc&n=3", "token=***&n=3"),
+        ("redis://:p@ss@host/0", "redis://***@host/0"),
+        ("zip://a/b.txt::https://u:p@s/s@host/a", "zip://a/b.txt::https://***@host/a"),
+        ("https://user@host:80/a", "https://***@host:80/a"),
+        ("Authorization: Token abcdef", "Authorization: Token ***"),
+        ("Cookie: id=abc; more=def", "Cookie: ***"),
+        ("passphrase=abc pwd: def", "passphrase=*** pwd: ***"),
+        (
+            "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----",
+            "-----BEGIN PRIVATE KEY-----***-----END PRIVATE KEY-----",
+        ),
     ],
 )
 def test_what_must_not_be_shown_is_masked(text: str, shown: str) -> None:
@@ -47,6 +57,30 @@ def test_secrets_are_masked_by_their_names() -> None:
             self._access_key, self.region = access_key, region
 
     assert shown_value(Client("abc", "y")) == "Client(access_key=***, region='y')"
+
+
+@pytest.mark.parametrize("name", ["private_key", "pwd", "passphrase", "X-Api-Key", "session_cookie", "db_pass"])
+@pytest.mark.parametrize("value", ["abc", b"abc", ["abc"], ("abc",), {"any": "abc"}, Path("abc")])
+def test_under_the_name_of_a_secret_nothing_but_numbers_is_shown(name: str, value: Any) -> None:
+    assert shown_value({name: value}) == f"{{'{name}': ***}}"
+    assert shown_value({name.encode(): value}).endswith(": ***}")
+
+
+def test_a_secret_that_is_a_collection_is_masked_whole_wherever_it_is_given() -> None:
+    class Table:
+        def __init__(self, password: Any, num_tokens: int = 0) -> None:
+            self.password, self.num_tokens = password, num_tokens
+
+    assert shown_value(Table(("x",), 3)) == "Table(password=***, num_tokens=3)"
+    assert shown_value({"token": {"type": "account", "private_key": "MIIE"}}) == "{'token': ***}"
+    assert shown_value({"headers": {"X-Api-Key": "k"}}) == "{'headers': {'X-Api-Key': ***}}"
+
+
+def test_what_is_only_named_like_a_secret_is_shown() -> None:
+    assert shown_value({"tokenizer": "words", "key": "k", "token_of": len}) == (
+        "{'tokenizer': 'words', 'key': 'k', 'token_of': len}"
+    )
+    assert shown_value({"tokens": np.zeros(3), "secret": None}) == "{'tokens': <float64 [3]>, 'secret': None}"
 
 
 def test_values_are_short_whatever_their_size() -> None:

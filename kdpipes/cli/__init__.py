@@ -5,6 +5,7 @@ Modules of commands import the library inside their functions, so that help come
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import click
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after `kdpipes`; None takes those of this process.
     """
     words = None if arguments is None else list(arguments)
+    path = list(sys.path)
     try:
         status = _kdpipes.main(words, prog_name="kdpipes", standalone_mode=False)
     except click.ClickException as error:
@@ -53,4 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.Abort:
         return INTERRUPTED
+    finally:
+        sys.path[:] = path  # chains are found beside their module: see _chain_of.py
     return int(status or 0)

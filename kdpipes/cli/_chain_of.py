@@ -29,7 +29,8 @@ def names_chain(place: str) -> bool:
 def chain_of(place: str) -> Any:
     """Return the pipe that `module:name` or `file.py:name` names, or makes.
 
-    Modules are found in the working directory, too; the module is run, as importing it would.
+    Modules are found in the working directory, too; the module is run, as importing it would. What it imports later is
+    found beside it until the command ends.
     """
     from torch.utils.data import IterDataPipe, MapDataPipe
 
@@ -55,8 +56,5 @@ def samples_of(place: str) -> Any:
 
 def _names_in(module: str) -> dict[str, Any]:
     folder = Path(module).parent if module.endswith(".py") else Path.cwd()
-    sys.path.insert(0, str(folder))
-    try:
-        return runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))
-    finally:
-        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder.absolute()))  # until the command ends: functions of the module may import there
+    return runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))

@@ -1,4 +1,4 @@
-"""What commands print: JSON for scripts, and lines for people."""
+"""What commands print for scripts: JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-__all__ = ["json_option", "printable", "say_json"]
+__all__ = ["json_option", "say_json"]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, of the form above, for scripts.")
 
@@ -15,12 +15,3 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 def say_json(data: Any) -> None:
     """Print plain data as JSON."""
     click.echo(json.dumps(data, indent=2))  # in ASCII: names in data need not be UTF-8
-
-
-def printable(text: str) -> str:
-    """Return a text that comes from data with what would steer a terminal written out.
-
-    >>> printable("a\\x1b[31m")
-    'a\\\\x1b[31m'
-    """
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,8 @@ from kdpipes.delivery.same_damage import SameDamage
 from kdpipes.delivery.skipping import Skip
 
 __all__ = ["Lane", "Merger", "Tally"]
+
+_MOST_PIECES = 20_000  # of each worker, for a trace
 
 
 @dataclass
@@ -38,10 +41,12 @@ class Tally:
         self.skips[skip.place] = skip
 
     def note_times(self, told: dict[str, Any]) -> None:
-        """Note what a worker has measured so far; pieces of work are those since it told the last time."""
-        before = self.times.get(told["id"], {"events": [], "batches": []})
-        told["events"] = before["events"] + told["events"]
-        told["batches"] = before["batches"] + told["batches"]
+        """Note what a worker has measured so far; pieces of work, since it told the last time: the latest are kept."""
+        before = self.times.get(told["id"], {})
+        for name in ("events", "batches"):
+            kept = before.get(name, deque(maxlen=_MOST_PIECES))
+            kept.extend(told[name])
+            told[name] = kept
         self.times[told["id"]] = told
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -12,7 +13,7 @@ from kdpipes._graph import walk
 from kdpipes.errors import DataError
 from kdpipes.sample import Sample
 
-__all__ = ["LEFT_OUT", "Skip", "Skipper", "handler_in", "refuse_empty"]
+__all__ = ["LEFT_OUT", "Skip", "Skipper", "handler_in", "refuse_empty", "unrecorded"]
 
 LEFT_OUT: Any = object()
 
@@ -64,6 +65,20 @@ def handler_in(pipe: Any) -> Any:
         if getattr(operation, "handles_errors", False):
             return operation if operation.is_tolerant else None
     return None
+
+
+@contextmanager
+def unrecorded(pipe: Any) -> Iterator[None]:
+    """Put no sample into quarantine meanwhile, in workers neither: who looks at a chain changes no later run of it."""
+    operations: list[Any] = [getattr(upstream, "_operation", None) for upstream in walk(pipe)]
+    handlers = [operation for operation in operations if getattr(operation, "handles_errors", False)]
+    for handler in handlers:
+        handler.begin_looking()
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.end_looking()
 
 
 class Skipper:

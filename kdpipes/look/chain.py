@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,39 +9,19 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._called import CALLED, arguments_of
-from kdpipes._functional import registered
 from kdpipes._graph import shards, sources_of
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._pipe import Shown
 from kdpipes._sample_pipe import SampleMapper
-from kdpipes.cache.open_cache import CacheReaderMapDataPipe
 from kdpipes.delivery.behind_deal import DEALERS, OneToOne
 from kdpipes.look.known import Knowledge
-from kdpipes.plan.concat import ConcatenatorMapDataPipe
-from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe
-from kdpipes.sources.from_ids import IdReaderMapDataPipe
-from kdpipes.sources.from_webdataset import WebDatasetReaderIterDataPipe
-from kdpipes.sources.image_folder import ImageFolderMapDataPipe
-from kdpipes.sources.open_records import RecordReaderMapDataPipe
-from kdpipes.sources.open_shards import ShardReaderMapDataPipe
-from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe
+from kdpipes.look.pipe_names import pipe_name
 
-__all__ = ["STAGES", "Node", "a_chain", "called_directly", "name_of", "nodes_of"]
+__all__ = ["STAGES", "Node", "a_chain", "nodes_of"]
 
 STAGES = ("source", "plan", "work", "cache", "delivery")
 _FOLDERS = {"sources": "source", "write": "source", "plan": "plan", "work": "work", "cache": "cache"}
-called_directly: dict[type, str] = {  # as `kdp.name(...)`
-    CacheReaderMapDataPipe: "open_cache",
-    ConcatenatorMapDataPipe: "concat",
-    DatasetReaderMapDataPipe: "from_dataset",
-    IdReaderMapDataPipe: "from_ids",
-    ImageFolderMapDataPipe: "image_folder",
-    RecordReaderMapDataPipe: "open_records",
-    ShardReaderMapDataPipe: "open_shards",
-    ShardStreamerIterDataPipe: "stream_shards",
-    WebDatasetReaderIterDataPipe: "from_webdataset",
-}
 
 
 @dataclass(frozen=True)
@@ -120,7 +99,9 @@ def _node(pipe: Any, sources: tuple[int, ...], upstream: list[Node], knowledge: 
         classes = _named_classes(pipe, knowledge) if stage in {"source", "plan"} else None
     except Exception as error:  # the plan's: it is shown, as the chain is only looked at
         problem = f"{type(error).__name__}: {error}"
-    return Node(pipe, name_of(pipe), _arguments(pipe), stage, sources, length, _unit(pipe, upstream), classes, problem)
+    return Node(
+        pipe, pipe_name(pipe), _arguments(pipe), stage, sources, length, _unit(pipe, upstream), classes, problem
+    )
 
 
 def _named_classes(pipe: Any, knowledge: Knowledge) -> dict[str, int] | None:
@@ -130,25 +111,6 @@ def _named_classes(pipe: Any, knowledge: Knowledge) -> dict[str, int] | None:
     names = pipe.class_names() or ()
     is_named = all(isinstance(label, int) and label < len(names) for label in counts)
     return {names[label] if is_named and label >= 0 else str(label): count for label, count in counts.items()}
-
-
-def name_of(pipe: Any) -> str:
-    """Return what a pipe is called by in a chain: its functional name, as `kdp.name`, or else its class."""
-    kind = type(pipe)
-    if isinstance(pipe, SampleMapper) and "_name" in vars(pipe):
-        return pipe._name
-    if kind in called_directly:
-        return called_directly[kind]
-    ours = next((name for (name, _), function in registered().items() if function is kind), None)
-    return ours or _stock_name(kind) or kind.__name__.lstrip("_").removesuffix("DataPipe").removesuffix("Iter")
-
-
-def _stock_name(kind: type) -> str | None:
-    functions = (MapDataPipe if issubclass(kind, MapDataPipe) else IterDataPipe).functions
-    for name, function in functions.items():
-        if isinstance(function, functools.partial) and function.args[:1] == (kind,):
-            return name
-    return None
 
 
 def _arguments(pipe: Any) -> tuple[str, ...]:

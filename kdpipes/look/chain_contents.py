@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from kdpipes._draw import Draw, EarlyDraws, drawing, made_under
-from kdpipes._functional import registered
+from kdpipes._giving_up import given_up_by
 from kdpipes._graph import walk
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
-from kdpipes._sample_pipe import SampleMapper
 from kdpipes.delivery.behind_deal import DEALERS
+from kdpipes.delivery.skipping import LEFT_OUT, Skipper, handler_in, unrecorded
 from kdpipes.look.contents import ClassSeen, Contents, FieldSeen, SampleSeen, classes_seen
+from kdpipes.look.pipe_names import pipe_name
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sample import Sample
+from kdpipes.work.on_error import ErrorHandler
 
 __all__ = ["look_at_chain"]
 
@@ -26,6 +29,8 @@ _SHOWN = (bool, int, float, type(None))  # of which the value is told
 def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Contents:
     """Return what a chain gives, of which the first samples are made, as those of epoch 0 without `deal`.
 
+    Samples that `on_error` leaves out are left out here as well, and put into no quarantine.
+
     Args:
         pipe: A chain, with or without `deal`.
         num_samples: How many of the first samples are made and listed.
@@ -34,7 +39,8 @@ def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Cont
     chain = walk(pipe)
     dealer = next((one for one in chain if isinstance(one, DEALERS)), None)
     source = pipe if dealer is None else walk(dealer)[1]
-    samples = [_seen(sample) for sample in islice(_samples_of(source), num_samples)]
+    with unrecorded(source):
+        samples = [_seen(sample) for sample in islice(_samples_of(source), num_samples)]
     return Contents(
         "chain",
         _length_of(source),
@@ -42,30 +48,30 @@ def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Cont
         _fields_of(samples),
         _classes_of(source) if scan and isinstance(source, MapPipe) else None,
         samples,
-        pipes=[_name_of(one) for one in reversed(chain)],
+        pipes=[pipe_name(one) for one in reversed(chain)],
         num_batches=_length_of(pipe),
     )
 
 
-def _name_of(pipe: Any) -> str:
-    """Return the functional name of a pipe, or that of its class where it has none."""
-    if isinstance(pipe, SampleMapper):
-        return str(vars(pipe)["_name"])
-    names = (name for (name, _), definition in registered().items() if definition is type(pipe))
-    return next(names, type(pipe).__name__)
-
-
 def _samples_of(source: Any) -> Iterator[Sample]:
     """Yield samples as the chain makes them; none of a pipe that is not kdpipes' own."""
+    skipper = Skipper(handler_in(source) or ErrorHandler(), {}, None)
     if isinstance(source, MapPipe):
         for place in range(len(source)):
-            with drawing(Draw(ordinal=place)):
-                sample = source.fetch(place)
-            yield sample
+            with drawing(draw := Draw(ordinal=place)):
+                sample = skipper.make(draw, 0, partial(source.fetch, place), _as_it_is)
+            if sample is not LEFT_OUT:
+                yield sample
     elif isinstance(source, IterPipe):
-        for place, sample in enumerate(made_under(EarlyDraws(0, 0), source.samples())):
-            sample.bind(Draw(ordinal=place))
-            yield sample
+        samples = given_up_by(partial(skipper.give_up, 0, 0), made_under(EarlyDraws(0, 0), source.samples()))
+        for place, sample in enumerate(samples):
+            sample.bind(draw := Draw(ordinal=place))
+            if skipper.make(draw, 0, partial(_as_it_is, sample), _as_it_is) is not LEFT_OUT:
+                yield sample
+
+
+def _as_it_is(sample: Sample) -> Sample:
+    return sample
 
 
 def _length_of(pipe: Any) -> int | None:

@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from kdpipes._called import masked
+from kdpipes._printable import printable
 from kdpipes.look.chain import Node, nodes_of
 from kdpipes.look.chain_text import shown_length
 
@@ -108,6 +109,7 @@ def _bars(classes: dict[str, int], color: str) -> str:
     """Return a bar for each class; only their number where there are many."""
     if len(classes) > _BARS:
         return f"{len(classes):,} classes,"
+    classes = {printable(name): count for name, count in classes.items()}
     largest = max(classes.values())
     width, height = 6, 14
     bars = "".join(

@@ -6,6 +6,7 @@ import os
 from html import escape
 from pathlib import Path
 
+from kdpipes._printable import printable
 from kdpipes.errors import must_be
 
 __all__ = ["Figure", "svg_text"]
@@ -35,7 +36,7 @@ class Figure:
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
             f'viewBox="0 0 {width} {height}" role="img" style="max-width:100%;height:auto;{_FONT}">'
-            f"<title>{escape(self._title)}</title>"
+            f"<title>{escape(printable(self._title))}</title>"
             f'<rect width="{width}" height="{height}" fill="white"/>{"".join(self._parts)}</svg>'
         )
 
@@ -58,5 +59,5 @@ def svg_text(
     """Return one line of text at a place."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}" text-anchor="{anchor}" '
-        f'font-weight="{weight}">{escape(text)}</text>'
+        f'font-weight="{weight}">{escape(printable(text))}</text>'
     )

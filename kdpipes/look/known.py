@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import MapDataPipe
@@ -29,6 +32,7 @@ from kdpipes.plan.take_percent import PercentTakerMapDataPipe
 from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe
 from kdpipes.sources.from_ids import IdReaderMapDataPipe
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe
+from kdpipes.sources.open_records import RecordReaderMapDataPipe
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
 from kdpipes.storage.files import is_local
 from kdpipes.storage.shard_index import Places
@@ -107,6 +111,8 @@ class Knowledge:
             return pipe._listing is not None or is_quick
         if isinstance(pipe, ShardReaderMapDataPipe):
             return pipe._catalog is not None
+        if isinstance(pipe, RecordReaderMapDataPipe):
+            return pipe._records is not None
         if isinstance(pipe, CacheReaderMapDataPipe):
             return pipe._contents is not None
         return isinstance(pipe, MapPipe) or type(pipe).__module__.startswith(_LIBRARIES)
@@ -117,16 +123,22 @@ def _is_planned_quickly(pipe: PlanPipe) -> bool:
 
 
 def _has_few_files(root: str) -> bool:
-    waiting, number = [root], 0
-    while waiting and number <= _FEW_FILES:
-        with os.scandir(waiting.pop()) as entries:
+    return sum(1 for _ in islice(_entries_of(root), _FEW_FILES + 1)) <= _FEW_FILES
+
+
+def _entries_of(root: str) -> Iterator[str]:
+    waiting, seen = [root], set[tuple[int, int]]()
+    while waiting:
+        folder = waiting.pop()
+        status = Path(folder).stat()
+        if (status.st_dev, status.st_ino) in seen:  # a link that leads back
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(folder) as entries:
             for entry in entries:
-                number += 1
-                if entry.is_dir():
+                yield entry.path
+                if Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir():
                     waiting.append(entry.path)
-                if number > _FEW_FILES:
-                    break
-    return number <= _FEW_FILES
 
 
 def has_column(pipe: Any, name: str | None) -> bool:
@@ -152,6 +164,9 @@ def _source_has_column(source: Any, name: str) -> bool:
         return is_label or (name in source.field_names() and type(source._dataset.value) in (list, tuple))
     if isinstance(source, ShardReaderMapDataPipe):
         known = source._catalog.value.fields if source._catalog is not None else {}
+        return name in known and not isinstance(known[name], Places)
+    if isinstance(source, RecordReaderMapDataPipe):
+        known = source._records.value.fields if source._records is not None else {}
         return name in known and not isinstance(known[name], Places)
     if isinstance(source, CacheReaderMapDataPipe):
         notes = source._contents.value.notes["in_columns"] if source._contents is not None else {}

@@ -19,7 +19,9 @@ from torch.utils.data import MapDataPipe
 from kdpipes._called import masked
 from kdpipes._functional import register
 from kdpipes._graph import copy_streams, walk
+from kdpipes._printable import printable
 from kdpipes.delivery.behind_deal import DEALERS
+from kdpipes.delivery.skipping import unrecorded
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.errors import check_count
 from kdpipes.look.chain import a_chain
@@ -73,7 +75,7 @@ class Peek:
     def _shown(self, name: str, value: Any) -> str:
         names = self._class_names
         if name == "y" and names is not None and isinstance(value, int) and 0 <= value < len(names):
-            return f"{value} ({names[value]})"
+            return f"{value} ({printable(names[value])})"
         return masked(summary(value))
 
     def _repr_html_(self) -> str:
@@ -121,7 +123,7 @@ def peek(source_datapipe: Any, n: int = 3) -> Peek:
     They are those that come next, made in this process, of a copy: the epochs of the pipe, and of loaders made later,
     stay where they are, and so do the global generators of random numbers. Behind `deal`, the samples of as many
     batches as it takes; collated batches are shown whole, with their first images. `to_device` is left out. Sources
-    elsewhere are asked for these samples alone.
+    elsewhere are asked for these samples alone. Samples that `on_error` leaves out are put into no quarantine.
 
     Args:
         source_datapipe: Any pipe, stock ones included.
@@ -140,7 +142,7 @@ def peek(source_datapipe: Any, n: int = 3) -> Peek:
     pipe = a_chain(source_datapipe)
     while isinstance(pipe, DeviceMoverIterDataPipe):
         pipe = pipe._source
-    with _generators_kept():
+    with _generators_kept(), unrecorded(pipe):
         items = [pipe[index] for index in range(min(n, len(pipe)))] if _is_indexed(pipe) else _taken(pipe, n)
         return Peek(items, pipe, n)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -9,11 +10,31 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes._functional import registered
 from kdpipes._graph import sources_of
 from kdpipes._sample_pipe import SampleMapper
+from kdpipes.cache.open_cache import CacheReaderMapDataPipe
 from kdpipes.delivery.behind_deal import DEALERS
+from kdpipes.plan.concat import ConcatenatorMapDataPipe
+from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe
+from kdpipes.sources.from_ids import IdReaderMapDataPipe
+from kdpipes.sources.from_webdataset import WebDatasetReaderIterDataPipe
+from kdpipes.sources.image_folder import ImageFolderMapDataPipe
+from kdpipes.sources.open_records import RecordReaderMapDataPipe
+from kdpipes.sources.open_shards import ShardReaderMapDataPipe
+from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe
 
-__all__ = ["Kind", "kind_of", "pipe_name"]
+__all__ = ["Kind", "called_directly", "kind_of", "pipe_name"]
 
 Kind = Literal["source", "plan", "decoding", "transforms", "cache", "batching", "sending", "device"]
+called_directly: dict[type, str] = {  # as `kdp.name(...)`
+    CacheReaderMapDataPipe: "open_cache",
+    ConcatenatorMapDataPipe: "concat",
+    DatasetReaderMapDataPipe: "from_dataset",
+    IdReaderMapDataPipe: "from_ids",
+    ImageFolderMapDataPipe: "image_folder",
+    RecordReaderMapDataPipe: "open_records",
+    ShardReaderMapDataPipe: "open_shards",
+    ShardStreamerIterDataPipe: "stream_shards",
+    WebDatasetReaderIterDataPipe: "from_webdataset",
+}
 _KINDS: dict[str, Kind] = {
     "decode_images": "decoding",
     "transform": "transforms",
@@ -29,27 +50,23 @@ _KINDS: dict[str, Kind] = {
 
 
 def pipe_name(pipe: Any) -> str:
-    """Return the functional name of a pipe; of a source the function's that makes it, of a user's class its own."""
-    if isinstance(pipe, SampleMapper):
-        return pipe._name
+    """Return what a pipe is called by in a chain: its functional name, as `kdp.name`, or else its class."""
     kind = type(pipe)
-    for (name, _), definition in registered().items():
-        if definition is kind:
-            return name
-    package, _, module = kind.__module__.rpartition(".")
-    if package.startswith("kdpipes.") and module != "from_dataset":
-        return module
-    return _stock_name(kind)
+    if isinstance(pipe, SampleMapper) and "_name" in vars(pipe):
+        return pipe._name
+    if kind in called_directly:
+        return called_directly[kind]
+    ours = next((name for (name, _), definition in registered().items() if definition is kind), None)
+    own = kind.__name__.lstrip("_").removesuffix("DataPipe").removesuffix("Iter").removesuffix("Map")
+    return ours or _stock_name(kind) or own
 
 
-def _stock_name(kind: Any) -> str:
-    if kind.__name__ == "DatasetReaderMapDataPipe":
-        return "from_dataset"
-    for base in (IterDataPipe, MapDataPipe):
-        for name, function in base.functions.items():
-            if kind in getattr(function, "args", ()) or getattr(function, "__wrapped__", None) is kind:
-                return str(name)
-    return str(kind.__name__.removesuffix("IterDataPipe").removesuffix("MapDataPipe"))
+def _stock_name(kind: type) -> str | None:
+    functions = (MapDataPipe if issubclass(kind, MapDataPipe) else IterDataPipe).functions
+    for name, function in functions.items():
+        if isinstance(function, functools.partial) and function.args[:1] == (kind,):
+            return str(name)
+    return None
 
 
 def kind_of(pipe: Any) -> Kind:

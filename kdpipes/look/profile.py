@@ -120,8 +120,8 @@ class Profile:
         """Write the pieces of work of each worker for chrome://tracing or https://ui.perfetto.dev.
 
         Args:
-            path: Of a JSON file; what is there is replaced. It holds the batches that were measured, and of each
-                worker up to 20,000 pieces of work above 20 microseconds.
+            path: Of a JSON file; what is there is replaced. It holds of each worker the last 20,000 batches
+                that were measured, and up to 20,000 pieces of work above 20 microseconds.
         """
         return write_trace(self, Path(path))
 

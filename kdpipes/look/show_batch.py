@@ -194,7 +194,14 @@ def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, numbe
     while isinstance(source, SampleMapper) and source.is_selected:
         source = source._source
     places = {str(key): place for place, key in enumerate(source.column("key").tolist())}
-    return [original_of(source.fetch(places[key]), _image_field(source)) for key in batch.keys[:number]]
+    keys = list(batch.keys[:number])
+    strange = next((key for key in keys if key not in places), None)
+    if strange is not None:
+        raise ChainError(
+            f"The chain has no sample {strange!r}: the batch is another chain's. Give the chain that it comes from, or "
+            "`originals=[...]`."
+        )
+    return [original_of(source.fetch(places[key]), _image_field(source)) for key in keys]
 
 
 def _image_field(source: Any) -> str:

@@ -177,11 +177,6 @@ class Records:
     def __len__(self) -> int:
         return len(self.parts)
 
-    def is_lacking(self, name: str, index: int) -> bool:
-        """Return whether a sample has no such field, though others have."""
-        known = self.fields[name]
-        return isinstance(known, Places) and bool(known.offsets[index] < 0)
-
     def contents(self) -> dict[str, Any]:
         """Return what tells the samples' contents from others', without reading them."""
         return {

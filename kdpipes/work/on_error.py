@@ -62,6 +62,7 @@ class ErrorHandler:
         if (path is not None) != (action == "quarantine"):
             raise ValueError('`path` must be given with `on_error("quarantine", path=...)`, and only there.')
         self._action = action
+        self._num_looking = 0
         self._path = None if path is None else Path(path).absolute()
         if self._path is not None and not self._path.parent.is_dir():
             raise FileNotFoundError(must_be("path", "in a folder that exists", path))
@@ -88,6 +89,14 @@ class ErrorHandler:
         """Whether samples may be left out at all."""
         return self._action != "raise"
 
+    def begin_looking(self) -> None:
+        """Write nothing down until `end_looking`; copies that are made meanwhile never do."""
+        self._num_looking += 1
+
+    def end_looking(self) -> None:
+        """End what `begin_looking` began."""
+        self._num_looking -= 1
+
     def listed(self) -> dict[str, str]:
         """Return the errors of the samples in quarantine, by key."""
         if self._path is None or not self._path.exists():
@@ -113,7 +122,7 @@ class ErrorHandler:
             error: Why.
             once: Whether other processes meet the same, and one line will do.
         """
-        if self._path is not None:
+        if self._path is not None and not self._num_looking:
             line = json.dumps({"key": key, "error": error}) + "\n"
             with self._path.open("a+b", buffering=0) as file:
                 if once:

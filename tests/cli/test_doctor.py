@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +39,41 @@ def test_json_has_findings_and_what_was_measured(file: Path, run: Any) -> None:
     assert (told["is_clean"], told["findings"]) == (True, [])
     assert told["bound"] is not None
     assert told["profile"] is not None
+
+
+LATE = """
+import kdpipes as kdp
+
+def shifted(x):
+    from {helper} import shift
+    return shift(x)
+
+def chain():
+    from {helper} import data
+    return kdp.from_dataset(data).transform("x", shifted).select("x y").deal(batch_size=4)
+"""
+
+
+@pytest.mark.parametrize("place", ["{folder}/late.py:chain", "jobs/late.py:chain"])
+def test_what_a_chain_imports_late_is_found_beside_it(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    helper = f"late_{abs(hash(tmp_path))}"
+    (folder / "late.py").write_text(LATE.format(helper=helper))
+    (folder / f"{helper}.py").write_text("data = [(n, n % 2) for n in range(8)]\ndef shift(x):\n    return x + 1\n")
+    path = list(sys.path)
+    try:
+        assert run("doctor", place.format(folder=folder), "--seconds", "0.05", "--num-workers", "1").status == 0
+    finally:
+        sys.modules.pop(helper, None)
+    assert sys.path == path
+
+
+def test_the_folder_of_a_chain_that_fails_is_forgotten(tmp_path: Path, run: Any) -> None:
+    (tmp_path / "broken.py").write_text("def chain():\n    raise OSError('broken')\n")
+    path = list(sys.path)
+    assert run("doctor", f"{tmp_path}/broken.py:chain").status == 1
+    assert sys.path == path

@@ -104,7 +104,7 @@ def test_a_chain_is_told_in_lines(folder: Path, run: Any) -> None:
     lines = run("inspect", "users_chain:chain", "--samples", "1").out.splitlines()
     assert lines[:2] == [
         "users_chain:chain: 6 samples, 2 batches",
-        "  pipes: DatasetReaderMapDataPipe > oversample > deal",
+        "  pipes: from_dataset > oversample > deal",
     ]
     assert lines[3].split() == ["x", "(bytes)", "1", "0", "0", "0", "0"]
     assert lines[6].split() == ["0", "heron", "3"]

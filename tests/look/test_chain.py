@@ -11,8 +11,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import FileLister, IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.look.chain import called_directly, nodes_of
+from kdpipes.look.chain import nodes_of
 from kdpipes.look.chain_html import chain_html
+from kdpipes.look.pipe_names import called_directly
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 LABELS = [0, 0, 0, 1, 2]
@@ -212,3 +213,36 @@ def test_completion_offers_what_the_flavour_can_do() -> None:
     assert {"deal", "shuffle", "peek", "to_device"} <= set(stream)
     assert not {"permute", "subset"} & set(stream)
     assert {"collate_samples", "to_device", "batch"} <= set(dealt)
+
+
+def test_record_folders_are_not_opened_and_their_classes_are_told_once_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kdp.write_records(birds(), tmp_path / "records", num_parts=1)
+    records = kdp.open_records(tmp_path / "records")
+    with monkeypatch.context() as patch:
+        patch.delattr("kdpipes.sources.open_records.read_records")
+        assert repr(records)
+        assert [node.length for node in nodes_of(records.filter_classes(valid=[0]), finds_out=True)] == [None, None]
+    assert len(records) == 5
+    (node,) = nodes_of(records, finds_out=True)
+    assert (node.length, node.classes) == (5, {"heron": 3, "stork": 1, "gull": 1})
+
+
+def test_names_of_classes_that_are_no_utf_8_are_written_out() -> None:
+    names = ["a\udcff", "b\x1bc", "gull"]
+    pipe = kdp.from_ids(list("abc"), [0, 1, 2], load=str.upper, class_names=names)
+    shown = html(pipe)
+    assert "a\\udcff: 1, b\\x1bc: 1, gull: 1" in shown
+    assert repr(pipe).encode()
+    assert shown.encode()
+    assert "1 (b\\x1bc)" in repr(pipe.peek(2))
+
+
+def test_links_that_lead_back_are_followed_once(photo_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "cats").symlink_to(photo_folder / "cat")
+    (tmp_path / "dogs").mkdir()
+    (tmp_path / "dogs" / "back").symlink_to("..")
+    (tmp_path / "dogs" / "self").symlink_to("self")
+    (node,) = nodes_of(kdp.image_folder(tmp_path), finds_out=True)
+    assert (node.problem, node.length) == ("", len(kdp.image_folder(tmp_path)))

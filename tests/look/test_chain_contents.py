@@ -31,7 +31,7 @@ def test_a_chain_is_told_with_its_length_classes_and_batches(photo_folder: Path)
     assert found.classes is not None
     assert [(one.label, one.name, one.num_samples) for one in found.classes] == [(1, "cat", 40), (7, "rocket", 24)]
     first, *others = found.pipes
-    assert first == "ImageFolderMapDataPipe"
+    assert first == "image_folder", "as `doctor` and `repr` call it"
     assert " ".join(others) == "filter_classes decode_images record_ctx transform select deal collate_samples"
     x, y = found.fields
     assert (x.type, x.num_samples, x.num_bytes) == ("Tensor float32 [3, 16, 16]", 2, 2 * 3 * 16 * 16 * 4)
@@ -58,7 +58,7 @@ def test_a_stream_has_no_length_but_first_samples(photo_shards: str) -> None:
 
 def test_stock_pipes_are_told_by_their_classes() -> None:
     found = look_at_chain(IterableWrapper([1, 2]))
-    assert (found.num_samples, found.samples, found.pipes) == (2, [], ["IterableWrapperIterDataPipe"])
+    assert (found.num_samples, found.samples, found.pipes) == (2, [], ["IterableWrapper"])
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,22 @@ def test_classes_are_not_read_where_that_is_not_wanted() -> None:
     assert look_at_chain(Slow(), num_samples=1, scan=False).classes is None
     assert read == [0]
     assert look_at_chain(Slow(), num_samples=0).classes is not None
+
+
+def test_samples_that_on_error_leaves_out_are_left_out_and_put_into_no_quarantine(tmp_path: Path) -> None:
+    path = tmp_path / "bad.txt"
+    ones = kdp.from_dataset([(n, 0) for n in range(4)]).transform("x", lambda x: 1 // x)
+    chain = ones.on_error("quarantine", path=path)
+    assert [sample.key for sample in look_at_chain(chain, num_samples=2).samples] == ["1", "2"]
+    assert not path.exists()
+    with pytest.raises(ZeroDivisionError):
+        look_at_chain(ones)
+
+
+def test_a_shard_that_on_error_leaves_out_is_left_out(photo_shards: str, tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone.tar")
+    path = tmp_path / "bad.txt"
+    stream = kdp.stream_shards([gone, photo_shards])
+    (seen,) = look_at_chain(stream.on_error("quarantine", path=path), num_samples=1).samples
+    assert seen.fields
+    assert not path.exists()

@@ -33,6 +33,10 @@ def jitter(x: int, rng: np.random.Generator) -> int:
     return x + int(rng.integers(1000))
 
 
+def inverse(x: int) -> float:
+    return 1 / x
+
+
 def double(x: Any) -> Any:
     return x
 
@@ -355,3 +359,35 @@ def test_a_report_is_plain_data_and_html(clock: Clock, monkeypatch: pytest.Monke
     wrong = kdp.doctor(numbers().select("x").deal(batch_size=8).shuffle()).to_dict()
     assert (wrong["is_clean"], wrong["profile"], wrong["findings"][0]["pipe"]) == (False, None, "shuffle")
     assert set(wrong["findings"][0]) == {"code", "severity", "pipe", "what", "why", "way_out"}
+
+
+def test_a_sample_that_the_chain_leaves_out_is_no_error(large_photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = kdp.image_folder(large_photos)
+    assert len(photos) == 2
+    (large_photos / "gull" / "0.jpg").unlink()
+    monkeypatch.setattr(examine, "find_decoders", dict)
+    chain = photos.decode_images("x").transform("x", kdp.Resize(32)).on_error("skip").select("x").deal(batch_size=2)
+    assert found(chain) == [("slow-decoder", "hint")], "which the next sample tells"
+
+
+def test_labels_that_cannot_be_read_are_none_of_those_that_tell_a_sorted_source() -> None:
+    class Damaged(list[tuple[int, int]]):
+        def __getitem__(self, index: Any) -> Any:
+            if index in (0, 63):
+                raise OSError("damaged")
+            return super().__getitem__(index)
+
+    source = kdp.from_dataset(Damaged((n, n // 32) for n in range(64)))
+    chain = source.transform("x", jitter).on_error("skip").select("x y").deal(batch_size=8)
+    assert found(chain) == [("sorted-batches", "warning")]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_it_puts_nothing_into_quarantine(tmp_path: Path, num_workers: int) -> None:
+    path = tmp_path / "bad.txt"
+    chain = kdp.from_dataset([(n, 0) for n in range(16)]).transform("x", inverse).on_error("quarantine", path=path)
+    chain = chain.select("x").deal(batch_size=4)
+    kdp.doctor(chain, num_workers=num_workers, seconds=0.05)
+    assert not path.exists()
+    assert sum(map(len, chain)) == 15
+    assert path.exists(), "what runs does"

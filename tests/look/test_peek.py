@@ -182,3 +182,13 @@ def test_values_are_summed_up() -> None:
     assert summary(list(range(9))) == "list of 9: int"
     assert summary(Image.new("L", (4, 3))) == "image L 4x3"
     assert summary({"a": b"xy", "b": torch.ones(1)}) == "{a: 2 bytes, b: tensor float32 [1], 1 … 1}"
+
+
+def test_a_sample_that_cannot_be_made_is_left_out_and_put_into_no_quarantine(tmp_path: Path) -> None:
+    path = tmp_path / "bad.txt"
+    ones = kdp.from_dataset([(n, 0) for n in range(4)]).transform("x", lambda x: 1 // x)
+    chain = ones.on_error("quarantine", path=path).select("x").deal(batch_size=2)
+    assert chain.peek(3).items == [(1,), (0,), (0,)]
+    assert not path.exists()
+    assert sum(map(len, chain)) == 3
+    assert path.exists(), "what runs does"

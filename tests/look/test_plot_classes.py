@@ -102,3 +102,11 @@ def test_a_graph_has_a_box_for_each_pipe_and_an_arrow_for_each_source() -> None:
         assert places.count((x, y)) == 1
     with pytest.raises(TypeError, match="`source_datapipe` must be a datapipe"):
         kdp.draw("chain")
+
+
+def test_names_that_are_no_utf_8_or_xml_are_written_out(tmp_path: Path) -> None:
+    chain = kdp.from_ids([0, 1], [0, 1], load=str, class_names=["a\udcff", "b\x1bc"])
+    figure = kdp.plot_classes(chain)
+    figure.save(tmp_path / "classes.svg")
+    ElementTree.parse(tmp_path / "classes.svg")
+    assert bars(figure) == ["a\\udcff", "1", "b\\x1bc", "1"]

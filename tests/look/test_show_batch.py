@@ -151,3 +151,16 @@ def test_what_is_no_batch_of_images_is_refused() -> None:
         kdp.show_batch(batch()[0].float(), mean=[0.1, 0.2], std=[1.0, 1.0])
     with pytest.raises(TypeError, match="`source_datapipe` must be a datapipe"):
         kdp.show_batch(batch(), [1, 2])
+
+
+def test_a_batch_of_another_chain_is_refused_by_the_name_of_its_sample() -> None:
+    chains = [
+        some.record_ctx()
+        .transform("x", kdp.RandomResizedCrop(16))
+        .select("x y key", return_ctx=True)
+        .deal(batch_size=2)
+        .collate_samples()
+        for some in (source().subset([0, 1]), source().subset([2, 3]))
+    ]
+    with pytest.raises(kdp.ChainError, match=r"has no sample '0': .* or `originals="):
+        kdp.show_batch(next(iter(chains[0])), chains[1], crops=True)

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import functools
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher, Shuffler
 
 from kdpipes._graph import walk
+from kdpipes._map_pipe import MapPipe
 from kdpipes.callback import Callback
 from kdpipes.delivery.behind_deal import DEALERS
 
-__all__ = ["callables_of", "dealer_in", "draws", "gives_batches", "operation_of", "shrinks", "stock_random", "upstream"]
+__all__ = [
+    "callables_of",
+    "dealer_in",
+    "draws",
+    "gives_batches",
+    "operation_of",
+    "readable",
+    "readable_field",
+    "shrinks",
+    "stock_random",
+    "upstream",
+]
 
+_log = logging.getLogger("kdpipes")
 _SMALLER = re.compile("crop|resiz|thumbnail|downsampl|patch|pool|shrink|scale", re.IGNORECASE)
 
 
@@ -37,6 +51,25 @@ def gives_batches(pipe: Any) -> bool:
 def operation_of(pipe: Any) -> Any:
     """Return what a sample-wise pipe does to a sample; None of other pipes."""
     return getattr(pipe, "_operation", None)
+
+
+def readable(source: MapPipe, positions: Iterable[int], field: str) -> Iterator[Any]:
+    """Yield a field of those samples that have it, and can be read.
+
+    The chain gives batches all the same: others are none of theirs, or `on_error` leaves them out.
+    """
+    for position in positions:
+        yield from readable_field(functools.partial(source.fetch, position), field)
+
+
+def readable_field(make: Callable[[], Any], field: str) -> list[Any]:
+    """Return the field of a sample, or nothing where it has none, or cannot be made or read."""
+    try:
+        sample = make()
+        return [sample[field]] if field in sample else []
+    except Exception as error:  # whatever a user's code raises
+        _log.debug("A sample cannot be read: %s", error)
+        return []
 
 
 def draws(pipe: Any) -> str | None:

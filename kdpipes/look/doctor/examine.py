@@ -12,6 +12,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.reading_services import ThreadReadingService
+from kdpipes.delivery.skipping import unrecorded
 from kdpipes.errors import check_count, must_be
 from kdpipes.look.doctor import order_checks, sharding_checks, shipping_checks, work_checks
 from kdpipes.look.doctor.advice import advice, bound_of
@@ -52,7 +53,8 @@ def doctor(
     """Return what is wrong with a chain, what bounds it, and what one change would help most.
 
     It looks at the chain, makes its first batch twice, and, unless an error was found, runs it for some seconds.
-    Without `step`, nothing is done with the batches, so that the consumer bounds nothing.
+    Without `step`, nothing is done with the batches, so that the consumer bounds nothing. Samples that `on_error`
+    leaves out are put into no quarantine.
 
     Args:
         source_datapipe: The chain; an indexed one is taken in batches of 16.
@@ -71,10 +73,11 @@ def doctor(
     facts = _facts(check_count("num_workers", num_workers, minimum=0))
     indexed = isinstance(source_datapipe, MapDataPipe)
     chain = source_datapipe.deal(batch_size=_BATCH_SIZE) if indexed else source_datapipe
-    findings = _examined(chain, facts, is_dealt=not indexed)
-    if not measure or any(finding.severity == "error" for finding in findings):
-        return Report(findings)
-    measured = profile(chain, seconds, step=step, **_way_to_run(num_workers))
+    with unrecorded(chain):
+        findings = _examined(chain, facts, is_dealt=not indexed)
+        if not measure or any(finding.severity == "error" for finding in findings):
+            return Report(findings)
+        measured = profile(chain, seconds, step=step, **_way_to_run(num_workers))
     return Report(findings, measured, bound_of(measured), tuple(advice(chain, measured, facts)))
 
 
@@ -105,11 +108,11 @@ def _tried(chain: Any, facts: Facts, by_samples: Sequence[_Check]) -> list[Findi
     """Return what shows when the first batch is made, twice."""
     try:
         batches = _first_batch(chain), _first_batch(chain)
-        found = [finding for check in by_samples for finding in check(chain, facts)]
     except Exception as error:  # whatever a user's code raises is what was looked for
         return [_broken(chain, error)]
     if batches[0] is _NOTHING:
         return [_empty(chain)]
+    found = [finding for check in by_samples for finding in check(chain, facts)]
     found += [finding for check in _BY_A_BATCH for finding in check(chain, facts, batches[0])]
     return [*found, *work_checks.unrepeatable(chain, facts, batches)]
 

@@ -10,7 +10,7 @@ from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, 
 
 from kdpipes._graph import walk
 from kdpipes._map_pipe import MapPipe
-from kdpipes.look.doctor.chain_facts import dealer_in, draws, gives_batches, operation_of, stock_random, upstream
+from kdpipes.look.doctor.chain_facts import dealer_in, draws, gives_batches, readable, stock_random, upstream
 from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.look.pipe_names import pipe_name
 
@@ -67,8 +67,9 @@ def sorted_batches(chain: Any, facts: Facts) -> Iterator[Finding]:
     size = min(dealer.sizes().get("global_batch_size") or 16, 64)
     if len(source) < 2 * size:
         return
-    firsts = _labels(source, [*range(size), len(source) - 1])
-    if len(set(firsts)) > 1 and len(set(firsts[:-1])) == 1:
+    firsts = set(map(str, readable(source, range(size), "y")))
+    last = next(map(str, readable(source, range(len(source) - 1, len(source) - 1 - size, -1), "y")), None)
+    if len(firsts) == 1 and last is not None and last not in firsts:
         yield Finding(
             "sorted-batches",
             "warning",
@@ -81,9 +82,3 @@ def sorted_batches(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 def _mixes(pipe: Any) -> bool:
     return pipe_name(pipe) in {"permute", "mix", "sample_weighted", "shuffle"}
-
-
-def _labels(source: Any, positions: list[int]) -> list[Any]:
-    samples = [source.fetch(position) for position in positions]
-    labels = [sample["y"] for sample in samples if "y" in sample]
-    return [str(label) for label in labels] if operation_of(source) is not None or labels else []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,17 @@ import torch
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Shuffler
 
+from kdpipes._giving_up import given_up_by
 from kdpipes._graph import copy_streams, walk
 from kdpipes._map_pipe import MapPipe
-from kdpipes.look.doctor.chain_facts import callables_of, dealer_in, operation_of
+from kdpipes.look.doctor.chain_facts import callables_of, dealer_in, operation_of, readable, readable_field
 from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.look.pipe_names import pipe_name
 
 __all__ = ["held_generators", "is_same", "slow_decoder", "unrepeatable"]
 
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_FEW = 64  # samples of which one can be read
 _JPEG = b"\xff\xd8\xff"
 
 
@@ -118,13 +122,27 @@ def slow_decoder(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 
 def _is_jpeg(pipe: Any) -> bool:
-    """Return whether the first sample is a JPEG."""
-    source, field = pipe._source, operation_of(pipe)._field
-    if isinstance(source, MapPipe):
-        sample = source.fetch(0) if len(source) else None
-    else:
-        copied: Any = copy_streams(source) if isinstance(source, IterDataPipe) else source
-        sample = next(copied.samples(), None) if hasattr(copied, "samples") else None
-    content = sample[field] if sample is not None and field in sample else b""
+    """Return whether the first sample that can be read is a JPEG."""
+    content = next(_contents(pipe._source, operation_of(pipe)._field), b"")
     content = getattr(content, "content", content)
     return isinstance(content, bytes | bytearray | memoryview) and bytes(content[:3]) == _JPEG
+
+
+def _contents(source: Any, field: str) -> Iterator[Any]:
+    """Yield a field of samples as the source has it."""
+    if isinstance(source, MapPipe):
+        yield from readable(source, range(min(len(source), _FEW)), field)
+        return
+    copied: Any = copy_streams(source) if isinstance(source, IterDataPipe) else source
+    samples = copied.samples() if hasattr(copied, "samples") else iter(())
+    for sample in given_up_by(_are_passed_over, islice(samples, _FEW)):
+        yield from readable_field(partial(_itself, sample), field)
+
+
+def _itself(sample: Any) -> Any:
+    return sample
+
+
+def _are_passed_over(key: str, index: int, error: Exception) -> bool:
+    """Say that shards that cannot be read are no matter here: the chain gives a batch all the same."""
+    return True
