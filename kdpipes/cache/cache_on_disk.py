@@ -72,6 +72,8 @@ class CacherOnDisk(Cacher):
     ) -> None:
         if not isinstance(url, str | os.PathLike):
             raise TypeError(must_be("url", "a path or a URL", url))
+        if not os.fspath(url):
+            raise ValueError(must_be("url", "the name of a folder", url))
         place = os.fspath(url).removeprefix("file://")
         check_choice("layout", layout, ("lmdb", "files", None))
         if not isinstance(is_durable, bool):

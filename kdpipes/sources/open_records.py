@@ -29,9 +29,9 @@ Verify = Literal["always", "once", "never"]
 class RecordReaderMapDataPipe(MapPipe):
     """The samples of record files, by position (`kdp.open_records(folder)`).
 
-    `kdp.write_records` has written them: keys, fields and class names are those of its input, in its order. Labels, and
-    all fields that are integers, are known without opening a record, as are keys. A field is read alone, when it is
-    read. Nothing is written or locked: folders may be read-only, and any number of processes share one copy in memory.
+    `kdp.write_records` has written them: keys, fields and class names are those of its input. Labels, and all fields
+    that are integers, are known without opening a record, as are keys. A field is read alone, when it is read. Nothing
+    is written or locked: folders may be read-only, and any number of processes share one copy in memory.
 
     Arrays are read-only views of the files (those of a page and more; small ones, and all else, are copies): what is
     not looked at is not read from the disk. Views may be kept for any time, but files must not be cut meanwhile.

@@ -22,6 +22,7 @@ _JPEG_QUALITY = 95
 _FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tif": "TIFF", "ppm": "PPM", "gif": "GIF"}
 _OPTIONS: dict[str, dict[str, Any]] = {"jpg": {"quality": _JPEG_QUALITY}, "webp": {"lossless": True}}
 _SAME = {"jpeg": "jpg", "tiff": "tif", "pgm": "ppm"}
+_MODES = {"jpg": ("1", "L", "RGB", "CMYK", "RGBA", "P", "LA"), "webp": ("1", "L", "RGB", "RGBA", "P", "LA")}
 _IMAGES = frozenset({*_FORMATS, *_SAME, "pbm", "pnm", "img", "image"})
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _TEXTS = frozenset({"txt", "text", "transcript"})
@@ -94,14 +95,7 @@ class MemberEncoder:
         return self._fields, sorted(self._encode.items()), sorted(self._extensions.items())
 
     def _member(self, field: str, value: Any) -> tuple[str, bytes]:
-        how = self._encode.get(field)
-        if isinstance(how, str):
-            kind, content = how, _encoded(value, how)
-        elif how is not None:
-            content = _as_bytes(how(value))
-            kind = _kind_of_bytes(content)
-        else:
-            kind, content = _by_type(field, value)
+        kind, content = self._content(field, value)
         extension = self._extensions.get(field) or _extension(field, kind)
         if extension is None:
             raise ChainError(
@@ -113,6 +107,23 @@ class MemberEncoder:
                 f"The name of field {field!r} is no extension. Give it one: `extensions={{{field!r}: 'txt'}}`."
             )
         return extension.lower(), content
+
+    def _content(self, field: str, value: Any) -> tuple[str, bytes]:
+        """Return the kind of a field's member, and its bytes."""
+        how = self._encode.get(field)
+        if how is not None and not isinstance(how, str):
+            content = _as_bytes(how(value))
+            return _kind_of_bytes(content), content
+        try:
+            return (how, _encoded(value, how)) if how is not None else _by_type(field, value)
+        except (TypeError, ValueError, OSError) as error:
+            if f"Field {field!r}" in str(error):
+                raise
+            as_what = "" if how is None else f" as {how!r}"
+            raise ChainError(
+                f"Field {field!r} cannot be written{as_what}: {str(error).rstrip('.')}. Say how it is to be written: "
+                "`encode={" + f"{field!r}: ...}}` takes a function that returns bytes."
+            ) from error
 
 
 def _checked(param: str, given: Mapping[str, Any] | None, check: Callable[[str, Any], None]) -> dict[str, Any]:
@@ -209,6 +220,8 @@ def _image_bytes(value: Any, kind: str) -> bytes:
         return content
     file = io.BytesIO()
     image = _as_pil(value)
+    if image.mode not in _MODES.get(kind, (image.mode,)):
+        raise ChainError(f"an image of mode {image.mode!r} would lose values")
     image = image.convert("RGB") if kind == "jpg" and image.mode in ("RGBA", "P", "LA") else image
     image.save(file, _FORMATS[kind], **_OPTIONS.get(kind, {}))
     return file.getvalue()

@@ -45,7 +45,8 @@ def write_shards(
     A shard appears whole, and then its index. A run that was broken off, even killed, is called again in the same way
     and goes on: shards that are there with their indexes are not written again. `train-shards.json`, beside
     `train-000000.tar`, says which job they are of, and names the classes; another chain, or other arguments, are
-    refused there. One run at a time.
+    refused there. Files of the source that were changed in their place are not noticed: delete the shards. One run at a
+    time.
 
     What a field becomes follows from its value: bytes and encoded images stay as they are; integers are `.cls`,
     strings `.txt`, dictionaries, lists and other numbers `.json`, arrays and tensors `.npy`. Pixels need `encode=`. A

@@ -230,3 +230,8 @@ def test_a_remote_source_is_not_read_ahead_for_what_is_cached(
     announced.clear()
     assert list(chain) == first
     assert announced == []
+
+
+def test_a_folder_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="`url` must be the name of a folder, but is '' instead"):
+        kdp.from_dataset([(1, 0)]).cache_on_disk("")

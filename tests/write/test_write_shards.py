@@ -24,6 +24,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+import torch
 import webdataset as wds
 from PIL import Image
 
@@ -751,3 +752,24 @@ def test_a_key_that_comes_twice_is_refused(letters: Any, tmp_path: Path, num_wor
         write(twice, tmp_path / "within", max_samples=12, num_workers=num_workers)
     key: Callable[[Any], str] = lambda sample: f"{sample.ordinal:09}"  # noqa: E731
     assert write(twice, tmp_path / "named", max_samples=6, num_workers=num_workers, key=key).num_samples == 12
+
+
+@pytest.mark.parametrize(
+    ("value", "encode", "why"),
+    [
+        (torch.zeros(3, dtype=torch.bfloat16), None, "BFloat16"),
+        ("\ud800", None, "surrogates"),
+        (np.array([object()]), None, "only pickle could"),
+        (Image.new("F", (3, 3)), "png", "cannot write mode F"),
+        (Image.new("I;16", (3, 3)), "jpg", "an image of mode 'I;16' would lose values"),
+        (Image.new("F", (3, 3)), "webp", "an image of mode 'F' would lose values"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "",
+)
+def test_a_value_that_cannot_be_written_is_told_with_its_field(
+    value: Any, encode: str | None, why: str, tmp_path: Path
+) -> None:
+    chain = kdp.from_dataset([(value, 0)])
+    with pytest.raises(kdp.ChainError, match=rf"Field 'x' cannot be written.*{why}.*takes a function") as caught:
+        write(chain, tmp_path, encode=None if encode is None else {"x": encode})
+    assert ".." not in str(caught.value).replace("...", "")
