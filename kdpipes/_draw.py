@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -37,12 +38,19 @@ __all__ = [
 
 def hash_key(*parts: object) -> bytes:
     """Return 32 bytes that depend on the text of every part and on where one part ends and the next begins."""
-    text = b"".join(len(word).to_bytes(8, "little") + word for word in (_as_bytes(part) for part in parts))
+    return _hash(b"".join(map(_as_word, parts)))
+
+
+def _hash(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=32).digest()
 
 
-def _as_bytes(part: object) -> bytes:
-    return part if isinstance(part, bytes) else str(part).encode()
+def _as_word(part: object) -> bytes:
+    word = part if isinstance(part, bytes) else str(part).encode()
+    return len(word).to_bytes(8, "little") + word
+
+
+_as_kept_word = lru_cache(maxsize=256, typed=True)(_as_word)  # of what many samples share
 
 
 class Draw(NamedTuple):
@@ -67,7 +75,8 @@ class Draw(NamedTuple):
 
     def key(self, operation: str) -> bytes:
         """Return the key of one operation of this sample."""
-        return hash_key(self.seed, self.epoch, self.ordinal, operation, *(["early"] if self.is_early else []))
+        words = _as_kept_word(self.seed), _as_kept_word(self.epoch), _as_word(self.ordinal), _as_kept_word(operation)
+        return _hash(b"".join((*words, _as_kept_word("early")) if self.is_early else words))
 
     def rng(self, operation: str) -> np.random.Generator:
         """Return the operation's own generator: counter-based (Philox), the same in every process."""
@@ -97,7 +106,7 @@ class _Key(ISpawnableSeedSequence):
 
 def generator(key: bytes) -> np.random.Generator:
     """Return the generator of a key."""
-    return np.random.Generator(np.random.Philox(_Key(np.frombuffer(key[:16], dtype=np.uint64))))  # type: ignore[arg-type]
+    return np.random.Generator(np.random.Philox(_Key(np.frombuffer(key, np.uint64, 2))))  # type: ignore[arg-type]
 
 
 class EarlyDraws:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -171,6 +172,10 @@ class Sample(MutableMapping[str, Any]):
             if (missing := self.missing([name])) is not None:
                 return missing
             refuse_field(name, f"Sample {self.key!r}", self._fields)
+
+    def naming(self) -> Callable[[], str]:
+        """Return what names the sample for errors, should there be one, and does not keep the sample."""
+        return partial(_named, self._origin.key)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -388,6 +393,10 @@ def _restore(
     sample._origin.names.update(names)
     sample._origin.is_recording = is_recording
     return sample
+
+
+def _named(key: str | Callable[[], str]) -> str:
+    return f"sample {(key if isinstance(key, str) else key())!r}"
 
 
 def _short(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ class EncodedImage:
 
     Args:
         content: The bytes of a file in any format that Pillow reads: JPEG, PNG, WebP, ... Of 16 bits, 8 are kept.
-        name: What the image is of, for errors.
+        name: What the image is of, for errors; or what returns that.
         backend: See `decode_images`.
         exact: See `decode_images`.
 
@@ -95,16 +96,25 @@ class EncodedImage:
         DataError: The bytes are no image, or are truncated (when pixels are read).
     """
 
-    __slots__ = ("_image", "_size", "backend", "content", "exact", "name")
+    __slots__ = ("_image", "_name", "_size", "backend", "content", "exact")
     late_methods = ("region", "to_pil")  # which do the work that `decode_images` stands for, whoever calls them
 
-    def __init__(self, content: bytes, name: str = "", backend: Backend = "auto", exact: bool = True) -> None:
+    def __init__(
+        self, content: bytes, name: str | Callable[[], str] = "", backend: Backend = "auto", exact: bool = True
+    ) -> None:
         self.content = content
         self.exact = exact
-        self.name = name
+        self._name = name
         self.backend = backend
         self._image: Image.Image | None = None
         self._size: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """What the image is of, for errors."""
+        if not isinstance(self._name, str):
+            self._name = self._name()
+        return self._name
 
     @property
     def size(self) -> tuple[int, int]:
@@ -242,8 +252,9 @@ class ImageDecoder:
     Args:
         field: The field's name. It may hold bytes, an image of Pillow's (which stays), or None (a sample without one).
         backend: What decodes JPEGs: "auto", the fastest that is installed; "turbojpeg", the library of libjpeg-turbo 3
-            (of the system, or named by the environment's `KDPIPES_TURBOJPEG`), which decodes regions; "simplejpeg", a
-            wheel (extra `fast`); "pillow". Other formats, damaged files and CMYK are Pillow's always.
+            (of the system, of the extra `fast`, or named by the environment's `KDPIPES_TURBOJPEG`), which decodes
+            regions; "simplejpeg" (extra `fast`), which decodes whole images; "pillow". Other formats, damaged files and
+            CMYK are Pillow's always.
         exact: False lets `kdp.Resize` and `kdp.RandomResizedCrop` decode a JPEG in half, a quarter or an eighth of its
             size where their result is no larger than that: faster for large photos, and less sharp or sharper by some
             grey levels (see Accuracy).
@@ -302,6 +313,6 @@ class ImageDecoder:
             return value
         if not isinstance(value, bytes | bytearray | memoryview):
             raise TypeError(f"`decode_images` takes bytes, but the field holds {type(value).__name__}.")
-        image = EncodedImage(bytes(value), f"sample {sample.key!r}", self._backend, self._exact)
+        image = EncodedImage(bytes(value), sample.naming(), self._backend, self._exact)
         image.size  # noqa: B018 - a file that is no image is to fail here, where the sample is known
         return image

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
+import threading
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -131,7 +132,7 @@ class _Opened:
     """A file whose header has been read, with a decompressor of its own: one would remember tables of another file."""
 
     def __init__(self, library: Any, content: bytes) -> None:
-        self._library, self._content = library, content
+        self._library, self.content = library, content
         self._handle = library.tj3Init(_DECOMPRESS)
         if not self._handle:
             raise MemoryError("There is no memory for a JPEG decoder.")
@@ -161,9 +162,9 @@ class _Opened:
         """Return the pixels of a region of the image made smaller."""
         pixels = np.empty((box.height, box.width, 3), dtype=np.uint8)
         region = _Region(box.left, box.top, box.width, box.height)
-        library, handle, content = self._library, self._handle, self._content
+        library, handle, content = self._library, self._handle, self.content
         if (
-            library.tj3SetScalingFactor(handle, _Scale(1, factor))
+            (factor > 1 and library.tj3SetScalingFactor(handle, _Scale(1, factor)))
             or library.tj3SetCroppingRegion(handle, region)
             or library.tj3Set(handle, _STOP_ON_WARNING, 1)
             or library.tj3Decompress8(handle, content, len(content), pixels.ctypes.data, 0, _RGB)
@@ -173,20 +174,26 @@ class _Opened:
 
 
 class _Turbojpeg:
-    """TurboJPEG 3, of libjpeg-turbo: it decodes only the rows and columns of a region."""
+    """TurboJPEG 3, of libjpeg-turbo: it decodes only the rows and columns of a region.
+
+    Each thread keeps the file whose size it was asked for last open until the next one: of that, pixels are due.
+    """
 
     name = "turbojpeg"
 
     def __init__(self, library: Any, version: str) -> None:
         self._library = library
+        self._kept = threading.local()
         self.version = version
 
     def size(self, content: bytes) -> tuple[int, int]:
-        opened = _Opened(self._library, content)
+        self._kept.opened = opened = _Opened(self._library, content)
         return opened.width, opened.height
 
     def region(self, content: bytes, box: Box, factor: int = 1) -> NDArray[np.uint8]:
-        opened = _Opened(self._library, content)
+        opened: _Opened | None = self._kept.__dict__.pop("opened", None)
+        if opened is None or opened.content is not content:
+            opened = _Opened(self._library, content)
         step = -(-opened.mcu_width() // factor)
         width, height = -(-opened.width // factor), -(-opened.height // factor)
         # At a cut, the colours of the outermost column are made of fewer neighbours: it is decoded, and left out. In a
@@ -270,10 +277,8 @@ def decoder(backend: Backend) -> JpegDecoder | None:
     if backend == "auto":
         return next(iter(known.values()), None)
     if backend not in known:
-        way_out = (
-            "`pip install 'kdpipes[fast]'`"
-            if backend == "simplejpeg"
-            else f"install libjpeg-turbo 3 or later, `pip install turbojpeg`, or name the library in {_LIBRARY}"
-        )
+        way_out = "`pip install 'kdpipes[fast]'`"
+        if backend == "turbojpeg":
+            way_out += f", install libjpeg-turbo 3 or later, or name its library in {_LIBRARY}"
         raise ImportError(f'`decode_images(backend="{backend}")` finds no decoder of that name: {way_out}.')
     return known[backend]

@@ -195,12 +195,14 @@ def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]
     at_once = getattr(transform, "draw_and_apply", None)
 
     def run(sample: Sample, value: Any) -> Any:
-        params, ctx = copy.deepcopy(place.replayed(sample)), place.ctx_of(sample)
+        params, ctx = place.replayed(sample), place.ctx_of(sample)
         is_made = params is None and at_once is not None
         if is_made and at_once is not None:
             params, value = at_once(value, sample.rng(place.name))
         elif params is None:
             params = transform.draw(value, sample.rng(place.name))
+        else:
+            params = copy.deepcopy(params)
         if ctx is not None:
             ctx[place.entry] = copy.deepcopy(params)  # `apply` may change its own
         return value if is_made else transform.apply(value, params)

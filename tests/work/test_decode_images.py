@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,18 @@ FORMATS = [
     *[("RGB", suffix) for suffix in ("jpeg", "png", "webp", "bmp", "gif")],
     *[("L", "jpeg"), ("L", "png"), ("RGBA", "png"), ("RGBA", "webp"), ("LA", "png"), ("CMYK", "jpeg"), ("P", "png")],
 ]
+
+
+def test_the_name_of_an_image_is_made_when_an_error_needs_it_and_keeps_no_sample() -> None:
+    sample = indexed(b"no image")[0]
+    sample["held"] = held = np.zeros(1)
+    name, alive = sample.naming(), weakref.ref(held)
+    del sample, held
+    assert (alive(), name()) == (None, "sample '0'")
+    asked: list[str] = []
+    image = kdp.EncodedImage(encoded(), lambda: asked.append("once") or "sample 'heron'")
+    assert (image.size, asked) == ((WIDTH, HEIGHT), [])
+    assert (image.name, pickle.loads(pickle.dumps(image)).name, asked) == ("sample 'heron'", "sample 'heron'", ["once"])
 
 
 def test_every_format_becomes_rgb_as_pillow_reads_it() -> None:

@@ -108,6 +108,17 @@ def test_shipped_photos_have_pillows_pixels_in_every_region(photo_folder: Path, 
             assert np.array_equal(known.region(content, box), cut)
 
 
+@pytest.mark.parametrize("backend", ["auto", *FAST])
+def test_images_are_not_mixed_up_whose_sizes_are_read_before_their_pixels(backend: Any) -> None:
+    names = ["17x33", "Y420", "coarse", "without its tables", "fine"]
+    images = [kdp.EncodedImage(ODD[name], backend=backend) for name in names]
+    sizes = [image.size for image in images]
+    for order in (names, names[::-1]):
+        for name in order:
+            image, (width, height) = images[names.index(name)], sizes[names.index(name)]
+            assert np.array_equal(image.region(0, 0, height, width).permute(1, 2, 0), by_pillow(ODD[name]))
+
+
 @pytest.mark.parametrize("name", ["cmyk", "rgb"])
 @pytest.mark.parametrize("backend", FAST)
 def test_colours_that_need_pillow_are_left_to_it(name: str, backend: str) -> None:

@@ -110,7 +110,7 @@ def slow_decoder(chain: Any, facts: Facts) -> Iterator[Finding]:
         if not _is_jpeg(pipe):
             continue
         what = '`decode_images(backend="pillow")` is asked for.' if backend == "pillow" else "No fast decoder is there."
-        way_out = "`pip install 'kdpipes[fast]'`, or libjpeg-turbo 3, which decodes just the region of a crop."
+        way_out = "`pip install 'kdpipes[fast]'`: of a crop it decodes just the region."
         yield Finding(
             "slow-decoder",
             "hint",
