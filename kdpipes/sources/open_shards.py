@@ -35,8 +35,9 @@ def _stamp_of(catalog: Catalog, index: int) -> str:
     return f"{os.path.abspath(url) if is_local(url) else url} {size} {tag}"  # noqa: PTH100 - links stay
 
 
-def _is_lacking(known: Places | NDArray[np.int64], index: int) -> bool:
-    return isinstance(known, Places) and bool(known.offsets[index] < 0)
+def _is_lacking(catalog: Catalog, field: str, index: int) -> bool:
+    places = catalog.fields[field]
+    return isinstance(places, Places) and bool(places.offsets[index] < 0)
 
 
 class ShardReaderMapDataPipe(MapPipe):
@@ -102,8 +103,10 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def fetch(self, index: int) -> Sample:
         catalog = self._indexed()
-        present = [field for field, known in catalog.fields.items() if not _is_lacking(known, index)]
-        fields = {field: self._lazy(index, field) for field in present}
+        present = [
+            field for field in catalog.fields if field not in catalog.gaps or not _is_lacking(catalog, field, index)
+        ]
+        fields = {field: self._lazy(catalog, index, field) for field in present}
         sample = Sample(
             fields, key=partial(catalog.key, index), index=index, version=partial(_stamp_of, catalog, index)
         )
@@ -175,28 +178,28 @@ class ShardReaderMapDataPipe(MapPipe):
         while part := list(islice(indices, _AT_ONCE)):
             if self.is_elsewhere:
                 self._members.announce_fields(self._indexed(), part, {field})
-            yield from (self._read(index, field) for index in part)
+            yield from (self._read(self._indexed(), index, field) for index in part)
 
-    def _lazy(self, index: int, field: str) -> Lazy:
+    def _lazy(self, catalog: Catalog, index: int, field: str) -> Lazy:
         def load(sample: Sample) -> Any:
-            return self._read(index, field)
+            return self._read(catalog, index, field)
 
-        is_cheap = not isinstance(self._indexed().fields[field], Places)
+        is_cheap = not isinstance(catalog.fields[field], Places)
         return Lazy(load, what=f"reading member {field!r}", is_cheap=is_cheap)
 
-    def _read(self, index: int, field: str) -> Any:
-        catalog = self._indexed()
+    def _read(self, catalog: Catalog, index: int, field: str) -> Any:
         places = catalog.fields[field]
         if not isinstance(places, Places):
             return int(places[index])
-        url, offset, size = catalog.urls[catalog.shards[index]], int(places.offsets[index]), int(places.sizes[index])
         content = self._members.read(catalog, index, field, places)
-        if len(content) < size:
+        if len(content) < places.sizes[index]:
             raise DataError(
-                f"Shard {url!r} is truncated: {size} bytes are due at offset {offset}, {len(content)} are there."
+                f"Shard {catalog.urls[catalog.shards[index]]!r} is truncated: {places.sizes[index]} bytes are due at "
+                f"offset {places.offsets[index]}, {len(content)} are there."
             )
         try:
             return decode_member(field, content)
         except ValueError as error:
-            place = f"member {field!r} of sample {catalog.key(index)!r} in {url!r} at offset {offset}"
-            raise DataError(f"{place} cannot be decoded: {error}.") from error
+            place = f"{catalog.urls[catalog.shards[index]]!r} at offset {places.offsets[index]}"
+            sample = f"member {field!r} of sample {catalog.key(index)!r}"
+            raise DataError(f"{sample} in {place} cannot be decoded: {error}.") from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -70,6 +70,12 @@ class Catalog:
 
     def __len__(self) -> int:
         return len(self.shards)
+
+    @cached_property
+    def gaps(self) -> frozenset[str]:
+        """The fields that some samples lack."""
+        places = {name: known for name, known in self.fields.items() if isinstance(known, Places)}
+        return frozenset(name for name, known in places.items() if len(known.offsets) and known.offsets.min() < 0)
 
     def key(self, index: int) -> str:
         """Return the key of a sample: the shard's name, a slash and its key there."""

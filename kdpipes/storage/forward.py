@@ -22,9 +22,13 @@ def pread(descriptor: int, size: int, offset: int) -> bytes:
 
 
 class ForwardBytes(Protocol):
-    """What gives bytes by offset; offsets only grow. `size` is how many bytes there are, None until that is known."""
+    """What gives bytes by offset; offsets only grow, unless it `goes_back`.
+
+    `size` is how many bytes there are, None until that is known.
+    """
 
     size: int | None
+    goes_back: bool
 
     @property
     def position(self) -> int:
@@ -40,6 +44,8 @@ class FileBytes:
     What is large is read straight into the object that is returned, what is small through a window, which grows while
     all of the file is read and is small while most of it is passed over.
     """
+
+    goes_back = True
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -73,6 +79,8 @@ class FileBytes:
 
 class StreamBytes:
     """The bytes of a file that can only be read on. However many are asked for, memory is taken as they come."""
+
+    goes_back = False
 
     def __init__(self, file: IO[bytes]) -> None:
         self._read = getattr(file, "read1", file.read)  # what is there before damage comes through

@@ -15,6 +15,7 @@ _BLOCK = 512
 _TIMES = re.compile(rb"([0-9]+ [acm]time=[0-9.]+\n)+")  # all that webdataset's writer says; it tells nothing
 _TELLING = frozenset({b"path", b"size"})
 _MAX_EXTENSION = 1 << 24
+_MANY = 8
 _END = -1  # in the place of a size
 _PAX, _GLOBAL, _SOLARIS, _LONG_NAME, _LONG_LINK, _SPARSE = map(ord, "xgXLKS")
 _EXTENSIONS = frozenset({_PAX, _GLOBAL, _SOLARIS, _LONG_NAME, _LONG_LINK})
@@ -72,27 +73,46 @@ class _Headers:
         self._take = source.take
         self._source = source
         self._offset = 0
-        self._known: tuple[bytes | None, int] = None, 0
+        self._known: dict[bytes, int] = {}  # pax headers, of which many are the same, and the sizes in them
 
     def next(self) -> Entry | None:
         """Return the next member, or None at the end mark."""
+        if self._known and self._source.goes_back and (entry := self._like_others()) is not None:
+            return entry
         block, size = self._header()
         if block[156] in _EXTENSIONS:
             return self._extended(block, size)
         return self._entry(_name(block), block, size) if size != _END else None
 
+    def _like_others(self) -> Entry | None:
+        """Return the next member, if its headers are what webdataset's writer makes of most; all of them at once."""
+        headers = self._take(self._offset, 3 * _BLOCK)
+        size = self._known.get(headers[:_BLOCK], _BLOCK + 1)
+        if size > _BLOCK or not _TIMES.fullmatch(headers, _BLOCK, _BLOCK + size):
+            return None
+        block = headers[2 * _BLOCK :]
+        try:
+            size = _checked_size(block)
+        except _HeaderError:
+            return None
+        if size == _END or block[156] in _EXTENSIONS:
+            return None
+        self._offset += 3 * _BLOCK
+        return self._entry(_name(block), block, size)
+
     def _header(self) -> tuple[bytes, int]:
         """Return the next header and the size in it, or the end mark."""
         block = self._take(self._offset, _BLOCK)
-        if block == self._known[0]:  # pax headers of one length are mostly the same
-            size = self._known[1]
+        known = self._known.get(block)
+        if known is not None:
+            size = known
         else:
             try:
                 size = _checked_size(block)
             except _HeaderError as error:
                 self._refuse(block, error)
             if block[156] == _PAX:
-                self._known = block, size
+                self._known = {**(self._known if len(self._known) < _MANY else {}), block: size}
         self._offset += _BLOCK
         return block, size
 
