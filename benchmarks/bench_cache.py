@@ -14,16 +14,14 @@ has for itself. The first three in `kdpipes.Loader`, torchdata's in its own Data
 
 from __future__ import annotations
 
-import argparse
 import io
 import multiprocessing
 import os
-import platform
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ import kdpipes as kdp  # before torchdata, whose banner it keeps quiet
 
 # isort: split
 import torchdata
+from rounds import load, machine, main, medians, spread, turns
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -101,7 +100,6 @@ def rate(loader: Any, number: int) -> float:
 def compare(
     title: str, paths: list[str], load: Callable[[str], Any], end: Callable[[Any], Any], rounds: int
 ) -> list[str]:
-    found: dict[str, list[float]] = {}
     with ExitStack() as stack:
         manager = stack.enter_context(multiprocessing.Manager())
         source = kdp.from_ids(paths, load=load)
@@ -115,16 +113,13 @@ def compare(
             name: stack.enter_context(kdp.Loader(dealt(chain, end), NUM_WORKERS)) for name, chain in chains.items()
         }
         loaders["torchdata in_memory_cache"] = stack.enter_context(others(paths, load, end))
-        for loader in loaders.values():
-            rate(loader, len(paths))
-        for _ in range(rounds):
-            for name, loader in loaders.items():
-                found.setdefault(name, []).append(rate(loader, len(paths)))
-    medians = {name: statistics.median(rates) for name, rates in found.items()}
+        ways = {name: partial(rate, loader, len(paths)) for name, loader in loaders.items()}
+        found = turns(ways, rounds, warm_up=True)
+    median = medians(found)
     lines = [f"{title:<36}{'samples/s':>10}{'min':>9}{'max':>9}{'vs kdpipes cache_in_memory':>29}"]
     for name, rates in found.items():
-        ratio = medians[name] / medians["kdpipes cache_in_memory"]
-        lines.append(f"  {name:<34}{medians[name]:>10.0f}{min(rates):>9.0f}{max(rates):>9.0f}{ratio:>28.2f}x")
+        ratio = median[name] / median["kdpipes cache_in_memory"]
+        lines.append(f"  {name:<34}{spread(rates)}{ratio:>28.2f}x")
     return [*lines, ""]
 
 
@@ -150,8 +145,7 @@ def report(*, is_smoke: bool) -> str:
         folder = Path(name)
         lines = [
             f"{number:,} samples, {NUM_WORKERS} workers, {rounds} interleaved rounds after one that fills the caches; "
-            f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python "
-            f"{platform.python_version()}, torch {torch.__version__}, torchdata {torchdata.__version__}",
+            f"{machine(load(), torch=torch.__version__, torchdata=torchdata.__version__)}",
             "",
             *compare("encoded, 107 KB, in the workers", write_files(folder, number), read, first_byte, rounds),
             *compare("decoded, 224 x 224 x 3, delivered", write_images(folder, number), decoded, as_tensor, rounds),
@@ -159,15 +153,5 @@ def report(*, is_smoke: bool) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
-    text = report(is_smoke=given.smoke)
-    print(text)
-    if not given.smoke:
-        (Path(__file__).parent / "results" / "cache.txt").write_text(text + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main("cache", __doc__, report)

@@ -17,10 +17,8 @@ remains is bound by two processes' memcpy beside the consumer's reading.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +32,7 @@ import kdpipes as kdp  # before torchdata, whose banner it keeps quiet
 # isort: split
 import numpy as np
 import torch
+from rounds import machine, main, medians, spread, turns
 from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
@@ -120,15 +119,12 @@ def read_all(batch: Any) -> Any:
 
 
 def compare(title: str, ways: dict[str, Callable[[], float]], rounds: int) -> list[str]:
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            found[name].append(way())
-    medians = {name: statistics.median(rates) for name, rates in found.items()}
+    found = turns(ways, rounds, warm_up=False)
+    median = medians(found)
     lines = [f"{title:<34}{'median/s':>10}{'min':>9}{'max':>9}{'kdpipes is':>12}"]
     for name, rates in found.items():
-        ratio = medians["kdpipes"] / medians[name]
-        lines.append(f"  {name:<32}{medians[name]:>10.0f}{min(rates):>9.0f}{max(rates):>9.0f}{ratio:>11.1f}x")
+        ratio = median["kdpipes"] / median[name]
+        lines.append(f"  {name:<32}{spread(rates)}{ratio:>11.1f}x")
     return [*lines, ""]
 
 
@@ -196,9 +192,9 @@ def start_and_idle(size: int, idle_s: float, rounds: int) -> list[str]:
 def report(*, is_smoke: bool) -> str:
     shape = (4, 3, 32, 32) if is_smoke else (64, 3, 224, 224)
     rounds = 1 if is_smoke else 5
+    torch.set_num_threads(1)
     lines = [
-        f"{NUM_WORKERS} workers, {rounds} interleaved rounds; {platform.machine()}, {os.cpu_count()} cores, "
-        f"Python {platform.python_version()}, torch {torch.__version__}, NumPy {np.__version__}",
+        f"{NUM_WORKERS} workers, {rounds} interleaved rounds; {machine(torch=torch.__version__, NumPy=np.__version__)}",
         "the consumer reads every byte; ratios vs kdpipes are of medians",
         "",
         *batches(np.uint8, shape, 20 if is_smoke else 400, rounds),
@@ -209,16 +205,5 @@ def report(*, is_smoke: bool) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    text = report(is_smoke=given.smoke)
-    print(text)
-    if not given.smoke:
-        (Path(__file__).parent / "results" / "delivery.txt").write_text(text + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main("delivery", __doc__, report)

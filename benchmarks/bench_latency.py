@@ -16,10 +16,7 @@ reach 0.9 yet: 0.69 and 0.71. No byte is read twice.
 
 from __future__ import annotations
 
-import argparse
 import io
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -33,6 +30,7 @@ from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 # isort: split
 import numpy as np
 from PIL import Image
+from rounds import load, machine, main
 from skimage import data
 from webdataset import TarWriter
 
@@ -138,8 +136,7 @@ def report(*, is_smoke: bool) -> str:
     lines = [
         f"local disk vs kdpipes from a store with {LATENCY_S * 1000:.0f} ms for each request: {number:,} photos of "
         f"{content / number / 1000:.0f} KB in {NUM_SHARDS} shards, two workers, decoded and cropped to 224 x 224",
-        f"{rounds} interleaved rounds, from batch {warm_up} of each epoch on; {platform.machine()}, {os.cpu_count()} "
-        f"cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}; ratios of medians",
+        f"{rounds} interleaved rounds, from batch {warm_up} of each epoch on; {machine(load())}; ratios of medians",
         "",
         f"{'':<34}{'local/s':>9}{'store/s':>9}{'ratio':>8}{'read twice':>12}",
     ]
@@ -150,15 +147,5 @@ def report(*, is_smoke: bool) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
-    text = report(is_smoke=given.smoke)
-    print(text)
-    if not given.smoke:
-        (Path(__file__).parent / "results" / "latency.txt").write_text(text + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main("latency", __doc__, report)

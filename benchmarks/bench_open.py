@@ -14,9 +14,6 @@ bytes take.
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,6 +21,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from rounds import load, machine, main
 
 from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import version_of
@@ -88,8 +86,7 @@ def report(*, is_smoke: bool) -> str:
         runs = [{**measure(BASELINE, folder, number), **measure(OURS, folder, number)} for _ in range(rounds)]
     lines = [
         f"bytes of the sidecars vs kdpipes; {number:,} samples in {num_shards:,} shards, all in the page cache",
-        f"{rounds} interleaved rounds of new processes; {platform.machine()}, {os.cpu_count()} cores, load "
-        f"{os.getloadavg()[0]:.1f}, Python {platform.python_version()}, NumPy {np.__version__}",
+        f"{rounds} interleaved rounds of new processes; {machine(load(), NumPy=np.__version__)}",
         "",
         f"{'up to':<20}{'seconds':>9}{'min':>8}{'max':>8}{'vs bytes':>10}{'GiB':>8}",
     ]
@@ -103,15 +100,5 @@ def report(*, is_smoke: bool) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
-    text = report(is_smoke=given.smoke)
-    print(text)
-    if not given.smoke:
-        (Path(__file__).parent / "results" / "open.txt").write_text(text + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main("open", __doc__, report)

@@ -15,16 +15,13 @@ where torch's take 8.2.
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
+from rounds import load, machine, main, medians, turns
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
@@ -105,11 +102,8 @@ def microseconds(way: Callable[[int], Iterable[Any]], number: int) -> float:
 
 def report(*, is_smoke: bool) -> str:
     number, rounds = (200, 1) if is_smoke else (4_000, 31)
-    found: dict[str, list[float]] = {name: [] for name in WAYS}
-    for _ in range(rounds):
-        for name, way in WAYS.items():
-            found[name].append(microseconds(way, number))
-    median = {name: statistics.median(values) for name, values in found.items()}
+    ways = {name: partial(microseconds, way, number) for name, way in WAYS.items()}
+    median = medians(turns(ways, rounds, warm_up=False))
 
     def row(label: str, value: float, baseline: str) -> str:
         return f"{label:<72}{value:>8.2f}  {baseline}"
@@ -118,8 +112,7 @@ def report(*, is_smoke: bool) -> str:
         [
             f"generators and torch's `.map` vs kdpipes: CPU microseconds a sample, medians of {rounds} interleaved "
             f"rounds of {number:,} samples",
-            f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python "
-            f"{platform.python_version()}, torch {torch.__version__}",
+            machine(load(), torch=torch.__version__),
             "",
             row("six generators", median["generators"] - median["rows"], ""),
             row("six stock `.map` pipes", median["stock six"] - median["stock"], ""),
@@ -140,15 +133,5 @@ def report(*, is_smoke: bool) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
-    text = report(is_smoke=given.smoke)
-    print(text)
-    if not given.smoke:
-        (Path(__file__).parent / "results" / "overhead.txt").write_text(text + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main("overhead", __doc__, report)

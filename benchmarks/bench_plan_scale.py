@@ -11,19 +11,18 @@ Each measurement is a fresh process, so that peak memory is its own; ratios are 
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rounds import machine, medians, parser, publish, turns
 
 import kdpipes as kdp
 
@@ -105,41 +104,33 @@ def measure(way: str, size: int) -> dict[str, float]:
 
 
 def report(size: int, rounds: int) -> str:
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-    for _ in range(rounds):
-        for way in WAYS:
-            found[way].append(measure(way, size))
-    medians = {way: statistics.median(run["s"] for run in runs) for way, runs in found.items()}
+    found = turns({way: partial(measure, way, size) for way in WAYS}, rounds, warm_up=False)
+    median = medians({way: [run["s"] for run in runs] for way, runs in found.items()})
     lines = [
         f"{size:,} labels: filter, oversample, repeat, shuffle, batch of {BATCH_SIZE}; {rounds} interleaved rounds",
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"NumPy {np.__version__}",
+        machine(torch=torch.__version__, NumPy=np.__version__),
         f"{'':<10}{'median s':>10}{'min':>8}{'max':>8}{'+GB peak':>10}{'time vs kdpipes':>17}",
     ]
     for way, runs in found.items():
         seconds = [run["s"] for run in runs]
         memory = statistics.median(run["gb"] for run in runs)
         lines.append(
-            f"{way:<10}{medians[way]:>10.2f}{min(seconds):>8.2f}{max(seconds):>8.2f}{memory:>10.2f}"
-            f"{medians[way] / medians['kdpipes']:>16.1f}x"
+            f"{way:<10}{median[way]:>10.2f}{min(seconds):>8.2f}{max(seconds):>8.2f}{memory:>10.2f}"
+            f"{median[way] / median['kdpipes']:>16.1f}x"
         )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--measure", choices=WAYS)
-    parser.add_argument("--size", type=int, default=10_000_000)
-    given = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--measure", choices=WAYS)
+    command.add_argument("--size", type=int, default=10_000_000)
+    given = command.parse_args()
     if given.measure:
         print(json.dumps(measure_here(given.measure, given.size)))
-    elif given.smoke:
-        print(report(10_000, 1))
     else:
-        text = report(given.size, 5)
-        print(text)
-        (Path(__file__).parent / "results" / "plan_scale.txt").write_text(text + "\n")
+        size, rounds = (10_000, 1) if given.smoke else (given.size, 5)
+        publish(report(size, rounds), "plan_scale", is_smoke=given.smoke)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,6 @@ shows.
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -29,6 +26,7 @@ from kdpipes.demo import write_photo_folder
 
 # isort: split
 import torch
+from rounds import load, machine, main
 
 
 def photos(folder: str) -> Any:
@@ -82,8 +80,7 @@ def report(*, is_smoke: bool) -> str:
     lines = [
         "measured vs kdpipes without: milliseconds of the process, and of the wall, for "
         f"{epochs} epochs, no workers; medians of {rounds} interleaved rounds, and of the ratios of neighbours, with "
-        f"quartiles; {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python "
-        f"{platform.python_version()}",
+        f"quartiles; {machine(load())}",
         "",
         f"{'chain':<10}{'off':>9}{'on':>9}{'more':>9}{'':<22}{'off wall':>9}{'on wall':>9}{'more':>9}",
         *rows,
@@ -91,15 +88,5 @@ def report(*, is_smoke: bool) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
-    text = report(is_smoke=given.smoke)
-    print(text)
-    if not given.smoke:
-        (Path(__file__).parent / "results" / "profile.txt").write_text(text + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main("profile", __doc__, report)

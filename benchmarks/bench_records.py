@@ -19,15 +19,12 @@ medians. The table also says how large the records are, and how long it took to 
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
-import statistics
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +37,7 @@ import kdpipes as kdp  # before torchdata, whose banner it keeps quiet
 # isort: split
 import torch
 from corpus import make_corpus, photographs, tree_of
+from rounds import load, machine, medians, parser, publish, spread, turns
 from torch.utils.data import DataLoader, Dataset
 
 BATCH_SIZE, SIZE = 32, 224
@@ -122,20 +120,16 @@ def rate(loader: Any, number: int) -> float:
 
 
 def compare(rows: Rows, num_workers: int, number: int, rounds: int) -> list[str]:
-    found: dict[str, list[float]] = {name: [] for name in rows}
     with ExitStack() as stack:
         loaders = {name: stack.enter_context(make(num_workers)) for name, make in rows.items()}
-        for loader in loaders.values():
-            rate(loader, number)
-        for _ in range(rounds):
-            for name, loader in loaders.items():
-                found[name].append(rate(loader, number))
-    medians = {name: statistics.median(rates) for name, rates in found.items()}
+        ways = {name: partial(rate, loader, number) for name, loader in loaders.items()}
+        found = turns(ways, rounds, warm_up=True)
+    median = medians(found)
     title = f"{num_workers} workers"
     lines = [f"{title:<34}{'samples/s':>10}{'min':>7}{'max':>7}{'vs torch':>10}{'vs kdpipes raw':>16}"]
     for name, rates in found.items():
-        ratios = f"{medians[name] / medians[BASELINE]:>9.2f}x{medians[name] / medians[KDPIPES]:>15.2f}x"
-        lines.append(f"  {name:<32}{medians[name]:>10.0f}{min(rates):>7.0f}{max(rates):>7.0f}{ratios}")
+        ratios = f"{median[name] / median[BASELINE]:>9.2f}x{median[name] / median[KDPIPES]:>15.2f}x"
+        lines.append(f"  {name:<32}{spread(rates, width=7)}{ratios}")
     return [*lines, ""]
 
 
@@ -145,13 +139,12 @@ def report(*, is_smoke: bool, photos: str | None) -> str:
         folder = Path(name)
         told = make_corpus(folder, number=number, seed=0, photos=photographs(photos), processes=2)
         rows, written = write(folder)
-        before = os.getloadavg()[0]
+        before = load()
         tables = [line for workers in (2, 4) for line in compare(rows, workers, number, rounds)]
     lines = [
         f"{number:,} JPEGs of {told['mean_bytes'] / 1e3:.0f} KB and {told['mean_pixels'] / 1e6:.2f} megapixels on "
-        f"average, {rounds} interleaved rounds after one that does not count; {platform.machine()}, {os.cpu_count()} "
-        f"cores, load {before:.1f} before (others use the machine), Python {platform.python_version()}, torch "
-        f"{torch.__version__}, Pillow {PIL.__version__}",
+        f"average, {rounds} interleaved rounds after one that does not count; "
+        + machine(f"{before} before (others use the machine)", torch=torch.__version__, Pillow=PIL.__version__),
         *written,
         "",
         *tables,
@@ -161,14 +154,10 @@ def report(*, is_smoke: bool, photos: str | None) -> str:
 
 def main() -> None:
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # more workers than cores: as asked
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--photos", help="a folder of photographs to make the corpus of")
-    given = parser.parse_args()
-    text = report(is_smoke=given.smoke, photos=given.photos)
-    print(text)
-    if not given.smoke:
-        (Path(__file__).parent / "results" / "records.txt").write_text(text + "\n")
+    command = parser(__doc__)
+    command.add_argument("--photos", help="a folder of photographs to make the corpus of")
+    given = command.parse_args()
+    publish(report(is_smoke=given.smoke, photos=given.photos), "records", is_smoke=given.smoke)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,6 @@ Python's tarfile, which reads a stream in pieces of 10 KB and every field of a h
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import random
 import statistics
 import tempfile
@@ -33,6 +30,7 @@ from kdpipes.storage.tar import index_shard
 # isort: split
 import torchdata
 import webdataset as wds
+from rounds import load, machine, main, medians, spread, turns
 from torchdata.datapipes.iter import FileOpener, IterableWrapper
 
 NUM_SHARDS = 4
@@ -80,17 +78,12 @@ def rate(samples: Iterator[tuple[bytes, Any]], number: int, size: int) -> float:
 
 
 def compare(ways: dict[str, Callable[[], float]], rounds: int) -> list[str]:
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for way in ways.values():
-        way()
-    for _ in range(rounds):
-        for name, way in ways.items():
-            found[name].append(way())
-    medians = {name: statistics.median(rates) for name, rates in found.items()}
+    found = turns(ways, rounds, warm_up=True)
+    median = medians(found)
     lines = [f"{'':<36}{'samples/s':>10}{'min':>9}{'max':>9}{'vs webdataset':>15}"]
     for name, rates in found.items():
-        ratio = medians[name] / medians["webdataset"]
-        lines.append(f"  {name:<34}{medians[name]:>10.0f}{min(rates):>9.0f}{max(rates):>9.0f}{ratio:>14.1f}x")
+        ratio = median[name] / median["webdataset"]
+        lines.append(f"  {name:<34}{spread(rates)}{ratio:>14.1f}x")
     return [*lines, ""]
 
 
@@ -127,9 +120,8 @@ def report(*, is_smoke: bool) -> str:
     with tempfile.TemporaryDirectory() as folder:
         lines = [
             f"{number:,} samples of {size:,} bytes and a class in {NUM_SHARDS} shards, one process, {rounds} "
-            f"interleaved rounds after one that warms up; {platform.machine()}, {os.cpu_count()} cores, load "
-            f"{os.getloadavg()[0]:.1f}, Python {platform.python_version()}, webdataset {wds.__version__}, "
-            f"torchdata {torchdata.__version__}",
+            f"interleaved rounds after one that warms up; "
+            f"{machine(load(), webdataset=wds.__version__, torchdata=torchdata.__version__)}",
             "nothing is decoded but the class; webdataset and torchdata vs kdpipes, ratios of medians",
             "",
             *photos(Path(folder), number, size, rounds),
@@ -138,15 +130,5 @@ def report(*, is_smoke: bool) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
-    text = report(is_smoke=given.smoke)
-    print(text)
-    if not given.smoke:
-        (Path(__file__).parent / "results" / "tar.txt").write_text(text + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    main("tar", __doc__, report)

@@ -50,6 +50,7 @@ import kdpipes  # noqa: F401 - before torchdata, whose banner it keeps quiet
 import torch
 from corpus import make_corpus, photographs
 from peers import BASELINE, CONTENDERS, KDPIPES, Contender
+from rounds import parser
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300.0
@@ -311,17 +312,16 @@ def report(given: argparse.Namespace, folder: Path) -> tuple[str, list[Row]]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="a few images, one round; writes nothing")
-    parser.add_argument("--photos", metavar="DIR", help="photographs to make the corpus of")
-    parser.add_argument("--corpus", metavar="DIR", default=str(HERE / ".corpus"), help="where the corpus is kept")
-    parser.add_argument("--number", type=int, default=2_000, help="how many images")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seed", type=int, default=0, help="of the corpus")
-    parser.add_argument("--only", action="append", metavar="NAME", choices=[c.name for c in CONTENDERS])
-    parser.add_argument("--output", metavar="DIR", default=str(HERE / "results"))
-    return parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--photos", metavar="DIR", help="photographs to make the corpus of")
+    command.add_argument("--corpus", metavar="DIR", default=str(HERE / ".corpus"), help="where the corpus is kept")
+    command.add_argument("--number", type=int, default=2_000, help="how many images")
+    command.add_argument("--rounds", type=int, default=5)
+    command.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    command.add_argument("--seed", type=int, default=0, help="of the corpus")
+    command.add_argument("--only", action="append", metavar="NAME", choices=[c.name for c in CONTENDERS])
+    command.add_argument("--output", metavar="DIR", default=str(HERE / "results"))
+    return command.parse_args()
 
 
 def main() -> None:

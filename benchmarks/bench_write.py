@@ -15,14 +15,12 @@ CPUs; LitData reaches 0.12 to 0.16, most of which is the start of its processes,
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import multiprocessing
 import os
 import platform
 import random
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,6 +32,7 @@ import kdpipes as kdp
 
 # isort: split
 import webdataset as wds
+from rounds import main, medians, spread, turns
 
 HAS_LITDATA = importlib.util.find_spec("litdata") is not None
 NUM_CLASSES = 10
@@ -98,17 +97,12 @@ def rate(way: Callable[[Path], int], folder: Path, number: int) -> float:
 
 
 def compare(ways: dict[str, Callable[[Path], int]], folder: Path, number: int, rounds: int) -> list[str]:
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for way in ways.values():
-        rate(way, folder, number)
-    for _ in range(rounds):
-        for name, way in ways.items():
-            found[name].append(rate(way, folder, number))
-    baseline = statistics.median(found["webdataset ShardWriter"])
+    found = turns({name: partial(rate, way, folder, number) for name, way in ways.items()}, rounds, warm_up=True)
+    median = medians(found)
     lines = [f"{'':<36}{'samples/s':>10}{'min':>9}{'max':>9}{'vs webdataset':>15}"]
     for name, rates in found.items():
-        median = statistics.median(rates)
-        lines.append(f"  {name:<34}{median:>10.0f}{min(rates):>9.0f}{max(rates):>9.0f}{median / baseline:>14.2f}x")
+        ratio = median[name] / median["webdataset ShardWriter"]
+        lines.append(f"  {name:<34}{spread(rates)}{ratio:>14.2f}x")
     return [*lines, ""]
 
 
@@ -125,11 +119,8 @@ def ways_for(photos: Path, per_shard: int, size: int) -> dict[str, Callable[[Pat
     return ways
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true")
-    smoke = parser.parse_args().smoke
-    rounds, cases = (1, [(40, 1000, 10)]) if smoke else (5, [(2000, 110_000, 250), (4000, 5_000, 500)])
+def report(*, is_smoke: bool) -> str:
+    rounds, cases = (1, [(40, 1000, 10)]) if is_smoke else (5, [(2000, 110_000, 250), (4000, 5_000, 500)])
     lines = [
         f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, "
         f"webdataset {wds.__version__}, {'with' if HAS_LITDATA else 'without'} LitData; median of {rounds}",
@@ -140,11 +131,8 @@ def main() -> None:
             photos = write_photos(Path(folder) / "photos", number, size)
             lines.append(f"webdataset and others vs kdpipes: {number:,} photos of {size:,} bytes, {per_shard} a shard")
             lines += compare(ways_for(photos, per_shard, size), Path(folder), number, rounds)
-    text = "\n".join(lines)
-    print(text)
-    if not smoke:
-        (Path(__file__).parent / "results" / "write.txt").write_text(text)
+    return "\n".join(lines[:-1])
 
 
 if __name__ == "__main__":
-    main()
+    main("write", __doc__, report)

@@ -25,6 +25,9 @@ import kdpipes as kdp
 from kdpipes.demo import write_photo_folder, write_photo_shards
 from kdpipes.testing import s3_server
 
+pytest.register_assert_rewrite(  # so that their asserts, too, show what they have compared
+    "tests.resuming", "tests.storage.kept_shards", "tests.work.replaying", "tests.write.copies"
+)
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # which asks the network for its newest version on import
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -154,6 +157,12 @@ def letters() -> kdp.MapPipe:
     return kdp.from_dataset(
         list(zip("abcdef", [0, 1, 0, 2, 0, 1], strict=True)), class_names=["heron", "stork", "gull"]
     )
+
+
+@pytest.fixture
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries without waits."""
+    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -41,6 +42,44 @@ def test_a_benchmark_runs(script: Path, interpreter: Any) -> None:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(BENCHMARKS)
     return import_module("bench_throughput")
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return import_module("rounds")
+
+
+@pytest.mark.parametrize("warm_up", [False, True])
+def test_ways_take_turns_and_what_warms_up_does_not_count(rounds: Any, warm_up: bool) -> None:
+    order: list[str] = []
+    ways = {name: lambda name=name: order.append(name) or len(order) for name in "ab"}
+    found = rounds.turns(ways, 2, warm_up=warm_up)
+    assert order == ["a", "b"] * (3 if warm_up else 2)
+    assert found == ({"a": [3, 5], "b": [4, 6]} if warm_up else {"a": [1, 3], "b": [2, 4]})
+    assert rounds.medians(found) == {name: sum(values) / 2 for name, values in found.items()}
+
+
+def test_a_report_is_written_unless_it_is_that_of_a_smoke_run(
+    rounds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results").mkdir()
+    monkeypatch.setattr(rounds, "__file__", str(tmp_path / "rounds.py"))
+    rounds.publish("a table", "birds", is_smoke=True)
+    assert list((tmp_path / "results").iterdir()) == []
+    rounds.publish("a table", "birds", is_smoke=False)
+    assert (tmp_path / "results" / "birds.txt").read_text() == "a table\n"
+    assert capsys.readouterr().out == "a table\n" * 2
+
+
+@pytest.mark.parametrize("name", ["open", "overhead", "plan_scale"])
+def test_results_say_the_machine_as_a_run_would(rounds: Any, name: str) -> None:
+    versions = {"open": {"NumPy": "0"}, "overhead": {"torch": "0"}, "plan_scale": {"torch": "0", "NumPy": "0"}}[name]
+    now = rounds.machine("" if name == "plan_scale" else rounds.load(), **versions)
+    then = (BENCHMARKS / "results" / f"{name}.txt").read_text().splitlines()[1].rpartition("; ")[2]
+    assert [cell.split()[0] for cell in then.split(", ")[2:]] == [cell.split()[0] for cell in now.split(", ")[2:]]
+    assert re.fullmatch(r"\w+, \d+ cores(, load \d+\.\d)?, Python \S+(, \w+ \S+)+", now)
+    assert re.fullmatch(r"\w+, \d+ cores(, load \d+\.\d)?, Python \S+(, \w+ \S+)+", then)
 
 
 @pytest.fixture

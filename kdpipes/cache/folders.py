@@ -13,6 +13,7 @@ from typing import Any
 
 import fsspec
 
+from kdpipes.storage.drafts import draft_of
 from kdpipes.storage.retries import retried
 
 __all__ = ["LocalFolder", "RemoteFolder"]
@@ -56,11 +57,9 @@ class LocalFolder:
             return
         self._sweep()
         draft = self._root / _DRAFTS / f"{self._host}~{os.getpid()}~{secrets.token_hex(8)}"
-        try:
+        with draft_of(path, draft):
             _in_folder(draft, lambda: draft.write_bytes(content))
             _in_folder(path, lambda: draft.replace(path))
-        finally:
-            draft.unlink(missing_ok=True)
 
     def create(self, name: str, content: bytes) -> None:
         """Write a file unless another process has: the first one decides."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from pathlib import Path
 from typing import Any
 
 from kdpipes.errors import DataError
+from kdpipes.storage.drafts import create_file
 
 __all__ = ["METADATA", "create_metadata", "metadata_of", "read_metadata"]
 
@@ -66,15 +65,5 @@ def create_metadata(folder: Path, layout: str, options: dict[str, Any]) -> dict[
                 f"{str(folder)!r} is no cache, but holds {others[0]!r}. Give an empty folder, or a new one."
             )
         return found
-    draft = folder / f".{METADATA}.{secrets.token_hex(8)}"
-    try:
-        draft.write_bytes(metadata_bytes(layout, options))
-        try:
-            os.link(draft, folder / METADATA)
-        except FileExistsError:
-            pass
-        except OSError:  # of file systems that know no hard links
-            draft.replace(folder / METADATA)
-    finally:
-        draft.unlink(missing_ok=True)
+    create_file(folder / METADATA, metadata_bytes(layout, options))
     return read_metadata(folder, layout) or {}

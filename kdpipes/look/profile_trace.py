@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kdpipes.storage.drafts import replace_file
 
 if TYPE_CHECKING:
     from kdpipes.delivery.timing import Lane
@@ -18,12 +19,7 @@ __all__ = ["trace_events", "write_trace"]
 def write_trace(profile: Profile, path: Path) -> Path:
     """Write the pieces of work of a profile as Chrome's trace events."""
     content = json.dumps({"displayTimeUnit": "ms", "traceEvents": list(trace_events(profile))})
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        new.write_text(content, encoding="utf-8")
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
+    replace_file(path, content.encode())
     return path
 
 

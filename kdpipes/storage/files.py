@@ -15,6 +15,7 @@ import braceexpand
 import fsspec
 
 from kdpipes.errors import DataError, must_be
+from kdpipes.storage.drafts import replace_file
 from kdpipes.storage.retries import is_missing, retried
 
 __all__ = [
@@ -194,14 +195,7 @@ def write_url(url: str, content: bytes) -> None:
         filesystem, path = fsspec.core.url_to_fs(url)
         filesystem.pipe_file(path, content)
         return
-    path = Path(url)
-    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    replace_file(Path(url), content)
 
 
 def forget_listings(urls: Sequence[str]) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +13,7 @@ from numpy.typing import NDArray
 
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
+from kdpipes.storage.drafts import create_file
 from kdpipes.storage.joined_indexes import JoinedIndexes
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
@@ -30,7 +28,6 @@ __all__ = [
     "part_name",
     "read_header",
     "read_records",
-    "write_file",
 ]
 
 HEADER = "records.json"
@@ -92,36 +89,7 @@ def read_header(folder: Path) -> Header | None:
 
 def create_header(folder: Path, header: Header) -> None:
     """Make a folder one for records, unless another process has just done so."""
-    path = folder / HEADER
-    with _draft_of(path, header.to_bytes()) as draft:
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            pass
-        except FileNotFoundError:
-            if not path.exists():  # whoever was faster has removed the draft
-                raise
-        except OSError:  # of file systems that know no hard links
-            draft.replace(path)
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file so that nobody sees half of it."""
-    with _draft_of(path, content) as draft:
-        draft.replace(path)
-
-
-@contextmanager
-def _draft_of(path: Path, content: bytes) -> Iterator[Path]:
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        yield draft
-    finally:
-        draft.unlink(missing_ok=True)
+    create_file(folder / HEADER, header.to_bytes(), is_synced=True)
 
 
 def part_name(number: int) -> str:

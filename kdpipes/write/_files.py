@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from fsspec.implementations.local import LocalFileSystem
 
 from kdpipes.errors import DataError
+from kdpipes.storage.drafts import draft_of
 from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
 from kdpipes.storage.retries import is_missing, retried
 
@@ -77,12 +78,14 @@ def _piece(file: RemoteFile, start: int) -> bytes:
     return content
 
 
-def write_whole(target: Path, part: Path, chunks: Iterable[bytes], size: int, advance: Callable[[int], object]) -> int:
+def write_whole(
+    target: Path, part: Path | None, chunks: Iterable[bytes], size: int, advance: Callable[[int], object]
+) -> int:
     """Write a file, and return how many bytes it has.
 
     Args:
         target: Where it is to be; there is nothing, or what was there before, until it is whole.
-        part: Where it is until then, in the same file system.
+        part: Where it is until then, in the same file system; None is beside it, hidden.
         chunks: The content.
         size: How many bytes are due; -1 if that is not known.
         advance: Called with the number of bytes after each chunk.
@@ -93,20 +96,19 @@ def write_whole(target: Path, part: Path, chunks: Iterable[bytes], size: int, ad
     """
     num_bytes = 0
     try:
-        with part.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-                num_bytes += len(chunk)
-                advance(len(chunk))
-        if size not in (-1, num_bytes):
-            raise DataError(f"{str(target)!r} is to have {size} bytes, but {num_bytes} came.")
-        part.replace(target)
+        with draft_of(target, part) as draft:
+            with draft.open("wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                    num_bytes += len(chunk)
+                    advance(len(chunk))
+            if size not in (-1, num_bytes):
+                raise DataError(f"{str(target)!r} is to have {size} bytes, but {num_bytes} came.")
+            draft.replace(target)
     except OSError as error:
         if error.errno in FULL:
             raise full_error(target.parent, max(size, num_bytes), f"{target.name!r}") from error
         raise
-    finally:
-        part.unlink(missing_ok=True)
     return num_bytes
 
 

@@ -25,7 +25,6 @@ __all__ = ["ShardPlaces", "Written"]
 
 _NUMBER = re.compile(r"%(?:0\d+)?d")
 _NUM_THREADS = 16
-_PART = ".part"
 
 
 class Written(NamedTuple):
@@ -125,9 +124,7 @@ class ShardPlaces:
 
 
 def _write_here(url: str, shard: TarShard, samples: Iterable[TarSample]) -> None:
-    target = Path(url)
-    part = target.with_name(f".{target.name}.{os.urandom(8).hex()}{_PART}")
-    write_whole(target, part, shard.chunks(samples), -1, lambda num_bytes: None)
+    write_whole(Path(url), None, shard.chunks(samples), -1, lambda num_bytes: None)
 
 
 def _upload(url: str, shard: TarShard, samples: Iterable[TarSample]) -> None:

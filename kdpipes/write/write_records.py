@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -18,6 +17,7 @@ from kdpipes._draw import hash_key
 from kdpipes._map_pipe import MapPipe
 from kdpipes.errors import DataError, check_callable, check_count, check_names, check_seed, must_be
 from kdpipes.selection import Permutation
+from kdpipes.storage.drafts import draft_of, replace_file
 from kdpipes.storage.files import is_local
 from kdpipes.storage.held_files import CAN_HOLD, HeldFile
 from kdpipes.storage.record_folder import (
@@ -27,7 +27,6 @@ from kdpipes.storage.record_folder import (
     finished_index,
     part_name,
     read_header,
-    write_file,
 )
 from kdpipes.storage.record_part import write_part
 from kdpipes.storage.shard_index import ShardIndex
@@ -165,14 +164,11 @@ class _PartWriter:
     def __call__(self, number: int) -> tuple[int, int]:
         """Write a part, and return how many samples and bytes it has."""
         name = part_name(number)
-        draft = self.folder / f".{name}.{secrets.token_hex(8)}"
-        try:
+        with draft_of(self.folder / name) as draft:
             records = self.items.records(self._positions(number), f"writing {name!r}")
             index = write_part(draft, records, self.header.tag(number))
             draft.replace(self.folder / name)
-        finally:
-            draft.unlink(missing_ok=True)
-        write_file(self.folder / f"{name}.index", index.to_bytes())
+        replace_file(self.folder / f"{name}.index", index.to_bytes(), is_synced=True)
         return _counts(index)
 
     def _positions(self, number: int) -> NDArray[np.int64]:
@@ -225,7 +221,7 @@ def _claim(writer: _PartWriter) -> bool:
         return True
     if _has_parts(writer.folder):
         raise _other_error(writer.folder)
-    write_file(writer.folder / HEADER, writer.header.to_bytes())
+    replace_file(writer.folder / HEADER, writer.header.to_bytes(), is_synced=True)
     return False
 
 

@@ -14,27 +14,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pytest
-from torch.utils.data import graph_settings
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from tests.delivery.states import chain, epochs_of, of_rank, travelled
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
-
-
-def chain(size: int = 22, *, batch_size: int = 4, **deal: Any) -> Any:
-    source = kdp.from_dataset([(number, number % 2) for number in range(size)])
-    augmented = source.transform("x", lambda x, rng: x + rng.random()).select("x is_padding")
-    return augmented.deal(batch_size, shuffle=True, **deal)
-
-
-def epochs_of(pipe: Any, number: int = 3) -> list[list[Any]]:
-    return [list(pipe) for _ in range(number)]
-
-
-def travelled(state: Any) -> Any:
-    return json.loads(json.dumps(state))
 
 
 @runtime_checkable
@@ -197,11 +182,6 @@ def test_changing_a_state_does_not_change_the_loader() -> None:
     assert loader.state_dict() == expected
 
 
-def of_rank(pipe: Any, rank: int) -> Any:
-    graph_settings.apply_sharding(pipe, 2, rank, SHARDING_PRIORITIES.DISTRIBUTED)
-    return pipe
-
-
 @pytest.mark.parametrize(
     "make", [lambda: chain(batch_size=2), lambda: IterableWrapper(range(8)).sharding_filter()], ids=["deal", "stock"]
 )
@@ -228,133 +208,6 @@ def test_a_chain_that_forks_has_a_state() -> None:
     resumed = kdp.Loader(peeked)
     resumed.load_state_dict(loader.state_dict())
     assert [list(resumed), list(resumed)] == [epochs[0][1:], epochs[1]]
-
-
-# Refusals.
-
-
-def one_more(x: int) -> int:
-    return x + 1
-
-
-def two_more(x: int) -> int:
-    return x + 2
-
-
-def adding(number: int) -> Callable[[int], int]:
-    return lambda x: x + number
-
-
-def with_default(number: int) -> Callable[[int], int]:
-    def add(x: int, number: int = number) -> int:
-        return x + number
-
-    return add
-
-
-def transformed(function: Any) -> Any:
-    return kdp.from_dataset([(n, n % 2) for n in range(12)]).transform("x", function).select("x").deal(2)
-
-
-def filtered(*valid: int) -> Any:
-    return kdp.from_dataset([(n, n % 3) for n in range(12)]).filter_classes(valid=valid).select("x").deal(2)
-
-
-def labelled(*labels: int) -> Any:
-    return kdp.from_dataset(list(range(4)), "x", labels=labels).filter_classes(valid=[0]).select("x").deal(1)
-
-
-def looked_up(*labels: int) -> Any:
-    return kdp.from_ids(list("abcd"), labels, load=len).filter_classes(valid=[0]).select("x").deal(1)
-
-
-REFUSALS: dict[str, tuple[str, Any, Any]] = {
-    "seed": ("DealerMap", chain(seed=1), chain(seed=2)),
-    "uneven": ("DealerMap", chain(uneven="pad"), chain(uneven="drop")),
-    "size": ("DatasetReaderMap", chain(22), chain(23)),
-    "filter": ("ClassFilterMap", filtered(0, 1), filtered(0, 2)),
-    "code": ("transform", transformed(one_more), transformed(two_more)),
-    "closure": ("transform", transformed(adding(1)), transformed(adding(2))),
-    "default": ("transform", transformed(with_default(1)), transformed(with_default(2))),
-    "builtin_method": (
-        "IdReaderMap",
-        kdp.from_ids(["a", "b"], load=str.upper).deal(1),
-        kdp.from_ids(["a", "b"], load=str.lower).deal(1),
-    ),
-    "labels": ("DatasetReaderMap", labelled(0, 0, 1, 1), labelled(0, 1, 0, 1)),
-    "labels_by_id": ("IdReaderMap", looked_up(0, 0, 1, 1), looked_up(0, 1, 0, 1)),
-    "stock_function": ("Mapper", chain().map(len), chain().map(list)),
-    "stock_source": (
-        "IterableWrapper",
-        IterableWrapper([1, 2]).to_samples(fields="x").deal(1),
-        IterableWrapper([1, 3]).to_samples(fields="x").deal(1),
-    ),
-    "another_pipe": ("it was DealerMap < select.*but is Mapper < DealerMap", chain(), chain().map(list)),
-}
-
-
-@pytest.mark.parametrize("what", REFUSALS)
-def test_a_state_of_another_chain_is_refused_by_the_name_of_the_pipe_unless_one_insists(what: str) -> None:
-    words, then, now = REFUSALS[what]
-    state = kdp.Loader(then).state_dict()
-    kdp.Loader(then).load_state_dict(state)
-    loader = kdp.Loader(now)
-    with pytest.raises(ValueError, match=words):
-        loader.load_state_dict(state)
-    with pytest.warns(UserWarning, match=words):
-        loader.load_state_dict({**state, "epoch": 1, "batch": 1}, strict=False)
-    assert len(list(loader)) == len(now) - 1
-
-
-def test_files_that_were_renamed_or_have_another_class_are_refused(tmp_path: Path) -> None:
-    for name in ("a/1.png", "a/2.png", "b/3.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-
-    def make() -> Any:
-        return kdp.Loader(kdp.image_folder(tmp_path).select("key").deal(1))
-
-    state = make().state_dict()
-    make().load_state_dict(state)
-    (tmp_path / "a/2.png").rename(tmp_path / "a/4.png")
-    with pytest.raises(ValueError, match="`ImageFolderMap` is not what it was"):
-        make().load_state_dict(state)
-    (tmp_path / "a/4.png").rename(tmp_path / "b/2.png")
-    with pytest.raises(ValueError, match="`ImageFolderMap` is not what it was"):
-        make().load_state_dict(state)
-
-
-def test_another_global_batch_is_refused_with_the_size_that_fits() -> None:
-    state = kdp.Loader(chain(batch_size=4)).state_dict()
-    with pytest.raises(ValueError, match=r"batches of 4 samples.*have 8.*deal\(global_batch_size=4\)"):
-        kdp.Loader(chain(batch_size=8)).load_state_dict(state)
-    kdp.Loader(of_rank(chain(batch_size=2), 1)).load_state_dict(state)
-
-
-GARBAGE: list[Any] = [
-    None,
-    [],
-    {},
-    "state",
-    {"serialized_datapipe": b"", "reading_service_state": None, "randomness_state": ()},
-    {"version": 2},
-    {"pipes": 5},
-    {"pipes": [1]},
-    {"pipes": None},
-    {"pipes": ["nonsense"]},
-    {"batch": -1},
-]
-
-
-@pytest.mark.parametrize("garbage", GARBAGE, ids=str)
-def test_garbage_is_refused_and_changes_nothing(garbage: Any) -> None:
-    loader = kdp.Loader(chain())
-    state = loader.state_dict()
-    if isinstance(garbage, dict) and set(garbage) & set(state):
-        garbage = {**state, **garbage}
-    with pytest.raises(ValueError, match=r"The state|`state_dict`|`batch`"):
-        loader.load_state_dict(garbage)
-    assert loader.state_dict() == state
 
 
 SCRIPT = """
@@ -420,49 +273,3 @@ def test_within_its_epoch_a_state_outlives_set_epoch() -> None:
         loader.load_state_dict(state)
         loader.set_epoch(3)
         assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (3, 0)
-
-
-def test_a_callable_that_remembers_changes_no_state() -> None:
-    class Counting:
-        def __init__(self) -> None:
-            self.calls = 0
-
-        def __call__(self, x: int) -> int:
-            self.calls += 1
-            return x
-
-    def counted() -> Any:
-        pipe = kdp.from_dataset([(number, 0) for number in range(9)]).transform("x", Counting())
-        return pipe.select("x").deal(batch_size=2)
-
-    with kdp.Loader(counted()) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with kdp.Loader(counted(), num_workers=1) as loader:
-        loader.load_state_dict(state)
-        assert len(list(loader)) == 4
-
-
-def test_on_error_may_be_added_where_a_state_was_taken_without_it() -> None:
-    def pipe(*, is_tolerant: bool) -> Any:
-        source = kdp.from_dataset([(number, 0) for number in range(9)])
-        return (source.on_error("skip") if is_tolerant else source).select("x").deal(batch_size=2)
-
-    with kdp.Loader(pipe(is_tolerant=False)) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with kdp.Loader(pipe(is_tolerant=True)) as loader:
-        loader.load_state_dict(state)
-        assert len(list(loader)) == 4
-
-
-def test_with_shards_of_their_own_a_rank_refuses_the_state_of_another(photo_shards: str) -> None:
-    def ranked(rank: int) -> Any:
-        pipe = kdp.stream_shards(photo_shards).select("key").deal(batch_size=4, split="shards", uneven="drop")
-        graph_settings.apply_sharding(pipe, 2, rank, SHARDING_PRIORITIES.DISTRIBUTED)
-        return pipe
-
-    with kdp.Loader(ranked(0)) as first, kdp.Loader(ranked(1)) as second:
-        second.load_state_dict(second.state_dict())
-        with pytest.raises(ValueError, match="The state is that of rank 0, but this is rank 1"):
-            second.load_state_dict(first.state_dict())

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import logging
 import multiprocessing
 import os
 import random
 import signal
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,71 +19,7 @@ from torchdata.datapipes.iter import IterableWrapper
 import kdpipes as kdp
 from kdpipes.delivery import shared_slots
 from kdpipes.delivery.worker_process import WorkerProcess
-
-Step = Callable[[Any], Any]
-
-
-def numbers(*steps: Step, size: int = 20, shuffle: bool = False) -> Any:
-    chain = kdp.from_dataset([(number, 0) for number in range(size)])
-    for step in steps:
-        chain = chain.transform("x", step)
-    return chain.select("x").deal(batch_size=2, shuffle=shuffle, seed=3 if shuffle else 0)
-
-
-def end_process(how: str) -> None:
-    faulthandler.disable()
-    if how == "exit":
-        os._exit(3)
-    os.kill(os.getpid(), getattr(signal, how))
-
-
-def while_armed(flag: Path, at: int, act: Callable[[], Any], *, once: bool = False) -> Step:
-    """Return a step that does something to the number `at` as long as `flag` is there."""
-    flag.touch()
-
-    def step(x: int) -> int:
-        if x == at and flag.exists():
-            if once:
-                flag.unlink()
-            act()
-        return x
-
-    return step
-
-
-def wait_for_ever(fifo: str) -> Callable[[], None]:
-    return lambda: os.close(os.open(fifo, os.O_RDONLY))
-
-
-def within_patience(function: Callable[[], Any]) -> Any:
-    """Return what `function` returns, or fail where it hangs; its workers are ended then."""
-    result: list[Any] = []
-
-    def run() -> None:
-        try:
-            result.append((function(), None))
-        except BaseException as error:
-            result.append((None, error))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(60)
-    if not result:
-        for child in multiprocessing.active_children():
-            child.kill()
-        pytest.fail("it hangs")
-    value, error = result[0]
-    if error is not None:
-        raise error
-    return value
-
-
-def services() -> Any:
-    return pytest.mark.parametrize(
-        "service",
-        [kdp.ProcessReadingService(2, start_method="fork"), kdp.ThreadReadingService(2)],
-        ids=["processes", "threads"],
-    )
+from tests.delivery.faults import end_process, numbers, services, wait_for_ever, while_armed, within_patience
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "exit"])
@@ -173,144 +105,6 @@ def test_a_worker_that_always_gets_stuck_is_an_error(kind: str, tmp_path: Path) 
         if kind == "threads":
             os.close(os.open(fifo, os.O_WRONLY))  # lets go of the thread
         assert list(loader) == list(numbers())
-
-
-class Torn(Exception):
-    """An error that is made with two arguments, and passes on one."""
-
-    def __init__(self, first: str, second: int) -> None:
-        super().__init__(f"{first} {second}")
-
-
-class Locked(Exception):
-    """An error that cannot be pickled."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.lock = threading.Lock()
-
-
-class Turncoat(Exception):
-    """An error whose pickle is something else."""
-
-    def __reduce__(self) -> Any:
-        return str, ("not an error",)
-
-
-class Mute(Exception):
-    """An error without words."""
-
-    def __str__(self) -> str:
-        raise ValueError("boom: no words")
-
-
-def local_error() -> Exception:
-    class Local(Exception):
-        pass
-
-    return Local("boom")
-
-
-CUDA = "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use 'spawn'"
-ERRORS: dict[str, tuple[Callable[[], BaseException], type[BaseException], str]] = {
-    "exit": (lambda: SystemExit("boom"), RuntimeError, "A worker raised SystemExit: boom"),
-    "interrupt": (lambda: KeyboardInterrupt("boom"), RuntimeError, "A worker raised KeyboardInterrupt: boom"),
-    "generator": (lambda: GeneratorExit("boom"), BaseException, "boom"),
-    "stop": (lambda: StopIteration("boom"), RuntimeError, "StopIteration"),
-    "local": (local_error, Exception, "boom"),
-    "two": (lambda: Torn("boom", 2), Exception, "boom 2"),
-    "locked": (lambda: Locked("boom"), Exception, "boom"),
-    "turncoat": (lambda: Turncoat("boom"), Exception, "boom"),
-    "mute": (lambda: Mute("boom"), Exception, "Mute"),
-    "key": (lambda: KeyError(7), KeyError, "7"),
-    "errno": (lambda: OSError(5, "boom", "file"), OSError, "[Errno 5] boom: 'file'"),
-    "cuda": (lambda: RuntimeError(CUDA), RuntimeError, CUDA),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-@services()
-def test_an_error_of_any_kind_arrives_with_its_text_and_the_next_epoch_runs(
-    service: Any, name: str, tmp_path: Path
-) -> None:
-    make, kind, text = ERRORS[name]
-
-    def explode() -> None:
-        raise make()
-
-    flag = tmp_path / "flag"
-    with kdp.Loader(numbers(while_armed(flag, 5, explode)), reading_service=service) as loader:
-        with pytest.raises(kind) as caught:
-            list(loader)
-        told = type(caught.value).__name__ + "\n".join(getattr(caught.value, "__notes__", []))
-        with contextlib.suppress(ValueError):
-            told += str(caught.value)
-        assert text in told
-        flag.unlink()
-        assert list(loader) == list(numbers())
-
-
-@pytest.mark.parametrize("kind", [ValueError, StopIteration])
-def test_an_error_while_a_spawned_worker_unpickles_the_chain_is_told(kind: type[Exception], tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    flag.touch()
-
-    class Fragile:
-        def __setstate__(self, state: Any) -> None:
-            if flag.exists() and multiprocessing.parent_process() is not None:
-                raise kind("boom")
-
-        def __getstate__(self) -> Any:
-            return {"some": "state"}
-
-        def __call__(self, x: int) -> int:
-            return x
-
-    service = kdp.ProcessReadingService(1, start_method="forkserver")
-    with kdp.Loader(numbers(Fragile()), reading_service=service) as loader:
-        with pytest.raises(Exception, match="boom"):
-            list(loader)
-        flag.unlink()
-        assert list(loader) == list(numbers())
-
-
-def test_an_error_in_the_length_of_a_source_is_told(tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    flag.touch()
-
-    class Source(kdp.SampleSource):
-        def __len__(self) -> int:
-            if flag.exists() and multiprocessing.parent_process() is not None:
-                raise ArithmeticError("boom")
-            return 3
-
-        def getitem_x(self, index: int) -> int:
-            return index
-
-    with kdp.Loader(Source().select("x").deal(batch_size=1), num_workers=2, start_method="fork") as loader:
-        with pytest.raises(ArithmeticError, match="boom"):
-            list(loader)
-        flag.unlink()
-        assert list(loader) == [[(0,)], [(1,)], [(2,)]]
-
-
-def test_what_cannot_be_pickled_is_an_error_under_spawn_each_time() -> None:
-    class Source(kdp.SampleSource):
-        def __init__(self) -> None:
-            self.lock = threading.Lock()
-
-        def __len__(self) -> int:
-            return 3
-
-        def getitem_x(self, index: int) -> int:
-            return index
-
-    for _ in range(2):
-        with (
-            pytest.raises(TypeError, match="lock"),
-            kdp.Loader(Source().select("x").deal(batch_size=1), num_workers=2, start_method="spawn") as loader,
-        ):
-            list(loader)
 
 
 def test_without_shared_memory_batches_arrive_and_the_log_says_so_once(

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import threading
-import time
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +20,8 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes import _meter
-from kdpipes.delivery import lane_profile
 from kdpipes.look.doctor import examine
+from tests.look.clocks import Clock
 
 ROOT = Path(__file__).parent.parent.parent
 STOCK = "ignore:(Lambda|Local) function is not supported:UserWarning"
@@ -245,29 +243,11 @@ def test_there_is_no_false_alarm_on_the_chains_of_the_readme(tmp_path: Path, mon
     assert {name: found(chain) for name, chain in chains.items()} == {name: [] for name in chains}
 
 
-class Clock:
-    """A clock that stands still until somebody spends time."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def spend(self, seconds: float, value: Any = None) -> Any:
-        self.now += seconds
-        return value
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all that measures; and a machine of four processors."""
-    made = Clock()
-    monkeypatch.setattr(_meter, "clock", made)
-    monkeypatch.setattr(time, "perf_counter", made)
-    monkeypatch.setattr(lane_profile, "_CALL_S", 0.0)  # so that every item is measured
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)))
-    return made
+    return clock
 
 
 def slow(clock: Clock, read_s: float, decode_s: float, work_s: float, monkeypatch: pytest.MonkeyPatch) -> Any:

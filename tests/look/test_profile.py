@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,35 +17,12 @@ from torchdata.dataloader2 import MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes import _meter
 from kdpipes._graph import walk
 from kdpipes.delivery import lane_profile
 from kdpipes.delivery.producer import Producer
+from tests.look.clocks import Clock
 
 NUM = 12
-
-
-class Clock:
-    """A clock that stands still until somebody spends time."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def spend(self, seconds: float) -> None:
-        self.now += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of all that measures, in this process and in those that are forked from it."""
-    made = Clock()
-    monkeypatch.setattr(_meter, "clock", made)
-    monkeypatch.setattr(time, "perf_counter", made)
-    monkeypatch.setattr(lane_profile, "_CALL_S", 0.0)  # so that every item is measured
-    return made
 
 
 def source(clock: Clock, seconds: float = 0.0) -> Any:

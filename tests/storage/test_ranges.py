@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +21,7 @@ from kdpipes.errors import DataError
 from kdpipes.storage import ranges
 from kdpipes.storage.ranges import RangeReader, Span, read_range
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
+from tests.processes import in_child
 
 CONTENT = random.Random(0).randbytes(20_000)
 URL = "faulty://a.bin"
@@ -61,22 +61,6 @@ def read(reader: RangeReader, *places: tuple[int, int]) -> None:
     """Read spans, and compare them with what is there."""
     for start, stop in places:
         assert reader.read(Span(URL, start, stop)) == CONTENT[start:stop]
-
-
-def in_child(work: Callable[[], None]) -> int:
-    """Return the exit status of a forked process that does `work`; one that hangs is ended by SIGALRM."""
-    child = os.fork()
-    if not child:
-        import signal
-
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(5)
-        try:
-            work()
-        except BaseException:  # nothing of the test may run on in the child
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @st.composite

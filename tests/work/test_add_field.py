@@ -68,23 +68,10 @@ def test_it_is_computed_when_it_is_read_and_once() -> None:
         assert calls == ["1", "0"]
 
 
-class OnlyColumns(kdp.MapPipe):
-    """Columns that can be read, samples that cannot even be made."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def fetch(self, index: int) -> kdp.Sample:
-        raise OSError("a sample was made")
-
-    def column(self, name: str) -> Any:
-        return np.array([f"{name}0", f"{name}1"])
-
-
-def test_columns_hold_the_new_field_and_pass_the_others_by() -> None:
+def test_columns_hold_the_new_field_and_pass_the_others_by(only_columns: Any) -> None:
     pipe = indexed().add_field("z", lambda sample: 2 * sample["x"])
     assert pipe.column("z").tolist() == [2, 4, 6]
-    failing: Any = OnlyColumns().add_field("z", lambda sample: 1)
+    failing = only_columns.add_field("z", lambda sample: 1)
     assert failing.column("y").tolist() == ["y0", "y1"]
     with pytest.raises(OSError, match="a sample was made"):
         failing.column("z")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -72,25 +71,12 @@ def test_nothing_is_loaded() -> None:
         pipe[0]["x"]
 
 
-class OnlyColumns(kdp.MapPipe):
-    """Columns that can be read, samples that cannot even be made."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def fetch(self, index: int) -> kdp.Sample:
-        raise OSError("a sample was made")
-
-    def column(self, name: str) -> Any:
-        return np.array([f"{name}0", f"{name}1"])
-
-
-def test_a_column_is_read_under_its_old_name_and_no_sample_is_made() -> None:
-    pipe: Any = OnlyColumns().rename_fields(x="jpg", y="cls")
+def test_a_column_is_read_under_its_old_name_and_no_sample_is_made(only_columns: Any) -> None:
+    pipe = only_columns.rename_fields(x="jpg", y="cls")
     assert pipe.column("y").tolist() == ["cls0", "cls1"]
     assert pipe.column("txt").tolist() == ["txt0", "txt1"]
     with pytest.raises(OSError, match="a sample was made"):
-        OnlyColumns().rename_fields(x="jpg;png").column("x")
+        only_columns.rename_fields(x="jpg;png").column("x")
 
 
 def test_a_name_that_is_not_there_is_refused_with_a_suggestion() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,11 @@ from torchdata.datapipes.map import SequenceWrapper
 import kdpipes as kdp
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 from kdpipes.write.localize_files import FileLocalizer
+from tests.processes import exit_status, fork, in_child
+
+pytestmark = pytest.mark.usefixtures("no_waits")
 
 NAMES = ["heron/1.jpg", "heron/2.jpg", "stork/größe ☃.jpg"]
-
-
-@pytest.fixture(autouse=True)
-def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries without waits."""
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
 
 
 @pytest.fixture
@@ -48,22 +44,6 @@ def num_bodies(storage: FaultyFileSystem) -> int:
 
 def files_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-
-def fork(work: Callable[[], object]) -> int:
-    child = os.fork()
-    if not child:
-        signal.alarm(20)
-        try:
-            work()
-        except BaseException:  # nothing of the test may run on in the child
-            os._exit(1)
-        os._exit(0)
-    return child
-
-
-def exit_status(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_file_is_copied_when_it_is_needed_and_only_once(origin: Path, local: Path) -> None:
@@ -179,7 +159,7 @@ def test_what_was_broken_off_by_a_kill_is_copied_again(
     localizer = FileLocalizer(local, origin)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        assert exit_status(fork(lambda: localizer(origin / NAMES[0]))) == -signal.SIGKILL
+        assert in_child(lambda: localizer(origin / NAMES[0])) == -signal.SIGKILL
     assert not (local / NAMES[0]).exists()
     assert Path(localizer(origin / NAMES[0])).read_text() == NAMES[0] * 100
     assert files_in(local) == ["autocopy_partial.txt", NAMES[0]]

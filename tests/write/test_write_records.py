@@ -24,6 +24,7 @@ from kdpipes.storage import record_part
 from kdpipes.storage.codec import decode
 from kdpipes.storage.record_folder import HEADER
 from kdpipes.write import write_records as module
+from tests.processes import in_child
 
 SIZES = [10, 3_000, 5_000, 100_000]  # bytes: within a page, near its half, in pages of their own
 
@@ -59,19 +60,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def read(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {sample.key: (bytes(sample["x"]), sample["y"]) for sample in kdp.open_records(folder)}
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Return how a forked process ends that does some work."""
-    child = os.fork()
-    if not child:
-        signal.alarm(30)
-        try:
-            work()
-        except BaseException:  # nothing of the test may run on in the child
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def killed_at(function: Any, number: int) -> Any:

@@ -1,0 +1,299 @@
+"""Whole shards from elsewhere: each moved once, when an epoch needs most of it, and kept within limits."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kdpipes as kdp
+from kdpipes.storage.held_files import HeldFile
+from kdpipes.storage.shard_cache import ShardCache
+from kdpipes.testing import faulty_storage
+from tests.sources.shards_elsewhere import (
+    CHAINS,
+    LARGE,
+    SERVICES,
+    SHARDS,
+    Service,
+    bodies,
+    body_bytes,
+    dealt,
+    epochs,
+    in_order,
+    opened,
+    threads_since,
+    total,
+    whole,
+)
+
+pytestmark = pytest.mark.usefixtures("cache")
+SPAWN = pytest.param(lambda: {"num_workers": 2, "start_method": "spawn"}, id="spawn")
+
+
+@pytest.mark.parametrize("service", [*SERVICES, SPAWN])
+def test_an_epoch_in_order_moves_each_shard_once_and_the_next_nothing(large: str, service: Service) -> None:
+    want = epochs(in_order(opened(f"{large}/")))
+    with faulty_storage(large) as files:
+        chain = in_order(opened("faulty://"))
+        assert len(chain) == 8
+        before = len(files.requests())
+        with kdp.Loader(chain, **service()) as loader:
+            assert list(loader) == want[0]
+            assert (whole(files, before), body_bytes(files, before)) == (SHARDS, total(large))
+            before = len(files.requests())
+            assert list(loader) == want[1]
+        assert list(in_order(opened("faulty://"))) == want[0]
+        assert bodies(files, before) == [], "another run neither"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_epoch_shuffled_by_shards_moves_each_shard_once_and_the_next_nothing(large: str, service: Service) -> None:
+    options: dict[str, Any] = {"shuffle": "shards", "window": 12, "seed": 1}
+    want = epochs(in_order(opened(f"{large}/"), **options))
+    assert want[0] != want[1]
+    with faulty_storage(large) as files:
+        chain = in_order(opened("faulty://"), **options)
+        assert len(chain) == 8
+        before = len(files.requests())
+        with kdp.Loader(chain, **service()) as loader:
+            assert list(loader) == want[0]
+            assert (whole(files, before), body_bytes(files, before)) == (SHARDS, total(large))
+            before = len(files.requests())
+            assert list(loader) == want[1]
+        assert bodies(files, before) == []
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_chains_of_whole_shards_give_what_they_give_from_the_disk(
+    elsewhere: str, small: str, tmp_path: Path, service: Service
+) -> None:
+    options: dict[str, Any] = {
+        "fetch": "shards",
+        "cache_dir": tmp_path / "kept",
+        "max_cache_bytes": 2 * total(small) // 3,
+    }
+    for name, is_shuffled in (("deep", True), ("bare", False)):
+        ones = opened(f"{small}/"), opened(elsewhere, **options)
+        local, remote = (in_order(CHAINS[name](one, one), shuffle=is_shuffled) for one in ones)
+        assert epochs(remote, service) == epochs(local), name
+    assert 0 < total(str(tmp_path / "kept")) <= options["max_cache_bytes"]
+
+
+def test_a_shuffled_epoch_reads_members(large: str, cache: Path) -> None:
+    with faulty_storage(large) as files:
+        epochs(dealt(opened("faulty://")), number=1)
+        assert whole(files, 12) == []
+    assert not (cache / "shards").exists()
+
+
+def test_a_shuffled_epoch_reads_from_whole_shards_that_are_there(large: str) -> None:
+    with faulty_storage(large) as files:
+        epochs(in_order(opened("faulty://")), number=1)
+        before = len(files.requests())
+        epochs(dealt(opened("faulty://")), number=1)
+        assert opened("faulty://")[7]["x"]
+        assert bodies(files, before) == []
+        epochs(dealt(opened("faulty://", fetch="members")), number=1)
+        assert bodies(files, before) != []
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        pytest.param(lambda one: one.filter_classes(valid=[1]), id="few samples"),
+        pytest.param(lambda one: one.permute(seed=1), id="no order"),
+        pytest.param(lambda one: one.rename_fields(z="mask"), id="few fields"),
+    ],
+)
+def test_an_epoch_that_needs_less_than_half_reads_members(large: str, chain: Any) -> None:
+    with faulty_storage(large) as files:
+        pipe = chain(opened("faulty://"))
+        pipe[0]["x"], pipe[0]["y"]
+        before = len(files.requests())
+        epochs(in_order(pipe), number=1)
+        assert whole(files, before) == []
+        assert body_bytes(files, before) < (len(pipe) + 1) * LARGE
+
+
+def test_an_epoch_that_needs_more_than_half_reads_whole_shards(large: str) -> None:
+    with faulty_storage(large) as files:
+        pipe = opened("faulty://").filter_classes(invalid=[3]).repeat_until(repetitions=2)
+        assert len(pipe) == 54
+        before = len(files.requests())
+        epochs(in_order(pipe), number=2)
+        assert (whole(files, before), body_bytes(files, before)) == (SHARDS, total(large))
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        pytest.param(lambda one: kdp.concat(one, one.subset(range(9)), one), id="concat"),
+        pytest.param(lambda one: one.mix(one.take_percent(to_percent=0.5), weights=[2, 1], stop="all"), id="mix"),
+        pytest.param(lambda one: one[3:].add_field("z", len), id="slice"),
+    ],
+)
+def test_the_order_of_an_epoch_goes_through_plans(large: str, chain: Any) -> None:
+    with faulty_storage(large) as files:
+        pipe = chain(opened("faulty://"))
+        assert len(pipe) > 30
+        before = len(files.requests())
+        epochs(in_order(pipe))
+        assert (whole(files, before), body_bytes(files, before)) == (SHARDS, total(large))
+
+
+def test_who_looks_at_one_sample_moves_no_more_than_it(large: str) -> None:
+    with faulty_storage(large) as files:
+        pipe = opened("faulty://", max_cache_bytes=total(large) * 2 // 3)
+        assert len(pipe) == 36
+        before = len(files.requests())
+        pipe[3]["x"]
+        assert body_bytes(files, before) == LARGE
+        pipe = opened("faulty://", max_cache_bytes=total(large) * 2 // 3)
+        next(iter(in_order(pipe)))
+        for thread in threading.enumerate():
+            if thread.name == "kdpipes-shards":
+                thread.join(20)
+        assert whole(files, before) == SHARDS[:2], "one ahead, for which there is room"
+        before = len(files.requests())
+        pipe[35]["x"]
+        assert body_bytes(files, before) == LARGE, "also in the middle of an epoch"
+
+
+def test_epochs_that_follow_each_other_are_read_each_in_its_way(large: str, tmp_path: Path) -> None:
+    with faulty_storage(large) as files:
+        pipe = opened("faulty://", cache_dir=tmp_path / "kept")
+        list(pipe.select("x mask").deal(batch_size=5))
+        shutil.rmtree(tmp_path / "kept")
+        before = len(files.requests())
+        list(dealt(pipe))
+        assert whole(files, before) == []
+        list(pipe.select("x mask").deal(batch_size=5))
+        assert "birds-0.tar" in whole(files, before)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_whole_shards_can_be_asked_for(large: str, service: Service) -> None:
+    want = epochs(dealt(opened(f"{large}/")))
+    with faulty_storage(large) as files:
+        pipe = opened("faulty://", fetch="shards")
+        assert len(pipe) == 36
+        before = len(files.requests())
+        assert epochs(dealt(pipe), service) == want
+        assert (whole(files, before), body_bytes(files, before)) == (SHARDS, total(large))
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_epoch_that_goes_on_reads_nothing_of_earlier_shards(large: str, service: Service) -> None:
+    with faulty_storage(large) as files:
+        chain = in_order(opened("faulty://", fetch="members"))
+        with kdp.Loader(chain) as loader:
+            batches = iter(loader)
+            for _ in range(5):
+                next(batches)
+            state, rest = loader.state_dict(), list(batches)
+        before = len(files.requests())
+        with kdp.Loader(in_order(opened("faulty://")), **service()) as loader:
+            loader.load_state_dict(state)
+            assert list(loader) == rest
+        assert whole(files, before) == ["birds-2.tar"]
+
+
+@pytest.mark.parametrize("fetch", ["auto", "shards"])
+def test_where_no_shard_can_be_kept_members_are_read(large: str, tmp_path: Path, fetch: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with faulty_storage(large) as files:
+        pipe = opened("faulty://", fetch=fetch, cache_dir=tmp_path / "file" / "kept")
+        want = epochs(in_order(opened(f"{large}/")))
+        before = len(files.requests())
+        with pytest.warns(UserWarning, match="Members are read alone") as told:
+            assert list(in_order(pipe)) == want[0]
+        assert len(told) == 1
+        assert whole(files, before) == []
+
+
+def test_shards_for_which_there_is_no_room_are_read_by_members(small: str, cache: Path) -> None:
+    size = total(small) // 3
+    with faulty_storage(small) as files:
+        for fetch in ("auto", "shards"):
+            pipe = opened("faulty://", fetch=fetch, max_cache_bytes=size - 1)
+            assert len(pipe) == 36
+            before = len(files.requests())
+            assert epochs(in_order(pipe)) == epochs(in_order(opened(f"{small}/")))
+            assert whole(files, before) == []
+            assert len(bodies(files, before)) < 36, "ahead, and neighbours together"
+    assert not (cache / "shards").exists()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_leaving_an_epoch_of_whole_shards_leaves_nothing_held(large: str, cache: Path, service: Service) -> None:
+    before = set(threading.enumerate())
+    with faulty_storage(large):
+        chain = in_order(opened("faulty://"))
+        with kdp.Loader(chain, **service()) as loader:
+            for _ in range(2):
+                next(iter(loader))
+        del loader, chain
+        gc.collect()
+        assert threads_since(before) == []
+    for path in (cache / "shards").iterdir():
+        with HeldFile(path) as file:
+            assert file.hold_alone()
+
+
+@pytest.mark.parametrize("fetch", ["auto", "shards"])
+def test_files_of_this_machine_are_not_copied_whatever_they_are_called(small: str, cache: Path, fetch: str) -> None:
+    for root in (f"{small}/", f"file://{small}/"):
+        assert epochs(in_order(opened(root, fetch=fetch))) == epochs(in_order(opened(f"{small}/")))
+    assert not (cache / "shards").exists()
+
+
+@pytest.mark.parametrize("fetch", ["auto", "shards"])
+def test_a_cache_that_is_too_small_for_a_window_does_not_move_shards_again_and_again(large: str, fetch: Any) -> None:
+    want = epochs(in_order(opened(f"{large}/"), shuffle="shards", window=36))
+    with faulty_storage(large) as files:
+        pipe = opened("faulty://", max_cache_bytes=total(large) // 2, fetch=fetch)
+        assert len(pipe) == 36
+        before = body_bytes(files)
+        assert epochs(in_order(pipe, shuffle="shards", window=36)) == want
+        assert body_bytes(files) - before < 2 * 2 * total(large)
+
+
+def test_workers_wait_until_one_of_them_has_chosen_how_to_read_an_epoch(
+    large: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with faulty_storage(large) as files:
+        source = opened("faulty://")
+        assert len(source) == 36
+        positions = np.arange(36)
+        before = len(files.requests())
+        other = threading.Thread(target=lambda: source.announce(positions[12:17]))
+        has_room_for = ShardCache.has_room_for
+
+        def slowly(self: ShardCache, num_bytes: int) -> bool:
+            other.start()
+            other.join(0.3)  # it cannot end before this does
+            return has_room_for(self, num_bytes)
+
+        monkeypatch.setattr(ShardCache, "has_room_for", slowly)
+        source.expect(positions)
+        source.announce(positions[:5])
+        other.join()
+        assert source[12]["x"] is not None
+        assert all(one.start == 0 for one in bodies(files, before)), "no member of theirs alone"
+
+
+def test_a_worker_that_is_late_does_not_choose_again_how_to_read_an_epoch(large: str) -> None:
+    with faulty_storage(large) as files:
+        source = opened("faulty://")
+        positions, before = np.arange(len(source)), len(files.requests())
+        for own in (positions[:5], positions[12:17]):
+            source.expect(positions)
+            source.announce(own)
+            assert source[int(own[0])]["x"] is not None  # less than half of a sample's bytes
+        assert all(one.start == 0 for one in bodies(files, before)), "no member alone"

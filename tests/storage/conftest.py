@@ -1,0 +1,41 @@
+"""Shards elsewhere, and where whole ones are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kdpipes.storage import download
+from kdpipes.testing import FaultyFileSystem, faulty_storage
+from tests.storage.kept_shards import CONTENTS
+
+
+@pytest.fixture
+def forgets_tags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No knowledge of tags from other tests."""
+    monkeypatch.setattr(download, "_without_md5", set())
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> str:
+    """A folder with shards 0.tar, 1.tar, ..."""
+    folder = tmp_path / "origin"
+    folder.mkdir()
+    for number, content in enumerate(CONTENTS):
+        (folder / f"{number}.tar").write_bytes(content)
+    return str(folder)
+
+
+@pytest.fixture
+def storage(origin: str) -> Iterator[FaultyFileSystem]:
+    """The shards as `faulty://0.tar`, ..., without faults."""
+    with faulty_storage(origin) as files:
+        yield files
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where whole shards are kept."""
+    return tmp_path / "kept"

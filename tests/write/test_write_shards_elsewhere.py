@@ -1,0 +1,101 @@
+"""Shards written to storage elsewhere, or from sources there: the same bytes, faults outlasted, requests announced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import kdpipes as kdp
+from kdpipes.errors import DataError
+from kdpipes.storage.catalog import index_url
+from kdpipes.storage.files import read_url, version_of
+from kdpipes.storage.shard_index import ShardIndex
+from kdpipes.testing import Fault, faulty_storage
+from kdpipes.write import _shard_job
+from tests.write.shards import LIMITS, QUIET, tars_in, write
+
+pytestmark = QUIET
+
+
+def test_a_real_store_gets_the_same_shards(photo_folder: Path, s3: str, references: Any) -> None:
+    urls = f"{s3}/set/train-%06d.tar"
+    result = kdp.write_shards(kdp.image_folder(photo_folder), urls, max_samples=30, num_workers=1)
+    store = fsspec.filesystem("s3")
+    store.invalidate_cache()
+    names = [path.rpartition("/")[2] for path in store.find(f"{s3}/set")]
+    assert {name: store.cat_file(f"{s3}/set/{name}") for name in names if name.endswith(".tar")} == (
+        references[str(LIMITS[0])]
+    )
+    expected = {name for tar in references[str(LIMITS[0])] for name in (tar, f"{tar}.index")}
+    assert set(names) == expected | {"train-shards.json"}
+    for url in result.urls:
+        index = ShardIndex.from_bytes(read_url(index_url(url)), url)
+        assert index.version == version_of(url)
+        assert index.version.tag
+    back = kdp.open_shards(result.urls).rename_fields(x="jpg", y="cls")
+    assert list(back.select("x y")) == list(kdp.image_folder(photo_folder).select("x y"))
+
+
+def test_a_run_to_a_store_is_gone_on_with(photo_folder: Path, s3: str, references: Any) -> None:
+    urls = f"{s3}/train-%06d.tar"
+    first = kdp.write_shards(kdp.image_folder(photo_folder), urls, max_samples=30)
+    indexes = [read_url(index_url(url)) for url in first.urls]
+    store = fsspec.filesystem("s3")
+    store.rm([f"{s3}/train-000001.tar", f"{s3}/train-000004.tar.index"])
+    result = kdp.write_shards(kdp.image_folder(photo_folder), urls, max_samples=30)
+    assert result.num_found == 4
+    assert [read_url(index_url(url)) for url in result.urls] == indexes
+    assert [read_url(url) for url in result.urls] == list(references[str(LIMITS[0])].values())
+
+
+def test_a_source_that_fails_now_and_then_changes_nothing(
+    photo_shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    write(kdp.open_shards(photo_shards), tmp_path / "whole")
+    folder, name = photo_shards.rsplit("/", 1)
+    with faulty_storage(folder, faults=[Fault("reset", every=7), Fault("truncate", every=11)]) as storage:
+        write(kdp.open_shards(f"faulty://{name}", fetch="members"), tmp_path / "faulty")
+        assert sum(storage.stats().faults.values()) > 3
+    assert tars_in(tmp_path / "faulty") == tars_in(tmp_path / "whole")
+
+
+def test_an_upload_is_tried_again_and_an_error_names_the_shard(
+    letters: Any, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    kind = fsspec.get_filesystem_class("memory")
+    put, failing = kind.put_file, iter([True, True])
+
+    def put_file(self: Any, *args: Any, **kwargs: Any) -> None:
+        if next(failing, False):
+            raise ConnectionResetError("reset")
+        put(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "put_file", put_file)
+    result = kdp.write_shards(letters, f"memory://{s3[5:]}/birds-%d.tar", max_samples=4)
+    assert [len(kdp.open_shards(url)) for url in result.urls] == [4, 2]
+    failing = iter([True] * 100)
+    with pytest.raises(DataError, match=r"birds-0\.tar' cannot be written: reset"):
+        kdp.write_shards(letters, f"memory://{s3[5:]}/other/birds-%d.tar", max_samples=4)
+
+
+def test_sources_elsewhere_are_told_what_will_be_read(photo_shards: str, tmp_path: Path) -> None:
+    told: list[list[int]] = []
+
+    class Telling(kdp.MapPipe):
+        def __len__(self) -> int:
+            return 150
+
+        def fetch(self, index: int) -> kdp.Sample:
+            return kdp.Sample({"y": index}, key=str(index), index=index)
+
+        def announce(self, positions: Any) -> None:
+            told.append(positions.tolist())
+
+    write(Telling(), tmp_path, max_samples=100)
+    assert set().union(*told) == set(range(150))
+    assert max(map(len, told)) <= 2 * _shard_job._BLOCK
