@@ -16,7 +16,7 @@ from torchdata.datapipes.iter import ShardingRoundRobinDispatcher
 from kdpipes._draw import EpochCounter
 from kdpipes.sample import Sample
 
-__all__ = ["copy_streams", "shards", "sources_of", "walk"]
+__all__ = ["copy_streams", "handler_in", "shards", "sources_of", "walk"]
 
 AnyPipe = IterDataPipe[Any] | MapDataPipe[Any]
 _MANY = 1000  # a longer collection holds data, not pipes
@@ -44,6 +44,15 @@ def shards(pipe: AnyPipe) -> bool:
 def sources_of(pipe: AnyPipe) -> list[AnyPipe]:
     """Return the pipes that `pipe` reads from, as its attributes name them."""
     return [source for value in vars(pipe).values() for source in _pipes_in(value)]
+
+
+def handler_in(pipe: Any) -> Any:
+    """Return what `.on_error(...)` nearest upstream of `pipe` does; None where no sample may be left out."""
+    for upstream in walk(pipe):
+        operation: Any = getattr(upstream, "_operation", None)
+        if getattr(operation, "handles_errors", False):
+            return operation if operation.is_tolerant else None
+    return None
 
 
 def copy_streams(pipe: AnyPipe) -> AnyPipe:

@@ -12,11 +12,11 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import Cycler
 
 from kdpipes._draw import Draw, EpochCounter
-from kdpipes._graph import shards, walk
+from kdpipes._graph import handler_in, shards, walk
 from kdpipes._iter_pipe import IterPipe, Streaming
 from kdpipes.delivery.cursor import Cursor
 from kdpipes.delivery.layout import Sharding, group_size
-from kdpipes.delivery.skipping import LEFT_OUT, Skip, Skipper, handler_in, refuse_empty
+from kdpipes.delivery.skipping import LEFT_OUT, Skip, Skipper, refuse_empty
 from kdpipes.errors import ChainError, add_note, check_choice, check_count, check_seed
 from kdpipes.sample import Sample
 

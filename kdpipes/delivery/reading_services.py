@@ -16,7 +16,7 @@ from torchdata.dataloader2 import CheckpointableReadingServiceInterface
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import Collator, FullSync, Mapper, PinMemory, ShardingRoundRobinDispatcher
 
-from kdpipes._graph import copy_streams, walk
+from kdpipes._graph import copy_streams, handler_in, walk
 from kdpipes._iter_pipe import Streaming
 from kdpipes.delivery.agreement import Agreement
 from kdpipes.delivery.behind_deal import dealer_of
@@ -28,7 +28,6 @@ from kdpipes.delivery.probes import Probes
 from kdpipes.delivery.process_lane import NUM_LENT, DeathPolicy, ProcessLane
 from kdpipes.delivery.producer import Order, Position
 from kdpipes.delivery.shipped import Shipped
-from kdpipes.delivery.skipping import handler_in
 from kdpipes.delivery.thread_lane import InlineLane, ThreadLane
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.delivery.worker import Options, Parcel

@@ -13,7 +13,7 @@ from kdpipes._graph import walk
 from kdpipes.errors import DataError
 from kdpipes.sample import Sample
 
-__all__ = ["LEFT_OUT", "Skip", "Skipper", "handler_in", "refuse_empty", "unrecorded"]
+__all__ = ["LEFT_OUT", "Skip", "Skipper", "refuse_empty", "unrecorded"]
 
 LEFT_OUT: Any = object()
 
@@ -56,15 +56,6 @@ class Skip:
         what = "The rest of shard %r is left out from batch %d on: %s"
         what = what if self.is_shard else "Sample %r is left out of batch %d: %s"
         _log.log(level, what, self.key, self.batch, self.error)
-
-
-def handler_in(pipe: Any) -> Any:
-    """Return what `.on_error(...)` nearest upstream of `pipe` says, if it lets samples be left out."""
-    for upstream in walk(pipe):
-        operation: Any = getattr(upstream, "_operation", None)
-        if getattr(operation, "handles_errors", False):
-            return operation if operation.is_tolerant else None
-    return None
 
 
 @contextmanager

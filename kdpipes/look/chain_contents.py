@@ -10,11 +10,11 @@ from typing import Any
 
 from kdpipes._draw import Draw, EarlyDraws, drawing, made_under
 from kdpipes._giving_up import given_up_by
-from kdpipes._graph import walk
+from kdpipes._graph import handler_in, walk
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes.delivery.behind_deal import DEALERS
-from kdpipes.delivery.skipping import LEFT_OUT, Skipper, handler_in, unrecorded
+from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
 from kdpipes.look.contents import ClassSeen, Contents, FieldSeen, SampleSeen, classes_seen
 from kdpipes.look.pipe_names import pipe_name
 from kdpipes.plan.class_counts import class_counts

@@ -15,7 +15,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes._calling import call_seeded
 from kdpipes._draw import Draw, hash_key
 from kdpipes._fingerprint import digest
-from kdpipes._graph import walk
+from kdpipes._graph import handler_in, walk
 from kdpipes._map_pipe import MapPipe
 from kdpipes._pipe import gives_samples
 from kdpipes._progress import shown_if_slow
@@ -25,7 +25,7 @@ from kdpipes.sample import Sample
 from kdpipes.storage.files import is_local, read_url
 from kdpipes.storage.record_part import Record
 from kdpipes.storage.shared import PackedStrings, Shared
-from kdpipes.write._left_out import handler_in, made_or_left_out
+from kdpipes.write._left_out import made_or_left_out
 
 __all__ = ["Items", "items_of"]
 

@@ -6,22 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kdpipes._graph import walk
 from kdpipes.sample import Sample
 
-__all__ = ["handler_in", "made_or_left_out"]
+__all__ = ["made_or_left_out"]
 
 Made = TypeVar("Made")
 _log = logging.getLogger("kdpipes")
-
-
-def handler_in(chain: Any) -> Any:
-    """Return what `on_error` of a chain does; None where nothing may be left out."""
-    for pipe in walk(chain):
-        operation: Any = getattr(pipe, "_operation", None)
-        if getattr(operation, "handles_errors", False):
-            return operation if operation.is_tolerant else None
-    return None
 
 
 def made_or_left_out(
@@ -33,7 +23,7 @@ def made_or_left_out(
         fetch: Returns the sample, or fails.
         make: Makes something of it, or fails.
         position: Of the sample, for one that has no key yet.
-        handler: Of the chain: see `handler_in`.
+        handler: Of the chain: see `_graph.handler_in`.
         once: Whether the sample may be tried again, and one line will do.
     """
     sample = None

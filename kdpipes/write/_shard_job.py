@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._graph import copy_streams
+from kdpipes._graph import copy_streams, handler_in
 from kdpipes._iter_pipe import seed_chain
 from kdpipes._map_pipe import MapPipe
 from kdpipes.callback import Callback
 from kdpipes.sample import Sample, as_sample
 from kdpipes.write._keys import as_tar_key, check_tar_key, hashes_of
-from kdpipes.write._left_out import handler_in, made_or_left_out
+from kdpipes.write._left_out import made_or_left_out
 from kdpipes.write._members import MemberEncoder
 from kdpipes.write._shard_places import ShardPlaces, Written
 from kdpipes.write._tar_shard import END_MARK, TarSample, as_tar_sample

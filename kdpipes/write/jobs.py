@@ -161,8 +161,9 @@ def _submitted(executor: Executor, order: _Order, jobs: Sequence[Any], num_ahead
             _wait_for_first(pending, what)
             yield cloudpickle.loads(pending.popleft()[1].result().payload)
     finally:
-        for _, future in pending:
-            future.cancel()
+        if order.name != _OWN:  # own processes are killed: the pool's thread may fail at what is cancelled then
+            for _, future in pending:
+                future.cancel()
 
 
 def _wait_for_first(pending: deque[tuple[Any, Future[_Answer]]], what: str) -> None:
