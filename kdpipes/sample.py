@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -182,10 +182,18 @@ class Sample(MutableMapping[str, Any]):
         """The names of the fields."""
         return tuple(self._fields)
 
-    def arrange(self, order: Iterable[tuple[str, str]]) -> None:
-        """Keep some of the fields, in an order, each as a pair of its new name and its old one."""
+    def arrange(self, orders: Mapping[tuple[str, ...], Sequence[tuple[str, str]]]) -> bool:
+        """Keep some of the fields, in an order, by other names; return False where there is no order for them.
+
+        Args:
+            orders: Each field as a pair of its new name and its old one, by the names of all fields.
+        """
         fields = self._fields
+        order = orders.get(tuple(fields))
+        if order is None:
+            return False
         self._fields = {new: fields[old] for new, old in order}
+        return True
 
     def lack(self, names: Collection[str], place: str) -> None:
         """Say which fields of the source are missing in this sample alone: reading one is an error of the data.

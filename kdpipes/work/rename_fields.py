@@ -42,11 +42,7 @@ class FieldRenamer:
         self._orders: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # by the names that samples came with
 
     def __call__(self, sample: Sample) -> Sample:
-        order = self._orders.get(sample.names)
-        if order is not None:
-            sample.arrange(order)
-            return sample
-        return self._renamed(sample)
+        return sample if sample.arrange(self._orders) else self._renamed(sample)
 
     def fingerprinted(self) -> Any:
         return self._renames
@@ -71,7 +67,7 @@ class FieldRenamer:
             sample[new] = value
         if is_whole and len(self._orders) < _MANY:
             old_names = {new: next(old for old in names if old in known) for new, names in self._renames.items()}
-            self._orders[known] = [(name, old_names.get(name, name)) for name in sample.names]
+            self._orders[known] = [(name, old_names.get(name, name)) for name in sample]
         return sample
 
     def check(self, known: frozenset[str]) -> None:
