@@ -26,7 +26,7 @@ from kdpipes._graph import walk
 from kdpipes.callback import Callback
 from kdpipes.storage.shared import PackedStrings, Shared
 
-__all__ = ["digest", "fingerprint", "fingerprints", "own_members"]
+__all__ = ["attributes_of", "digest", "fingerprint", "fingerprints", "is_users", "own_members"]
 
 _MANY = 1000  # of a longer sequence of objects, the length and this many entries are hashed
 _OF_THIS_PROCESS = (
@@ -177,7 +177,7 @@ def _object_parts(value: Any) -> Iterator[Any]:
     else:
         yield getattr(value, "__qualname__", type(value).__qualname__)
         yield own_members(type(value))
-        yield value.fingerprinted() if isinstance(value, _Fingerprinted) else _attributes(value) or _reduced(value)
+        yield value.fingerprinted() if isinstance(value, _Fingerprinted) else attributes_of(value) or _reduced(value)
 
 
 @functools.cache
@@ -185,7 +185,7 @@ def _library_folders() -> tuple[str, ...]:
     return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
-def _is_users(kind: type) -> bool:
+def is_users(kind: type) -> bool:
     """Return whether a class is a user's own: its code may change while its name stays."""
     name = kind.__module__
     if name.split(".")[0] in {"builtins", "kdpipes"}:
@@ -201,7 +201,7 @@ def own_members(kind: type) -> list[Any]:
     return [
         [name, part]
         for each in kind.__mro__
-        if _is_users(each)
+        if is_users(each)
         for name, member in sorted(vars(each).items())
         for part in _code_or_value(name, member)
     ]
@@ -231,7 +231,8 @@ def _code_parts(code: CodeType) -> Iterator[Any]:
         yield list(_code_parts(constant)) if isinstance(constant, CodeType) else constant
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots included."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())

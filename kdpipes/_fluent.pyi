@@ -85,6 +85,7 @@ class MapChain(MapDataPipe[Any]):
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
+        bytes_as_views: bool = False,
     ) -> CachedMapChain: ...
     def cache_on_disk(
         self,
@@ -188,6 +189,7 @@ class IterChain(IterDataPipe[Any]):
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
+        bytes_as_views: bool = False,
     ) -> CachedIterChain: ...
     def cache_on_disk(
         self,

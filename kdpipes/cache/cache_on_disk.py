@@ -32,7 +32,8 @@ class CacherOnDisk(Cacher):
             was written when the machine went down must be deleted.
         max_files_per_folder: Of the layout "files": how many may lie in one folder, at least 32.
         num_entries: Of the layout "files": how many are expected at most.
-        compression: Of the layout "files": None, "zlib" (quick), "gzip", "lzma", "zstd", ...
+        compression: Of the layout "files": None, "zlib" (quick), "gzip", "bz2", "lzma"; or what takes a package: "zstd"
+            (zstandard), "lz4" (lz4), "snappy" (python-snappy).
         verify: When checksums are compared: "always", "once" per process and entry, or "never".
         version: Anything else that tells these entries from others, a string or an integer.
         freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
@@ -47,12 +48,13 @@ class CacherOnDisk(Cacher):
         ChainError: An operation upstream draws random numbers: where the chain is built, if that can be seen, or when a
             field is first read.
         TypeError: A value cannot be kept as plain data.
+        ImportError: The package of a compression is not installed.
         DataError: The folder holds something else, or a cache of another version.
 
     Example:
         >>> cached = kdp.from_dataset([("heron", 0), ("stork", 1)]).transform("x", str.upper).cache_on_disk("cached")
         >>> cached.warm_up().entries, kdp.open_cache("cached")[1]["x"]
-        (3, 'STORK')
+        (4, 'STORK')
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from kdpipes.cache.replayed import Replayed
 from kdpipes.cache.shared_tally import SharedTally
 from kdpipes.cache.store import CacheStats, CacheStore
 from kdpipes.cache.warm_up import warm_up
+from kdpipes.cache.watched_calls import WatchedCalls
 from kdpipes.errors import ChainError, check_choice, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, decode, encode
@@ -39,6 +40,7 @@ class Cacher:
         version: What users count besides what is seen.
         freeze_randomness: Whether random operations upstream may be cached.
         allow_pickle: Whether values that are no plain data may be pickled.
+        bytes_as_views: Whether bytes come as views, which are not copied.
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class Cacher:
         version: str | int | None,
         freeze_randomness: bool,
         allow_pickle: bool,
+        bytes_as_views: bool = False,
     ) -> None:
         check_choice("verify", verify, ("always", "once", "never"))
-        for name, value in (("freeze_randomness", freeze_randomness), ("allow_pickle", allow_pickle)):
+        flags = {"freeze_randomness": freeze_randomness, "allow_pickle": allow_pickle, "bytes_as_views": bytes_as_views}
+        for name, value in flags.items():
             if not isinstance(value, bool):
                 raise TypeError(must_be(name, "True or False", value))
         if version is not None and (isinstance(version, bool) or not isinstance(version, str | int)):
@@ -63,7 +67,12 @@ class Cacher:
         self.notes = (version,)
         self._verify = verify
         self._allow_pickle = allow_pickle
+        self._bytes_as_views = bytes_as_views
         self._verified = _Verified()
+
+    def _get_again(self, key: bytes) -> memoryview | None:
+        store = self.store
+        return store.get_again(key) if isinstance(store, LmdbStore) else store.get(key)
 
     def cached_as(self) -> Any:
         """Return what another cache behind this one knows it by."""
@@ -71,7 +80,7 @@ class Cacher:
 
     def fingerprinted(self) -> Any:
         """Return what makes a chain give other samples: nothing, but for frozen randomness."""
-        return self.freezes, self.notes
+        return self.freezes, self.notes  # a view is equal to the bytes that it is a view of
 
     def field_names(self, known: frozenset[str]) -> frozenset[str]:
         return known
@@ -83,12 +92,13 @@ class Cacher:
         """Return whether what it makes does not depend on a field: it makes nothing."""
         return True
 
-    def cache(self, sample: Sample, base: bytes) -> Sample:
+    def cache(self, sample: Sample, base: bytes, calls: WatchedCalls) -> Sample:
         """Let the fields of a sample come from the cache.
 
         Args:
             sample: The sample.
             base: What its values are known by.
+            calls: What watches the functions upstream while they are called.
         """
         if sample.draw.replayed is not None:  # which may use other parameters upstream
             return _settled(sample)
@@ -97,20 +107,21 @@ class Cacher:
         for name in [name for name, value in scope.items() if is_cached(value)]:
             reached = scope[name].reaches(list(promises.values())) if promises else []
             entries = [entry for entry, promise in promises.items() if any(promise is other for other in reached)]
-            load = functools.partial(self._value, name=name, key=key_of(base, name), entries=entries)
+            load = functools.partial(self._value, name=name, key=key_of(base, name), entries=entries, calls=calls)
             sample[name] = value = Lazy(load, what=f"caching field {name!r}", scope=scope)
             for entry in entries:
                 sample.promise_ctx(entry, value)
         return sample
 
-    def _value(self, sample: Sample, *, name: str, key: bytes, entries: list[str]) -> Any:
+    def _value(self, sample: Sample, *, name: str, key: bytes, entries: list[str], calls: WatchedCalls) -> Any:
         is_damaged, found = False, None
         try:
             found = self._found(key)
         except DamagedError:
             is_damaged = True
         if found is None:
-            return self._loaded(sample, name, key, entries, is_damaged)
+            with calls.watching() as moved:
+                return self._loaded(sample, name, key, entries, is_damaged, moved)
         self.tally.count(hits=1)
         value, ctx = found
         for entry, content in ctx.items():
@@ -119,24 +130,35 @@ class Cacher:
 
     def _found(self, key: bytes) -> Any:
         """Return a value and the entries of its ctx in a tuple, or None."""
-        content = self.store.get(key)
+        is_known = self._verify != "always" and key in self._verified
+        content = self._get_again(key) if is_known else self.store.get(key)
         if content is None:
             return None
-        is_checked = self._verify == "always" or (self._verify == "once" and key not in self._verified)
-        found = decode(content, verify=is_checked, allow_pickle=self._allow_pickle)
+        is_checked = self._verify == "always" or (self._verify == "once" and not is_known)
+        found = self._read(content, is_checked)
         if type(found) is not tuple or len(found) != 2:
             raise DamagedError("The entry is none of a cache's.")
-        if is_checked and self._verify == "once":
+        if not is_known and self._verify != "always":
             self._verified.add(key)
         return found
 
-    def _loaded(self, sample: Sample, name: str, key: bytes, entries: list[str], is_damaged: bool) -> Any:
+    def _loaded(
+        self,
+        sample: Sample,
+        name: str,
+        key: bytes,
+        entries: list[str],
+        is_damaged: bool,
+        moved: Callable[[], tuple[str, str] | None],
+    ) -> Any:
         before = set(sample.ctx)
         with sample.watching_draws() as drawn:
             value = _decoded(sample[name])
             operation = None if self.freezes else drawn()
         if operation is not None:
             refuse_random(operation)
+        if not self.freezes and (private := moved()) is not None:
+            refuse_private(*private)
         made = {*entries, *(set(sample.ctx) - before)} - set(_OF_DRAWS)
         try:
             content = b"".join(
@@ -149,7 +171,11 @@ class Cacher:
             raise TypeError(f"Field {name!r} cannot be cached. {error}") from error
         is_kept = self.store.put(key, [content], replace=is_damaged)
         self.tally.count(misses=1, healed=int(is_damaged and is_kept))
-        return decode(content, verify=False, allow_pickle=self._allow_pickle)[0]  # what a hit gives
+        is_as_hits_give_it = type(value) is bytes and not self._bytes_as_views
+        return value if is_as_hits_give_it else self._read(content, False)[0]
+
+    def _read(self, content: Any, is_checked: bool) -> Any:
+        return decode(content, verify=is_checked, allow_pickle=self._allow_pickle, bytes_as_views=self._bytes_as_views)
 
 
 class _Verified:
@@ -195,6 +221,15 @@ def refuse_random(operation: str) -> None:
     )
 
 
+def refuse_private(operation: str, generator: str) -> None:
+    """Raise the error for a cache behind a function that draws from a generator of its own."""
+    raise ChainError(
+        f"What `{operation}` calls draws random numbers from its own generator `{generator}`, and a cache behind it "
+        "would give the same ones in every epoch. Put the cache before it, and take a parameter `rng`, which is one "
+        "for each sample; if it is wanted, pass `freeze_randomness=True`."
+    )
+
+
 class _CachePipe:
     """What both flavours share."""
 
@@ -209,6 +244,8 @@ class _CachePipe:
         if name is not None:
             refuse_random(name)
         self._identity = Identity(self._source, operation.notes)
+        is_private = isinstance(operation.store, LmdbStore) and operation.store.is_private
+        self._calls = WatchedCalls(self._source, warns_of_changed=not is_private)
         self._eager = ", ".join(f"`{name}`" for name in eager_names(self._source))
         self._has_warned = False
 
@@ -232,7 +269,7 @@ class _CachePipe:
     def apply(self, sample: Sample) -> Sample:
         if self._eager and not self._has_warned:
             self._warn_of_loaded(sample)
-        return self._operation.cache(sample, self._identity.of(sample))
+        return self._operation.cache(sample, self._identity.of(sample), self._calls)
 
     def _warn_of_loaded(self, sample: Sample) -> None:
         loaded = [name for name, value in sample.scope().items() if value.is_loaded]

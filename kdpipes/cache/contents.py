@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from kdpipes.cache.store import CacheStore
-from kdpipes.storage.codec import decode, encode
+from kdpipes.storage.codec import DamagedError, decode, encode
 from kdpipes.storage.shared import PackedStrings
 
-__all__ = ["Contents", "read_contents", "write_contents"]
+__all__ = ["Contents", "heal_contents", "read_contents", "write_contents"]
 
-_KEY = b"\0contents"
+_KEYS = b"\0contents", b"\0contents again"  # twice: nothing else knows the samples' keys and labels
 
 
 class Contents(NamedTuple):
@@ -35,18 +36,62 @@ def write_contents(store: CacheStore, keys: Sequence[str], notes: dict[str, Any]
         notes: Plain data that a reader needs besides, such as the names of fields.
     """
     ends, letters = PackedStrings(keys).arrays()
-    entry = encode({"ends": ends, "letters": letters, "notes": notes})
-    return store.put(_KEY, entry, replace=store.contains(_KEY))
+    entry = b"".join(encode({"ends": ends, "letters": letters, "notes": notes}))
+    return all(_is_written(store, key, entry) for key in _KEYS)
+
+
+def _is_written(store: CacheStore, key: bytes, entry: bytes) -> bool:
+    with suppress(DamagedError):
+        found = store.get(key)
+        if found is not None and bytes(found) == entry:
+            return True
+    return store.put(key, [entry], replace=store.contains(key))
 
 
 def read_contents(store: CacheStore) -> Contents | None:
     """Return what a complete cache holds, None if it is not complete.
 
     Raises:
-        DamagedError: The entry is damaged.
+        DamagedError: The entry is damaged, and so is its copy.
     """
-    entry = store.get(_KEY)
-    if entry is None:
-        return None
-    said = decode(entry)
-    return Contents(PackedStrings.of_arrays(said["ends"], said["letters"]), said["notes"])
+    damaged: list[str] = []
+    for key in _KEYS:
+        try:
+            entry = store.get(key)
+            said = None if entry is None else decode(entry)
+        except DamagedError as error:
+            damaged.append(f"{_place_of(store, key)}: {error}")
+            continue
+        if said is not None:
+            return Contents(PackedStrings.of_arrays(said["ends"], said["letters"]), said["notes"])
+    if damaged:
+        raise DamagedError(
+            f"The list of the cache's samples cannot be read ({' '.join(damaged)}) Its other entries stay, and "
+            "`.warm_up()` of the chain that has the source writes the list again."
+        )
+    return None
+
+
+def heal_contents(store: CacheStore) -> int:
+    """Write the list of samples again from its copy, or the copy from the list; return how many were damaged."""
+    entries = {key: _sound(store, key) for key in _KEYS}
+    whole = next((entry for entry in entries.values() if entry is not None), None)
+    if whole is None:
+        return 0
+    damaged = {key: store.contains(key) for key, entry in entries.items() if entry is None}
+    healed = {key: store.put(key, [whole], replace=is_there) for key, is_there in damaged.items()}
+    return sum(is_there and healed[key] for key, is_there in damaged.items())
+
+
+def _sound(store: CacheStore, key: bytes) -> bytes | None:
+    with suppress(DamagedError):
+        entry = store.get(key)
+        if entry is not None:
+            decode(entry)
+            return bytes(entry)
+    return None
+
+
+def _place_of(store: CacheStore, key: bytes) -> str:
+    place_of = getattr(store, "place_of", None)
+    return repr(key) if place_of is None else repr(place_of(key))

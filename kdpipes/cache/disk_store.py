@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
-from kdpipes.cache.metadata import METADATA
-from kdpipes.errors import DataError
+from kdpipes.cache.metadata import METADATA, said_in
 from kdpipes.storage.files import is_local, join_url, read_url
 
 __all__ = ["Layout", "layout_in", "store_in"]
@@ -19,20 +17,18 @@ Layout = Literal["lmdb", "files"]
 
 def layout_in(url: str) -> str | None:
     """Return the layout of the cache in a folder, None if there is none."""
+    said = said_in(lambda name: _content_of(url, name), url)
+    return None if said is None else str(said["layout"])
+
+
+def _content_of(url: str, name: str) -> bytes | None:
     if is_local(url):
-        path = Path(url).expanduser() / METADATA
-        content = path.read_bytes() if path.is_file() else None
-    else:
-        try:
-            content = read_url(join_url(url, METADATA))
-        except FileNotFoundError:
-            return None
-    if content is None:
-        return None
+        path = Path(url).expanduser() / name
+        return path.read_bytes() if path.is_file() else None
     try:
-        return str(json.loads(content)["layout"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{url!r} is no cache, or its {METADATA} file is damaged.") from error
+        return read_url(join_url(url, name))
+    except FileNotFoundError:
+        return None
 
 
 def store_in(url: str) -> Any:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fsspec.compression import compr
-
+from kdpipes.cache.compressions import check_compression, compressed, decompressed
 from kdpipes.cache.file_layout import LEAST_FILES_PER_FOLDER, FileLayout
-from kdpipes.cache.folders import LocalFolder, RemoteFolder
-from kdpipes.cache.metadata import METADATA, metadata_bytes, metadata_of
-from kdpipes.cache.store import CacheStats, check_key
+from kdpipes.cache.folders import LocalFolder, RemoteFolder, folder_of
+from kdpipes.cache.metadata import COPY, METADATA, metadata_bytes, metadata_of, said_in
+from kdpipes.cache.store import CacheStats, Refusal, check_key, way_out_of
 from kdpipes.cache.tally import Tally
-from kdpipes.errors import DataError, check_choice, check_count
+from kdpipes.errors import DataError, check_count
 from kdpipes.storage.codec import DamagedError
-from kdpipes.storage.files import is_local
+from kdpipes.storage.files import is_local, join_url
 
 __all__ = ["FileStore"]
 
@@ -34,13 +31,16 @@ class FileStore:
         url: A folder, by path or by any URL that fsspec knows. It need not be there.
         num_entries: How many entries are expected at most, for the layout.
         max_files_per_folder: How many files or folders may lie in one folder, at least 32.
-        compression: None, "zlib" (quick), or one that fsspec knows: "gzip", "bz2", "lzma", "zstd", ...
+        compression: None, "zlib" (quick), "gzip", "bz2", "lzma"; or what takes a package: "zstd" (zstandard), "lz4"
+            (lz4), "snappy" (python-snappy).
 
     Raises:
+        ImportError: The package of the compression is not installed; also when a cache is opened that has it.
         DataError: When it is first used: the folder holds something else, or a cache of another version.
     """
 
     _is_read_only: bool
+    refusal: Refusal | None
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class FileStore:
         max_files_per_folder: int = 1000,
         compression: str | None = None,
     ) -> None:
-        check_choice("compression", compression, [None, "zlib", *(name for name in compr if name not in (None, "zip"))])
+        check_compression(compression)
         max_files = check_count("max_files_per_folder", max_files_per_folder, minimum=LEAST_FILES_PER_FOLDER)
         layout = FileLayout.planned(check_count("num_entries", num_entries), max_files)
         self._url = os.fspath(url).removeprefix("file://")
@@ -82,15 +82,16 @@ class FileStore:
         self._folder()  # an unknown kind of URL is no fault of storage
         try:
             layout, compression = self._opened(create=True)
-            content = _compressed(b"".join(buffers), compression)
+            content = compressed(b"".join(buffers), compression)
             path = layout.path_of(key)
             is_healing = replace and self._folder().exists(path)
             self._folder().write(path, content, replace=replace)
-        except DataError:
+        except (DataError, ImportError):
             raise
         except Exception as error:  # of any file system: full, read-only, out of reach
             self._is_read_only = True
-            self._warn(f"cannot be written ({_said(error)}). What it has is used, and the rest is loaded each time.")
+            self.refusal = refusal = Refusal(f"cannot be written ({_said(error)})", way_out_of(error))
+            self._warn(f"{refusal.reason}. What it has is used, and the rest is loaded each time.")
             return False
         self._tally.count(healed=int(is_healing))
         return True
@@ -103,17 +104,23 @@ class FileStore:
         set_up = self._opened()
         return set_up is not None and self._folder().exists(set_up[0].path_of(key))
 
+    def place_of(self, key: bytes) -> str:
+        """Return where the file of an entry lies, or would."""
+        set_up = self._opened()
+        return self._url if set_up is None else join_url(self._url, set_up[0].path_of(key))
+
     def each_entry(self) -> Iterator[memoryview | None]:
         """Yield all entries; None in the place of one that cannot even be read."""
         set_up = self._opened()
         for name in sorted(self._folder().sizes()) if set_up is not None else []:
-            if name != METADATA:
+            if name not in (METADATA, COPY):
                 yield _entry(self._folder().read(name), set_up[1], True)
 
     def stats(self) -> CacheStats:
         """Return what has been counted, and what the folders hold, which are listed for that."""
         sizes = self._folder().sizes() if self._opened() is not None else {}
-        sizes.pop(METADATA, None)
+        for name in (METADATA, COPY):
+            sizes.pop(name, None)
         tally = self._tally
         return CacheStats(tally.hits, tally.misses, sum(sizes.values()), len(sizes), tally.healed)
 
@@ -132,26 +139,29 @@ class FileStore:
         self._files: LocalFolder | RemoteFolder | None = None
         self._set_up: tuple[FileLayout, str | None] | None = None
         self._is_read_only = False
+        self.refusal = None
 
     def _folder(self) -> Any:
         if self._files is None or self._process != os.getpid():
             self._start()
-            self._files = LocalFolder(self._url) if is_local(self._url) else RemoteFolder(self._url)
+            self._files = folder_of(self._url)
         return self._files
 
     def _opened(self, *, create: bool = False) -> Any:
         """Return layout and compression; None if there is no cache yet."""
         if self._set_up is None:
             folder = self._folder()
-            content = folder.read(METADATA)
-            if content is None and create:
+            found = said_in(folder.read, self._url)
+            if found is None and create:
                 self._check_empty()
                 folder.create(METADATA, metadata_bytes(_LAYOUT, self._options))
-                content = folder.read(METADATA)
-            if content is None:
+                folder.create(COPY, folder.read(METADATA))
+                found = said_in(folder.read, self._url)
+            if found is None:
                 return None
-            said = metadata_of(content, self._url, _LAYOUT)
+            said = metadata_of(found, self._url, _LAYOUT)
             layout = FileLayout(int(said["num_digits"]), int(said["digits_per_folder"]))
+            check_compression(said["compression"])
             self._set_up = layout, said["compression"]
         return self._set_up
 
@@ -169,7 +179,7 @@ class FileStore:
             layout, compression = set_up
             paths = [layout.path_of(key) for key in keys]
             contents = self._folder().read_many(paths) if len(paths) != 1 else [self._folder().read(paths[0])]
-        except DataError:
+        except (DataError, ImportError):
             raise
         except Exception as error:  # of any file system
             self._warn(f"cannot be read ({_said(error)}): samples are loaded as if there were no cache.")
@@ -188,35 +198,8 @@ def _entry(content: bytes | None, compression: str | None, damaged_too: bool) ->
     if content is None:
         return None
     try:
-        return memoryview(_decompressed(content, compression))
+        return memoryview(decompressed(content, compression))
     except Exception as error:  # of any compression
         if damaged_too:
             return None
         raise DamagedError(f"The entry of {len(content)} bytes cannot be decompressed: {_said(error)}.") from error
-
-
-def _compressed(content: bytes, compression: str | None) -> bytes:
-    if compression is None:
-        return content
-    if compression == "zlib":
-        return zlib.compress(content, 1)
-    target = _Target()
-    with compr[compression](target, mode="wb") as file:
-        file.write(content)
-    return target.getvalue()
-
-
-def _decompressed(content: bytes, compression: str | None) -> bytes:
-    if compression is None:
-        return content
-    if compression == "zlib":
-        return zlib.decompress(content)
-    with compr[compression](io.BytesIO(content), mode="rb") as file:
-        return bytes(file.read())
-
-
-class _Target(io.BytesIO):
-    """Bytes that can be read when they have been closed, as some compressions do."""
-
-    def close(self) -> None:
-        """Stay open."""

@@ -14,9 +14,10 @@ from typing import Any
 import fsspec
 
 from kdpipes.storage.drafts import draft_of
+from kdpipes.storage.files import is_local
 from kdpipes.storage.retries import retried
 
-__all__ = ["LocalFolder", "RemoteFolder"]
+__all__ = ["LocalFolder", "RemoteFolder", "folder_of"]
 
 _DRAFTS = ".partial"
 _NUM_TRIES = 3  # of a storage elsewhere: the samples can still be loaded
@@ -175,3 +176,9 @@ class RemoteFolder:
         """Return the sizes of all files below, in bytes."""
         found = self._files.find(self._root, detail=True)
         return {path.removeprefix(self._root).lstrip("/"): int(info["size"]) for path, info in found.items()}
+
+
+def folder_of(url: str) -> LocalFolder | RemoteFolder:
+    """Return the folder of a path or a URL."""
+    place = url.removeprefix("file://")
+    return LocalFolder(place) if is_local(place) else RemoteFolder(place)

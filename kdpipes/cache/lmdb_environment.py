@@ -21,6 +21,7 @@ __all__ = ["Environment", "environment_of"]
 
 _NUM_READERS = 1024
 _LOCK_BYTES = 17 * 4096  # of `_NUM_READERS`
+_MOST_PLACES = 1 << 17  # that a process remembers: some 20 MB
 _GENERATIONS = [bytes([number]) for number in range(256)]  # before the key: of an entry, then of those in its place
 
 
@@ -58,8 +59,18 @@ class Environment:
         with self.reading, self._begin() as transaction:
             return [self._kept(_newest(transaction, key)) for key in keys]
 
+    def find_again(self, key: bytes) -> memoryview | None:
+        """Return an entry that was found before, and was whole; where a large one lies, which never moves, is kept."""
+        known = self._window.known(key)
+        if known is not None:
+            return known
+        with self.reading, self._begin() as transaction:
+            return self._kept(_newest(transaction, key), key)
+
     def add(self, entries: Iterable[tuple[bytes, bytes]], *, replace: bool) -> int:
         """Write entries that are not there, or that are to be replaced; return how many have been replaced."""
+        if replace:
+            self._window.forget()
         with self.writing, self._begin_writing() as transaction:
             return sum(_add(transaction, key, content, replace) for key, content in entries)
 
@@ -97,15 +108,15 @@ class Environment:
                 self._close()
                 return self._opened().begin(write=True)
 
-    def _kept(self, found: memoryview | None) -> memoryview | None:
-        """Return what a transaction has found, to be held for any time.
+    def _kept(self, found: memoryview | None, key: bytes | None = None) -> memoryview | None:
+        """Return what a transaction has found, to be held for any time; and remember where, if it has a key.
 
         Small values lie in pages that LMDB moves, and are copied. Those of a page and more have pages of their own,
         which stay as they are, for nothing is ever deleted or overwritten here.
         """
         if found is None:
             return None
-        view = self._window.view(found) if len(found) >= self.page_size else None
+        view = self._window.view(found, key) if len(found) >= self.page_size else None
         return memoryview(bytes(found)) if view is None else view
 
     def grow(self, max_bytes: int) -> None:
@@ -153,7 +164,9 @@ class Environment:
         if data.stat().st_size < size:  # reading what is not there would end the process
             env.close()
             raise DataError(f"{str(data)!r} has been cut: it should have {size} bytes. Delete the cache.")
-        self._place = _place_of(data)
+        place = _place_of(data)
+        if place != self._place:
+            self._place, self._window = place, _Window()
         self._window.begin(data)
         return env
 
@@ -203,6 +216,7 @@ class _Window:
 
     def __init__(self) -> None:
         self._map = memoryview(b"")
+        self._places: dict[bytes, tuple[int, int]] = {}
         self._descriptor: int | None = None
         self._closing: Callable[[], Any] = bool
         self._base: int | None = None
@@ -218,7 +232,16 @@ class _Window:
         self._closing()
         self._base = self._descriptor = None
 
-    def view(self, found: memoryview) -> memoryview | None:
+    def known(self, key: bytes) -> memoryview | None:
+        """Return the entry of a key whose place is remembered."""
+        place, whole = self._places.get(key), self._map
+        return whole[place[0] : place[1]] if place is not None and place[1] <= len(whole) else None
+
+    def forget(self) -> None:
+        """Remember no place any more: an entry may be elsewhere soon."""
+        self._places = {}
+
+    def view(self, found: memoryview, key: bytes | None) -> memoryview | None:
         """Return what lies in LMDB's map, as it lies in this one; None where it is not known how to."""
         if self._descriptor is None:
             return None
@@ -231,6 +254,8 @@ class _Window:
         end = start + len(found)
         if end > len(self._map):
             self._map = memoryview(mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ))
+        if key is not None and len(self._places) < _MOST_PLACES:
+            self._places[key] = start, end
         return self._map[start:end]
 
 

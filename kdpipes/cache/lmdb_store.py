@@ -12,7 +12,7 @@ import lmdb
 from kdpipes.cache.lmdb_environment import Environment, environment_of
 from kdpipes.cache.metadata import create_metadata, read_metadata
 from kdpipes.cache.shared_folder import SharedFolder, free_bytes
-from kdpipes.cache.store import CacheStats, check_key
+from kdpipes.cache.store import MORE_ROOM, CacheStats, Refusal, check_key, way_out_of
 from kdpipes.cache.tally import Tally
 from kdpipes.errors import check_count, must_be
 from kdpipes.storage.files import is_local
@@ -22,6 +22,7 @@ __all__ = ["LmdbStore"]
 Result = TypeVar("Result")
 _LAYOUT = "lmdb"
 _LEAST_BYTES = 1 << 16
+_OF_THIS_PROCESS = ("_opened", "_is_full", "_is_off", "refusal")
 
 
 class LmdbStore:
@@ -58,6 +59,7 @@ class LmdbStore:
         self._max_bytes = None if max_bytes is None else check_count("max_bytes", max_bytes, minimum=_LEAST_BYTES)
         self._is_durable = self._holder is None if is_durable is None else is_durable
         self._tally = Tally()
+        self.is_private = False
         self._start()
 
     @classmethod
@@ -71,6 +73,7 @@ class LmdbStore:
         """
         folder = SharedFolder(name, keep=keep)
         store = cls(folder, max_bytes=max_bytes)
+        store.is_private = name is None  # no other chain will ever find what it keeps
         free = free_bytes(folder.path) + _num_bytes(Path(folder.path, "data.mdb"))
         if store._max_bytes is not None and store._max_bytes > free:
             store._max_bytes = max(free, _LEAST_BYTES)
@@ -87,6 +90,12 @@ class LmdbStore:
 
     def get(self, key: bytes) -> memoryview | None:
         found = self._look_up([check_key(key)])[0]
+        self._tally.count(misses=1) if found is None else self._tally.count(hits=1)
+        return found
+
+    def get_again(self, key: bytes) -> memoryview | None:
+        """Return an entry that `get` has given before, and that was whole; a large one without asking LMDB."""
+        found = self._asked(lambda environment: environment.find_again(key), None)
         self._tally.count(misses=1) if found is None else self._tally.count(hits=1)
         return found
 
@@ -123,7 +132,7 @@ class LmdbStore:
         self._start()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_opened", "_is_full", "_is_off")}
+        return {name: value for name, value in vars(self).items() if name not in _OF_THIS_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -132,6 +141,7 @@ class LmdbStore:
     def _start(self) -> None:
         self._opened: Environment | None = None
         self._is_full = self._is_off = False
+        self.refusal: Refusal | None = None
 
     def _environment(self) -> Environment | None:
         """Return what is open in this process, None if that cannot be."""
@@ -140,6 +150,7 @@ class LmdbStore:
                 self._opened = self._open()
             except OSError as error:  # a full or forbidden disk; shared memory whose owner is gone
                 self._is_off = True
+                self.refusal = Refusal(f"cannot be opened ({error})", way_out_of(error))
                 self._warn(f"cannot be opened ({error}): samples are loaded as if there were no cache.")
         return self._opened
 
@@ -181,9 +192,17 @@ class LmdbStore:
             self._tally.count(healed=environment.add(entries, replace=replace))
         except (lmdb.Error, OSError) as error:
             self._is_full = True
-            self._warn(_reason(error))
+            self.refusal = self._refusal(error)
+            self._warn(f"{self.refusal.reason}. It keeps what it has, and the rest is loaded each time.")
             return False
         return True
+
+    def _refusal(self, error: Exception) -> Refusal:
+        if isinstance(error, lmdb.MapFullError):
+            return Refusal("is full: `max_bytes` are reached", MORE_ROOM)
+        if free_bytes(self._folder) < _LEAST_BYTES:  # of which LMDB may say "Input/output error"
+            return Refusal(f"takes no more (No space left on device: {error})", MORE_ROOM)
+        return Refusal(f"takes no more ({error})", way_out_of(error))
 
     def _warn(self, text: str) -> None:
         """Warn once; of a cache in shared memory, one process does so for all."""
@@ -199,9 +218,3 @@ class LmdbStore:
 
 def _num_bytes(path: Path) -> int:
     return path.stat().st_blocks * 512 if path.exists() else 0
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, lmdb.MapFullError):
-        return "is full: `max_bytes` are reached. It keeps what it has, and the rest is loaded each time."
-    return f"takes no more ({error}). It keeps what it has, and the rest is loaded each time."

@@ -9,15 +9,17 @@ from typing import Any, NamedTuple
 import fsspec
 
 from kdpipes._progress import shown_if_slow
-from kdpipes.cache.contents import read_contents
+from kdpipes.cache.contents import heal_contents, read_contents
 from kdpipes.cache.disk_store import layout_in, store_in
+from kdpipes.cache.folders import LocalFolder, folder_of
 from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.cache.metadata import heal_metadata
 from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode
 from kdpipes.storage.files import is_local
 
-__all__ = ["CacheFound", "check_cache", "clear_cache", "look_at_cache", "named_caches"]
+__all__ = ["CacheChecked", "CacheFound", "check_cache", "clear_cache", "look_at_cache", "named_caches"]
 
 _NAME = "name="
 
@@ -40,6 +42,20 @@ class CacheFound(NamedTuple):
     num_samples: int | None
 
 
+class CacheChecked(NamedTuple):
+    """How sound a cache is.
+
+    Args:
+        entries: How many it has.
+        damaged: How many of them, and of the files that say how it was set up, are damaged.
+        healed: How many of those have been written again from a copy: how it was set up, and its list of samples.
+    """
+
+    entries: int
+    damaged: int
+    healed: int
+
+
 def named_caches() -> list[str]:
     """Return the places of the named caches in memory, as `name=...`."""
     return [_NAME + name for name in named_folders()]
@@ -57,13 +73,15 @@ def look_at_cache(place: str) -> CacheFound:
     return CacheFound(place, layout, stats.entries, stats.bytes, None if contents is None else len(contents.keys))
 
 
-def check_cache(place: str) -> tuple[int, int]:
-    """Return how many entries a cache has, and how many of them are damaged."""
-    store, number, num_damaged = _store(place), 0, 0
+def check_cache(place: str) -> CacheChecked:
+    """Return how many entries a cache has, how many are damaged, and how many could be healed without the source."""
+    store, number = _store(place), 0
+    folder = LocalFolder(store.folder) if isinstance(store, LmdbStore) else folder_of(place)
+    num_damaged, num_healed = heal_metadata(folder)
     for entry in shown_if_slow(store.each_entry(), store.stats().entries, f"verifying {place!r}", "entries"):
         number += 1
         num_damaged += not _is_sound(entry)
-    return number, num_damaged
+    return CacheChecked(number, num_damaged, num_healed + heal_contents(store))
 
 
 def clear_cache(place: str) -> None:

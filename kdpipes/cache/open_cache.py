@@ -108,7 +108,7 @@ class CacheReaderMapDataPipe(MapPipe):
         try:
             value, ctx = decode(content, allow_pickle=self._allow_pickle)
         except DamagedError as error:
-            way_out = "Fill it again with its source, which heals it."
+            way_out = "An epoch of the chain that has the source heals it."
             raise DataError(f"Field {name!r} of {sample.key!r} in {self._url!r}: {error} {way_out}") from error
         for entry, recorded in ctx.items():
             sample.ctx.setdefault(entry, recorded)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from kdpipes.cache.store import CacheStats, check_key
+from kdpipes.cache.store import MORE_ROOM, CacheStats, Refusal, check_key
 from kdpipes.cache.tally import Tally
 from kdpipes.errors import check_choice, is_number, must_be
 
@@ -99,7 +99,7 @@ class RedisStore:
         self._start()
 
     def __getstate__(self) -> dict[str, Any]:
-        of_process = ("_client", "_closing", "_process", "_silent_until", "_full_until")
+        of_process = ("_client", "_closing", "_process", "_silent_until", "_full_until", "refusal")
         return {name: value for name, value in vars(self).items() if name not in of_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -111,6 +111,7 @@ class RedisStore:
         self._client: Any = None
         self._closing: Callable[[], Any] = bool
         self._silent_until = self._full_until = 0.0
+        self.refusal: Refusal | None = None
 
     def _name(self, key: bytes) -> bytes:
         return self._prefix + check_key(key)
@@ -139,6 +140,7 @@ class RedisStore:
         refused = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if refused is not None:
             self._full_until = time.monotonic() + _PAUSE_S
+            self.refusal = Refusal(f"takes no more ({refused})", MORE_ROOM)
             self._warn(f"takes no more ({refused}). It keeps what it has, and the rest is loaded each time.")
             return False
         self._tally.count(healed=int(answers[0]) if replace else 0)
@@ -168,6 +170,7 @@ class RedisStore:
                 reason = f"The redis server at {self._place()} cannot be reached: {error}"
                 raise ConnectionError(f"{reason.rstrip('.')}. {_WAY_OUT}") from error
             self._silent_until = time.monotonic() + _PAUSE_S
+            self.refusal = Refusal(f"cannot be reached ({error})", "Start the server, and warm up again: it goes on.")
             self._warn(f"cannot be reached ({error}): samples are loaded as if there were no cache, until it is back.")
             return otherwise
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kdpipes.cache.folder_watcher import unwatch, watch
 from kdpipes.errors import must_be
 
 if sys.platform != "win32":
@@ -43,7 +44,8 @@ class SharedFolder:
 
     The process that makes it holds it, by a lock that the system lets go of however the process ends. Without a name,
     the folder goes with that process or this object; with one, with the last process that has opened it by its name.
-    What a killed process has left is removed when any later one makes a folder. A copy in another process, pickled or
+    What a killed process has left, a small process that watches it removes (Linux), or any later one that makes a
+    folder. A copy in another process, pickled or
     forked, is the same folder, but does not hold it.
 
     Args:
@@ -59,7 +61,12 @@ class SharedFolder:
         _sweep()
         stem = name or f"_{os.getpid()}_{secrets.token_hex(8)}"
         self.path = str(_root() / f"{_prefix()}{stem}")
-        lock = _made_and_held(self.path)
+        watch(self.path, is_named=name is not None)
+        try:
+            lock = _made_and_held(self.path)
+        except BaseException:
+            unwatch(self.path)
+            raise
         _live[self.path] = self
         weakref.finalize(self, _let_go, self.path, lock, os.getpid(), name is not None)
         if keep:
@@ -117,6 +124,7 @@ def _let_go(path: str, lock: int | None, owner: int, is_named: bool) -> None:
         _remove_if_free(path, lock)
     if lock is not None:
         os.close(lock)
+    unwatch(path)
 
 
 def _remove_if_free(path: str, lock: int) -> None:

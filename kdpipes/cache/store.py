@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kdpipes.errors import must_be
 
-__all__ = ["MOST_KEY_BYTES", "CacheStats", "CacheStore", "check_key"]
+__all__ = ["MORE_ROOM", "MOST_KEY_BYTES", "CacheStats", "CacheStore", "Refusal", "check_key", "way_out_of"]
 
+MORE_ROOM = "Give it more room, or warm up a part of the samples."
 MOST_KEY_BYTES = 255
+_FOR_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CacheStats(NamedTuple):
@@ -30,12 +33,33 @@ class CacheStats(NamedTuple):
     healed: int = 0
 
 
+class Refusal(NamedTuple):
+    """Why a store keeps no more in this process.
+
+    Args:
+        reason: What goes behind the name of the cache: "takes no more (...)".
+        way_out: A sentence that says what would help.
+    """
+
+    reason: str
+    way_out: str
+
+
+def way_out_of(error: Exception) -> str:
+    """Return what would help against an error of storage: more room, if it is full, or another place."""
+    if isinstance(error, OSError) and error.errno in _FOR_ROOM:
+        return MORE_ROOM
+    return "Let this user write there, or give a place that can be written: more room would not help."
+
+
 class CacheStore(Protocol):
     """A place that keeps entries. What cannot be kept is left out, with a warning: a cache is no reason to stop.
 
     A store opens what it needs when it is first used in a process: it may be pickled and inherited by forked processes
     at any time, and is used by several threads and processes at once. Keys are 1 to 255 bytes.
     """
+
+    refusal: Refusal | None
 
     def get(self, key: bytes) -> memoryview | None:
         """Return an entry, read-only, or None. The view stays as it is for as long as it is held.

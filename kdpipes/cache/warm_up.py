@@ -6,7 +6,7 @@ import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import write_contents
 from kdpipes.cache.identity import key_of
+from kdpipes.cache.store import MORE_ROOM, Refusal
 from kdpipes.errors import DataError, check_count, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.codec import encode
@@ -52,7 +53,7 @@ def warm_up(pipe: Any, *, num_threads: int, progress: bool) -> None:
     kept = _of_index(pipe, num_threads, progress) if isinstance(pipe, MapPipe) else _of_stream(pipe, progress)
     names = pipe.class_names()
     if not write_contents(pipe._operation.store, [one.key for one in kept], _notes(kept, names)):
-        _refuse_full(pipe, len(kept))
+        _refuse(pipe)
 
 
 def _of_index(pipe: Any, num_threads: int, progress: bool) -> list[_Kept]:
@@ -129,15 +130,16 @@ def _kept(pipe: Any, sample: Sample) -> _Kept:
         else:
             sample[name]  # which puts it there
         if not operation.store.contains(key):
-            _refuse_full(pipe, None)
+            _refuse(pipe)
     return _Kept(sample.key, base, tuple(entries), plain)
 
 
-def _refuse_full(pipe: Any, number: int | None) -> None:
-    stats = pipe.stats()
+def _refuse(pipe: Any) -> NoReturn:
+    stats, refusal = pipe.stats(), pipe._operation.store.refusal
+    reason, way_out = refusal or Refusal("takes no more", MORE_ROOM)
     raise DataError(
-        f"The cache cannot keep all samples: it has {stats.entries} entries of {stats.bytes:,} bytes in all, and takes "
-        "no more. What it has stays. Give it more room, or warm up a part of the samples."
+        f"The cache cannot keep all samples: it has {stats.entries} entries of {stats.bytes:,} bytes in all, and "
+        f"{reason}. What it has stays. {way_out}"
     )
 
 

@@ -58,9 +58,10 @@ def list_caches(places: tuple[str, ...], as_json: bool) -> None:
 @click.argument("places", nargs=-1, required=True)
 @json_option
 def verify_caches(places: tuple[str, ...], as_json: bool) -> None:
-    """Read all entries, and count those that are damaged.
+    """Read all entries, count those that are damaged, and heal what needs no source.
 
-    PLACES are folders, URLs, or name=NAME for caches in memory. If any entry is damaged, the exit status is 1.
+    That is how the cache was set up, and its list of samples, of which it has copies. PLACES are folders, URLs, or
+    name=NAME for caches in memory. If anything stays damaged, the exit status is 1.
 
     \b
     Examples:
@@ -69,18 +70,20 @@ def verify_caches(places: tuple[str, ...], as_json: bool) -> None:
 
     \b
     JSON: a list of
-      {"place": "cache/birds", "entries": 320, "damaged": 0}
+      {"place": "cache/birds", "entries": 320, "damaged": 0, "healed": 0}
+      healed: how many of those that were damaged are whole again.
     """
     from kdpipes.cache.looking import check_cache
     from kdpipes.errors import DataError
 
     checked, total = [], 0
     for place in places:
-        number, num_damaged = check_cache(place)
-        total += num_damaged
-        checked.append({"place": place, "entries": number, "damaged": num_damaged})
+        found = check_cache(place)
+        total += found.damaged - found.healed
+        checked.append({"place": place, **found._asdict()})
         if not as_json:
-            click.echo(f"{place}: {number} entries, {num_damaged} damaged")
+            healed = f", {found.healed} of them healed" if found.healed else ""
+            click.echo(f"{place}: {found.entries} entries, {found.damaged} damaged{healed}")
     if as_json:
         say_json(checked)
     if total:

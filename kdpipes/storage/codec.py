@@ -7,6 +7,7 @@ values stand for themselves and its arrays for all else: `["tuple", [1, 2]]`, `[
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 import struct
@@ -29,6 +30,7 @@ _FRAME = struct.Struct("<3sBIQI")
 _START_OF_CHECKED = 8
 _ALIGNMENT = 64
 _LONG = 256  # characters, from which on a string stands outside of the header
+_SHORT_HEADER = 256  # bytes, up to which it may be that of other entries as well
 _MOST_LEVELS = 64
 _NATIVE = frozenset([bool, float, type(None)])
 _BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, RuntimeError, OSError)
@@ -98,13 +100,14 @@ def checksum_of(entry: list[Any]) -> int:
     return checksum
 
 
-def decode(buffer: Any, *, verify: bool = True, allow_pickle: bool = False) -> Any:
+def decode(buffer: Any, *, verify: bool = True, allow_pickle: bool = False, bytes_as_views: bool = False) -> Any:
     """Return the value of an entry. Arrays are read-only views of the buffer, which they keep; all else is copied.
 
     Args:
         buffer: The bytes of the entry, or a view of them.
         verify: Whether to compare the checksum. Without it a damaged entry may give another value, but no more.
         allow_pickle: Whether to read what was pickled, and so to execute what the entry says.
+        bytes_as_views: Whether bytes come as read-only memoryviews of the buffer, too.
 
     Raises:
         DamagedError: The entry is damaged, cut or of another format.
@@ -123,12 +126,19 @@ def decode(buffer: Any, *, verify: bool = True, allow_pickle: bool = False) -> A
         raise DamagedError(f"The entry of {length} bytes is damaged: its checksum differs.")
     start = _FRAME.size + size
     try:
-        node, _ = _from_json(str(view[_FRAME.size : start], "utf-8", "surrogatepass"))
-        return _Reader(view[start + -start % _ALIGNMENT :], allow_pickle).value(node)
+        node = (_node_of if size > _SHORT_HEADER else _node_again)(bytes(view[_FRAME.size : start]))
+        return _Reader(view[start + -start % _ALIGNMENT :], allow_pickle, bytes_as_views).value(node)
     except DataError:
         raise
     except _BROKEN as error:
         raise DamagedError(f"The entry of {length} bytes is damaged: {error}.") from error
+
+
+def _node_of(header: bytes) -> Any:
+    return _from_json(str(header, "utf-8", "surrogatepass"))[0]
+
+
+_node_again = functools.lru_cache(maxsize=256)(_node_of)  # of arrays of one shape; readers change no node
 
 
 class _Writer:
@@ -219,9 +229,10 @@ _WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
 class _Reader:
     """Makes values of nodes."""
 
-    def __init__(self, contents: memoryview, allow_pickle: bool) -> None:
+    def __init__(self, contents: memoryview, allow_pickle: bool, bytes_as_views: bool = False) -> None:
         self.contents = contents
         self.allow_pickle = allow_pickle
+        self.bytes_as_views = bytes_as_views
 
     def value(self, node: Any) -> Any:
         if type(node) is list:
@@ -239,10 +250,17 @@ class _Reader:
             raise ValueError(f"{size} bytes from {start} on are not there")
         return span
 
+    def bytes_of(self, start: int, size: int) -> Any:
+        span = self.span(start, size)
+        return span if self.bytes_as_views else bytes(span)
+
+    def with_copies(self) -> _Reader:
+        return _Reader(self.contents, self.allow_pickle) if self.bytes_as_views else self
+
     def registered(self, tag: str, node: Any) -> Any:
         if tag not in _by_tag:
             raise DataError(f"The entry holds a {tag!r}, which is not known here: import what registers it.")
-        return _by_tag[tag].from_plain(self.value(node))
+        return _by_tag[tag].from_plain(self.with_copies().value(node))
 
     def pickled(self, start: int, size: int) -> Any:
         if not self.allow_pickle:
@@ -254,11 +272,11 @@ class _Reader:
 _READERS: dict[str, Callable[..., Any]] = {
     "int": lambda reader, digits: int(digits, 16),
     "str": lambda reader, start, size: str(reader.span(start, size), "utf-8", "surrogatepass"),
-    "bytes": lambda reader, start, size: bytes(reader.span(start, size)),
+    "bytes": _Reader.bytes_of,
     "bytearray": lambda reader, start, size: bytearray(reader.span(start, size)),
     "list": _Reader.values,
     "tuple": lambda reader, nodes: tuple(reader.values(nodes)),
-    "dict": lambda reader, keys, nodes: dict(zip(reader.values(keys), reader.values(nodes), strict=True)),
+    "dict": lambda reader, keys, nodes: dict(zip(reader.with_copies().values(keys), reader.values(nodes), strict=True)),
     "array": lambda reader, *place: read_array(reader.contents, *place),
     "scalar": lambda reader, node: reader.value(node)[()],
     "tensor": lambda reader, *place: read_tensor(reader.contents, *place),

@@ -356,3 +356,30 @@ def test_a_field_that_was_never_read_comes_from_its_shard_when_it_is(photo_shard
     assert list(cached.select("jpg key")) == list(plain.select("jpg key"))
     assert list(cached.select("jpg cls key")) == list(plain.select("jpg cls key"))
     assert cached.stats().entries == 321
+
+
+def test_bytes_come_as_views_where_that_is_wanted_from_the_first_epoch_on() -> None:
+    contents = {"a": b"heron" * 2000, "b": b"gull"}
+    source = kdp.from_ids([*contents], load=contents.__getitem__)
+    copied, viewed = source.cache_in_memory(), source.cache_in_memory(bytes_as_views=True)
+    for _ in range(3):
+        assert [type(sample["x"]) for sample in copied] == [bytes, bytes]
+        for sample in viewed:
+            assert type(sample["x"]) is memoryview
+            assert sample["x"].readonly
+            assert sample["x"] == contents[sample.key]
+    assert viewed.stats()[:2] == (4, 2)
+    nested = kdp.from_ids(["a"], load=lambda name: {"k": [b"heron"], b"gull": 1}).cache_in_memory(bytes_as_views=True)
+    for _ in range(2):
+        found = nested[0]["x"]
+        assert (found["k"][0], [type(key) for key in found]) == (memoryview(b"heron"), [str, bytes])
+    with pytest.raises(TypeError, match="`bytes_as_views` must be True or False"):
+        source.cache_in_memory(bytes_as_views=1)
+
+
+def test_views_of_encoded_images_are_decoded(photo_folder: Path) -> None:
+    photos = kdp.image_folder(photo_folder)[:4]
+    expected = [np.asarray(sample["x"]) for sample in photos.decode_images("x")]
+    viewed = photos.cache_in_memory(bytes_as_views=True).decode_images("x")
+    for _ in range(2):
+        assert all((np.asarray(s["x"]) == one).all() for s, one in zip(viewed, expected, strict=True))

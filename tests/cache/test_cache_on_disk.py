@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +72,7 @@ def test_a_complete_cache_opens_without_its_source(tmp_path: Path, url: str, opt
     expected = [(sample.key, sample["x"], sample["y"]) for sample in cached]
     with pytest.raises(kdp.DataError, match=r"not complete.*warm_up"):
         len(kdp.open_cache(place))
-    assert cached.warm_up(progress=False).entries == 31
+    assert cached.warm_up(progress=False).entries == 32
     shutil.rmtree(tmp_path / "photos")
     opened = kdp.open_cache(place)
     assert [(sample.key, sample["x"], sample["y"]) for sample in opened] == expected
@@ -116,7 +118,7 @@ def test_warming_up_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
     num_loaded = len(loaded(log))
     assert chain().stats().entries == 9
     (tmp_path / "mark").touch()
-    assert chain().warm_up(progress=False).entries == 41
+    assert chain().warm_up(progress=False).entries == 42
     assert len(loaded(log)) == num_loaded + 31
     assert chain().warm_up(progress=False).misses == 0
 
@@ -164,8 +166,31 @@ def test_a_sample_that_cannot_be_made_is_left_out_where_that_is_said(tmp_path: P
 
 def test_a_cache_that_is_too_small_cannot_be_complete(tmp_path: Path, warned_once: Callable[[str], Any]) -> None:
     cached = Birds(tmp_path / "log").cache_on_disk(tmp_path / "cache", max_bytes=1 << 16)
-    with warned_once("is full"), pytest.raises(kdp.DataError, match="cannot keep all samples"):
+    refused = r"cannot keep all samples: .* is full: `max_bytes` are reached\. .*Give it more room"
+    with warned_once("is full"), pytest.raises(kdp.DataError, match=refused):
         cached.warm_up(progress=False, num_threads=1)
+
+
+@pytest.mark.parametrize("layout", ["lmdb", "files"])
+def test_a_cache_that_cannot_be_written_says_so_when_it_is_warmed_up(
+    tmp_path: Path, layout: Any, on_small_disk: Callable[..., Any]
+) -> None:
+    log = tmp_path / "log"
+    (tmp_path / "disk").mkdir()
+
+    def work(folder: Path, remount: Callable[[], int]) -> str:
+        Birds(log, 2).cache_on_disk(folder / "cache", layout=layout)[0]["x"]
+        gc.collect()
+        assert remount() == 0
+        try:
+            Birds(log, 2).cache_on_disk(folder / "cache", layout=layout).warm_up(progress=False)
+        except kdp.DataError as error:
+            return str(error)
+        return ""
+
+    said, warned = on_small_disk(work, 1 << 22, tmp_path / "disk")
+    assert re.search(r"it has 1 entries of .*(takes no more|cannot be written) \(.+\)\. .*Let this user write", said)
+    assert len(warned) == 1
 
 
 def test_a_flipped_byte_is_loaded_again_and_healed(tmp_path: Path) -> None:

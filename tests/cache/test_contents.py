@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import kdpipes as kdp
+from kdpipes.cache import contents
 from kdpipes.cache.contents import read_contents, write_contents
 from kdpipes.cache.file_store import FileStore
+from kdpipes.cache.folders import LocalFolder
 from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.cache.looking import check_cache
 from kdpipes.storage.codec import DamagedError, encode
 
 
@@ -38,10 +42,77 @@ def test_a_packed_cache_says_what_it_holds(tmp_path: Path) -> None:
     assert list(found.keys) == ["heron", "gull"]
 
 
-def test_damaged_contents_are_an_error(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "cache", num_entries=1)
-    write_contents(store, ["heron"], {})
-    path = next(path for path in (tmp_path / "cache").iterdir() if path.name not in ("METADATA", ".partial"))
-    path.write_bytes(b"".join(encode(1))[:-1])
-    with pytest.raises(DamagedError):
-        read_contents(store)
+def lists_in(folder: Path) -> list[Path]:
+    """Return the list of samples, and its copy."""
+    store = FileStore(folder)
+    return [Path(store.place_of(key)) for key in contents._KEYS]
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: content[:90] + b"?" + content[91:]])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_damaged_list_is_read_from_its_copy_and_healed(tmp_path: Path, damage: Any, number: int) -> None:
+    write_contents(FileStore(tmp_path / "cache"), ["heron", "gull"], {"y": 3})
+    paths = lists_in(tmp_path / "cache")
+    whole = paths[number].read_bytes()
+    assert damage(whole) != whole
+    paths[number].write_bytes(damage(whole))
+    assert read_contents(FileStore(tmp_path / "cache"))[1] == {"y": 3}  # type: ignore[index]
+    assert check_cache(str(tmp_path / "cache")) == (2, 1, 1)
+    assert paths[number].read_bytes() == whole
+    assert check_cache(str(tmp_path / "cache")) == (2, 0, 0)
+
+
+def test_a_list_that_is_damaged_with_its_copy_is_an_error_that_says_where(tmp_path: Path) -> None:
+    write_contents(FileStore(tmp_path / "cache"), ["heron"], {})
+    paths = lists_in(tmp_path / "cache")
+    for path in paths:
+        path.write_bytes(b"".join(encode(1))[:-1])
+    assert check_cache(str(tmp_path / "cache")) == (2, 2, 0)
+    with pytest.raises(DamagedError, match=r"list of the cache's samples.*`.warm_up\(\)`") as caught:
+        len(kdp.open_cache(tmp_path / "cache"))
+    assert all(str(path) in str(caught.value) for path in paths)
+    assert write_contents(FileStore(tmp_path / "cache"), ["heron"], {})
+    assert check_cache(str(tmp_path / "cache")) == (2, 0, 0)
+
+
+def test_a_list_without_a_copy_gets_one(tmp_path: Path) -> None:
+    write_contents(FileStore(tmp_path / "cache"), ["heron"], {})
+    first, copy = lists_in(tmp_path / "cache")
+    copy.unlink()
+    assert check_cache(str(tmp_path / "cache")) == (1, 0, 0)
+    assert copy.read_bytes() == first.read_bytes()
+
+
+def test_writing_the_same_list_again_adds_nothing(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "cache")
+    for keys in (["heron"], ["heron"], ["gull"], ["gull"]):
+        assert write_contents(store, keys, {})
+    assert (store.stats().entries, store.stats().healed) == (2, 2)
+
+
+@pytest.mark.parametrize("kind", [FileStore, LmdbStore])
+def test_a_damaged_metadata_file_is_read_from_its_copy_and_healed(tmp_path: Path, kind: Any) -> None:
+    store = kind(tmp_path / "cache")
+    store.put(b"a", encode("heron"))
+    store.close()
+    for name in ("METADATA", "METADATA.copy"):
+        path = tmp_path / "cache" / name
+        whole = path.read_bytes()
+        for damaged in (whole[:20], b"", whole.replace(b"1", b"3", 1), whole.replace(b"lay", b"LAY")):
+            path.write_bytes(damaged)
+            assert kind(tmp_path / "cache").contains(b"a")
+            assert check_cache(str(tmp_path / "cache")) == (1, 1, 1)
+            assert path.read_bytes() == whole
+
+
+def test_what_cannot_be_written_stays_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_contents(FileStore(tmp_path / "cache"), ["heron"], {})
+    for path in (lists_in(tmp_path / "cache")[0], tmp_path / "cache" / "METADATA"):
+        path.write_bytes(b"")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("of somebody else")
+
+    monkeypatch.setattr(LocalFolder, "write", refuse)
+    with pytest.warns(UserWarning, match="cannot be written"):
+        assert check_cache(str(tmp_path / "cache")) == (2, 2, 0)

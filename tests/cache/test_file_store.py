@@ -13,9 +13,11 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.compression import compr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kdpipes as kdp
 from kdpipes.cache import folders
 from kdpipes.cache.file_layout import FileLayout
 from kdpipes.cache.file_store import FileStore
@@ -72,7 +74,9 @@ def test_metadata_holds_for_all_who_come_later(tmp_path: Path) -> None:
     later = FileStore(tmp_path / "cache")
     later.put(b"b", [b"gull" * 1000])
     assert (bytes(later.get(b"a") or b""), bytes(later.get(b"b") or b"")) == (b"heron", b"gull" * 1000)
-    assert json.loads((tmp_path / "cache" / "METADATA").read_text()) == {
+    said = json.loads((tmp_path / "cache" / "METADATA").read_text())
+    assert type(said.pop("checksum")) is int
+    assert said == {
         "format": 1, "layout": "files", "num_digits": 3, "digits_per_folder": 1, "compression": "zlib",
     }  # fmt: skip
     assert later.stats().bytes < 100
@@ -142,7 +146,8 @@ def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""]), lambda s: s.contains(b"a"), lambda s: s.stats()):
         with pytest.raises(DataError, match=refused):
             call(FileStore(tmp_path / "cache"))
-    (tmp_path / "cache" / "METADATA").write_bytes(b"\xff")
+    for name in ("METADATA", "METADATA.copy"):
+        (tmp_path / "cache" / name).write_bytes(b"\xff")
     with pytest.raises(DataError, match="METADATA file is damaged"):
         FileStore(tmp_path / "cache").get(b"a")
 
@@ -252,3 +257,25 @@ def test_an_unknown_kind_of_url_is_an_error(tmp_path: Path) -> None:
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""])):
         with pytest.raises(ValueError, match="Protocol not known"):
             call(FileStore("nowhere://bucket"))
+
+
+def test_a_compression_whose_package_is_missing_says_so_where_the_chain_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(compr, "zstd", raising=False)
+    with pytest.raises(ImportError, match=r"^Compression 'zstd' needs zstandard: `pip install zstandard`\.$"):
+        kdp.from_dataset([(1, 0)]).cache_on_disk(tmp_path / "cache", compression="zstd")
+    with pytest.raises(ValueError, match=r"`compression` must be one of .*'zlib'.*'zstd'"):
+        FileStore(tmp_path / "cache", compression="zip")
+
+
+def test_a_cache_of_a_compression_that_is_not_there_is_neither_damaged_nor_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(compr, "zstd", compr["gzip"])
+    FileStore(tmp_path / "cache", compression="zstd").put(b"a", encode("heron"))
+    assert decode(FileStore(tmp_path / "cache").get(b"a")) == "heron"
+    monkeypatch.delitem(compr, "zstd")
+    for call in (lambda s: s.get(b"a"), lambda s: s.put(b"b", [b""]), lambda s: s.stats()):
+        with pytest.raises(ImportError, match="pip install zstandard"):
+            call(FileStore(tmp_path / "cache"))

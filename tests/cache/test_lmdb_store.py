@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kdpipes.cache import lmdb_store, shared_folder
+from kdpipes.cache import folder_watcher, lmdb_store, shared_folder
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import create_metadata
 from kdpipes.cache.shared_folder import SharedFolder, clear_named, named_folders
@@ -96,7 +97,11 @@ def test_memory_of_a_process_that_ends_is_gone(name: str, interpreter: Any) -> N
         clear_named(f"{name}-kept")
 
 
-def test_memory_of_a_process_that_was_killed_is_gone_with_the_next_start(name: str) -> None:
+def test_memory_of_a_process_that_was_killed_is_gone_with_the_next_start(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_watcher, "_CAN_WATCH", False)  # which has been killed, too
+
     def work(pipe: Any) -> None:
         stores = [LmdbStore.in_memory(), LmdbStore.in_memory(name)]
         for store in stores:
@@ -331,6 +336,44 @@ def test_large_entries_are_read_without_a_copy(tmp_path: Path) -> None:
     assert (view != GULL).sum() == 1
 
 
+def test_what_is_read_again_is_the_newest_entry_of_the_file_that_is_there(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    store = LmdbStore(folder, max_bytes=1 << 22, is_durable=False)
+    assert store.get_again(b"a") is None
+    store.put(b"a", encode(GULL))
+    store.put(b"small", encode("gull"))
+    for _ in range(3):
+        assert (decode(store.get_again(b"a")) == GULL).all()
+        assert decode(store.get_again(b"small")) == "gull"
+    store.put(b"a", encode(GULL + 1), replace=True)
+    assert (decode(store.get_again(b"a")) == GULL + 1).all()
+    view = store.get_again(b"a")
+    fill(store, 20)
+    store.close()
+    assert (decode(store.get_again(b"a")) == GULL + 1).all(), "opened again"
+    store.close()
+    shutil.rmtree(folder)
+    other = LmdbStore(folder, max_bytes=1 << 22, is_durable=False)
+    other.put(b"b", encode(GULL))
+    assert store.get_again(b"a") is None
+    assert (decode(view) == GULL + 1).all()
+
+
+def test_a_forked_process_reads_again_what_its_parent_has_read(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "cache", max_bytes=1 << 22, is_durable=False)
+    store.put(b"a", encode(GULL))
+    assert store.get_again(b"a") is not None
+
+    def work(pipe: Any) -> None:
+        same = (decode(store.get_again(b"a")) == GULL).all()
+        pipe.send((same, store.put(b"b", encode(GULL + 1)), (decode(store.get_again(b"b")) == GULL + 1).all()))
+
+    child, pipe = run_in_child(work)
+    assert pipe.recv() == (True, True, True)
+    child.join()
+    assert (decode(store.get_again(b"b")) == GULL + 1).all()
+
+
 def test_one_who_asks_for_more_gets_it_and_others_follow(tmp_path: Path) -> None:
     small = LmdbStore(tmp_path / "cache", max_bytes=1 << 18, is_durable=False)
     small.put(b"a", encode(GULL))
@@ -376,7 +419,8 @@ def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""]), lambda s: s.stats()):
         with pytest.raises(DataError, match=refused):
             call(LmdbStore(folder))
-    (folder / "METADATA").write_text("{")
+    for metadata in ("METADATA", "METADATA.copy"):
+        (folder / metadata).write_text("{")
     with pytest.raises(DataError, match="METADATA file is damaged"):
         LmdbStore(folder).get(b"a")
 

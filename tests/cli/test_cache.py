@@ -37,7 +37,7 @@ def damage(files: str) -> None:
 def test_caches_are_listed(places: list[str], run: Any) -> None:
     listed = run("cache", "ls", *places).out.splitlines()
     assert listed[0].startswith(f"{places[0]}: 1 entries, ")
-    assert listed[1].startswith(f"{places[1]}: 3 entries, ")
+    assert listed[1].startswith(f"{places[1]}: 4 entries, ")
     assert listed[1].endswith("bytes, files, complete for 2 samples")
     assert listed[2].endswith("bytes, lmdb")
     assert listed[0] in run("cache", "ls").out.splitlines(), "all that have names"
@@ -45,17 +45,17 @@ def test_caches_are_listed(places: list[str], run: Any) -> None:
 
 def test_json_tells_what_the_functions_return(places: list[str], run: Any) -> None:
     assert run("cache", "ls", *places, "--json").json() == [look_at_cache(place)._asdict() for place in places]
-    verified = [dict(zip(("entries", "damaged"), check_cache(place), strict=True)) for place in places]
+    verified = [check_cache(place)._asdict() for place in places]
     told = run("cache", "verify", "--json", *places).json()
     assert told == [{"place": place, **each} for place, each in zip(places, verified, strict=True)]
 
 
 def test_damaged_entries_are_counted_and_end_with_status_1(places: list[str], run: Any) -> None:
     files = places[1]
-    assert run("cache", "verify", *places).out.splitlines()[1] == f"{files}: 3 entries, 0 damaged"
+    assert run("cache", "verify", *places).out.splitlines()[1] == f"{files}: 4 entries, 0 damaged"
     damage(files)
     said = run("cache", "verify", files)
-    assert (said.status, said.out) == (1, f"{files}: 3 entries, 1 damaged\n")
+    assert (said.status, said.out) == (1, f"{files}: 4 entries, 1 damaged\n")
     assert said.err.startswith("kdpipes cache: 1 entries are damaged")
     assert said.err.count("\n") == 1
     as_json = run("cache", "verify", files, "--json")
@@ -63,11 +63,20 @@ def test_damaged_entries_are_counted_and_end_with_status_1(places: list[str], ru
     assert '"damaged": 1' in as_json.out
 
 
+def test_what_needs_no_source_is_healed(places: list[str], run: Any) -> None:
+    files = places[1]
+    metadata = Path(files, "METADATA")
+    metadata.write_bytes(metadata.read_bytes()[:-5])
+    assert run("cache", "verify", files) == (0, f"{files}: 4 entries, 1 damaged, 1 of them healed\n", "")
+    assert run("cache", "verify", files, "--json").json() == [{"place": files, **check_cache(files)._asdict()}]
+    assert run("cache", "verify", files).out == f"{files}: 4 entries, 0 damaged\n"
+
+
 def test_a_bar_on_stderr_shows_what_takes_long(places: list[str], run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_progress, "DELAY_S", 0.0)
     said = run("cache", "verify", places[1])
     assert "verifying" in said.err
-    assert said.out == f"{places[1]}: 3 entries, 0 damaged\n"
+    assert said.out == f"{places[1]}: 4 entries, 0 damaged\n"
 
 
 def test_caches_are_cleared_and_nothing_else(places: list[str], tmp_path: Path, run: Any) -> None:
