@@ -21,6 +21,7 @@ from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_cache import Shard, ShardCache
 from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shard_order import goes_by_shards, visits_of
+from kdpipes.storage.time_limit import DEFAULT_S, limited
 
 __all__ = ["Fetch", "MemberReader"]
 
@@ -63,10 +64,12 @@ class MemberReader:
         fetch: How shards elsewhere are read: whole, by members, or ("auto") whole in an epoch that goes shard by shard
             and needs at least half of their bytes.
         cache: Where whole shards are kept.
+        timeout_s: How long storage may take to answer.
     """
 
-    def __init__(self, fetch: Fetch, cache: ShardCache) -> None:
+    def __init__(self, fetch: Fetch, cache: ShardCache, timeout_s: float | None = DEFAULT_S) -> None:
         self._fetch = fetch
+        self._timeout_s = timeout_s
         self._cache = cache
         self._ranges = RangeReader()
         self._habit = _Habit()
@@ -84,7 +87,7 @@ class MemberReader:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MemberReader, (self._fetch, self._cache)
+        return MemberReader, (self._fetch, self._cache, self._timeout_s)
 
     def expect(self, positions: NDArray[Any]) -> None:
         """Take note of the order of an epoch that begins.
@@ -97,6 +100,10 @@ class MemberReader:
 
     def announce(self, catalog: Catalog, positions: NDArray[Any]) -> None:
         """Begin to read what will be asked for soon."""
+        with limited(self._timeout_s):
+            self._announce(catalog, positions)
+
+    def _announce(self, catalog: Catalog, positions: NDArray[Any]) -> None:
         with self._lock:
             expected, self._expected = self._expected, ()
             if expected:
@@ -108,7 +115,8 @@ class MemberReader:
 
     def announce_fields(self, catalog: Catalog, indices: list[int], fields: set[str]) -> None:
         """Begin to read some fields by ranges."""
-        self._ranges.announce(span for index in indices for span in _spans(catalog, index, fields))
+        with limited(self._timeout_s):
+            self._ranges.announce(span for index in indices for span in _spans(catalog, index, fields))
 
     def read(self, catalog: Catalog, index: int, field: str, places: Places) -> bytes:
         """Return the content of a member, whose place is among `places`, or what there is of it.
@@ -120,17 +128,21 @@ class MemberReader:
         number = int(catalog.shards[index])
         url, offset, size = catalog.urls[number], int(places.offsets[index]), int(places.sizes[index])
         if is_local(url):
-            return read_span(url, offset, size)
-        span, checksum = Span(url, offset, offset + size), None
+            return read_span(url, offset, size, catalog.versions[number])
+        with limited(self._timeout_s):
+            return self._read_elsewhere(catalog, index, Span(url, offset, offset + size), places)
+
+    def _read_elsewhere(self, catalog: Catalog, index: int, span: Span, places: Places) -> bytes:
+        number, checksum = int(catalog.shards[index]), None
         if places.checksums is not None and places.checksums[index] != UNCHECKED:
             checksum = int(places.checksums[index])
-        content = self._cached(catalog, number, span) if self._is_cached(url) else None
+        content = self._cached(catalog, number, span) if self._is_cached(span.url) else None
         is_copy = content is not None
         content = self._ranges.read(span) if content is None else content
         for num_damaged in range(NUM_TRIES):
             if checksum is None or zlib.crc32(content) == checksum:
                 if is_copy and num_damaged:
-                    self._cache.repair(_shard(catalog, number), offset, content)
+                    self._cache.repair(_shard(catalog, number), span.start, content)
                 return content
             content = read_range(span)  # damage on the way is not there every time
         raise DataError(

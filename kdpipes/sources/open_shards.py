@@ -22,6 +22,7 @@ from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import decode_member
+from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
 
 __all__ = ["ShardReaderMapDataPipe"]
 
@@ -69,6 +70,8 @@ class ShardReaderMapDataPipe(MapPipe):
         cache_dir: The folder for whole shards; None is `shards` in the local cache.
         max_cache_bytes: How large it may be, with what is being downloaded; None is half of what is free on its disk.
             A shard for which there is no room is read by members.
+        timeout_s: How long storage elsewhere may take to answer a request, in seconds, and 1 s more for each 256 KiB
+            of a large one; what is silent twice is an error. None waits for ever.
 
     Memory: the length of the keys, 12 bytes a sample, 12 to 16 bytes a member and 8 a class, shared by all workers;
         with shards elsewhere, up to 256 MB of what was read ahead in each worker.
@@ -87,6 +90,7 @@ class ShardReaderMapDataPipe(MapPipe):
         fetch: Fetch = "auto",
         cache_dir: str | os.PathLike[str] | None = None,
         max_cache_bytes: int | None = None,
+        timeout_s: float | None = DEFAULT_S,
     ) -> None:
         self._urls = Shared(expand_urls(urls))
         self._class_names = check_names("class_names", class_names)
@@ -95,7 +99,9 @@ class ShardReaderMapDataPipe(MapPipe):
             raise ValueError(must_be("cache_dir", "a folder of this machine", cache_dir))
         max_bytes = None if max_cache_bytes is None else check_count("max_cache_bytes", max_cache_bytes)
         self._catalog: Shared[Catalog] | None = None
-        self._members = MemberReader(fetch, ShardCache(None if cache_dir is None else os.fspath(cache_dir), max_bytes))
+        self._timeout_s = check_timeout(timeout_s)
+        cache = ShardCache(None if cache_dir is None else os.fspath(cache_dir), max_bytes)
+        self._members = MemberReader(fetch, cache, self._timeout_s)
         self.is_elsewhere = not all(map(is_local, self._urls.value))
 
     def __len__(self) -> int:
@@ -168,9 +174,10 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def _indexed(self) -> Catalog:
         if self._catalog is None:
-            forget_listings(self._urls.value)
-            urls = matching_urls(self._urls.value)
-            self._catalog = Shared(open_catalog(urls, relative_names(urls)))
+            with limited(self._timeout_s):
+                forget_listings(self._urls.value)
+                urls = matching_urls(self._urls.value)
+                self._catalog = Shared(open_catalog(urls, relative_names(urls)))
         return self._catalog.value
 
     def _all_of(self, field: str) -> Any:

@@ -27,6 +27,7 @@ from kdpipes.storage.files import (
 from kdpipes.storage.remote_stream import StreamsAhead
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import Member, decode_member, read_members
+from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
 
 __all__ = ["ShardStreamerIterDataPipe"]
 
@@ -50,10 +51,13 @@ class ShardStreamerIterDataPipe(IterPipe):
         urls: Paths or fsspec URLs, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or globs, `"birds-*.tar"`.
             `pipe:` is refused: `kdp.from_webdataset(wds.WebDataset(...))` reads that.
         class_names: The names of the classes 0, 1, ...
+        timeout_s: How long storage elsewhere may take to answer a request, in seconds, and 1 s more for each 256 KiB
+            of a large one; what is silent twice is an error. None waits for ever.
 
     Length: none; a stream ends where its shards end.
 
-    Memory: one sample, and 1 MiB of the shard; of one elsewhere up to 24 MiB.
+    Memory: one sample, and 1 MiB of the shard; of shards elsewhere up to 36 MiB: 28 of the one that is read, and 8 of
+        the next.
 
     Raises:
         FileNotFoundError: A shard is missing; of those on this machine, before the first sample of the epoch.
@@ -66,11 +70,13 @@ class ShardStreamerIterDataPipe(IterPipe):
         urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         class_names: Sequence[str] | None = None,
+        timeout_s: float | None = DEFAULT_S,
     ) -> None:
         super().__init__()
         self._urls = Shared(expand_urls(urls))
         self._has_looked = False
         self._class_names = check_names("class_names", class_names)
+        self._timeout_s = check_timeout(timeout_s)
         self._part = (0, 1)
         self._order_key: bytes | None = None
         self._start = (0, 0, 0)
@@ -125,7 +131,9 @@ class ShardStreamerIterDataPipe(IterPipe):
         if not are_given_up():
             _refuse_missing([url for url, _ in own[first:]])
         lost: list[Exception] = []
-        with closing(StreamsAhead([url for url, _ in own[first:]])) as streams:
+        with limited(self._timeout_s):
+            ahead = StreamsAhead([url for url, _ in own[first:]])
+        with closing(ahead) as streams:
             for shard, (url, name) in enumerate(own[first:], first):
                 groups = _up_to_damage(read_members(url, streams.open), lost)
                 for place, group in enumerate(groups, 1):
@@ -165,16 +173,18 @@ class ShardStreamerIterDataPipe(IterPipe):
     def _stamp_of(self, url: str) -> str:
         """Return what tells a shard from what it was before, as it is in this epoch."""
         if url not in self._stamps:
-            self._stamps[url] = file_stamp(url) if is_local(url) else f"{url} {version_of(url)}"
+            with limited(self._timeout_s):
+                self._stamps[url] = file_stamp(url) if is_local(url) else f"{url} {version_of(url)}"
         return self._stamps[url]
 
     def _found(self) -> list[str]:
         """Return the shards, with globs written out, once for all copies."""
         urls = self._urls.value
-        if not self._has_looked:
-            forget_listings(urls)
-            self._has_looked = True
-        found = matching_urls(urls)
+        with limited(self._timeout_s):
+            if not self._has_looked:
+                forget_listings(urls)
+                self._has_looked = True
+            found = matching_urls(urls)
         if found != urls:
             urls[:] = found
         return urls

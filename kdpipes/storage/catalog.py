@@ -23,6 +23,7 @@ from kdpipes.errors import DataError
 from kdpipes.storage.files import Version, cache_folder, is_local, md5_of, read_url, version_of, write_url
 from kdpipes.storage.joined_indexes import JoinedIndexes
 from kdpipes.storage.ranges import Threads
+from kdpipes.storage.refusals import is_refused
 from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
@@ -258,7 +259,7 @@ def _content_of(place: str) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except DataError as error:
-        if is_local(place) or isinstance(error.__cause__, PermissionError):
+        if is_local(place) or is_refused(error):
             return None  # so do stores answer that do not say what is missing
         raise
 

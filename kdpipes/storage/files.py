@@ -9,14 +9,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import braceexpand
 import fsspec
 
 from kdpipes.errors import DataError, must_be
 from kdpipes.storage.drafts import replace_file
+from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.retries import is_missing, retried
+from kdpipes.storage.time_limit import SilenceError, ask, in_time
 
 __all__ = [
     "Version",
@@ -41,9 +44,13 @@ __all__ = [
 ]
 
 
+_INDEX, _LISTING = 1 << 23, 1 << 27  # how large answers may be of which that is not known
 _GLOB = re.compile(r"[*?\[]")
 _MD5 = re.compile(r"tag:\"?([0-9a-f]{32})\"?")
-_TAGS = ("ETag", "etag", "generation", "md5Hash", "crc32c", "LastModified", "last_modified", "mtime", "created")
+_TAGS = (
+    *("ETag", "etag", "generation", "md5Hash", "crc32c"),
+    *("LastModified", "last_modified", "Last-Modified", "mtime", "created"),
+)
 
 
 _NO_SHELL = (
@@ -132,9 +139,10 @@ def _matching(pattern: str) -> list[str]:
         found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - paths stay as they were given
     else:
         with _naming(pattern):
-            filesystem, path = fsspec.core.url_to_fs(pattern)
+            filesystem, path = filesystem_of(pattern)
             rest = "".join(pattern.partition("::")[1:])
-            found = sorted(filesystem.unstrip_protocol(name) + rest for name in filesystem.glob(path))
+            names = in_time(lambda: filesystem.glob(path), pattern, _LISTING)
+            found = sorted(filesystem.unstrip_protocol(name) + rest for name in names)
     if not found:
         raise FileNotFoundError(f"No file matches {pattern!r}.")
     return found
@@ -170,13 +178,38 @@ def relative_names(urls: Sequence[str]) -> list[str]:
     return ["/".join(url.split("/")[shared:]) for url in urls]
 
 
+class Bounded:
+    """A file elsewhere whose storage must answer in time.
+
+    Args:
+        file: That is open for reading.
+        url: Of it.
+    """
+
+    def __init__(self, file: Any, url: str) -> None:
+        self._file, self._url = file, url
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, size: int = -1) -> bytes:
+        """Return some bytes, as files do.
+
+        Raises:
+            SilenceError: They do not come in time.
+        """
+        content: bytes = in_time(lambda: self._file.read(size), self._url, max(size, _INDEX if size < 0 else 0))
+        return content
+
+
 @contextmanager
 def open_url(url: str, *, compression: str | None = None) -> Iterator[IO[bytes]]:
     """Open `url` for reading; what cannot be opened is an error that names it."""
     with _naming(url):
-        file = fsspec.open(url, "rb", compression=compression).open()
+        opened = fsspec.open(url, "rb", compression=compression)
+        file = opened.open() if is_local(url) else in_time(opened.open, url)
     with file:
-        yield file
+        yield file if is_local(url) else cast("IO[bytes]", Bounded(file, url))
 
 
 def read_url(url: str) -> bytes:
@@ -184,16 +217,16 @@ def read_url(url: str) -> bytes:
     with _naming(url):
         if is_local(url):
             return Path(url).read_bytes()
-        filesystem, path = fsspec.core.url_to_fs(url)
-        content: bytes = retried(lambda: filesystem.cat_file(path))
+        filesystem, path = filesystem_of(url)
+        content: bytes = retried(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX))
     return content
 
 
 def write_url(url: str, content: bytes) -> None:
     """Write a whole file so that nobody sees half of it; what was there before is replaced."""
     if not is_local(url):
-        filesystem, path = fsspec.core.url_to_fs(url)
-        filesystem.pipe_file(path, content)
+        filesystem, place = filesystem_of(url)
+        filesystem.pipe_file(place, content)
         return
     replace_file(Path(url), content)
 
@@ -202,7 +235,7 @@ def forget_listings(urls: Sequence[str]) -> None:
     """Let nothing be taken from listings of folders elsewhere that file systems have kept."""
     for url in {url.rpartition("/")[0]: url for url in urls if not is_local(url)}.values():
         with _naming(url):
-            filesystem, path = fsspec.core.url_to_fs(url)
+            filesystem, path = filesystem_of(url)
             folder = filesystem._parent(path)
             filesystem.invalidate_cache(None if "*" in folder else folder)
 
@@ -226,8 +259,8 @@ def remote_info(url: str) -> tuple[Any, str, dict[str, Any]]:
         DataError: The file system cannot be reached.
     """
     with _naming(url):
-        filesystem, path = fsspec.core.url_to_fs(url)
-        return filesystem, path, retried(lambda: filesystem.info(path))
+        filesystem, path = filesystem_of(url)
+        return filesystem, path, retried(lambda: ask(filesystem, "info", url, path))
 
 
 def version_in(info: Mapping[str, Any]) -> Version:
@@ -251,10 +284,14 @@ def _naming(url: str) -> Iterator[None]:
 def _as_unreadable(url: str, error: Exception) -> Exception:
     if is_missing(error):
         hint = " Globs are not expanded: give a list, or a brace range." if "*" in url else ""
+        if "bucket does not exist" in str(error):
+            hint += " Nor is there its bucket: are its name and the endpoint right?"
         return FileNotFoundError(f"There is no file {url!r}.{hint}")
     if isinstance(error, ImportError):
         return ImportError(f"{url!r} needs a file system that is not installed: {error}")
-    return DataError(f"{url!r} cannot be read: {str(error) or type(error).__name__}")
+    if isinstance(error, SilenceError):
+        return DataError(f"{error}.")
+    return DataError(f"{url!r} cannot be read: {what_went_wrong(url, error)}")
 
 
 def list_files(root: str, suffixes: Sequence[str]) -> list[str]:
@@ -275,8 +312,8 @@ def file_stamp(url: str) -> str:
 def list_versions(root: str) -> dict[str, Version]:
     """Return the version of each file below a folder elsewhere, by its path there."""
     with _naming(root):
-        filesystem, path = fsspec.core.url_to_fs(root)
-        found: dict[str, Any] = retried(lambda: filesystem.find(path, detail=True))
+        filesystem, path = filesystem_of(root)
+        found: dict[str, Any] = retried(lambda: ask(filesystem, "find", root, path, detail=True, num_bytes=_LISTING))
     return {str(file).removeprefix(path).lstrip("/"): version_in(info) for file, info in found.items()}
 
 
@@ -308,9 +345,9 @@ def _raise(error: OSError) -> None:
 
 def _list_remote(root: str) -> Iterator[str]:
     with _naming(root):
-        filesystem, path = fsspec.core.url_to_fs(root)
-        is_folder = filesystem.isdir(path)
-        found: list[Any] = filesystem.find(path) if is_folder else []
+        filesystem, path = filesystem_of(root)
+        is_folder = ask(filesystem, "isdir", root, path)
+        found: list[Any] = ask(filesystem, "find", root, path, num_bytes=_LISTING) if is_folder else []
     if not is_folder:
         raise FileNotFoundError(f"There is no folder {root!r}.")
     yield from (str(file).removeprefix(path).lstrip("/") for file in found)

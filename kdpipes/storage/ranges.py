@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-import fsspec
-
 from kdpipes._forks import forget_after_fork
 from kdpipes.errors import DataError
-from kdpipes.storage.retries import retried
+from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.refusals import what_went_wrong
+from kdpipes.storage.retries import NUM_SILENT, retried
+from kdpipes.storage.time_limit import SilenceError, answer_of, ask, limited, time_limit, waiting
 
 __all__ = ["RangeReader", "Span", "Threads", "read_range"]
 
@@ -29,24 +30,34 @@ class Span(NamedTuple):
     stop: int
 
 
-def read_range(span: Span) -> bytes:
+def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> bytes:
     """Return the bytes of a span; what may pass is tried again.
+
+    Args:
+        span: Which.
+        num_silent: How many tries may get no answer in time.
 
     Raises:
         DataError: They cannot be had, or the file ends before.
     """
     try:
-        return retried(lambda: _once(span)) if span.start < span.stop else b""
+        return retried(lambda: _once(span), num_silent=num_silent) if span.start < span.stop else b""
     except Exception as error:
-        what = str(error) or type(error).__name__
+        what = what_went_wrong(span.url, error)
         raise DataError(f"Shard {span.url!r} cannot be read at offset {span.start}: {what}.") from error
 
 
+def _read_ahead(span: Span) -> bytes:
+    with waiting():  # whoever reads the span looks at the time
+        return read_range(span)
+
+
 def _once(span: Span) -> bytes:
-    filesystem, path = fsspec.core.url_to_fs(span.url)
-    content: bytes = filesystem.cat_file(path, start=span.start, end=span.stop)
-    if len(content) != span.stop - span.start:
-        raise DataError(f"{span.stop - span.start} bytes are due, {len(content)} came")
+    filesystem, path = filesystem_of(span.url)
+    size = span.stop - span.start
+    content: bytes = ask(filesystem, "cat_file", span.url, path, start=span.start, end=span.stop, num_bytes=size)
+    if len(content) != size:
+        raise DataError(f"{size} bytes are due, {len(content)} came")
     return content
 
 
@@ -59,7 +70,7 @@ class Threads:
     """
 
     def __init__(self, number: int, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any], float | None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_missing, self._name = number, name
         weakref.finalize(self, _end, self._jobs, number)
@@ -68,7 +79,7 @@ class Threads:
         """Let one of them do something."""
         future: Future[Any] = Future()
         with self._lock:
-            self._jobs.put((action, future))
+            self._jobs.put((action, future, time_limit()))
             if self._num_missing and self._jobs.qsize():
                 self._num_missing -= 1
                 threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
@@ -77,10 +88,11 @@ class Threads:
 
 def _work(jobs: Any) -> None:
     while (job := jobs.get()) is not None:
-        action, future = job
+        action, future, seconds = job
         if future.set_running_or_notify_cancel():
             try:
-                future.set_result(action())
+                with limited(seconds):
+                    future.set_result(action())
             except BaseException as error:
                 future.set_exception(error)
         del job, action, future  # what was read is not to be kept until something else is
@@ -149,12 +161,14 @@ class RangeReader:
         if known is None or coming is None:
             return read_range(span)
         try:
-            return coming.result()[span.start - known.start : span.stop - known.start]
-        except Exception:  # what failed for many is tried for one
+            content = answer_of(coming, span.url, known.stop - known.start)
+            return content[span.start - known.start : span.stop - known.start]
+        except Exception as error:  # what failed for many is tried for one
             with self._lock:
                 if self._ahead.get(known) is coming:
                     self._remove(known)
-            return read_range(span)
+            is_silent = isinstance(error, SilenceError)
+        return read_range(span, **({"num_silent": 1} if is_silent else {}))
 
     def _covering(self, span: Span) -> Span | None:
         if span in self._ahead:
@@ -175,7 +189,7 @@ class RangeReader:
 
     def _add(self, span: Span) -> None:
         assert self._threads is not None
-        self._ahead[span] = self._threads.submit(lambda: read_range(span))
+        self._ahead[span] = self._threads.submit(lambda: _read_ahead(span))
         insort(self._by_url.setdefault(span.url, []), span)
         self._longest = max(self._longest, span.stop - span.start)
         self._num_bytes += span.stop - span.start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
@@ -14,12 +14,16 @@ from fsspec.spec import AbstractFileSystem
 
 from kdpipes.storage.files import Version, is_local, remote_info, version_in
 from kdpipes.storage.ranges import Threads
+from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.retries import retried
+from kdpipes.storage.time_limit import SilenceError, ask, in_time, limited, time_limit
 
 __all__ = ["BrokenStreamError", "RemoteStream", "StreamsAhead"]
 
-_FIRST_CHUNK, _LARGEST_CHUNK = 1 << 20, 1 << 23
-_NUM_AHEAD = 3
+_FIRST_CHUNK, _LARGEST_CHUNK = 1 << 20, 1 << 22
+_NUM_AHEAD = 6  # chunks under way, of a file that is being read on
+_NUM_BEGUN = 4  # of the file that comes next
+_NUM_AT_FIRST = 3  # of one of which nobody may want more than the beginning
 
 
 class BrokenStreamError(Exception):
@@ -43,6 +47,7 @@ class _Source:
     """
 
     def __init__(self, url: str, version: Version | None = None, *, has_ranges: bool = True) -> None:
+        self._url = url
         self._filesystem, self._path, info = remote_info(url)
         self.version = version_in(info)
         self.size = info["size"]
@@ -59,10 +64,11 @@ class _Source:
         def attempt() -> bytes:
             nonlocal num_tries
             num_tries += 1
-            return self._range(start, stop) if self.has_ranges else self._read_on(start, stop)
+            read = self._range if self.has_ranges else self._read_on
+            return in_time(partial(read, start, stop), self._url, stop - start)
 
         try:
-            content = retried(attempt, final=(_NoRangesError,))
+            content = retried(attempt, final=(_NoRangesError,) if self.has_ranges else (_NoRangesError, SilenceError))
         except _NoRangesError:
             raise
         except Exception as error:
@@ -81,7 +87,7 @@ class _Source:
     def _check_again(self) -> None:
         """Refuse a file that has been replaced."""
         self._filesystem.invalidate_cache(self._path)  # it may remember a listing
-        self._refuse_change(version_in(self._filesystem.info(self._path)))
+        self._refuse_change(version_in(ask(self._filesystem, "info", self._url, self._path)))
 
     def _refuse_as_changed(self, error: Exception) -> None:
         """Refuse a file that has been replaced, if that is to be learned: it would be the reason for an error."""
@@ -177,9 +183,11 @@ class RemoteStream:
         self._chunk, self._at = b"", 0
         self._begin, self._wanted = 0, 0  # of the chunk; of the next one that is to be asked for
         self._coming: deque[Future[bytes]] = deque()
+        self._num_ahead = min(_NUM_AT_FIRST, _NUM_AHEAD)
+        self.at_end: Callable[[int], object] | None = None  # told how many chunks are under way when they are the last
         self._source = _Source(url)
         self._threads: Threads | None = None
-        self._process = os.getpid()
+        self._process, self._seconds = os.getpid(), time_limit()
 
     def __enter__(self) -> RemoteStream:
         return self
@@ -189,6 +197,13 @@ class RemoteStream:
 
     def begin(self) -> RemoteStream:
         """Let the threads read what comes first."""
+        self._num_ahead = min(_NUM_BEGUN, _NUM_AHEAD)
+        self._ask()
+        return self
+
+    def go_on(self, num_ahead: int) -> RemoteStream:
+        """Let the threads read so many chunks ahead, or more: all of the file will be read."""
+        self._num_ahead = max(num_ahead, self._num_ahead)
         self._ask()
         return self
 
@@ -218,20 +233,29 @@ class RemoteStream:
 
     def _next_chunk(self) -> bytes:
         try:
-            if self._process != os.getpid():
-                self._renew(has_ranges=self._source.has_ranges)
-            try:
-                return self._asked()
-            except _NoRangesError:
-                self._renew(has_ranges=False)
-                return self._asked()
+            with limited(self._seconds):
+                return self._asked_anew()
         except Exception as error:
-            what = str(error) or type(error).__name__
+            what = what_went_wrong(self._url, error)
             raise BrokenStreamError(f"cannot be read at offset {self._begin}: {what}") from error
+
+    def _asked_anew(self) -> bytes:
+        """Return the next chunk, with another view of the file if need be."""
+        if self._process != os.getpid():
+            self._renew(has_ranges=self._source.has_ranges)
+        try:
+            return self._asked()
+        except _NoRangesError:
+            self._renew(has_ranges=False)
+            return self._asked()
 
     def _asked(self) -> bytes:
         self._ask()
-        content = self._coming.popleft().result() if self._coming else b""
+        coming = self._coming.popleft() if self._coming else None
+        if self.at_end is not None and self._wanted == self._source.size:
+            self.at_end(len(self._coming))
+        content = b"" if coming is None else coming.result()
+        self._num_ahead = _NUM_AHEAD if self._begin else self._num_ahead
         self._ask()
         return content
 
@@ -240,7 +264,7 @@ class RemoteStream:
         if self._threads is None:
             self._threads = Threads(_NUM_AHEAD if self._source.has_ranges else 1, "kdpipes-stream")
         end = self._source.size
-        while len(self._coming) < _NUM_AHEAD and (end is None or self._wanted < end):
+        while len(self._coming) < self._num_ahead and (end is None or self._wanted < end):
             start = self._wanted
             stop = start + min(max(start, _FIRST_CHUNK), _LARGEST_CHUNK)
             self._wanted = stop if end is None else min(stop, end)
@@ -269,6 +293,7 @@ class StreamsAhead:
     def __init__(self, urls: Sequence[str]) -> None:
         self._next = dict(pairwise(url for url in urls if not is_local(url)))
         self._threads: Threads | None = None
+        self._seconds = time_limit()
         self._begun: tuple[str, int, Future[RemoteStream]] | None = None
 
     def open(self, url: str) -> RemoteStream:
@@ -278,13 +303,18 @@ class StreamsAhead:
             FileNotFoundError: There is no such file.
             DataError: The storage cannot be reached.
         """
+        with limited(self._seconds):
+            return self._open(url)
+
+    def _open(self, url: str) -> RemoteStream:
         (known, process, begun), self._begun = self._begun or ("", 0, Future()), None
         is_begun = known == url and process == os.getpid()  # threads of a parent do nothing in a forked process
-        stream = begun.result() if is_begun else RemoteStream(url)
+        stream = begun.result().go_on(_NUM_AHEAD) if is_begun else RemoteStream(url)
         if (following := self._next.get(url)) is not None:
             self._threads = self._threads or Threads(1, "kdpipes-stream")
             begun = self._threads.submit(lambda: RemoteStream(following).begin())
             self._begun = following, os.getpid(), begun
+            stream.at_end = partial(_go_on, begun, os.getpid())
         return stream
 
     def close(self) -> None:
@@ -292,6 +322,12 @@ class StreamsAhead:
         begun, self._begun = self._begun, None
         if begun is not None and begun[1] == os.getpid():
             begun[2].add_done_callback(_close_begun)
+
+
+def _go_on(begun: Future[RemoteStream], process: int, num_under_way: int) -> None:
+    """Let the next file have the threads' places that are free, of as many as one file may have."""
+    if process == os.getpid() and begun.done() and not begun.cancelled() and begun.exception() is None:
+        begun.result().go_on(_NUM_AHEAD - num_under_way)
 
 
 def _close_begun(begun: Future[RemoteStream]) -> None:

@@ -8,10 +8,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["NUM_TRIES", "is_missing", "retried"]
+from kdpipes.storage.refusals import is_refused
+from kdpipes.storage.time_limit import SilenceError
+
+__all__ = ["NUM_SILENT", "NUM_TRIES", "is_missing", "retried"]
 
 Result = TypeVar("Result")
 NUM_TRIES = 6
+NUM_SILENT = 2  # tries: each has taken its time
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _NOT_TO_BE_HELPED = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
 _MAY_PASS = (408, 425, 429)
@@ -19,7 +23,11 @@ _jitter = random.Random()
 
 
 def retried(
-    action: Callable[[], Result], *, num_tries: int = NUM_TRIES, final: tuple[type[Exception], ...] = ()
+    action: Callable[[], Result],
+    *,
+    num_tries: int = NUM_TRIES,
+    num_silent: int = NUM_SILENT,
+    final: tuple[type[Exception], ...] = (),
 ) -> Result:
     """Return what an action returns; if it fails, try again, at growing intervals that are drawn at random.
 
@@ -29,13 +37,22 @@ def retried(
     Args:
         action: What to do.
         num_tries: How often, at most.
+        num_silent: How often at most where no answer comes in time.
         final: Errors that are raised at once.
     """
+    num_seen = 0
     for attempt in range(1, num_tries):
         try:
             return action()
         except Exception as error:
-            if isinstance(error, final) or (isinstance(error, _NOT_TO_BE_HELPED) and not _is_disguised(error)):
+            num_seen += isinstance(error, SilenceError)
+            if num_seen == num_silent:
+                raise
+            if (
+                isinstance(error, final)
+                or is_refused(error)
+                or (isinstance(error, _NOT_TO_BE_HELPED) and not _is_disguised(error))
+            ):
                 raise
             time.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * _jitter.uniform(0.5, 1.5))
     return action()
@@ -43,7 +60,7 @@ def retried(
 
 def is_missing(error: Exception) -> bool:
     """Return whether an error says that there is no such file."""
-    return isinstance(error, FileNotFoundError) and not _is_disguised(error)
+    return isinstance(error, FileNotFoundError) and not _is_disguised(error) and not is_refused(error)
 
 
 def _is_disguised(error: Exception) -> bool:

@@ -14,6 +14,7 @@ from kdpipes.storage.held_files import HeldFile
 from kdpipes.storage.ranges import Threads, read_range
 from kdpipes.storage.shard_folder import Entry, ShardFolder
 from kdpipes.storage.shard_order import ShardOrder
+from kdpipes.storage.time_limit import limited, time_limit
 
 __all__ = ["ShardFetcher"]
 
@@ -74,10 +75,15 @@ class ShardFetcher:
         with self._lock:
             is_idle = self._thread is None or not self._thread.is_alive()
             if is_idle and self._due() is not None:
-                self._thread = threading.Thread(target=self._work_ahead, name="kdpipes-shards", daemon=True)
+                limit = (time_limit(),)
+                self._thread = threading.Thread(target=self._work_ahead, args=limit, name="kdpipes-shards", daemon=True)
                 self._thread.start()
 
-    def _work_ahead(self) -> None:
+    def _work_ahead(self, seconds: float | None) -> None:
+        with limited(seconds):
+            self._fetch_due()
+
+    def _fetch_due(self) -> None:
         tried: set[str] = set()
         while True:
             with self._lock:

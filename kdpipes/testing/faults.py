@@ -95,6 +95,12 @@ class Fault:
         if (self.kind == "slow") != (self.bytes_per_s is not None) or not (self.bytes_per_s or 1) > 0:
             raise ValueError(must_be("bytes_per_s", "a number above 0 for `slow`, and None else", self.bytes_per_s))
 
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it depends on how many requests there were before."""
+        is_scheduled = self.every is not None or self.probability is not None or self.times is not None or self.after
+        return bool(is_scheduled) or self.kind in ("flip_bit", "wrong_range")
+
     def concerns(self, path: str, kind: str) -> bool:
         """Return whether a request is one that this fault counts."""
         is_body = kind in ("whole", "range")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from itertools import count
+from typing import Any, NamedTuple
 
 from kdpipes._draw import hash_key
 from kdpipes.testing.faults import Fault
@@ -17,6 +19,7 @@ from kdpipes.testing.faults import Fault
 __all__ = ["Begun", "Ledger", "Request", "num_repeated"]
 
 _ANY = -1  # stands for any fault, where requests are numbered
+_CHUNK = 1 << 20
 
 
 class Request(NamedTuple):
@@ -35,41 +38,49 @@ class Request(NamedTuple):
 
 
 class Begun(NamedTuple):
-    number: int
+    name: str
     number_of_path: int
     faults: list[Fault]
 
 
 class Ledger:
-    """The requests of all processes, in one file: a line when a request begins, one when its bytes are known."""
+    """The requests of all processes, in one file: a line when a request begins, one when its bytes are known.
+
+    Lines are appended whole, without a lock, by whom nothing of the others concerns: where no fault has a schedule.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._num_read = 0
         self.requests: list[Request] = []
+        self._places: dict[str, int] = {}
         self._numbers: Counter[tuple[int, str]] = Counter()
         self._hits: Counter[tuple[int, str]] = Counter()
+        self._lock = threading.Lock()
+        self._names = count()
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
 
     def begin(self, faults: Sequence[Fault], seed: int, path: str, kind: str) -> Begun:
-        """Write down a request, and return its numbers and the faults that hit it."""
-        with self._locked() as file:
-            concerned = [place for place, fault in enumerate(faults) if fault.concerns(path, kind)]
+        """Write down a request, and return its name, its number and the faults that hit it."""
+        concerned = [place for place, fault in enumerate(faults) if fault.concerns(path, kind)]
+        name = f"{os.getpid()}-{next(self._names)}"
+        if not any(faults[place].is_numbered for place in concerned):
+            self._append(["begin", name, path, kind, os.getpid(), concerned, [_ANY, *concerned]])
+            return Begun(name, 0, [faults[place] for place in concerned])
+        with self._locked():
             hits = [place for place in concerned if self._is_hit(place, faults[place], seed, path)]
-            self._append(file, ["begin", path, kind, os.getpid(), hits, [_ANY, *concerned]])
-            hitting = [faults[place] for place in hits]
-            return Begun(len(self.requests) - 1, self._numbers[_ANY, path] - 1, hitting)
+            self._append(["begin", name, path, kind, os.getpid(), hits, [_ANY, *concerned]])
+            return Begun(name, self._numbers[_ANY, path], [faults[place] for place in hits])
 
-    def end(self, number: int, start: int, stop: int, delivered: int) -> None:
+    def end(self, name: str, start: int, stop: int, delivered: int) -> None:
         """Write down which bytes a request was for, and how many came."""
-        with self._locked() as file:
-            self._append(file, ["end", number, start, stop, delivered])
+        self._append(["end", name, start, stop, delivered])
 
     def read(self) -> list[Request]:
         """Return all requests so far."""
-        if Path(self._path).exists():
-            with self._locked():
-                pass
-        return list(self.requests)
+        with self._locked():
+            return list(self.requests)
 
     def _is_hit(self, place: int, fault: Fault, seed: int, path: str) -> bool:
         number = self._numbers[place, path]
@@ -77,32 +88,37 @@ class Ledger:
         return fault.hits(number, self._hits[place, path], lambda: int.from_bytes(draw[:7], "little") / (1 << 56))
 
     @contextmanager
-    def _locked(self) -> Iterator[IO[bytes]]:
-        """Open the file alone, among threads and processes, and read what others have written."""
-        with Path(self._path).open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(self._num_read)
+    def _locked(self) -> Iterator[None]:
+        """Keep the other threads and processes that number requests waiting, and read what they have written."""
+        with self._lock:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             try:
-                for line in file:
-                    self._take(line)
-                yield file
+                self._take_new()
+                yield
             finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # closing it leaves the lock to a process forked meanwhile
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing it leaves the lock to a process forked meanwhile
 
-    def _append(self, file: IO[bytes], entry: list[Any]) -> None:
-        line = json.dumps(entry).encode() + b"\n"
-        file.write(line)
-        file.flush()
-        self._take(line)
+    def _append(self, entry: list[Any]) -> None:
+        os.write(self._descriptor, json.dumps(entry).encode() + b"\n")
 
-    def _take(self, line: bytes) -> None:
-        self._num_read += len(line)
-        what, *entry = json.loads(line)
+    def _take_new(self) -> None:
+        content = b""
+        while part := os.pread(self._descriptor, _CHUNK, self._num_read + len(content)):
+            content += part
+        lines = content.splitlines(keepends=True)
+        for line in lines:
+            if line.endswith(b"\n"):  # somebody may be at the last one
+                self._num_read += len(line)
+                self._take(*json.loads(line))
+
+    def _take(self, what: str, name: str, *entry: Any) -> None:
         if what == "end":
-            number, start, stop, delivered = entry
-            self.requests[number] = self.requests[number]._replace(start=start, stop=stop, delivered=delivered)
+            start, stop, delivered = entry
+            place = self._places[name]
+            self.requests[place] = self.requests[place]._replace(start=start, stop=stop, delivered=delivered)
             return
         path, kind, pid, hits, concerned = entry
+        self._places[name] = len(self.requests)
         self.requests.append(Request(path, kind, pid, tuple(hits)))
         self._numbers.update((place, path) for place in concerned)
         self._hits.update((place, path) for place in hits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 from collections.abc import Callable
@@ -112,3 +113,22 @@ def test_an_empty_shard_has_no_samples(write: Callable[..., Path]) -> None:
     pipe = kdp.open_shards([write([]), write(ROWS, "b.tar")])
     assert [sample.key for sample in pipe] == [f"b.tar/birds/{n}" for n in range(4)]
     assert list(kdp.open_shards(write([]))) == []
+
+
+@pytest.mark.parametrize("is_renamed", [True, False], ids=["another file", "the same file"])
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_shard_that_is_replaced_while_it_is_open_is_refused_until_it_is_opened_again(
+    write: Callable[..., Path], is_renamed: bool, grows: bool
+) -> None:
+    path = write(ROWS)
+    pipe = kdp.open_shards(path).select("jpg").deal(batch_size=4)
+    photos = [(row["jpg"],) for row in ROWS]
+    assert list(pipe) == [photos]
+    other = write(ROWS[::-1], "b.tar").read_bytes()
+    place = path.with_name("c.tar") if is_renamed else path
+    place.write_bytes(other + bytes(512) * grows)
+    os.utime(place, ns=(0, 1))
+    place.replace(path)
+    with pytest.raises(kdp.DataError, match=r"Shard '.*a\.tar' has been replaced, .* Open it again, `kdp\.open_shards"):
+        list(pipe)
+    assert list(kdp.open_shards(path).select("jpg").deal(batch_size=4)) == [photos[::-1]]

@@ -185,7 +185,9 @@ def test_what_cannot_pass_is_not_tried_again(
         raise error(f"{path} is not to be had")
 
     monkeypatch.setattr(FaultyFileSystem, "cat_file", refuse)
-    with pytest.raises(DataError, match=r"'faulty://a\.bin' cannot be read at offset 5: a\.bin is not to be had\."):
+    with pytest.raises(
+        DataError, match=r"'faulty://a\.bin' cannot be read at offset 5: .*a\.bin is not to be had\)?\."
+    ):
         RangeReader().read(Span(URL, 5, 9))
     assert (len(calls), waits) == (1, [])
 

@@ -29,9 +29,10 @@ PASSING = ["reset", "reset_midway", "timeout", "unavailable", "too_many_requests
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 4 to 16 KiB, and retries without waits."""
+    """Chunks of 4 to 16 KiB, three at a time, and retries without waits."""
     monkeypatch.setattr(remote_stream, "_FIRST_CHUNK", 1 << 12)
     monkeypatch.setattr(remote_stream, "_LARGEST_CHUNK", 1 << 14)
+    monkeypatch.setattr(remote_stream, "_NUM_AHEAD", 3)
     monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
 
 
@@ -182,6 +183,20 @@ def test_the_next_file_is_begun_while_one_is_read(folder: str) -> None:
     del begun, following, stream, streams
     gc.collect()
     wait_for_none()
+
+
+def test_the_next_file_has_the_places_that_are_free(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_stream, "_NUM_AHEAD", 6)
+    monkeypatch.setattr(remote_stream, "_NUM_BEGUN", 2)
+    streams = in_order(folder, "b.tar", "c.tar")
+    with faulty_storage(folder), streams.open("faulty://b.tar") as stream:
+        assert streams._begun is not None
+        begun = streams._begun[2].result()
+        assert len(begun._coming) == 2
+        assert b"".join(iter(lambda: stream.read(1 << 14), b"")) == CONTENT
+        assert len(begun._coming) == 6
+        with streams.open("faulty://c.tar") as following:
+            assert b"".join(iter(lambda: following.read(1 << 14), b"")) == CONTENT
 
 
 def test_a_next_file_that_cannot_be_opened_is_an_error_in_its_turn(folder: str) -> None:

@@ -1,0 +1,156 @@
+"""Servers of HTTP: which version of a file they have is told by what they say, and what they refuse is named."""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import NoCredentialsError
+from webdataset import TarWriter
+
+import kdpipes as kdp
+from kdpipes.errors import DataError
+from kdpipes.storage.files import read_url, version_of
+from kdpipes.storage.ranges import Span, read_range
+from kdpipes.storage.refusals import is_refused, what_went_wrong
+from kdpipes.storage.remote_stream import RemoteStream
+from kdpipes.storage.retries import retried
+
+DATES = ["Wed, 01 Jul 2026 10:00:00 GMT", "Thu, 02 Jul 2026 10:00:00 GMT"]
+
+
+class Served:
+    """What a server has: contents by path, the headers that it sends along, and paths that it refuses."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.headers: dict[str, str] = {}
+        self.refused: dict[str, int] = {}
+        self.asked: list[str] = []
+        self.url = ""
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    """A server of ranges on this machine."""
+    has = Served()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            has.asked.append(self.path)
+            content = has.files.get(self.path)
+            if self.path in has.refused or content is None:
+                return self._send(has.refused.get(self.path, 404), b"")
+            if "Range" not in self.headers:
+                return self._send(200, content)
+            start, stop = self.headers["Range"].removeprefix("bytes=").split("-")
+            return self._send(206, content[int(start) : int(stop) + 1])
+
+        do_HEAD = do_GET
+
+        def _send(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            for name, value in has.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        has.url = f"http://127.0.0.1:{server.server_port}"
+        yield has
+        server.shutdown()
+
+
+def tar(letter: str) -> bytes:
+    """Return a tar of ten photos; of another letter, it has the same size."""
+    file = io.BytesIO()
+    with TarWriter(file) as writer:
+        for number in range(10):
+            writer.write({"__key__": f"{number}", "jpg": letter.encode() * 3_000, "cls": number % 2})
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("fetch", ["members", "shards"])
+@pytest.mark.parametrize("header", ["Last-Modified", "ETag"])
+def test_a_shard_of_the_same_size_and_another_date_is_another_one(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetch: Any, header: str
+) -> None:
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path))
+    for letter, date in zip("ab", DATES, strict=True):
+        served.files["/a.tar"], served.headers[header] = tar(letter), date
+        pipe = kdp.open_shards(f"{served.url}/a.tar", fetch=fetch).select("jpg").deal(batch_size=10)
+        assert list(pipe) == [[(letter.encode() * 3_000,)] * 10]
+        first = len(served.asked)
+        assert len(kdp.open_shards(f"{served.url}/a.tar")) == 10
+        assert served.asked[first:].count("/a.tar") == 1, "the index is kept as long as the date is the same"
+
+
+def test_a_date_is_a_version_where_there_is_no_etag(served: Served) -> None:
+    served.files["/a"] = b"heron"
+    assert version_of(f"{served.url}/a") == (5, "")
+    served.headers["Last-Modified"] = DATES[0]
+    assert version_of(f"{served.url}/a") == (5, f"tag:{DATES[0]}")
+    served.headers["ETag"] = '"1"'
+    assert version_of(f"{served.url}/a") == (5, 'tag:"1"')
+
+
+def refusal(status: int) -> str:
+    return rf"it is refused \({status}, .*\)\. .*`fsspec\.config\.conf\[\"http\"\] = \{{\"client_kwargs\""
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_what_is_refused_is_named_at_once_with_what_to_look_at(served: Served, status: int) -> None:
+    served.files["/a.tar"], served.refused["/a.tar"] = tar("a"), status
+    url = f"{served.url}/a.tar"
+    for read in (version_of, read_url, RemoteStream, lambda url: len(kdp.open_shards(url))):
+        before = len(served.asked)
+        with pytest.raises(DataError, match=rf"^'{url}' cannot be read: {refusal(status)}"):
+            read(url)
+        assert len(served.asked) - before <= 2, "asking again is of no use"
+    with pytest.raises(DataError, match=rf"^Shard '{url}' cannot be read at offset 3: {refusal(status)}"):
+        read_range(Span(url, 3, 5))
+
+
+def test_an_index_that_is_refused_is_none(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path))
+    served.files["/a.tar"], served.refused["/a.tar.index"] = tar("a"), 403  # as buckets say that cannot be listed
+    assert len(kdp.open_shards(f"{served.url}/a.tar")) == 10
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("s3://birds/a.tar", r"`AWS_ACCESS_KEY_ID`.*`FSSPEC_S3='\{\"anon\": true\}'`"),
+        ("gs://birds/a.tar", r"`GOOGLE_APPLICATION_CREDENTIALS`.*`FSSPEC_GS='\{\"token\": \"anon\"\}'`"),
+        ("tar://x::sftp://birds/a.tar", r'`fsspec\.config\.conf\["sftp"\]`'),
+    ],
+)
+def test_each_storage_has_a_hint_of_its_own(url: str, hint: str) -> None:
+    text = what_went_wrong(url, PermissionError("Forbidden"))
+    assert text.startswith("it is refused (Forbidden). ")
+    assert re.search(hint, text)
+    assert what_went_wrong(url, OSError("reset")) == "reset"
+
+
+def test_missing_credentials_are_not_asked_for_again() -> None:
+    calls = list[int]()
+
+    def ask() -> None:
+        calls.append(1)
+        raise NoCredentialsError
+
+    with pytest.raises(NoCredentialsError) as caught:
+        retried(ask)
+    assert (len(calls), is_refused(caught.value)) == (1, True)
