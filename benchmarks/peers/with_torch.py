@@ -1,8 +1,9 @@
 """torch's DataLoader over a tree of files, as `torchvision.datasets.ImageFolder` is used.
 
-With simplejpeg, pixels stay where libjpeg-turbo leaves them, [H, W, C]: torch resizes such a view without a copy, by
-vector instructions, and its result is contiguous, so that the default collation is one copy into shared memory. It is
-the fastest of the layouts that were tried (the region made contiguous in either order first, batches channels last).
+With simplejpeg, pixels stay where libjpeg-turbo leaves them, [H, W, C], and torch resizes such a view by vector
+instructions into one that lies likewise; the default collation brings it into the order [C, H, W]. It is the fastest of
+the layouts that were tried (results in the order [C, H, W], the region made contiguous in either order first, batches
+channels last).
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class ImageTree(Dataset):  # type: ignore[type-arg]
 def load_by_simplejpeg(path: str) -> torch.Tensor:
     from simplejpeg import decode_jpeg
 
-    pixels = torch.from_numpy(decode_jpeg(Path(path).read_bytes())).permute(2, 0, 1)
-    left, top, width, height = random_region(pixels.shape[2], pixels.shape[1])
-    region = pixels[None, :, top : top + height, left : left + width]
+    pixels = torch.from_numpy(decode_jpeg(Path(path).read_bytes())[None]).permute(0, 3, 1, 2)
+    left, top, width, height = random_region(pixels.shape[3], pixels.shape[2])
+    region = pixels[:, :, top : top + height, left : left + width]
     image = interpolate(region, (SIZE, SIZE), mode="bilinear", antialias=True)[0]
     return image.flip(-1) if is_flipped() else image
 
