@@ -10,7 +10,7 @@ from kdpipes.cache.disk_store import Layout, layout_in
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.errors import check_choice, must_be
-from kdpipes.storage.files import is_local
+from kdpipes.storage.urls import is_local
 
 __all__ = ["CacherOnDisk"]
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import METADATA, said_in
-from kdpipes.storage.files import is_local, join_url, read_url
+from kdpipes.storage.files import read_url
+from kdpipes.storage.urls import is_local, join_url
 
 __all__ = ["Layout", "layout_in", "store_in"]
 

@@ -14,7 +14,7 @@ from kdpipes.cache.store import CacheStats, Refusal, check_key, way_out_of
 from kdpipes.cache.tally import Tally
 from kdpipes.errors import DataError, check_count
 from kdpipes.storage.codec import DamagedError
-from kdpipes.storage.files import is_local, join_url
+from kdpipes.storage.urls import is_local, join_url
 
 __all__ = ["FileStore"]
 

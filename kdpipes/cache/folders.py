@@ -14,8 +14,8 @@ from typing import Any
 import fsspec
 
 from kdpipes.storage.drafts import draft_of
-from kdpipes.storage.files import is_local
 from kdpipes.storage.retries import retried
+from kdpipes.storage.urls import is_local
 
 __all__ = ["LocalFolder", "RemoteFolder", "folder_of"]
 

@@ -15,7 +15,7 @@ from kdpipes.cache.shared_folder import SharedFolder, free_bytes
 from kdpipes.cache.store import MORE_ROOM, CacheStats, Refusal, check_key, way_out_of
 from kdpipes.cache.tally import Tally
 from kdpipes.errors import check_count, must_be
-from kdpipes.storage.files import is_local
+from kdpipes.storage.urls import is_local
 
 __all__ = ["LmdbStore"]
 

@@ -17,7 +17,7 @@ from kdpipes.cache.metadata import heal_metadata
 from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode
-from kdpipes.storage.files import is_local
+from kdpipes.storage.urls import is_local
 
 __all__ = ["CacheChecked", "CacheFound", "check_cache", "clear_cache", "look_at_cache", "named_caches"]
 

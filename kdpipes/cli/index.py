@@ -37,7 +37,8 @@ def command(urls: tuple[str, ...], no_checksums: bool, as_json: bool) -> None:
     """
     from kdpipes._progress import shown_if_slow
     from kdpipes.storage.catalog import make_index
-    from kdpipes.storage.files import expand_urls, forget_listings, matching_urls
+    from kdpipes.storage.files import forget_listings, matching_urls
+    from kdpipes.storage.urls import expand_urls
 
     given = expand_urls(urls)
     forget_listings(given)

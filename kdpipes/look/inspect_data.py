@@ -10,7 +10,8 @@ from kdpipes.errors import check_count
 from kdpipes.look.contents import Contents
 from kdpipes.look.folder_contents import look_at_folder
 from kdpipes.look.shard_contents import look_at_shards
-from kdpipes.storage.files import expand_urls, forget_listings, is_local, matching_urls
+from kdpipes.storage.files import forget_listings, matching_urls
+from kdpipes.storage.urls import expand_urls, is_local
 
 __all__ = ["inspect_data"]
 

@@ -34,8 +34,8 @@ from kdpipes.sources.from_ids import IdReaderMapDataPipe
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe
 from kdpipes.sources.open_records import RecordReaderMapDataPipe
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
-from kdpipes.storage.files import is_local
 from kdpipes.storage.shard_index import Places
+from kdpipes.storage.urls import is_local
 
 __all__ = ["Knowledge"]
 

@@ -14,10 +14,10 @@ from kdpipes.errors import DataError
 from kdpipes.look.contents import Contents, FieldSeen, SampleSeen, ShardState, classes_seen
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.storage.descriptors import read_span
-from kdpipes.storage.files import is_local, relative_names
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.survey import ShardSeen, survey_shards
 from kdpipes.storage.tar import decode_member
+from kdpipes.storage.urls import is_local, relative_names
 
 __all__ = ["look_at_shards"]
 

@@ -14,7 +14,6 @@ from kdpipes._forks import forget_after_fork
 from kdpipes.errors import DataError
 from kdpipes.storage.catalog import Catalog
 from kdpipes.storage.descriptors import read_span
-from kdpipes.storage.files import is_local
 from kdpipes.storage.joined_indexes import UNCHECKED
 from kdpipes.storage.ranges import RangeReader, Span, read_range
 from kdpipes.storage.retries import NUM_TRIES
@@ -22,6 +21,7 @@ from kdpipes.storage.shard_cache import Shard, ShardCache
 from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shard_order import goes_by_shards, visits_of
 from kdpipes.storage.time_limit import DEFAULT_S, limited
+from kdpipes.storage.urls import is_local
 
 __all__ = ["Fetch", "MemberReader"]
 

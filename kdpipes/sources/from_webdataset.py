@@ -19,8 +19,8 @@ from kdpipes._iter_pipe import IterPipe
 from kdpipes.errors import ChainError, check_names, must_be
 from kdpipes.sample import Sample
 from kdpipes.sources.to_samples import Recipe
-from kdpipes.storage.files import relative_names
 from kdpipes.storage.shared import Shared
+from kdpipes.storage.urls import relative_names
 
 __all__ = ["WebDatasetReaderIterDataPipe"]
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from kdpipes._map_pipe import MapPipe
 from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
-from kdpipes.storage.files import file_stamp, is_local, join_url, list_files, list_stamps, read_url
+from kdpipes.storage.files import file_stamp, list_files, list_stamps, read_url
 from kdpipes.storage.shared import PackedStrings, Shared
+from kdpipes.storage.urls import is_local, join_url
 
 __all__ = ["IMAGE_SUFFIXES", "ImageFolderMapDataPipe"]
 

@@ -17,12 +17,13 @@ from kdpipes.errors import DataError, check_choice, check_count, check_names, mu
 from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.catalog import Catalog, open_catalog
-from kdpipes.storage.files import expand_urls, forget_listings, is_local, matching_urls, relative_names
+from kdpipes.storage.files import forget_listings, matching_urls
 from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import decode_member
 from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
+from kdpipes.storage.urls import expand_urls, is_local, relative_names
 
 __all__ = ["ShardReaderMapDataPipe"]
 

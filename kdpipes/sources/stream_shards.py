@@ -15,19 +15,12 @@ from kdpipes._iter_pipe import IterPipe
 from kdpipes.errors import DataError, add_note, check_names
 from kdpipes.sample import Lazy, Sample
 from kdpipes.selection import Permutation
-from kdpipes.storage.files import (
-    expand_urls,
-    file_stamp,
-    forget_listings,
-    is_local,
-    matching_urls,
-    relative_names,
-    version_of,
-)
+from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, version_of
 from kdpipes.storage.remote_stream import StreamsAhead
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import Member, decode_member, read_members
 from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
+from kdpipes.storage.urls import expand_urls, is_local, relative_names
 
 __all__ = ["ShardStreamerIterDataPipe"]
 

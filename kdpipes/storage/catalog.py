@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
-from kdpipes.storage.files import Version, cache_folder, is_local, md5_of, read_url, version_of, write_url
+from kdpipes.storage.files import Version, cache_folder, md5_of, read_url, version_of, write_url
 from kdpipes.storage.joined_indexes import JoinedIndexes
 from kdpipes.storage.ranges import Threads
 from kdpipes.storage.refusals import is_refused
@@ -28,6 +28,7 @@ from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar import index_shard, is_index_of
+from kdpipes.storage.urls import is_local
 
 __all__ = [
     "Catalog",

@@ -5,30 +5,26 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-import braceexpand
 import fsspec
 
-from kdpipes.errors import DataError, must_be
+from kdpipes.errors import DataError
 from kdpipes.storage.drafts import replace_file
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.retries import is_missing, retried
 from kdpipes.storage.time_limit import SilenceError, ask, in_time
+from kdpipes.storage.urls import is_local, join_url
 
 __all__ = [
     "Version",
     "cache_folder",
-    "expand_urls",
     "file_stamp",
     "forget_listings",
-    "is_local",
-    "join_url",
     "list_files",
     "list_stamps",
     "list_versions",
@@ -36,7 +32,6 @@ __all__ = [
     "md5_of",
     "open_url",
     "read_url",
-    "relative_names",
     "remote_info",
     "version_in",
     "version_of",
@@ -50,12 +45,6 @@ _MD5 = re.compile(r"tag:\"?([0-9a-f]{32})\"?")
 _TAGS = (
     *("ETag", "etag", "generation", "md5Hash", "crc32c"),
     *("LastModified", "last_modified", "Last-Modified", "mtime", "created"),
-)
-
-
-_NO_SHELL = (
-    "`pipe:` would run a shell command; give the URL itself, or read it with webdataset: "
-    "`kdp.from_webdataset(wds.WebDataset(...))`."
 )
 
 
@@ -78,11 +67,6 @@ def md5_of(version: Version) -> str | None:
     return None if found is None else found[1]
 
 
-def is_local(url: str) -> bool:
-    """Return whether `url` is a path of this machine's file system."""
-    return "://" not in url and "::" not in url
-
-
 def cache_folder(name: str) -> Path:
     """Return the folder of this machine where kdpipes keeps what later runs can use; it need not be there.
 
@@ -91,33 +75,6 @@ def cache_folder(name: str) -> Path:
     """
     root = os.environ.get("KDPIPES_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "kdpipes")
     return Path(root).expanduser() / name
-
-
-def _refuse_shell(url: str) -> None:
-    if url.startswith("pipe:"):
-        raise ValueError(must_be("urls", "paths or fsspec URLs", url, _NO_SHELL))
-
-
-def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the URLs with brace ranges written out, as webdataset writes them: "birds-{000..127}.tar".
-
-    >>> expand_urls("birds-{08..10}.tar")
-    ['birds-08.tar', 'birds-09.tar', 'birds-10.tar']
-    """
-    given = [urls] if isinstance(urls, str | os.PathLike) else urls
-    if not isinstance(given, Sequence) or not all(isinstance(url, str | os.PathLike) for url in given):
-        raise TypeError(must_be("urls", "a path or URL, or a sequence of them", urls))
-    if not given:
-        raise ValueError(must_be("urls", "at least one path or URL", urls))
-    texts = [os.path.expanduser(os.fspath(url).removeprefix("file://")) for url in given]  # noqa: PTH111
-    for text in texts:
-        _refuse_shell(text)
-    texts = [part for text in texts for part in ([text] if "://" in text else text.split("::"))]  # as webdataset joins
-    expanded = [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
-    twice = next((url for url, number in Counter(expanded).items() if number > 1), None)
-    if twice is not None:
-        raise ValueError(must_be("urls", "different from each other", twice, "`.repeat_until` gives samples again."))
-    return expanded
 
 
 def matching_urls(urls: Sequence[str]) -> list[str]:
@@ -146,36 +103,6 @@ def _matching(pattern: str) -> list[str]:
     if not found:
         raise FileNotFoundError(f"No file matches {pattern!r}.")
     return found
-
-
-def join_url(root: str, path: str) -> str:
-    """Return the URL of a file below `root`, also where `root` lies in another file: "zip://birds::file:///b.zip".
-
-    >>> join_url("zip://birds::file:///b.zip", "heron/1.jpg")
-    'zip://birds/heron/1.jpg::file:///b.zip'
-    >>> join_url("memory://", "heron/1.jpg")
-    'memory://heron/1.jpg'
-    """
-    folder, separator, rest = root.partition("::")
-    folder = folder if folder.endswith("://") else f"{folder.rstrip('/')}/"
-    return f"{folder}{path}{separator}{rest}"
-
-
-def relative_names(urls: Sequence[str]) -> list[str]:
-    """Return what tells the URLs apart: their file names, or also the folders that not all of them share.
-
-    >>> relative_names(["s3://birds/0.tar", "s3://birds/1.tar"])
-    ['0.tar', '1.tar']
-    >>> relative_names(["s3://birds/a/0.tar", "s3://birds/b/0.tar"])
-    ['a/0.tar', 'b/0.tar']
-    """
-    names = [url.rsplit("/", 1)[-1] for url in urls]
-    if len(set(names)) == len(urls):
-        return names
-    folders = [url.split("/")[:-1] for url in urls]
-    different = (place for place, parts in enumerate(zip(*folders, strict=False)) if len(set(parts)) > 1)
-    shared = next(different, min(map(len, folders)))
-    return ["/".join(url.split("/")[shared:]) for url in urls]
 
 
 class Bounded:

@@ -12,11 +12,12 @@ from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
-from kdpipes.storage.files import Version, is_local, remote_info, version_in
+from kdpipes.storage.files import Version, remote_info, version_in
 from kdpipes.storage.ranges import Threads
 from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.retries import retried
 from kdpipes.storage.time_limit import SilenceError, ask, in_time, limited, time_limit
+from kdpipes.storage.urls import is_local
 
 __all__ = ["BrokenStreamError", "RemoteStream", "StreamsAhead"]
 

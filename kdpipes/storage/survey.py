@@ -8,9 +8,10 @@ from functools import partial
 from typing import Literal
 
 from kdpipes.storage.catalog import find_index, in_order
-from kdpipes.storage.files import Version, is_local, version_of
+from kdpipes.storage.files import Version, version_of
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.tar import IndexBuilder, compression_of, index_shard, read_members
+from kdpipes.storage.urls import is_local
 
 __all__ = ["ShardSeen", "survey_shards"]
 

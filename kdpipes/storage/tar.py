@@ -20,13 +20,14 @@ from webdataset.tariterators import base_plus_ext
 
 from kdpipes.errors import DataError
 from kdpipes.storage.descriptors import read_span
-from kdpipes.storage.files import Version, is_local, open_url
+from kdpipes.storage.files import Version, open_url
 from kdpipes.storage.forward import FileBytes, ForwardBytes, StreamBytes
 from kdpipes.storage.ranges import Span, read_range
 from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar_headers import NoTarError, UnreadableTarError, read_entries, truncated
+from kdpipes.storage.urls import is_local
 
 __all__ = [
     "IndexBuilder",

@@ -22,9 +22,10 @@ from kdpipes._progress import shown_if_slow
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, DataError, add_note, must_be
 from kdpipes.sample import Sample
-from kdpipes.storage.files import is_local, read_url
+from kdpipes.storage.files import read_url
 from kdpipes.storage.record_part import Record
 from kdpipes.storage.shared import PackedStrings, Shared
+from kdpipes.storage.urls import is_local
 from kdpipes.write._left_out import made_or_left_out
 
 __all__ = ["Items", "items_of"]

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 from kdpipes.errors import DataError
-from kdpipes.storage.files import is_local, read_url, write_url
+from kdpipes.storage.files import read_url, write_url
 from kdpipes.storage.retries import retried
+from kdpipes.storage.urls import is_local
 from kdpipes.write._shard_places import ShardPlaces
 
 __all__ = ["ShardNotes"]

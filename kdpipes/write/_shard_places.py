@@ -15,9 +15,10 @@ import fsspec
 
 from kdpipes.errors import DataError, must_be
 from kdpipes.storage.catalog import index_beside, index_url
-from kdpipes.storage.files import forget_listings, is_local, version_of, write_url
+from kdpipes.storage.files import forget_listings, version_of, write_url
 from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import ShardIndex
+from kdpipes.storage.urls import is_local
 from kdpipes.write._files import FULL, full_error, in_parallel, write_whole
 from kdpipes.write._tar_shard import TarSample, TarShard
 

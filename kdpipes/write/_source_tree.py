@@ -14,8 +14,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from kdpipes.errors import DataError
-from kdpipes.storage.files import join_url, version_in
+from kdpipes.storage.files import version_in
 from kdpipes.storage.retries import is_missing, retried
+from kdpipes.storage.urls import join_url
 from kdpipes.write._files import RemoteFile
 from kdpipes.write._markers import MARKERS
 

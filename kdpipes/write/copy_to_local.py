@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from kdpipes.errors import check_count, must_be
-from kdpipes.storage.files import is_local, join_url
+from kdpipes.storage.urls import is_local, join_url
 from kdpipes.write._markers import END, MARKERS, PARTIAL, PARTS, copied_parts, held_start, state_of
 from kdpipes.write._source_tree import Source, find_source, is_inside
 from kdpipes.write._writer import Writer

@@ -18,7 +18,6 @@ from kdpipes._map_pipe import MapPipe
 from kdpipes.errors import DataError, check_callable, check_count, check_names, check_seed, must_be
 from kdpipes.selection import Permutation
 from kdpipes.storage.drafts import draft_of, replace_file
-from kdpipes.storage.files import is_local
 from kdpipes.storage.held_files import CAN_HOLD, HeldFile
 from kdpipes.storage.record_folder import (
     HEADER,
@@ -30,6 +29,7 @@ from kdpipes.storage.record_folder import (
 )
 from kdpipes.storage.record_part import write_part
 from kdpipes.storage.shard_index import ShardIndex
+from kdpipes.storage.urls import is_local
 from kdpipes.write._items import Items, items_of
 from kdpipes.write.jobs import run_jobs
 

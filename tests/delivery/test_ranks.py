@@ -14,7 +14,7 @@ import pytest
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 import kdpipes as kdp
-from kdpipes.storage.files import expand_urls
+from kdpipes.storage.urls import expand_urls
 
 SCRIPT = """
 import json, os, sys

@@ -17,7 +17,7 @@ from kdpipes.demo import PHOTO_CLASSES, write_photo_shards
 from kdpipes.look.contents import FieldSeen
 from kdpipes.look.inspect_data import inspect_data
 from kdpipes.storage.catalog import make_index
-from kdpipes.storage.files import expand_urls
+from kdpipes.storage.urls import expand_urls
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdpipes.errors import DataError
-from kdpipes.storage.files import expand_urls, is_local, join_url, list_files, open_url, read_url, relative_names
+from kdpipes.storage.files import list_files, open_url, read_url
+from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names
 from kdpipes.testing import Fault, faulty_storage
 
 CONTENTS = {"heron/2.JPG": b"two", "heron/1.jpg": b"one", "stork/old/3.png": b"three", "notes.txt": b"text"}

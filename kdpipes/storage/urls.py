@@ -1,0 +1,80 @@
+"""Paths and URLs as text: what is written short is written out, and what belongs together is told apart."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+
+import braceexpand
+
+from kdpipes.errors import must_be
+
+__all__ = ["expand_urls", "is_local", "join_url", "relative_names"]
+
+_NO_SHELL = (
+    "`pipe:` would run a shell command; give the URL itself, or read it with webdataset: "
+    "`kdp.from_webdataset(wds.WebDataset(...))`."
+)
+
+
+def is_local(url: str) -> bool:
+    """Return whether `url` is a path of this machine's file system."""
+    return "://" not in url and "::" not in url
+
+
+def _refuse_shell(url: str) -> None:
+    if url.startswith("pipe:"):
+        raise ValueError(must_be("urls", "paths or fsspec URLs", url, _NO_SHELL))
+
+
+def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the URLs with brace ranges written out, as webdataset writes them: "birds-{000..127}.tar".
+
+    >>> expand_urls("birds-{08..10}.tar")
+    ['birds-08.tar', 'birds-09.tar', 'birds-10.tar']
+    """
+    given = [urls] if isinstance(urls, str | os.PathLike) else urls
+    if not isinstance(given, Sequence) or not all(isinstance(url, str | os.PathLike) for url in given):
+        raise TypeError(must_be("urls", "a path or URL, or a sequence of them", urls))
+    if not given:
+        raise ValueError(must_be("urls", "at least one path or URL", urls))
+    texts = [os.path.expanduser(os.fspath(url).removeprefix("file://")) for url in given]  # noqa: PTH111
+    for text in texts:
+        _refuse_shell(text)
+    texts = [part for text in texts for part in ([text] if "://" in text else text.split("::"))]  # as webdataset joins
+    expanded = [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
+    twice = next((url for url, number in Counter(expanded).items() if number > 1), None)
+    if twice is not None:
+        raise ValueError(must_be("urls", "different from each other", twice, "`.repeat_until` gives samples again."))
+    return expanded
+
+
+def join_url(root: str, path: str) -> str:
+    """Return the URL of a file below `root`, also where `root` lies in another file: "zip://birds::file:///b.zip".
+
+    >>> join_url("zip://birds::file:///b.zip", "heron/1.jpg")
+    'zip://birds/heron/1.jpg::file:///b.zip'
+    >>> join_url("memory://", "heron/1.jpg")
+    'memory://heron/1.jpg'
+    """
+    folder, separator, rest = root.partition("::")
+    folder = folder if folder.endswith("://") else f"{folder.rstrip('/')}/"
+    return f"{folder}{path}{separator}{rest}"
+
+
+def relative_names(urls: Sequence[str]) -> list[str]:
+    """Return what tells the URLs apart: their file names, or also the folders that not all of them share.
+
+    >>> relative_names(["s3://birds/0.tar", "s3://birds/1.tar"])
+    ['0.tar', '1.tar']
+    >>> relative_names(["s3://birds/a/0.tar", "s3://birds/b/0.tar"])
+    ['a/0.tar', 'b/0.tar']
+    """
+    names = [url.rsplit("/", 1)[-1] for url in urls]
+    if len(set(names)) == len(urls):
+        return names
+    folders = [url.split("/")[:-1] for url in urls]
+    different = (place for place, parts in enumerate(zip(*folders, strict=False)) if len(set(parts)) > 1)
+    shared = next(different, min(map(len, folders)))
+    return ["/".join(url.split("/")[shared:]) for url in urls]
