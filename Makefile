@@ -34,6 +34,7 @@ lint: install  ## style and types
 
 docs: .venv/.docs  ## build the documentation into site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet
+	@echo Built: site/index.html
 
 .venv-bench/.installed: pyproject.toml constraints.txt benchmarks/peers.txt benchmarks/install_peers.py
 	test -x $(BENCH)/python || $(PYTHON) -m venv .venv-bench

@@ -96,6 +96,11 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _by_name(error: TypeError, args: tuple[Any, ...], parameters: list[inspect.Parameter]) -> str:
     """Return how to write an argument that was given without its name."""
+    if (
+        "too many positional" in str(error)
+        and len([arg for arg in args if isinstance(arg, IterDataPipe | MapDataPipe)]) > 1
+    ):
+        return " Put the pipes into one list."
     names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     return f" Name it: `{names[0]}=...`." if "too many positional" in str(error) and args and names else ""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import operator
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from numbers import Real
 from typing import Any, NoReturn
 
 __all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
+
+_MEMBERS = {"x": ("jpg", "jpeg", "png", "webp", "wav", "txt", "npy"), "y": ("cls",)}  # what they are called in tars
 
 
 class KdpipesError(Exception):
@@ -118,10 +120,17 @@ def closest(name: str, names: Iterable[str]) -> str:
 def refuse_field(name: str, owner: str, fields: Iterable[str], way_out: str = "") -> NoReturn:
     """Raise the error for a field that is not there."""
     known = sorted(fields)
+    way_out = way_out or _renaming(name, known)
     there = "has " + ", ".join(map(repr, known)) if known else "has no fields"
     raise FieldError(
         f"{owner} has no field {name!r}; it {there}.{closest(name, known)}" + (f" {way_out}" if way_out else "")
     )
+
+
+def _renaming(name: str, known: Sequence[str]) -> str:
+    """Return how a field gets its name, where it seems to be there as a member of a shard."""
+    members = [member for member in _MEMBERS.get(name, ()) if member in known]
+    return f"Name it: `.rename_fields({name}={';'.join(members)!r})`." if members else ""
 
 
 def add_note(error: BaseException, note: str) -> None:

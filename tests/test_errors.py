@@ -106,6 +106,8 @@ def test_a_missing_field_is_named_with_those_that_are_there() -> None:
     )
     with pytest.raises(FieldError, match=r"^Sample '7' has no field 'zebra'; it has 'y'\.$"):
         refuse_field("zebra", "Sample '7'", ["y"])
+    with pytest.raises(FieldError, match=r"'png'\. Name it: `\.rename_fields\(x='jpg;png'\)`\.$"):
+        refuse_field("x", "Sample '7'", ["jpg", "png", "cls"])
     with pytest.raises(FieldError, match=r"^Sample '7' has no field 'x'; it has no fields\.$"):
         refuse_field("x", "Sample '7'", [])
 

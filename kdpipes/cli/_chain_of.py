@@ -55,6 +55,8 @@ def samples_of(place: str) -> Any:
 
 
 def _names_in(module: str) -> dict[str, Any]:
+    if module.endswith(".py") and not Path(module).exists():
+        raise FileNotFoundError(f"There is no file {module!r}.")
     folder = Path(module).parent if module.endswith(".py") else Path.cwd()
     sys.path.insert(0, str(folder.absolute()))  # until the command ends: functions of the module may import there
     return runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))

@@ -173,5 +173,8 @@ def _shares(y: torch.Tensor, num_classes: int | None) -> torch.Tensor:
     classes = y.long()
     wrong = classes[(classes < -1) | (classes >= num_classes)]
     if len(wrong):
-        raise DataError(f"Labels must be from 0 to {num_classes - 1}, or -1 for none, but one is {wrong[0].item()}.")
+        raise DataError(
+            f"Labels must be from 0 to {num_classes - 1}, or -1 for none, but one is {wrong[0].item()}: "
+            f"`num_classes` is {num_classes}."
+        )
     return (classes[:, None] == torch.arange(num_classes, device=y.device)).float()

@@ -65,6 +65,7 @@ class Dealer(Streaming[Batch]):
         self._told_of_skips: Callable[[Skip], None] | None = None
         self._banned: Mapping[str, str] = {}
         self._skipper: Skipper | None = None
+        self._seen: Callable[[Sample], None] | None = None
         self._sharding = Sharding()
         self._batch_draw = Draw()
         self._num_ranks = 1
@@ -128,18 +129,21 @@ class Dealer(Streaming[Batch]):
         self._cursor = cursor
         self._listener = listener
 
-    def whole_samples(self, epoch: int, batch: int, *, seed: int | None = None) -> Batch | None:
+    def whole_samples(
+        self, epoch: int, batch: int, *, seed: int | None = None, seen: Callable[[Sample], None] | None = None
+    ) -> Batch | None:
         """Return the samples of one batch before `select`; None if the epoch has no such batch.
 
         Args:
             epoch: The number of the epoch.
             batch: The number of the batch.
             seed: In place of the dealer's.
+            seen: Called with each sample before it is loaded, where `on_error` wants that.
         """
         dealer = copy.copy(self)
         is_selected = getattr(self._source, "is_selected", False)
         dealer._source, dealer._epochs = self._source._source if is_selected else self._source, EpochCounter()
-        dealer._seed = self._seed if seed is None else seed
+        dealer._seed, dealer._seen = self._seed if seed is None else seed, seen
         numbers: list[int] = []
         dealer.set_epoch(epoch)
         dealer.start_at(batch, lambda dealt: numbers.append(dealt.number))
@@ -196,7 +200,7 @@ class Dealer(Streaming[Batch]):
     def _starts_epoch(self) -> Skipper | None:
         """Return what leaves bad samples out in the epoch that begins, if `on_error` wants that."""
         handler = handler_in(self)
-        self._skipper = None if handler is None else Skipper(handler, self._banned, self._told_of_skips)
+        self._skipper = None if handler is None else Skipper(handler, self._banned, self._told_of_skips, self._seen)
         return self._skipper
 
     def batch_draw(self) -> Draw:

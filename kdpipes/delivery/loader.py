@@ -20,6 +20,7 @@ from torchdata.dataloader2.random import seed_generator
 from kdpipes._draw import hash_key
 from kdpipes._graph import shards, walk
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
+from kdpipes.delivery.foreign_arguments import refuses_foreign_arguments
 from kdpipes.delivery.layout import group_size
 from kdpipes.delivery.producer import Counting, Position
 from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadingService, ReadingService
@@ -67,6 +68,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     _terminated = True  # until the constructor is through: `__del__` shuts down what has begun
 
+    @refuses_foreign_arguments
     def __init__(
         self,
         source_datapipe: Any,

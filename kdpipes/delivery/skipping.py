@@ -79,9 +79,17 @@ class Skipper:
         handler: What `.on_error(...)` says.
         banned: Why samples are not even tried, by key: workers have died of them.
         tell: Called with each sample that is left out.
+        seen: Called with each sample before its fields are loaded.
     """
 
-    def __init__(self, handler: Any, banned: Mapping[str, str], tell: Callable[[Skip], None] | None) -> None:
+    def __init__(
+        self,
+        handler: Any,
+        banned: Mapping[str, str],
+        tell: Callable[[Skip], None] | None,
+        seen: Callable[[Sample], None] | None = None,
+    ) -> None:
+        self._seen = seen
         self._handler = handler
         self._listed: Mapping[str, str] = {**handler.listed(), **banned}
         self._tell = tell
@@ -103,6 +111,8 @@ class Skipper:
                 return self._leave_out(Skip(draw.epoch, batch, draw.ordinal, sample.key, error))
             item = finish(sample)
             if isinstance(item, Sample):
+                if self._seen is not None:
+                    self._seen(item)
                 dict(item)  # what is loaded later would fail where nobody can leave it out
         except Exception as raised:
             if not self._handler.tolerates(raised):

@@ -74,9 +74,12 @@ def _branch(nodes: list[Node], number: int, drawn: set[int]) -> str:
 
 
 def _side_by_side(branches: list[str]) -> str:
-    style = "flex:1 1 0;min-width:200px;border:1px solid rgba(128,128,128,.25);border-radius:4px;padding:3px"
+    style = (
+        "flex:1 1 0;min-width:200px;box-sizing:border-box;border:1px solid rgba(128,128,128,.25);"
+        "border-radius:4px;padding:3px"
+    )
     parts = "".join(f'<div style="{style}">{branch}</div>' for branch in branches)
-    return f'<div style="display:flex;gap:6px;align-items:flex-end;margin-bottom:3px">{parts}</div>'
+    return f'<div style="display:flex;flex-wrap:wrap;gap:6px;align-items:flex-end;margin-bottom:3px">{parts}</div>'
 
 
 def _row(nodes: list[Node], number: int, *, is_first: bool) -> str:

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from kdpipes._graph import walk
+from kdpipes._lazy import Lazy
 from kdpipes.delivery.behind_deal import DEALERS
 from kdpipes.errors import ChainError, check_count, check_seed
 from kdpipes.look.crop_boxes import crop_boxes
@@ -39,16 +40,23 @@ def replay_grid(
     dealer = next((pipe for pipe in walk(source_datapipe) if isinstance(pipe, DEALERS)), None)
     if dealer is None:
         raise ChainError("The chain has no `deal`, and so no batches.")
+    originals: dict[int, Lazy | None] = {}  # of samples that `on_error` loads at once: then they are known no more
+
+    def seen(sample: Sample) -> None:
+        originals[sample.ordinal] = _before(sample, field)
+
     samples = dealer.whole_samples(
         check_count("epoch", epoch, minimum=0),
         check_count("batch", batch, minimum=0),
         seed=None if seed is None else check_seed(seed),
+        seen=seen,
     )
     if samples is None:
         raise IndexError(f"Epoch {epoch} has no batch {batch}.")
     pictures, captions = [], []
     for sample in samples:
-        original = original_of(sample, field)
+        before = originals.get(sample.ordinal)
+        original = original_of(sample, field) if before is None else before.get(sample)
         results = sample[field] if isinstance(sample[field], tuple) else (sample[field],)
         pictures += [crop_boxes(original, sample.ctx), *map(_shown, results)]
         captions += [sample.key[-(tile // 6) :], *([""] * len(results))]
@@ -58,8 +66,12 @@ def replay_grid(
 
 def original_of(sample: Sample, field: str) -> Any:
     """Return the image of a sample before its transforms, or what it is, if it has been read before."""
-    before = sample.lazy(field).before(lambda step: step.startswith(("applying ", "making views ")))
+    before = _before(sample, field)
     return sample[field] if before is None else before.get(sample)
+
+
+def _before(sample: Sample, field: str) -> Lazy | None:
+    return sample.lazy(field).before(lambda step: step.startswith(("applying ", "making views ")))
 
 
 def _shown(value: Any) -> Any:

@@ -108,6 +108,8 @@ def _read(batch: Any, names: Any) -> _Batch:
     ctxs: list[dict[str, Any]] = []
     if isinstance(batch, list) and any(getattr(part, "ndim", 0) == 4 for part in batch):
         batch = tuple(batch)  # as torch's own collation gives them
+    if isinstance(batch, Sample):
+        batch = [batch]
     if _is_list_of_items(batch):
         fields, items = rows_of(batch, names), [fields_of(item, names) for item in batch]
         ctxs = [dict(item.ctx) for item in items]

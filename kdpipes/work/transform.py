@@ -11,7 +11,7 @@ import numpy as np
 from kdpipes._calling import call_seeded
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.callback import Callback
-from kdpipes.errors import must_be, refuse_field
+from kdpipes.errors import DataError, add_note, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.work.adapters import adapted
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
@@ -185,9 +185,21 @@ class _Place(NamedTuple):
 def _in_one(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:
     def run(sample: Sample, value: Any) -> Any:
         plain = value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
-        return call_seeded(step, sample, place.name, plain, ctx=place.ctx_of(sample))
+        try:
+            return call_seeded(step, sample, place.name, plain, ctx=place.ctx_of(sample))
+        except Exception as error:
+            if isinstance(plain, bytes) and _is_image_file(plain):
+                add_note(error, "kdpipes: it was given the bytes of an image file: put `.decode_images()` before it")
+            raise
 
     return run
+
+
+def _is_image_file(content: bytes) -> bool:
+    try:
+        return min(EncodedImage(content, "").size) > 0
+    except DataError:
+        return False
 
 
 def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:

@@ -77,7 +77,7 @@ class MemberEncoder:
             if value is None:
                 continue
             try:
-                extension, content = self._member(field, value)
+                extension, content = self._member(field, value, sample.key)
             except Exception as error:
                 add_note(error, f"kdpipes: while writing field {field!r} of sample {sample.key!r}")
                 raise
@@ -94,13 +94,14 @@ class MemberEncoder:
     def fingerprinted(self) -> Any:
         return self._fields, sorted(self._encode.items()), sorted(self._extensions.items())
 
-    def _member(self, field: str, value: Any) -> tuple[str, bytes]:
+    def _member(self, field: str, value: Any, key: str) -> tuple[str, bytes]:
         kind, content = self._content(field, value)
         extension = self._extensions.get(field) or _extension(field, kind)
         if extension is None:
             raise ChainError(
-                f"Field {field!r} holds bytes of an unknown kind. Name their extension: "
-                "`extensions={" + f"{field!r}: 'jpg'}}`."
+                f"Field {field!r} of sample {key!r} holds bytes of an unknown kind. Name their extension: "
+                "`extensions={" + f"{field!r}: 'npz'}}`; or, if it is an image file that is broken, leave it out: "
+                f'`.decode_images({field!r}).on_error("skip")`.'
             )
         if not _EXTENSION.fullmatch(extension):
             raise ChainError(

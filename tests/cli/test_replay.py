@@ -110,7 +110,7 @@ REFUSED = {
     "users_chains:none": "users_chains has no 'none'",
     "users_chains.py:none": "users_chains.py has no 'none'",
     "no_such_module:chain": "No module named 'no_such_module'",
-    "no_such_file.py:chain": "No such file or directory",
+    "no_such_file.py:chain": "There is no file 'no_such_file.py'",
     "users_chains:undealt": "The chain has no `deal`, and so no batches",
     "users_chains:broken": "the folder of photos is empty",
     "users_chains:chain --batch 3": "Epoch 0 has no batch 3",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import threading
 from collections import Counter
 from typing import Any
@@ -107,6 +109,22 @@ def test_a_chain_that_workers_would_double_is_refused() -> None:
         kdp.Loader(stream, reading_service=in_sequence)
     with kdp.Loader(stream, num_workers=1) as loader:
         assert len(list(loader)) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("batch_size", "`Loader` takes no argument `batch_size`: end the chain with `.deal(batch_size=...)"),
+        ("shuffle", "`Loader` takes no argument `shuffle`: the chain says so: `.deal("),
+        ("collate_fn", "`.collate_samples()`"),
+        ("num_worker", "`num_worker`. Did you mean 'num_workers'?"),
+        ("colour", "`Loader` takes no argument `colour`."),
+    ],
+)
+def test_an_argument_of_torchs_loader_is_refused_with_what_says_the_same(name: str, words: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(words)):
+        kdp.Loader(numbers().deal(batch_size=2), **{name: 4})
+    assert "num_workers" in inspect.signature(kdp.Loader).parameters
 
 
 def test_an_indexed_chain_has_no_epochs() -> None:

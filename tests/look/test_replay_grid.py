@@ -101,6 +101,17 @@ def test_views_stand_beside_their_original() -> None:
         assert all(np.array_equal(result, np.asarray(view)) for result, view in zip(results, x, strict=True))
 
 
+@pytest.mark.parametrize("end", ["select", "whole samples"])
+def test_originals_are_shown_where_samples_may_be_left_out(photo_shards: str, end: str) -> None:
+    stream = kdp.stream_shards(photo_shards).rename_fields(x="jpg", y="cls").decode_images()
+    for source in (kdp.from_dataset(PHOTOS), stream):
+        work = cropped(source)
+        pipes = [work, work.on_error("skip")]
+        dealt = [(pipe.select("x") if end == "select" else pipe).deal(batch_size=4) for pipe in pipes]
+        one, other = (kdp.replay_grid(pipe, tile=TILE).tobytes() for pipe in dealt)
+        assert one == other
+
+
 def test_without_record_ctx_there_are_no_crops_to_draw() -> None:
     dealt = kdp.from_dataset(PHOTOS).transform("x", kdp.RandomResizedCrop(32)).select("x").deal(batch_size=2)
     original, _ = shown(kdp.replay_grid(dealt, tile=TILE), 1)

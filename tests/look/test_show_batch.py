@@ -58,6 +58,12 @@ def test_images_of_every_kind_look_the_same() -> None:
     assert kdp.show_batch((x, y), tile=TILE).tobytes() != named.tobytes(), "numbers in place of names"
 
 
+def test_one_sample_is_a_batch_of_one(photo_folder: Path) -> None:
+    photos = kdp.image_folder(photo_folder).decode_images("x").transform("x", kdp.Resize((32, 32)))
+    one, same = kdp.show_batch(photos[0], photos), kdp.show_batch([photos[0]], photos)
+    assert one.tobytes() == same.tobytes()
+
+
 def test_the_chain_says_what_the_parts_are() -> None:
     pipe = source().select("y key x").deal(batch_size=3)
     shown = kdp.show_batch(next(iter(pipe)), pipe, tile=TILE)

@@ -169,3 +169,9 @@ def test_bad_arguments_are_refused(build: Any, error: type[Exception], words: st
 def test_stock_pipes_that_lose_the_columns_are_refused_with_the_name_of_ours(stock: Any, ours: str) -> None:
     with pytest.raises(kdp.ChainError, match=ours):
         kdp.concat(stock(kdp.from_dataset([(1, 0)])))
+
+
+def test_several_pipes_without_a_list_are_refused_with_the_way_out() -> None:
+    one = kdp.from_dataset([(0, 0)])
+    with pytest.raises(TypeError, match="Put the pipes into one list"):
+        one.mix(one, one, weights=[1, 1, 1])  # type: ignore[call-arg]

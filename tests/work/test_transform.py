@@ -79,6 +79,16 @@ def test_the_globals_are_restored_after_an_error_as_well() -> None:
     assert error.value.__notes__ == ["kdpipes: while applying 'lambda' to field 'x' of sample '2' (ordinal 2)"]
 
 
+def test_a_callable_that_fails_on_the_bytes_of_an_image_is_told_to_decode_first(photo_folder: Any) -> None:
+    photos = kdp.image_folder(photo_folder)
+    with pytest.raises(AttributeError) as error:
+        photos.transform("x", lambda image: image.resize((4, 4))).select("x")[0]
+    assert any("put `.decode_images()` before it" in note for note in error.value.__notes__)
+    with pytest.raises(AttributeError) as error:
+        kdp.from_dataset([b"any"], "x").transform("x", lambda image: image.resize((4, 4))).select("x")[0]
+    assert not any("decode_images" in note for note in error.value.__notes__)
+
+
 def test_reading_a_position_twice_gives_the_same() -> None:
     for function in (from_rng, from_random, from_numpy, from_torch):
         pipe = indexed().transform("x", function)

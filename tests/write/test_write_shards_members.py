@@ -86,7 +86,7 @@ def test_arrays_and_pixels_come_back(tmp_path: Path) -> None:
     assert one(tmp_path / "again", encoded, encode={"x": "png"})["0.png"] == members["0.png"]
     with pytest.raises(ChainError, match="Field 'x' holds Image, which has no encoding of its own"):
         one(tmp_path / "pixels", {"x": Image.fromarray(pixels)})
-    with pytest.raises(ChainError, match="holds bytes of an unknown kind"):
+    with pytest.raises(ChainError, match="Field 'x' of sample '0' holds bytes of an unknown kind"):
         one(tmp_path / "bytes", {"x": b"any"})
     with pytest.raises(ChainError, match="An array of objects is not written"):
         one(tmp_path / "objects", {"x": np.array([{}, 1])})
