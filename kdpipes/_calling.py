@@ -14,7 +14,8 @@ __all__ = ["call_seeded"]
 def call_seeded(function: Callback, sample: Sample, place: str, *args: Any, ctx: dict[str, Any] | None) -> Any:
     """Call a user's function with the `ctx` and `rng` that it asks for, and with the global generators seeded.
 
-    A function that takes `rng` is trusted to draw from it alone.
+    A function that takes `rng` is trusted to draw from it alone, and one that says `is_random = False` of itself, to
+    draw nothing: these are called as they are.
 
     Args:
         function: What to call.
@@ -25,8 +26,9 @@ def call_seeded(function: Callback, sample: Sample, place: str, *args: Any, ctx:
     """
     given: dict[str, Any] = {} if "ctx" not in function.parameters else {"ctx": {} if ctx is None else ctx}
     if "rng" in function.parameters:
-        sample.note_draw(place, is_recorded=ctx is not None)
-        return function(*args, rng=sample.rng(place), **given)
+        return function(*args, rng=sample.note_draw(place, is_recorded=ctx is not None), **given)
+    if function.is_fixed:
+        return function(*args, **given)
     is_watched = ctx is not None or sample.is_watched
     with seeded_globals(sample.key_of(place)) as has_drawn:
         value = function(*args, **given)

@@ -259,8 +259,10 @@ class Sample(MutableMapping[str, Any]):
     def _has_moved(self, operation: str, rng: np.random.Generator) -> bool:
         return repr(rng.bit_generator.state) != repr(generator(self.key_of(operation)).bit_generator.state)
 
-    def note_draw(self, operation: str, *, is_recorded: bool) -> None:
+    def note_draw(self, operation: str, *, is_recorded: bool) -> np.random.Generator:
         """Record which draw an operation takes random numbers from that records nothing else to do it again by.
+
+        Returns the operation's generator.
 
         The entry is `draw`, one for all operations; `early_draws`, by operation, where a stream's sample is read before
         it is known when it will be delivered.
@@ -275,13 +277,14 @@ class Sample(MutableMapping[str, Any]):
             self._origin.drawn.append((operation, None))
         early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
         if not is_recorded:
-            return
+            return rng
         if not all(isinstance(self.ctx.get(name, {}), dict) for name in (_DRAW, _EARLY)):
             raise ChainError(f"The entries {_DRAW!r} and {_EARLY!r} of the ctx are kdpipes' own: use other names.")
         if early is not None or self.draw.is_early:
             self.ctx.setdefault(_EARLY, {})[operation] = early or self.draw.as_entry()
         else:
             self.ctx[_DRAW] = self.draw.as_entry()
+        return rng
 
     def bind(self, draw: Draw) -> None:
         """Say which delivered sample this is."""

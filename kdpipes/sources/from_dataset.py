@@ -146,7 +146,7 @@ def _getter(dataset: Any, name: str, index: int) -> Lazy:
 
 def _loader(dataset: Any, index: int) -> Callable[[Sample], Any]:
     def load(sample: Sample) -> Any:
-        if isinstance(dataset, _IN_MEMORY):
+        if isinstance(dataset, _IN_MEMORY) or getattr(dataset, "is_random", None) is False:
             return dataset[index]
         with seeded_globals(sample.key_of("dataset")) as has_drawn:  # it may have random transforms of its own
             item = dataset[index]

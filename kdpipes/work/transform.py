@@ -41,9 +41,9 @@ class Transformer:
 
     Every random number depends on (seed, epoch, ordinal, operation) alone, whatever draws it: a parameter `rng`, or the
     global generators of `random`, NumPy and torch, which are seeded for the call and restored after it (some hundred
-    microseconds; a callable with a parameter `rng` saves them). Not so a generator that a callable makes for itself, or
-    `A.Compose` inside of a function: give the composition itself. An image from `decode_images` reaches a callable as
-    a PIL image (RGB).
+    microseconds, which a callable with a parameter `rng` saves, and one that says by an attribute `is_random = False`
+    that it draws nothing). Not so a generator that a callable makes for itself, or `A.Compose` inside of a function:
+    give the composition itself. An image from `decode_images` reaches a callable as a PIL image (RGB).
 
     Args:
         field: The field's name.

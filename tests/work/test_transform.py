@@ -13,7 +13,9 @@ from PIL import Image
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes import _calling
 from kdpipes._draw import seeded_globals
+from kdpipes.sources import from_dataset
 
 ITEMS = [(n, n % 2) for n in range(4)]
 
@@ -207,3 +209,32 @@ def test_a_module_gets_the_ctx_and_generator_that_its_forward_takes() -> None:
     assert [x for (x,) in pipe.transform("x", Shift()).select("x")] == [
         x for (x,) in pipe.transform("x", Shift()).select("x")
     ]
+
+
+def test_a_callable_that_says_that_it_draws_nothing_is_called_without_seeded_generators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Double:
+        is_random = False
+
+        def __call__(self, x: int) -> int:
+            return 2 * x
+
+    class Numbers:
+        is_random = False
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> tuple[int, int]:
+            return index, 0
+
+    def refuse(key: bytes) -> Any:
+        raise AssertionError("seeded")
+
+    for module in (_calling, from_dataset):
+        monkeypatch.setattr(module, "seeded_globals", refuse)
+    pipe = kdp.from_dataset(Numbers()).transform("x", Double()).select("x")
+    assert [x for (x,) in pipe] == [0, 2, 4, 6]
+    with pytest.raises(AssertionError, match="seeded"):
+        pipe = kdp.from_dataset(Numbers()).transform("x", lambda x: 2 * x).select("x")[0]
