@@ -1,0 +1,48 @@
+"""What type checkers say of chains: nothing of the README's, and all that is wrong in `typing/chains.py`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+CHAINS = ROOT / "tests" / "typing" / "chains.py"
+_UNTYPED = "# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls\n"
+
+
+def readme(folder: Path) -> Path:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    path = folder / "readme.py"
+    path.write_text(_UNTYPED + "\n\n".join(blocks), encoding="utf-8")
+    return path
+
+
+def said(*command: str | Path) -> str:
+    found = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not found.stderr, found.stderr
+    return found.stdout
+
+
+def errors_of_pyright(path: Path) -> list[tuple[int, str]]:
+    """The lines, from 1, and the messages; that `_fluent` is a stub alone is a warning of pyright's."""
+    found = json.loads(said("basedpyright", "--outputjson", "--level", "error", "--pythonpath", sys.executable, path))
+    assert found["summary"]["filesAnalyzed"] == 1
+    wrong = [each for each in found["generalDiagnostics"] if each.get("rule") != "reportMissingModuleSource"]
+    return [(each["range"]["start"]["line"] + 1, each["message"]) for each in wrong]
+
+
+def test_mypy_finds_nothing_in_the_readme(tmp_path: Path) -> None:
+    assert "Success: no issues found in 1 source file" in said("mypy", readme(tmp_path))
+
+
+def test_pyright_finds_nothing_in_the_readme(tmp_path: Path) -> None:
+    assert errors_of_pyright(readme(tmp_path)) == []
+
+
+def test_pyright_finds_what_mypy_must_find() -> None:
+    lines = CHAINS.read_text(encoding="utf-8").splitlines()
+    mistakes = [number for number, line in enumerate(lines, 1) if "# type: ignore[" in line]
+    assert sorted({line for line, _ in errors_of_pyright(CHAINS)}) == mistakes != []
