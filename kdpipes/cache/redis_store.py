@@ -7,7 +7,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from kdpipes.cache.store import MORE_ROOM, CacheStats, Refusal, check_key
 from kdpipes.cache.tally import Tally
 from kdpipes.errors import check_choice, is_number, must_be
+from kdpipes.storage.batches import in_batches
 
 __all__ = ["RedisStore"]
 
@@ -83,7 +84,10 @@ class RedisStore:
         return self._write([self._entry(key, buffers)], replace)
 
     def put_many(self, entries: Iterable[tuple[bytes, Iterable[Any]]]) -> bool:
-        return all(self._write(batch, False) for batch in _batches(self._entry(*entry) for entry in entries))
+        return all(
+            self._write(batch, False)
+            for batch in in_batches((self._entry(*entry) for entry in entries), _ROUND_TRIP_BYTES)
+        )
 
     def contains(self, key: bytes) -> bool:
         return bool(self._asked(lambda client: client.exists(self._name(key)), 0))
@@ -212,17 +216,3 @@ def _redis() -> ModuleType:
 def _check_seconds(param: str, value: Any) -> None:
     if not is_number(value) or not value >= 0.001:
         raise ValueError(must_be(param, "a number of seconds, of at least 0.001", value))
-
-
-def _batches(entries: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Yield entries in lists of some megabytes."""
-    batch: list[tuple[bytes, bytes]] = []
-    num_bytes = 0
-    for name, content in entries:
-        batch.append((name, content))
-        num_bytes += len(content)
-        if num_bytes >= _ROUND_TRIP_BYTES:
-            yield batch
-            batch, num_bytes = [], 0
-    if batch:
-        yield batch

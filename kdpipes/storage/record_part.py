@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.errors import DataError
+from kdpipes.storage.batches import in_batches
 from kdpipes.storage.codec import checksum_of, encode
 from kdpipes.storage.files import Version
 from kdpipes.storage.shard_index import Places, ShardIndex
@@ -63,7 +64,7 @@ def write_part(path: Path, records: Iterable[Record], tag: str) -> ShardIndex:
     options: dict[str, Any] = {"subdir": False, "lock": False, "sync": False, "metasync": False, "mode": 0o666}
     try:
         with lmdb.open(str(path), map_size=1 << 20, meminit=True, **options) as env:
-            for batch in _batches(map(contents.add, records)):
+            for batch in in_batches(map(contents.add, records), _AT_ONCE):
                 _make_room(env, batch)
                 with env.begin(write=True) as transaction:
                     for number, content in batch:
@@ -73,19 +74,6 @@ def write_part(path: Path, records: Iterable[Record], tag: str) -> ShardIndex:
     except lmdb.Error as error:
         raise OSError(f"{str(path)!r} cannot be written: {error}") from error
     return contents.index(starts, Version(path.stat().st_size, tag))
-
-
-def _batches(records: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    batch: list[tuple[int, bytes]] = []
-    num_bytes = 0
-    for number, content in records:
-        batch.append((number, content))
-        num_bytes += len(content)
-        if num_bytes >= _AT_ONCE:
-            yield batch
-            batch, num_bytes = [], 0
-    if batch:
-        yield batch
 
 
 def _make_room(env: Any, batch: list[tuple[int, bytes]]) -> None:
