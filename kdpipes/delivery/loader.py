@@ -19,6 +19,7 @@ from torchdata.dataloader2.random import seed_generator
 
 from kdpipes._draw import hash_key
 from kdpipes._graph import shards, walk
+from kdpipes.delivery.batches import Batches
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
 from kdpipes.delivery.foreign_arguments import refuses_foreign_arguments
 from kdpipes.delivery.layout import group_size
@@ -36,7 +37,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     """A DataLoader2 over a chain of pipes: `for batch in loader`, each time the next epoch.
 
     It has a length, a state and statistics, is a context manager, starts no CUDA context, can be iterated again after
-    an error in the chain, and many of them live side by side. In a process group of torch.distributed, each rank gets
+    an error in the chain, and many of them live side by side. Ctrl-C while a batch is awaited ends the workers: they
+    start again for the next batch, or the next epoch. In a process group of torch.distributed, each rank gets
     its part. Lambdas, closures and classes of a notebook reach its workers.
 
     Args:
@@ -151,7 +153,20 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
                     if self._start is not None:
                         self._own.start_at(self._start)
                         self._start = None
-            return super().__iter__()
+            return Batches(self, super().__iter__().iterator_id)
+
+    def _interrupted(self) -> Position | None:
+        """End the workers, if there are any that are kdpipes', and return where the loader stands."""
+        own = self._own
+        if own is None or not own.has_workers:
+            return None
+        self.shutdown()
+        return own.position
+
+    def _begun_again(self, position: Position) -> int:
+        """Go on with an epoch that was interrupted, and return the number of the iterator that does."""
+        self._start, self._reset_iter = position, True
+        return int(self._begun().iterator_id)
 
     def seed(self, seed: int) -> None:
         """Seed the stock pipes behind `deal`. Order and augmentation come from `deal(seed=...)` alone."""

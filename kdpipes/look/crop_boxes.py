@@ -15,15 +15,16 @@ __all__ = ["crop_boxes"]
 
 _BOX = {"top", "left", "height", "width"}
 _COLORS = ("#e4572e", "#17bebb", "#ffc914", "#76b041", "#c77dff", "#4ea8de")
+_LIGHT, _DARK = "#ffffff", "#000000"
 Box = tuple[float, float, float, float]
 
 
 def crop_boxes(image: Any, ctx: Mapping[str, Any], *, line: int | None = None) -> Image.Image:
     """Return a copy of the image with a rectangle around the region that each view was cut from.
 
-    It is the first region that a ctx has recorded, and of each view of it the first: red, turquoise, yellow, ... The
-    flips and resizes that kdpipes' own transforms did before are reckoned with; behind transforms of other libraries
-    nothing is drawn.
+    It is the first region that a ctx has recorded, and of each view of it the first: red, turquoise, yellow, ..., with
+    a light edge outside and a dark one inside. The flips and resizes that kdpipes' own transforms did before are
+    reckoned with; behind transforms of other libraries nothing is drawn.
 
     Args:
         image: The image before all transforms: Pillow's, one of `decode_images`, an array or a tensor.
@@ -46,10 +47,21 @@ def crop_boxes(image: Any, ctx: Mapping[str, Any], *, line: int | None = None) -
     colors = cycle(_COLORS)
     if len(views) > 1 and not list(_first_box(ctx, drawn.size)):
         views = views[1:]
-    for view, color in zip(views, colors, strict=False):
-        for left, top, right, bottom in _first_box(view, drawn.size):
-            pen.rectangle((left, top, right - 1, bottom - 1), outline=color, width=width)
+    boxes = [(box, color) for view, color in zip(views, colors, strict=False) for box in _first_box(view, drawn.size)]
+    for box, _ in boxes:
+        _draw_edges(pen, box, width)
+    for (left, top, right, bottom), color in boxes:
+        pen.rectangle((left, top, right - 1, bottom - 1), outline=color, width=width)
     return drawn
+
+
+def _draw_edges(pen: ImageDraw.ImageDraw, box: Box, width: int) -> None:
+    """Draw a light line around the region and a dark one inside, so that it shows on images of any colour."""
+    (left, top, right, bottom), edge = box, max(1, round(width / 3))
+    outer, inner = (left - edge, top - edge, right - 1 + edge, bottom - 1 + edge), width + edge
+    pen.rectangle(outer, outline=_LIGHT, width=edge)
+    if min(right - left, bottom - top) > 2 * inner:
+        pen.rectangle((left, top, right - 1, bottom - 1), outline=_DARK, width=inner)
 
 
 def _first_box(ctx: Mapping[str, Any], size: tuple[int, int]) -> Iterator[Box]:

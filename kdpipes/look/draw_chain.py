@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 from kdpipes.look.chain import STAGES, Node, a_chain, nodes_of
 from kdpipes.look.chain_html import COLORS
+from kdpipes.look.chain_layout import Layout, Line, layout_of
 from kdpipes.look.chain_text import shown_length
 from kdpipes.look.figure import Figure, svg_text
 
@@ -15,6 +15,7 @@ __all__ = ["draw"]
 _WIDTH, _HEIGHT = 250, 42  # of a box
 _ACROSS, _DOWN = _WIDTH + 24, _HEIGHT + 28
 _MARGIN, _LEGEND = 16, 26
+_APART = 26  # the ends of lines at one box
 _LINE = 40  # letters of a box's second line
 
 
@@ -36,39 +37,16 @@ def draw(source_datapipe: Any) -> Figure:
         <chain of from_dataset, from_dataset, mix, deal, 556x240; `.save('figure.svg')` writes it>
     """
     nodes = nodes_of(a_chain(source_datapipe), finds_out=True)
-    places = _places(nodes)
-    across, down = max(x for x, _ in places) + 1, max(y for _, y in places) + 1
-    parts = [_arrow(places[source], places[at]) for at, node in enumerate(nodes) for source in node.sources]
-    for node, place in zip(nodes, places, strict=True):
+    layout = layout_of([node.sources for node in nodes])
+    taken = [*(column for column, _ in layout.places), *(column for line in layout.lines for column in line.passed)]
+    across, down = max(taken) + 1, max(row for _, row in layout.places) + 1
+    parts = [_arrow(line, layout) for line in layout.lines]
+    for node, place in zip(nodes, layout.places, strict=True):
         parts += _box(node, *_corner(place))
     height = _MARGIN + _LEGEND + down * _DOWN - (_DOWN - _HEIGHT) + _MARGIN
     names = ", ".join(node.name for node in nodes[:20])
     width = max(2 * _MARGIN + across * _ACROSS - (_ACROSS - _WIDTH), 2 * _MARGIN + 78 * len({n.stage for n in nodes}))
     return Figure(width, height, _legend(nodes) + parts, f"chain of {names}{', …' if len(nodes) > 20 else ''}")
-
-
-def _places(nodes: list[Node]) -> list[tuple[float, int]]:
-    """Return the column and the row of each node: below its sources, and between them."""
-    levels: list[int] = []
-    columns: list[float] = []
-    num_sources = 0
-    for node in nodes:
-        levels.append(1 + max((levels[source] for source in node.sources), default=-1))
-        if not node.sources:
-            num_sources += 1
-        middle = sum(columns[source] for source in node.sources) / max(len(node.sources), 1)
-        columns.append(middle if node.sources else num_sources - 1)
-    return list(zip(_spread(columns, levels), levels, strict=True))
-
-
-def _spread(columns: list[float], levels: list[int]) -> list[float]:
-    """Return the columns with those apart that lie in one row, as the branches of a fork do."""
-    spread = list(columns)
-    for level in set(levels):
-        row = sorted((at for at in range(len(levels)) if levels[at] == level), key=lambda at: columns[at])
-        for before, at in pairwise(row):
-            spread[at] = max(spread[at], spread[before] + 1)
-    return spread
 
 
 def _corner(place: tuple[float, int]) -> tuple[float, float]:
@@ -84,15 +62,30 @@ def _legend(nodes: list[Node]) -> list[str]:
     return parts
 
 
-def _arrow(start: tuple[float, int], end: tuple[float, int]) -> str:
-    (x1, y1), (x2, y2) = _corner(start), _corner(end)
-    x1, y1, x2 = x1 + _WIDTH / 2, y1 + _HEIGHT, x2 + _WIDTH / 2
-    middle = (y1 + y2) / 2
+def _arrow(line: Line, layout: Layout) -> str:
+    start, end = layout.places[line.source], layout.places[line.target]
+    stops = [start, *((column, start[1] + number) for number, column in enumerate(line.passed, 1)), end]
+    aside = (line.rank - (line.num_ranks - 1) / 2) * min(_APART, _WIDTH * 0.8 / line.num_ranks)
+    x, y = _middle(start)
+    path = f"M{x:.1f} {y + _HEIGHT:.1f}"
+    for stop in stops[1:]:
+        to_x, to_y = _middle(stop)
+        is_end = stop is end
+        to_x += aside if is_end else 0
+        half = (y + _HEIGHT + to_y) / 2
+        path += f" C{x:.1f} {half:.1f} {to_x:.1f} {half:.1f} {to_x:.1f} {to_y - 5 * is_end:.1f}"
+        path += "" if is_end else f" L{to_x:.1f} {to_y + _HEIGHT:.1f}"
+        x, y = to_x, to_y
     return (
-        f'<path d="M{x1:.1f} {y1:.1f} C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2 - 5:.1f}" fill="none" '
-        f'stroke="#999" stroke-width="1.4"/>'
-        f'<path d="M{x2 - 4:.1f} {y2 - 7:.1f} L{x2 + 4:.1f} {y2 - 7:.1f} L{x2:.1f} {y2:.1f} Z" fill="#999"/>'
+        f'<path d="{path}" fill="none" stroke="#999" stroke-width="1.4"/>'
+        f'<path d="M{x - 4:.1f} {y - 7:.1f} L{x + 4:.1f} {y - 7:.1f} L{x:.1f} {y:.1f} Z" fill="#999"/>'
     )
+
+
+def _middle(place: tuple[float, int]) -> tuple[float, float]:
+    """Return the middle of a box's upper side."""
+    x, y = _corner(place)
+    return x + _WIDTH / 2, y
 
 
 def _box(node: Node, x: float, y: float) -> list[str]:

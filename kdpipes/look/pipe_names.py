@@ -23,7 +23,7 @@ from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe
 
 __all__ = ["Kind", "called_directly", "kind_of", "pipe_name"]
 
-Kind = Literal["source", "plan", "decoding", "transforms", "cache", "batching", "sending", "device"]
+Kind = Literal["storage", "plan", "decoding", "transforms", "cache", "transfer", "device"]
 called_directly: dict[type, str] = {  # as `kdp.name(...)`
     CacheReaderMapDataPipe: "open_cache",
     ConcatenatorMapDataPipe: "concat",
@@ -41,10 +41,10 @@ _KINDS: dict[str, Kind] = {
     "add_field": "transforms",
     "to_device": "device",
     "pin_memory": "device",
-    "collate_samples": "batching",
-    "collate": "batching",
-    "mixup": "batching",
-    "cutmix": "batching",
+    "collate_samples": "transfer",
+    "collate": "transfer",
+    "mixup": "transfer",
+    "cutmix": "transfer",
     "map": "transforms",
 }
 
@@ -72,11 +72,11 @@ def _stock_name(kind: type) -> str | None:
 def kind_of(pipe: Any) -> Kind:
     """Return what kind of work a pipe does."""
     if not sources_of(pipe):
-        return "source"
+        return "storage"
     if callable(getattr(pipe, "counted_by_cache", None)):
         return "cache"
     if isinstance(pipe, DEALERS):
-        return "batching"
+        return "transfer"
     if getattr(pipe, "is_plan", False):
         return "plan"
-    return _KINDS.get(pipe_name(pipe), "transforms" if isinstance(pipe, SampleMapper) else "batching")
+    return _KINDS.get(pipe_name(pipe), "transforms" if isinstance(pipe, SampleMapper) else "transfer")

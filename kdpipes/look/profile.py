@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,8 +19,9 @@ from kdpipes.look.profile_chart import as_chart
 from kdpipes.look.profile_table import as_html, as_text
 from kdpipes.look.profile_trace import write_trace
 
-__all__ = ["PipeTime", "Profile", "StepTime", "profile"]
+__all__ = ["BORROWED", "SENDING", "PipeTime", "Profile", "StepTime", "profile"]
 
+SENDING, BORROWED = "(sending)", "(deal)"  # what takes time, and is no pipe of the chain
 _BATCH_SIZE = 16  # of an indexed chain, which has none
 _HARDLY = 0.05  # the share of waiting below which a faster chain would gain nothing to speak of
 
@@ -36,9 +37,10 @@ class PipeTime(NamedTuple):
     """The time of one pipe.
 
     Args:
-        pipe: Its name.
-        kind: The kind of its work: "source", "plan", "decoding", "transforms", "cache", "batching", "sending" (from a
-            worker to the main process), "device".
+        pipe: Its name; in brackets what is no pipe of the chain: "(sending)" to the main process, and the "(deal)" that
+            an indexed chain is given to be measured.
+        kind: The kind of its work: "storage", "plan", "decoding", "transforms", "cache", "transfer" (batches, and their
+            way from a worker to the main process), "device".
         is_main: Whether it runs in the main process, behind the workers.
         share: Of the time that all pipes take.
         seconds: Without what pipes upstream take; of all workers together.
@@ -173,7 +175,7 @@ def _pipe_times(
             hits, misses = (_counted(pipe, before.get(place, {}), name) for name in ("cache_hits", "cache_misses"))
             found.append(made._replace(hits=hits, misses=misses))
         elif own and measured.has_workers:
-            sending = _pipe_time("(sending)", "sending", False, own, total_s)
+            sending = _pipe_time(SENDING, "transfer", False, own, total_s)
             found.insert(len(found) - measured.num_main, sending)
     return tuple(found)
 
@@ -206,7 +208,8 @@ def profile(
     transform of several callables does is told apart.
 
     Args:
-        source: A chain, which is run for `seconds`, epoch after epoch; an indexed one in batches of 16. Or a loader
+        source: A chain, which is run for `seconds`, epoch after epoch; an indexed one in batches of 16, by a
+            `(deal)` that is none of its own. Or a loader
             that was made with `kdp.Loader(..., profile=True)`, and says what it has measured so far.
         seconds: How long to run the chain; until each worker has made two batches, where that takes longer.
         num_workers: See `Loader`.
@@ -227,13 +230,20 @@ def profile(
         raise ValueError(must_be("seconds", "a number above 0", seconds))
     if step is not None:
         check_callable("step", step)
-    if isinstance(source, MapDataPipe):
-        source = source.deal(batch_size=_BATCH_SIZE)
+    is_borrowed = isinstance(source, MapDataPipe)
+    source = source.deal(batch_size=_BATCH_SIZE) if is_borrowed else source
     with Loader(source, num_workers, reading_service=reading_service, profile=True) as loader:
         before = _counts(loader)
         loader.warm_up()  # to start workers takes time that no later epoch takes
         _run(loader, seconds, step)
-        return Profile.of(loader.measured(), before)
+        told = Profile.of(loader.measured(), before)
+    return _without_deal(told) if is_borrowed else told
+
+
+def _without_deal(profile: Profile) -> Profile:
+    """Return the profile of an indexed chain with a name for its `deal` that says that it is none of the chain's."""
+    pipes = tuple(pipe._replace(pipe=BORROWED) if pipe.pipe == "deal" else pipe for pipe in profile.pipes)
+    return replace(profile, pipes=pipes, names=(BORROWED, *profile.names[1:]))
 
 
 def _counts(loader: Loader) -> dict[int, dict[str, int]]:

@@ -12,13 +12,12 @@ if TYPE_CHECKING:
 __all__ = ["as_chart"]
 
 _COLORS = {
-    "source": "#4ea8de",
+    "storage": "#4ea8de",
     "plan": "#a3a3a3",
     "decoding": "#e4572e",
     "transforms": "#76b041",
     "cache": "#c77dff",
-    "batching": "#17bebb",
-    "sending": "#ffc914",
+    "transfer": "#17bebb",
     "device": "#7a6ff0",
 }
 _ROW, _NAMES, _BARS, _NUMBERS = 24, 190, 380, 130  # pixels

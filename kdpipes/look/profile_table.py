@@ -13,7 +13,10 @@ __all__ = ["as_html", "as_text", "bytes_text", "seconds_text"]
 
 _HEAD = ("pipe", "share", "time", "made", "per s", "size", "cached")
 _FEW = 0.02  # the share from which on the parts of a pipe are shown
-_LEFT = ' style="text-align:left"'  # notebooks set all cells to the right
+_LEFT, _RIGHT = (
+    ' style="text-align:left"',
+    ' style="text-align:right"',
+)  # notebooks set all to the right, others to the left
 Line = tuple[str, ...]
 
 
@@ -26,7 +29,7 @@ def as_text(profile: Profile) -> str:
 
 def as_html(profile: Profile) -> str:
     """Return a profile as a table of HTML."""
-    head = f"<th{_LEFT}>{_HEAD[0]}</th>" + "".join(f"<th>{escape(text)}</th>" for text in _HEAD[1:])
+    head = f"<th{_LEFT}>{_HEAD[0]}</th>" + "".join(f"<th{_RIGHT}>{escape(text)}</th>" for text in _HEAD[1:])
     rows = "".join(f"<tr>{_name(line[0])}{''.join(map(_cell, line[1:]))}</tr>" for line in _lines(profile))
     told = "<br>".join(map(escape, sentences(profile)))
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{told}</p>"
@@ -88,4 +91,4 @@ def _name(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return f"<td>{escape(text)}</td>"
+    return f"<td{_RIGHT}>{escape(text)}</td>"

@@ -58,5 +58,9 @@ class FieldAdder:
         is_known = isinstance(is_random, bool)
         return self._function.name if (is_random if is_known else "rng" in self._function.parameters) else None
 
+    def records(self) -> str | None:
+        """Return the function's name if it takes the ctx."""
+        return self._function.name if "ctx" in self._function.parameters else None
+
     def column_name(self, name: str) -> str | None:
         return None if name == self._name else name

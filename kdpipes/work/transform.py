@@ -122,8 +122,14 @@ class Transformer:
 
     def draws(self) -> str | None:
         """Return the name of a callable that draws random numbers, as far as that is known before it is called."""
-        steps = [*self._steps, *(step for recipe in self._views or () for step in recipe)]
-        return next((step.name for step, has_params in steps if _draws(step, has_params)), None)
+        return next((step.name for step, has_params in self._all_steps() if _draws(step, has_params)), None)
+
+    def records(self) -> str | None:
+        """Return the name of a callable that `record_ctx` records, as far as that is known before it is called."""
+        return next((step.name for step, has_params in self._all_steps() if _records(step, has_params)), None)
+
+    def _all_steps(self) -> list[_Step]:
+        return [*self._steps, *(step for recipe in self._views or () for step in recipe)]
 
     def column_name(self, name: str) -> str | None:
         return None if name == self.field else name
@@ -132,6 +138,10 @@ class Transformer:
 def _draws(step: Callback, has_params: bool) -> bool:
     is_random: Any = getattr(step.function, "is_random", None)
     return is_random if isinstance(is_random, bool) else has_params or "rng" in step.parameters
+
+
+def _records(step: Callback, has_params: bool) -> bool:
+    return has_params or not step.parameters.isdisjoint({"ctx", "rng"})
 
 
 def _recipes(views: Any) -> list[list[_Step]]:

@@ -18,6 +18,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.delivery import shared_slots
+from kdpipes.delivery.merger import Merger
 from kdpipes.delivery.worker_process import WorkerProcess
 from tests.delivery.faults import end_process, numbers, services, wait_for_ever, while_armed, within_patience
 
@@ -251,6 +252,47 @@ def test_ctrl_c_while_a_batch_is_awaited_surfaces_and_the_next_epoch_is_whole(se
             assert list(loader) == list(numbers())
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@services()
+def test_ctrl_c_ends_the_workers_and_the_iterator_goes_on_where_it_was(
+    service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(merger: Merger) -> Any:
+        raise KeyboardInterrupt
+
+    with kdp.Loader(numbers(), reading_service=service) as loader:
+        batches = iter(loader)
+        delivered = [next(batches) for _ in range(3)]
+        for _ in range(2):
+            with monkeypatch.context() as patched:
+                patched.setattr(Merger, "_next", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    next(batches)
+            assert multiprocessing.active_children() == []
+            assert loader.state_dict()["batch"] == len(delivered)
+            delivered.append(next(batches))
+        assert [*delivered, *batches] == list(numbers())
+        assert loader.epoch == 1
+        assert list(loader) == list(numbers())
+        assert (loader.epoch, loader.stats()["batches"]) == (2, 20)
+
+
+def test_an_iterator_that_was_interrupted_gives_way_to_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(merger: Merger) -> Any:
+        raise KeyboardInterrupt
+
+    with kdp.Loader(numbers(), num_workers=2, start_method="fork") as loader:
+        batches = iter(loader)
+        with monkeypatch.context() as patched:
+            patched.setattr(Merger, "_next", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+        later = iter(loader)
+        first = next(later)
+        with pytest.raises(RuntimeError, match="invalidated"):
+            next(batches)
+        assert [first, *later] == list(numbers())
 
 
 def test_ctrl_c_in_the_midst_of_an_order_leaves_a_loader_that_works(monkeypatch: pytest.MonkeyPatch) -> None:

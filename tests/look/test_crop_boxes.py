@@ -13,6 +13,7 @@ from PIL import Image
 import kdpipes as kdp
 
 FIRST, SECOND = (228, 87, 46), (23, 190, 187)
+WHITE, BLACK = (255, 255, 255), (0, 0, 0)
 REGION = {"top": 2, "left": 4, "height": 5, "width": 7}
 
 
@@ -28,7 +29,7 @@ def box_of(picture: Image.Image, colour: tuple[int, int, int] = FIRST) -> dict[s
 
 
 def num_colours(picture: Image.Image) -> int:
-    return len(picture.getcolors() or []) - 1  # but for black
+    return len({colour for _, colour in picture.getcolors() or []} - {BLACK, WHITE})  # but for the edges
 
 
 def test_a_region_is_drawn_along_its_inner_edge() -> None:
@@ -37,6 +38,23 @@ def test_a_region_is_drawn_along_its_inner_edge() -> None:
         assert box_of(picture) == REGION
     assert picture.getpixel((7, 4)) == FIRST
     assert kdp.crop_boxes(black(), {"crop": REGION}, line=1).getpixel((7, 4)) == (0, 0, 0), "what is inside stays"
+
+
+def test_it_shows_on_an_image_of_its_own_colour() -> None:
+    region = {"top": 5, "left": 10, "height": 20, "width": 20}
+    for line in (1, 3, 6):
+        edge = max(1, round(line / 3))
+        pixels = np.asarray(kdp.crop_boxes(Image.new("RGB", (40, 30), FIRST), {"crop": region}, line=line))
+        row = [tuple(map(int, pixel)) for pixel in pixels[16]]
+        left = [FIRST] * (10 - edge) + [WHITE] * edge + [FIRST] * line + [BLACK] * edge
+        assert row[:20] == left + [FIRST] * (20 - len(left))
+        assert row == row[::-1]
+
+
+def test_an_edge_hides_no_line_beside_it() -> None:
+    beside = {**REGION, "left": REGION["left"] + REGION["width"]}
+    picture = kdp.crop_boxes(black(), {"crop": REGION, "view_1": {"crop": beside}}, line=1)
+    assert (box_of(picture), box_of(picture, SECOND)) == (REGION, beside)
 
 
 def test_the_image_stays_as_it_is() -> None:

@@ -55,6 +55,48 @@ def test_a_sound_chain_is_clean() -> None:
     assert "Nothing is wrong" in report._repr_html_()
 
 
+def test_an_indexed_chain_is_told_that_it_lacks_deal_and_shows_none_of_its_own(clock: Clock) -> None:
+    chain = numbers().transform("x", lambda x: clock.spend(0.01, x)).select("x y")
+    report = kdp.doctor(chain, num_workers=0, seconds=0.5)
+    (finding,) = report.findings
+    assert (finding.code, finding.severity, finding.pipe) == ("no-deal", "hint", "select")
+    assert "no `deal` yet" in finding.what
+    assert ".deal(batch_size=...)" in finding.way_out
+    assert report.is_clean
+    assert "Nothing is wrong" not in str(report)
+    assert report.profile is not None
+    assert [pipe.pipe for pipe in report.profile.pipes] == ["from_dataset", "transform", "select", "(deal)"]
+    broken = kdp.doctor(numbers().transform("x", inverse).select("x"), measure=False)
+    assert [(finding.code, finding.pipe) for finding in broken.findings] == [
+        ("cannot-load", "select"),
+        ("no-deal", "select"),
+    ]
+
+
+@pytest.mark.parametrize("mode", [{"mode": "x y", "return_ctx": True}, {"mode": "x ctx"}])
+def test_a_ctx_that_nothing_records_is_found(mode: dict[str, Any]) -> None:
+    def chain(source: Any) -> Any:
+        return source.transform("x", jitter).add_field("z", len).select(**mode).deal(batch_size=8, shuffle=True)
+
+    (finding,) = kdp.doctor(chain(numbers()), measure=False).findings
+    assert (finding.code, finding.severity, finding.pipe) == ("unrecorded-ctx", "warning", "select")
+    assert "`jitter`" in finding.why
+    assert finding.way_out == "Put `.record_ctx()` right before `.transform()`."
+    assert found(chain(numbers().record_ctx())) == []
+    late = numbers().transform("x", jitter).record_ctx().select(**mode).deal(batch_size=8, shuffle=True)
+    assert found(late) == [("unrecorded-ctx", "warning")]
+    partly = numbers().transform("x", jitter).record_ctx().transform("x", jitter)
+    assert found(partly.select(**mode).deal(batch_size=8, shuffle=True)) == [], "as somebody may want it"
+
+
+def test_a_ctx_that_no_transform_would_fill_is_left_alone() -> None:
+    plain = numbers().transform("x", double)
+    assert found(plain.select("x", return_ctx=True).deal(batch_size=8)) == []
+    assert found(numbers().transform("x", jitter).select("x").deal(batch_size=8, shuffle=True)) == []
+    noted = numbers().add_field("z", lambda sample, ctx: ctx.setdefault("z", 1)).select("z", return_ctx=True)
+    assert found(noted.deal(batch_size=8)) == [("unrecorded-ctx", "warning")]
+
+
 def test_a_stock_cache_behind_something_random_is_found() -> None:
     chain = numbers().transform("x", jitter).select("x").deal(batch_size=8, shuffle=True)
     assert found(chain) == []
@@ -240,7 +282,9 @@ def test_there_is_no_false_alarm_on_the_chains_of_the_readme(tmp_path: Path, mon
     chains["batches"] = names["batches"]()
     chains["squares"] = names["Squares"]().filter_classes(valid=[1]).scale(by=10).select("x key")
     assert set(chains) >= {"pipe", "stream", "chain", "crops", "photos", "batches"}
-    assert {name: found(chain) for name, chain in chains.items()} == {name: [] for name in chains}
+    indexed = [("no-deal", "hint")]
+    expected = {name: indexed if isinstance(chain, MapDataPipe) else [] for name, chain in chains.items()}
+    assert {name: found(chain) for name, chain in chains.items()} == expected
 
 
 @pytest.fixture
@@ -250,8 +294,8 @@ def clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def slow(clock: Clock, read_s: float, decode_s: float, work_s: float, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a chain of images of which each pipe takes so long."""
+def slow_photos(clock: Clock, read_s: float, decode_s: float, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return sixteen images of 4 by 4 pixels that take so long to read and to decode."""
     content = b"no image"
     monkeypatch.setattr(kdp.EncodedImage, "size", (4, 4))
     pixels = Image.new("RGB", (4, 4))
@@ -264,8 +308,13 @@ def slow(clock: Clock, read_s: float, decode_s: float, work_s: float, monkeypatc
         def getitem_x(self, index: int) -> bytes:
             return clock.spend(read_s, content)
 
-    photos = Photos().decode_images("x").transform("x", lambda x: clock.spend(work_s, 0))
-    return photos.select("x").deal(batch_size=4)
+    return Photos()
+
+
+def slow(clock: Clock, read_s: float, decode_s: float, work_s: float, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a chain of images of which each pipe takes so long."""
+    photos = slow_photos(clock, read_s, decode_s, monkeypatch).decode_images("x")
+    return photos.transform("x", lambda x: clock.spend(work_s, 0)).select("x").deal(batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -306,6 +355,56 @@ def test_the_cache_that_helps_most_stands_behind_what_draws_nothing(tmp_path: Pa
         chain = photos.record_ctx().transform("x", transforms[0]).transform("x", transforms[1]).select("x")
         report = kdp.doctor(chain.deal(batch_size=4), num_workers=0, seconds=0.05)
         assert [one.change for one in report.advice if "behind" in one.change and "decod" in one.why] == [change]
+
+
+def test_a_cache_that_stands_too_early_is_to_be_moved(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    photos = slow_photos(clock, 0.0, 0.004, monkeypatch)
+    spend = lambda image: clock.spend(0.006, image)  # noqa: E731
+    late = photos.decode_images("x").cache_in_memory()
+    crop = kdp.Resize((2, 2))
+    monkeypatch.setattr(kdp.Resize, "apply", lambda *_: clock.spend(0.006, Image.new("RGB", (2, 2))))
+    behind_all = "behind the last `.transform()` that draws no random numbers"
+    cases = [
+        (photos.cache_in_memory().decode_images("x").transform("x", spend), "behind `.decode_images()`", 1 / 0.6),
+        (photos.cache_on_disk(tmp_path).decode_images("x").transform("x", spend), "behind `.decode_images()`", 1 / 0.6),
+        (photos.cache_in_memory().decode_images("x").transform("x", crop), behind_all, 100.0),
+        (late.transform("x", spend), None, 0),
+    ]
+    for chain, place, gain in cases:
+        report = kdp.doctor(chain.select("x").deal(batch_size=4), num_workers=0, seconds=2)
+        moves = [one for one in report.advice if "cache" in one.change]
+        name = "cache_on_disk" if "cache_on_disk" in repr(chain) else "cache_in_memory"
+        assert [one.change for one in moves] == ([] if place is None else [f"move `.{name}()` {place}"])
+        assert [one.gain for one in moves] == ([] if place is None else [pytest.approx(gain, rel=0.02)])
+
+
+def test_no_cache_of_pixels_is_advised_that_has_no_room(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "free")
+    photos = slow_photos(clock, 0.004, 0.006, monkeypatch)
+    for free, has_room in ((16 * 48 * 2, True), (16 * 48 * 2 - 1, False)):
+        monkeypatch.setattr(examine.shutil, "disk_usage", lambda path, free=free: usage(free))
+        for source in (photos, photos.permute(seed=0).repeat_until(repetitions=3)):
+            chain = source.decode_images("x").transform("x", double).select("x").deal(batch_size=4)
+            report = kdp.doctor(chain, num_workers=0, seconds=0.5)
+            changes = [one.change for one in report.advice if "cache" in one.change]
+            early = "`.cache_in_memory()` before `.decode_images()`"
+            assert changes == ["`.cache_in_memory()` behind `.decode_images()`"] * has_room + [early]
+
+
+def test_the_sums_that_the_verdict_is_made_of_are_told(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = slow_photos(clock, 0.001, 0.004, monkeypatch).decode_images("x")
+    work = photos.transform("x", lambda x: clock.spend(0.003, x)).add_field("z", lambda x: clock.spend(0.002, 0))
+    chain = work.select("x z").deal(batch_size=4)
+    report = kdp.doctor(chain, num_workers=0, seconds=0.5, step=lambda batch: clock.spend(0.01))
+    assert report.bound == "transforms", "though no single pipe takes longer than decoding"
+    told = (
+        "By kind of work: transforms 50.0% (transform, add_field), decoding 40.0% (decode_images), "
+        "storage 10.0% (Photos). The consumer was busy for 17% of the loop."
+    )
+    assert told in str(report).splitlines()
+    assert told in report._repr_html_()
 
 
 @pytest.mark.filterwarnings(STOCK)
@@ -366,6 +465,7 @@ def test_labels_that_cannot_be_read_are_none_of_those_that_tell_a_sorted_source(
 def test_it_puts_nothing_into_quarantine(tmp_path: Path, num_workers: int) -> None:
     path = tmp_path / "bad.txt"
     chain = kdp.from_dataset([(n, 0) for n in range(16)]).transform("x", inverse).on_error("quarantine", path=path)
+    kdp.doctor(chain.select("x"), num_workers=num_workers, seconds=0.05)
     chain = chain.select("x").deal(batch_size=4)
     kdp.doctor(chain, num_workers=num_workers, seconds=0.05)
     assert not path.exists()

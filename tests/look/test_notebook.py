@@ -53,6 +53,18 @@ for number in range(10**9):
     if not number:
         print("running", flush=True)
 """
+FORGOTTEN = """
+import threading
+
+def stuck(x):
+    if x == 6:
+        threading.Event().wait()
+    return x
+
+forgotten = kdp.Loader(Doubled().transform("x", stuck).select("x").deal(batch_size=2), num_workers=2)
+for batch in forgotten:
+    print("running", flush=True)
+"""
 
 
 class Kernel:
@@ -153,3 +165,12 @@ def test_an_interrupted_cell_leaves_no_process_and_runs_again(kernel: Kernel, ce
     assert kernel.run(CHILDREN)["text"] == "0 []\n"
     assert kernel.run(ENDLESS)["text"].endswith("done\n")
     assert kernel.run(CHILDREN)["text"] == "0 []\n"
+
+
+def test_a_loader_that_was_interrupted_and_deleted_leaves_no_process(kernel: Kernel) -> None:
+    kernel.run("import kdpipes as kdp")
+    kernel.run(PIPES)
+    assert kernel.run(FORGOTTEN, interrupted_at="running")["error"] == "KeyboardInterrupt"
+    kernel.run("1 + 1")
+    kernel.run("del forgotten")
+    assert kernel.run(CHILDREN)["text"] == "0 []\n", "though IPython keeps the traceback, which holds the loader"

@@ -219,7 +219,7 @@ def test_measuring_opens_nothing_that_is_not_read(clock: Clock) -> None:
 
     with kdp.Loader(Closed().deal(batch_size=2), profile=True) as loader:
         assert [[sample.key for sample in batch] for batch in loader] == [["0", "1"], ["2", "3"]]
-    assert kdp.doctor(Closed(), measure=False).findings == ()
+    assert [finding.code for finding in kdp.doctor(Closed(), measure=False).findings] == ["no-deal"]
 
 
 def test_a_service_of_the_users_is_not_changed() -> None:
@@ -253,7 +253,9 @@ def test_a_profile_shows_as_text_html_picture_and_plain_data(clock: Clock, tmp_p
     assert lines[0].split() == ["pipe", "share", "time", "made", "per", "s", "size", "cached"]
     assert lines[2].split()[:4] == ["transform", "75.0%", "36.0", "ms"]
     assert lines[-1] == "No workers: 100% of the loop made batches, the rest was the consumer's."
-    assert re.search("<td[^>]*>transform</td><td>75.0%</td>", told._repr_html_())
+    assert re.search("<td[^>]*left[^>]*>transform</td><td[^>]*right[^>]*>75.0%</td>", told._repr_html_())
+    assert "<td>" not in told._repr_html_(), "what shows it may set cells as it likes"
+    assert {line.index("%") for line in lines[1:4]} == {lines[0].index("share") + 4}
     assert repr(told) == str(told), "and not all that it holds"
     picture = told.plot()
     root = ElementTree.fromstring(picture._repr_svg_())
@@ -281,7 +283,8 @@ def test_a_chain_is_run_for_some_seconds_epoch_after_epoch(clock: Clock) -> None
     indexed = source(clock, 0.01).select("x")
     told = kdp.profile(indexed, seconds=0.5)
     assert told.num_samples >= 4 * NUM
-    assert [pipe.pipe for pipe in told.pipes] == ["Slow", "select", "deal"]
+    assert [pipe.pipe for pipe in told.pipes] == ["Slow", "select", "(deal)"], "which is not the chain's own"
+    assert told.names == ("(deal)", "select", "Slow")
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "operation_of",
     "readable",
     "readable_field",
+    "records",
     "shrinks",
     "stock_random",
     "upstream",
@@ -78,6 +79,12 @@ def draws(pipe: Any) -> str | None:
     known: Any = getattr(operation, "draws", None)
     name: str | None = known() if known is not None else None
     return name or (str(getattr(pipe, "_name", "")) if getattr(operation, "is_random", False) is True else None)
+
+
+def records(pipe: Any) -> str | None:
+    """Return the name of what is recorded of a pipe behind `record_ctx`, as far as that is known before it runs."""
+    known: Any = getattr(operation_of(pipe), "records", None)
+    return known() if known is not None else None
 
 
 def stock_random(pipe: Any) -> bool:

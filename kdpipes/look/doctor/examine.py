@@ -10,12 +10,14 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from kdpipes._graph import walk
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.reading_services import ThreadReadingService
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.errors import check_count, must_be
 from kdpipes.look.doctor import order_checks, sharding_checks, shipping_checks, work_checks
-from kdpipes.look.doctor.advice import advice, bound_of
+from kdpipes.look.doctor.advice import advice
+from kdpipes.look.doctor.bounds import bound_of
 from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.look.doctor.report import Report
 from kdpipes.look.pipe_names import pipe_name
@@ -28,6 +30,7 @@ _BATCH_SIZE = 16  # of an indexed chain, which has none
 _BY_LOOKING = (
     order_checks.random_before_cache,
     order_checks.shuffle_after_batch,
+    order_checks.unrecorded_ctx,
     sharding_checks.unsharded,
     sharding_checks.sharded_twice,
     sharding_checks.shuffled_in_parts,
@@ -77,7 +80,7 @@ def doctor(
         findings = _examined(chain, facts, is_dealt=not indexed)
         if not measure or any(finding.severity == "error" for finding in findings):
             return Report(findings)
-        measured = profile(chain, seconds, step=step, **_way_to_run(num_workers))
+        measured = profile(source_datapipe, seconds, step=step, **_way_to_run(num_workers))
     return Report(findings, measured, bound_of(measured), tuple(advice(chain, measured, facts)))
 
 
@@ -101,6 +104,10 @@ def _examined(chain: Any, facts: Facts, *, is_dealt: bool) -> tuple[Finding, ...
     findings = [finding for check in _BY_LOOKING for finding in check(chain, facts)]
     if not any(finding.severity == "error" for finding in findings):
         findings += _tried(chain, facts, _BY_SAMPLES if is_dealt else _BY_SAMPLES[1:])
+    if not is_dealt:
+        own = pipe_name(walk(chain)[1])
+        findings = [finding._replace(pipe=own) if finding.pipe == "deal" else finding for finding in findings]
+        findings.append(_undealt(own))
     return tuple(sorted(_once(findings), key=lambda finding: _SEVERITIES.index(finding.severity)))
 
 
@@ -146,6 +153,17 @@ def _empty(chain: Any) -> Finding:
         "The chain gives no batch.",
         "An epoch ends before it begins.",
         "Look at the plan: `len(pipe)` behind each filter.",
+    )
+
+
+def _undealt(pipe: str) -> Finding:
+    return Finding(
+        "no-deal",
+        "hint",
+        pipe,
+        f"The chain has no `deal` yet: it is looked at in batches of {_BATCH_SIZE}.",
+        "`kdp.Loader` refuses an indexed chain: nothing says what a batch is.",
+        "End it with `.deal(batch_size=...)`; to train, `.deal(batch_size=..., shuffle=True, seed=0)`.",
     )
 
 

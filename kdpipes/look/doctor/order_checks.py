@@ -10,11 +10,20 @@ from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, 
 
 from kdpipes._graph import walk
 from kdpipes._map_pipe import MapPipe
-from kdpipes.look.doctor.chain_facts import dealer_in, draws, gives_batches, readable, stock_random, upstream
+from kdpipes.look.doctor.chain_facts import (
+    dealer_in,
+    draws,
+    gives_batches,
+    operation_of,
+    readable,
+    records,
+    stock_random,
+    upstream,
+)
 from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.look.pipe_names import pipe_name
 
-__all__ = ["random_before_cache", "shuffle_after_batch", "sorted_batches"]
+__all__ = ["random_before_cache", "shuffle_after_batch", "sorted_batches", "unrecorded_ctx"]
 
 _STOCK_CACHES = (InMemoryCacheHolder, EndOnDiskCacheHolder)
 
@@ -54,6 +63,30 @@ def shuffle_after_batch(chain: Any, facts: Facts) -> Iterator[Finding]:
                     "Use `deal(shuffle=True)`; on a stream, put `.shuffle()` before `.deal()`.",
                 )
                 break
+
+
+def unrecorded_ctx(chain: Any, facts: Facts) -> Iterator[Finding]:
+    """A `select` of the ctx where no transform is recorded, for want of a `record_ctx`."""
+    for selector in walk(chain):
+        operation = operation_of(selector)
+        if not getattr(operation, "is_selector", False) or not (operation.return_ctx or "ctx" in operation.names):
+            continue
+        recorders = [pipe for pipe in upstream(selector) if records(pipe)]
+        if not recorders or any(_is_recorded(pipe) for pipe in recorders):
+            continue
+        first = recorders[-1]
+        yield Finding(
+            "unrecorded-ctx",
+            "warning",
+            pipe_name(selector),
+            f"`.{pipe_name(selector)}()` gives the ctx, and no `.record_ctx()` stands before `.{pipe_name(first)}()`.",
+            f"What `{records(first)}` does is recorded nowhere: the ctx lacks it.",
+            f"Put `.record_ctx()` right before `.{pipe_name(first)}()`.",
+        )
+
+
+def _is_recorded(pipe: Any) -> bool:
+    return any(pipe_name(before) == "record_ctx" for before in upstream(pipe))
 
 
 def sorted_batches(chain: Any, facts: Facts) -> Iterator[Finding]:

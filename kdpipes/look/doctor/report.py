@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from kdpipes.look.doctor.advice import Advice
+from kdpipes.look.doctor.bounds import kinds_text
 from kdpipes.look.doctor.finding import Finding, as_plain
+from kdpipes.look.doctor.gain import Advice
 from kdpipes.look.profile import Profile
 
 __all__ = ["Report"]
@@ -40,7 +41,7 @@ class Report:
     def __repr__(self) -> str:
         lines = [str(finding) for finding in self.findings] or ["Nothing is wrong with the chain."]
         if self.profile is not None:
-            lines += ["", str(self.profile), self._bound_text()]
+            lines += ["", str(self.profile), kinds_text(self.profile), self._bound_text()]
             lines += [f"  {one}" for one in self.advice]
         return "\n".join(lines)
 
@@ -54,7 +55,8 @@ class Report:
         if self.profile is None:
             return found
         changes = "".join(f"<li>{_as_html(str(one))}</li>" for one in self.advice)
-        return f"{found}{self.profile._repr_html_()}<p>{escape(self._bound_text())}</p><ul>{changes}</ul>"
+        told = f"{escape(kinds_text(self.profile))}<br>{escape(self._bound_text())}"
+        return f"{found}{self.profile._repr_html_()}<p>{told}</p><ul>{changes}</ul>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, fit for JSON."""
