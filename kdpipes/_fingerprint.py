@@ -23,6 +23,7 @@ from torch.utils.data.datapipes.iter import ShardingFilter
 
 from kdpipes._called import CALLED
 from kdpipes._graph import walk
+from kdpipes._pipe_name import short_name
 from kdpipes.callback import Callback
 from kdpipes.storage.shared import PackedStrings, Shared
 
@@ -95,7 +96,7 @@ def _hash(tokens: Iterator[bytes], size: int) -> bytes:
 
 def _name_of(pipe: Any) -> str:
     name = getattr(pipe, "_name", None)
-    return name if isinstance(name, str) else type(pipe).__name__.removesuffix("DataPipe").removesuffix("Iter")
+    return name if isinstance(name, str) else short_name(type(pipe))
 
 
 class _Tokens:

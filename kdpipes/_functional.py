@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from kdpipes._pipe_name import note_name, pipe_name
 from kdpipes.errors import ChainError, check_choice, closest
 
 __all__ = ["Flavour", "functional_pipe", "register", "registered"]
@@ -29,6 +30,8 @@ def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> No
     refuse_taken(name, function, flavour=flavour)
     _BASES[flavour].register_function(name, _checked(name, function))
     _ours[name, flavour] = function
+    if isinstance(function, type):
+        note_name(function, name)
 
 
 def refuse_taken(name: str, function: Callable[..., Any], *, flavour: Flavour) -> None:
@@ -65,7 +68,7 @@ def refuse_flavour(name: str, *, flavour: Flavour, way_out: str) -> None:
     needs, is_what = {"map": ("a stream", "indexed"), "iter": ("an indexed source", "a stream")}[flavour]
 
     def refuse(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
-        owner = type(source_datapipe).__name__
+        owner = f"`{pipe_name(source_datapipe)}`"
         if hasattr(source_datapipe, "batch_draw") and flavour == "iter":
             raise ChainError(f"`.{name}()` takes samples, but {owner} gives batches. Put `.{name}()` before `.deal()`.")
         raise ChainError(f"`.{name}()` needs {needs}, but {owner} is {is_what}. {way_out}")

@@ -13,6 +13,7 @@ from kdpipes._called import CALLED
 from kdpipes._draw import Draw, EarlyDraws, EpochCounter, hash_key, is_replaying, made_under
 from kdpipes._graph import shards, walk
 from kdpipes._pipe import Shown, Suggesting, gives_samples
+from kdpipes._pipe_name import pipe_name
 from kdpipes.errors import ChainError, check_count
 from kdpipes.sample import Sample, as_sample
 
@@ -108,13 +109,13 @@ class IterPipe(Suggesting, Streaming[Any], IterChain):
 
     def __getitem__(self, index: Any) -> Any:
         raise TypeError(
-            f"{type(self).__name__} is a stream: it has no positions. `kdp.open_shards` gives an indexed source."
+            f"`{pipe_name(self)}` is a stream: it has no positions. `kdp.open_shards` gives an indexed source."
         )
 
     def column(self, name: str) -> Any:
         """Not on streams, which know nothing of what is to come."""
         raise TypeError(
-            f"{type(self).__name__} is a stream: it has no columns. `kdp.open_shards` gives an indexed source."
+            f"`{pipe_name(self)}` is a stream: it has no columns. `kdp.open_shards` gives an indexed source."
         )
 
     def _refuse_doubling(self) -> None:
@@ -124,7 +125,7 @@ class IterPipe(Suggesting, Streaming[Any], IterChain):
         chain = walk(info.dataset) if isinstance(info.dataset, IterDataPipe) else []
         if self in chain and not any(shards(pipe) for pipe in chain):
             raise ChainError(
-                f"Each of the {info.num_workers} workers would give every sample of {type(self).__name__}. "
+                f"Each of the {info.num_workers} workers would give every sample of `{pipe_name(self)}`. "
                 "End the chain with `.deal(batch_size=...)`, or put `.sharding_filter()` behind its source."
             )
 

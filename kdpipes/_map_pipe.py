@@ -14,6 +14,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes._called import CALLED
 from kdpipes._draw import Draw, drawing, is_drawing
 from kdpipes._pipe import Suggesting, gives_samples
+from kdpipes._pipe_name import pipe_name
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import ChainError, must_be
 from kdpipes.sample import Sample
@@ -87,7 +88,7 @@ class MapPipe(Suggesting, MapChain):
             raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index))
         size, position = len(self), index.__index__()
         if not size:
-            raise IndexError(f"{type(self).__name__} is empty; there is no index {position}.")
+            raise IndexError(f"`{pipe_name(self)}` is empty; there is no index {position}.")
         if not -size <= position < size:
             raise IndexError(f"`index` must be from {-size} up to {size - 1}, but is {position} instead.")
         position %= size
@@ -181,13 +182,13 @@ def indexed(source_datapipe: Any, name: str, *, takes_samples: bool = True) -> M
     """Return the source of the plan pipe `name`, or refuse one that has lost its columns, or its samples."""
     if isinstance(source_datapipe, IterDataPipe) and type(source_datapipe).__name__ not in _OURS:
         raise ChainError(
-            f"`{name}` needs indexed sources here, but {type(source_datapipe).__name__} is a stream. `kdp.open_shards` "
+            f"`{name}` needs indexed sources here, but `{pipe_name(source_datapipe)}` is a stream. `kdp.open_shards` "
             "is indexed; or begin with the stream: `stream.mix(...)` takes both."
         )
     if not isinstance(source_datapipe, MapPipe):
         way_out = _OURS.get(type(source_datapipe).__name__, "Make samples of it first: `.to_samples(...)`.")
         raise ChainError(
-            f"`.{name}()` needs a source with columns, but {type(source_datapipe).__name__} has none. {way_out}"
+            f"`.{name}()` needs a source with columns, but `{pipe_name(source_datapipe)}` has none. {way_out}"
         )
     return gives_samples(source_datapipe, name) if takes_samples else source_datapipe
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._called import note_call
+from kdpipes._pipe_name import pipe_name
 from kdpipes.errors import ChainError, closest, must_be
 
 __all__ = ["Shown", "Suggesting", "a_datapipe", "gives_samples", "show_by"]
@@ -22,7 +23,7 @@ class UnknownPipeError(AttributeError):
 
     def __str__(self) -> str:
         owner, name, names = self.args
-        return f"{owner} has no pipe or attribute {name!r}.{closest(name, names)}"
+        return f"`{owner}` has no pipe or attribute {name!r}.{closest(name, names)}"
 
 
 _shown_by: dict[str, Callable[[Any], str]] = {}
@@ -80,7 +81,7 @@ class Shown:
         except AttributeError:
             if name.startswith("_"):
                 raise
-            raise UnknownPipeError(type(self).__name__, name, tuple(type(self).functions)) from None
+            raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions)) from None
 
 
 class Suggesting(Shown):

@@ -90,7 +90,7 @@ def test_a_pipe_for_indexed_sources_alone_says_so_on_streams() -> None:
     with pytest.raises(ChainError) as caught:
         IterableWrapper([1]).sentence_seek(3, by="key")
     assert str(caught.value) == (
-        "`.sentence_seek()` needs an indexed source, but IterableWrapperIterDataPipe is a stream. "
+        "`.sentence_seek()` needs an indexed source, but `IterableWrapper` is a stream. "
         "Read tars with `kdp.open_shards`."
     )
 

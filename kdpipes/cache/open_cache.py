@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._map_pipe import MapPipe
+from kdpipes._pipe_name import called_as
 from kdpipes.cache.contents import Contents, read_contents
 from kdpipes.cache.disk_store import store_in
 from kdpipes.cache.identity import key_of
@@ -21,6 +22,7 @@ from kdpipes.storage.shared import Shared
 __all__ = ["CacheReaderMapDataPipe"]
 
 
+@called_as("open_cache")
 class CacheReaderMapDataPipe(MapPipe):
     """The samples of a cache on disk that is complete, without their source (`kdp.open_cache(url)`).
 

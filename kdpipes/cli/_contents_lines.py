@@ -21,6 +21,8 @@ def contents_lines(title: str, found: Contents) -> Iterator[str]:
     if found.pipes:
         yield f"  pipes: {' > '.join(found.pipes)}"
     yield from _shard_lines(found)
+    yield from _part_lines(found)
+    yield from _unfinished_lines(found)
     if found.fields:
         yield from _table(["field", "samples", "bytes", "min", "median", "max"], [_row(each) for each in found.fields])
     if found.classes is not None:
@@ -45,6 +47,8 @@ def _totals(found: Contents) -> Iterator[str]:
         yield f"{found.num_bytes:,} bytes"
     if found.shards:
         yield f"{len(found.shards):,} shards"
+    if found.parts:
+        yield f"{len(found.parts):,} parts"
     if found.num_batches is not None and found.num_batches != found.num_samples:
         yield f"{found.num_batches:,} batches"
 
@@ -59,6 +63,24 @@ def _shard_lines(found: Contents) -> Iterator[str]:
     others = [shard for shard in found.shards if shard.index != "fresh"]
     yield from (f"    {shard.index}: {printable(shard.url)}" for shard in others[:_MOST])
     yield from _and_more(len(others))
+
+
+def _part_lines(found: Contents) -> Iterator[str]:
+    missing = [part.path for part in found.parts if part.num_samples is None]
+    if missing:
+        yield f"  parts: {len(found.parts) - len(missing):,} complete, {len(missing):,} missing"
+        yield from (f"    missing: {printable(path)}" for path in missing[:_MOST])
+        yield from _and_more(len(missing))
+
+
+def _unfinished_lines(found: Contents) -> Iterator[str]:
+    """Yield which jobs have broken off, and how they go on."""
+    command = "kdpipes records" if found.kind == "records" else "kdpipes pack"
+    for job in found.jobs:
+        if not job.is_complete:
+            size = "" if job.num_samples is None else f" of {job.num_samples:,} samples"
+            way_out = f"run the same command (`{command} ...`, or the same script) again, and it goes on"
+            yield f"  not finished: the job{size} that {printable(job.url)} tells of; {way_out}"
 
 
 def _row(each: FieldSeen) -> list[str]:

@@ -18,8 +18,9 @@ __all__ = ["command"]
     help=f"""Say what is in shards, in a folder, or in a chain.
 
     Tells how many samples and bytes there are, the sizes of each field, the samples of each class, whether shards have
-    indexes that fit (fresh; stale: of another shard; damaged; missing; impossible: the tar is compressed), and the
-    first samples. No member of a shard is decoded, no image is opened, and nothing is written.
+    indexes that fit (fresh; stale: of another shard; damaged; missing; impossible: the tar is compressed), whether the
+    job that writes shards or records is finished, and the first samples. No member of a shard is decoded, no image is
+    opened, and nothing is written.
 
     PLACES are paths or fsspec URLs of tars, with brace ranges or globs; one folder; or one chain, {CHAIN_HELP}: its
     module is run, and its first samples are made as in training.
@@ -29,12 +30,13 @@ __all__ = ["command"]
       kdpipes inspect "shards/photos-{{000..003}}.tar"
       kdpipes inspect shards/photos-000.tar --samples 5
       kdpipes inspect photos --json
+      kdpipes inspect records
       kdpipes inspect train.py:chain
       kdpipes inspect --no-scan "s3://bucket/birds-*.tar"
 
     \b
     JSON:
-      kind          "shards", "images", "files" or "chain"
+      kind          "shards", "records", "images", "files" or "chain"
       num_samples, num_bytes, num_batches
                     null where that is not known
       fields        [{{"name", "num_samples", "num_bytes", "min_bytes",
@@ -42,6 +44,9 @@ __all__ = ["command"]
       classes       [{{"label", "name", "num_samples"}}], or null
       samples       [{{"key", "fields": {{NAME: {{"bytes", "value", "type"}}}}}}]
       shards        [{{"url", "num_samples", "num_bytes", "index"}}]
+      parts         of records [{{"path", "num_samples", "num_bytes"}}],
+                    with null for those that are missing
+      jobs          of shards and records [{{"url", "num_samples", "is_complete"}}]
       pipes         names of a chain's pipes, the source first
     """,
 )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import click
 
-from kdpipes.cli._chain_of import CHAIN_HELP, samples_of
+from kdpipes.cli._as_options import field_options, naming_options
+from kdpipes.cli._chain_of import CHAIN_HELP, names_chain, samples_of
 from kdpipes.cli._commands import Command
 from kdpipes.cli._output import json_option, say_json
+from kdpipes.errors import refuse_field
 
 __all__ = ["command"]
+
+_ACTIONS = ("raise", "skip", "quarantine")
 
 
 @click.command(
@@ -18,12 +25,14 @@ __all__ = ["command"]
 
     SOURCE is a folder of images, one folder for each class; or a chain of samples, {CHAIN_HELP}, whose module is run.
     SHARDS is a path or fsspec URL with the number's place. A run that was broken off is called again in the same way,
-    and goes on.
+    and goes on; --on-error may be given then, too.
 
     \b
     Examples:
       kdpipes pack photos packed/photos-%06d.tar --max-samples 2
       kdpipes pack photos mixed/photos-%06d.tar --max-bytes 1000000 --shuffle 0 --num-workers 2 --json
+      kdpipes pack photos kept/photos-%06d.tar --max-samples 2 --on-error skip
+      kdpipes pack photos named/photos-%06d.tar --max-samples 2 --encode x=webp --extension y=class
       kdpipes pack train.py:samples s3://bucket/train-%06d.tar --max-samples 1000
 
     \b
@@ -31,7 +40,7 @@ __all__ = ["command"]
       {{"urls": ["packed/photos-000000.tar"], "num_samples": 3, "num_bytes": 81920,
        "num_found": 0, "num_left_out": 0, "class_names": ["cat", "rocket"]}}
       num_found: shards that were there from an earlier run.
-      class_names: for `kdp.open_shards(class_names=...)`, or null.
+      class_names: those that `kdp.open_shards` finds beside the shards, or null.
     """,
 )
 @click.argument("source")
@@ -40,6 +49,25 @@ __all__ = ["command"]
 @click.option("--max-bytes", type=int, help="How large a shard may be.")
 @click.option("--shuffle", "seed", type=int, metavar="SEED", help="Mix the samples for good, by a seed.")
 @click.option("--num-workers", type=int, default=0, show_default=True, help="Processes; 0 writes in this one.")
+@click.option(
+    "--on-error",
+    type=click.Choice(_ACTIONS),
+    help="What becomes of a sample that cannot be made, or of a file in a folder that is no image: an error ends the "
+    "run, as by default; or it is left out and logged; or left out and written down in --quarantine.",
+)
+@click.option("--quarantine", metavar="FILE", help="Where, one JSON object in each line.")
+@click.option(
+    "--encode",
+    multiple=True,
+    metavar="FIELD=FORMAT",
+    help="What a field is written as: png, jpg, webp, npy, json, txt, ... Once for each field.",
+)
+@click.option(
+    "--extension",
+    multiple=True,
+    metavar="FIELD=EXT",
+    help="What a field's members are called. Once for each field.",
+)
 @json_option
 def command(
     source: str,
@@ -48,14 +76,35 @@ def command(
     max_bytes: int | None,
     seed: int | None,
     num_workers: int,
+    on_error: str | None,
+    quarantine: str | None,
+    encode: Sequence[str],
+    extension: Sequence[str],
     as_json: bool,
 ) -> None:
     """Write samples as tar shards."""
+    from kdpipes.write._members import check_encoding, check_extension
     from kdpipes.write.write_shards import write_shards
 
+    if (quarantine is not None) != (on_error == "quarantine"):
+        raise ValueError("`--quarantine FILE` must be given with `--on-error quarantine`, and only there.")
+    encodings = field_options("--encode", "FORMAT", encode, check_encoding)
+    extensions = field_options("--extension", "EXT", extension, check_extension)
+    is_folder = not names_chain(source)
     chain = samples_of(source)
-    chain = chain if seed is None else chain.permute(seed)
-    result = write_shards(chain, shards, max_samples=max_samples, max_bytes=max_bytes, num_workers=num_workers)
+    with naming_options(is_folder=is_folder):
+        chain = chain if seed is None else chain.permute(seed)
+        chain = chain if on_error is None else _tolerant(chain, on_error, quarantine, is_folder=is_folder)
+        _refuse_strangers(chain, {**(encodings or {}), **(extensions or {})})
+        result = write_shards(
+            chain,
+            shards,
+            max_samples=max_samples,
+            max_bytes=max_bytes,
+            encode=encodings,
+            extensions=extensions,
+            num_workers=num_workers,
+        )
     if as_json:
         say_json(result._asdict())
         return
@@ -64,3 +113,22 @@ def command(
     click.echo(
         f"{result.num_samples} samples, {result.num_bytes} bytes, in {len(result.urls)} shards{found}{left_out}."
     )
+
+
+def _tolerant(chain: Any, action: str, quarantine: str | None, *, is_folder: bool) -> Any:
+    """Return a chain with `on_error`; files of a folder that are no images count as samples that cannot be made."""
+    from kdpipes._sample_pipe import SampleMapperMapDataPipe
+    from kdpipes.work.decode_images import UnchangedImages
+
+    seen: Any = SampleMapperMapDataPipe(chain, UnchangedImages("x"), "decode_images") if is_folder else chain
+    return seen.on_error(action, path=quarantine)
+
+
+def _refuse_strangers(chain: Any, named: Iterable[str]) -> None:
+    """Refuse fields that no sample has, where the chain knows."""
+    known: frozenset[str] | None = chain.field_names() if hasattr(chain, "field_names") else None
+    if known is None:
+        return
+    stranger = next((name for name in named if name not in known), None)
+    if stranger is not None:
+        refuse_field(stranger, "SOURCE", known)

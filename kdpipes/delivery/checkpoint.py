@@ -9,6 +9,7 @@ from typing import Any
 
 from kdpipes._fingerprint import fingerprints
 from kdpipes._graph import sources_of, walk
+from kdpipes._pipe_name import pipe_name, shown_name
 from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.layout import group_size
 from kdpipes.delivery.producer import Counting, Position
@@ -34,7 +35,7 @@ def main_part(pipe: Any, *, has_workers: bool) -> tuple[list[Any], Any]:
     if is_aside and not has_workers:
         return [], pipe
     if is_aside:
-        name = type(aside if aside is not None else path[-1]).__name__
+        name = pipe_name(aside if aside is not None else path[-1])
         raise ChainError(
             f"`{name}` belongs in the main process, but does not stand at the end of one chain, which the workers of "
             "kdpipes' reading services would run. torchdata's MultiProcessingReadingService runs others."
@@ -156,8 +157,13 @@ def _refuse_other_limits(state: Mapping[str, Any], now: Mapping[str, Any]) -> No
 def _difference(then: list[str], now: list[str]) -> str:
     names_then, names_now = [[entry.rpartition(":")[0] for entry in entries] for entries in (then, now)]
     if names_then != names_now:
-        return f"it was {' < '.join(names_then)}, but is {' < '.join(names_now)}."
+        return f"it was {_shown(names_then)}, but is {_shown(names_now)}."
     for name, was, is_now in reversed(list(zip(names_now, then, now, strict=True))):  # the cause is upstream
         if was != is_now:
-            return f"`{name}` is not what it was: its arguments, its code or its data have changed."
+            return f"`{shown_name(name)}` is not what it was: its arguments, its code or its data have changed."
     return ""
+
+
+def _shown(names: list[str]) -> str:
+    """Return what fingerprints call the pipes of a chain as users call them, the last one first."""
+    return " < ".join(map(shown_name, names))

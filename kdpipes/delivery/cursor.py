@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from kdpipes._graph import sources_of, walk
+from kdpipes._pipe_name import pipe_name
 from kdpipes.errors import ChainError
 
 __all__ = ["Cursor", "Shards", "is_passed_straight", "refuse_whole", "shards_behind"]
@@ -44,6 +45,6 @@ def refuse_whole(pipe: Any) -> None:
     for upstream in walk(pipe)[1:]:
         if getattr(upstream, "is_about_whole", False):
             raise ChainError(
-                f"`{type(upstream).__name__}` counts over the whole stream, but each worker would have shards of its "
+                f"`{pipe_name(upstream)}` counts over the whole stream, but each worker would have shards of its "
                 'own. Use `deal(split="samples")`.'
             )

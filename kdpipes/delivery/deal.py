@@ -15,6 +15,7 @@ from kdpipes._giving_up import given_up_by
 from kdpipes._graph import walk
 from kdpipes._iter_pipe import IterPipe, seed_upstream
 from kdpipes._map_pipe import MapPipe, indexed
+from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
@@ -296,7 +297,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         if shuffle is True or window is not None:
             raise ChainError(
                 f"`deal({'window=...' if window is not None else 'shuffle=True'})` needs an indexed source "
-                f"(`kdp.open_shards`), but {type(source_datapipe).__name__} is a stream. Put "
+                f"(`kdp.open_shards`), but `{pipe_name(source_datapipe)}` is a stream. Put "
                 "`.shuffle(buffer_size=1000)` before `.deal()`."
             )
         if shuffle and not self._streams_of_shards():

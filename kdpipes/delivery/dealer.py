@@ -14,6 +14,7 @@ from torchdata.datapipes.iter import Cycler
 from kdpipes._draw import Draw, EpochCounter
 from kdpipes._graph import handler_in, shards, walk
 from kdpipes._iter_pipe import IterPipe, Streaming
+from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.cursor import Cursor
 from kdpipes.delivery.layout import Sharding, group_size
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, Skipper, refuse_empty
@@ -72,7 +73,7 @@ class Dealer(Streaming[Batch]):
         sharder = next((pipe for pipe in walk(self._source) if shards(pipe)), None)
         if sharder is not None:
             raise ChainError(
-                f"`.deal()` shards, but {type(sharder).__name__} upstream does so as well, and samples would be lost. "
+                f"`.deal()` shards, but `{pipe_name(sharder)}` upstream does so as well, and samples would be lost. "
                 "Remove it."
             )
         self._refuse_unseeded_rounds()
@@ -150,7 +151,7 @@ class Dealer(Streaming[Batch]):
         samples = next(iter(dealer), None)
         if samples and not isinstance(samples[0], Sample):
             raise ChainError(
-                f"`deal` reads {type(samples[0]).__name__} from {type(dealer._source).__name__}, no samples. Put stock "
+                f"`deal` reads {type(samples[0]).__name__} from `{pipe_name(dealer._source)}`, no samples. Put stock "
                 "pipes before `.select()`."
             )
         return samples if numbers[-1:] == [batch] else None

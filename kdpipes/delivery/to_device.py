@@ -37,6 +37,7 @@ class DeviceMoverIterDataPipe(Streaming[Any], IterDataPipe[Any]):
     Workers: None of its own; it is refused inside those of torch's DataLoader.
 
     Raises:
+        ValueError: This machine has no such device (when iteration begins: chains may be built on another one).
         ChainError: It runs in a worker process.
 
     Example:
@@ -69,12 +70,30 @@ class DeviceMoverIterDataPipe(Streaming[Any], IterDataPipe[Any]):
                 "`.to_device()` runs in the main process, but this is a worker of torch's DataLoader. Use "
                 "`kdp.Loader`, or move the batches in the loop."
             )
+        _refuse_absent(self._device)
         if self._device.type == "cuda":
             return _ahead(iter(self._source), _OnStream(self._device))
         return (_mapped(batch, self._move) for batch in self._source)
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device)  # waits: the memory may be another batch's before long
+
+
+def _refuse_absent(device: torch.device) -> None:
+    """Refuse a device that this machine, or this torch, does not have."""
+    if device.type == "cuda":
+        number = torch.cuda.device_count()
+        if (device.index or 0) < number:
+            return
+        found = f"torch {torch.__version__} finds {number or 'no'} CUDA device{'' if number == 1 else 's'} here"
+    else:
+        try:
+            torch.empty(0, device=device)
+            return
+        except (AssertionError, NotImplementedError, RuntimeError) as error:  # torch has no one class for it
+            found = str(error).partition("\n")[0].rstrip(".")
+    way_out = f'{found}. `.to_device("cuda" if torch.cuda.is_available() else "cpu")` runs on any machine.'
+    raise ValueError(must_be("device", "one that this machine has", str(device), way_out))
 
 
 class _OnStream:

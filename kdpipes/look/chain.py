@@ -13,10 +13,10 @@ from kdpipes._graph import shards, sources_of
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._pipe import Shown
+from kdpipes._pipe_name import pipe_name
 from kdpipes._sample_pipe import SampleMapper
 from kdpipes.delivery.behind_deal import DEALERS, OneToOne
 from kdpipes.look.known import Knowledge
-from kdpipes.look.pipe_names import pipe_name
 
 __all__ = ["STAGES", "Node", "a_chain", "nodes_of"]
 

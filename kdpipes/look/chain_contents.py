@@ -13,10 +13,10 @@ from kdpipes._giving_up import given_up_by
 from kdpipes._graph import handler_in, walk
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
+from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.behind_deal import DEALERS
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
 from kdpipes.look.contents import ClassSeen, Contents, FieldSeen, SampleSeen, classes_seen
-from kdpipes.look.pipe_names import pipe_name
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sample import Sample
 from kdpipes.work.on_error import ErrorHandler

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["ClassSeen", "Contents", "FieldSeen", "SampleSeen", "ShardState", "classes_seen"]
+__all__ = ["ClassSeen", "Contents", "FieldSeen", "JobSeen", "PartState", "SampleSeen", "ShardState", "classes_seen"]
 
 
 @dataclass(frozen=True)
@@ -90,22 +90,54 @@ class ShardState:
 
 
 @dataclass(frozen=True)
+class PartState:
+    """One part of record files.
+
+    Args:
+        path: Where it lies, or is to lie.
+        num_samples: None if it is missing, as are the bytes.
+        num_bytes: Its size.
+    """
+
+    path: str
+    num_samples: int | None
+    num_bytes: int | None
+
+
+@dataclass(frozen=True)
+class JobSeen:
+    """A job of `write_shards` or `write_records` that has made shards or parts.
+
+    Args:
+        url: Of the file in which the job is noted.
+        num_samples: How many samples the job has; None if that is not known.
+        is_complete: Whether the job has been finished.
+    """
+
+    url: str
+    num_samples: int | None
+    is_complete: bool
+
+
+@dataclass(frozen=True)
 class Contents:
     """What is in shards, a folder or a chain.
 
     Args:
-        kind: "shards", "images" (one folder for each class), "files" (any other folder), or "chain".
+        kind: "shards", "records", "images" (one folder for each class), "files" (any other folder), or "chain".
         num_samples: How many samples, or files, there are; None if that is not known.
-        num_bytes: What shards, images or files take; None of a chain.
+        num_bytes: What shards, parts, images or files take; None of a chain.
         fields: Of all samples that were read; in a chain, of the first ones.
         classes: In ascending order; None where they are not known.
         samples: The first ones.
         shards: Of shards only.
+        parts: Of records only.
+        jobs: That have written shards or records, as far as they are noted beside them.
         pipes: Of a chain only: the names of its pipes, the source first.
         num_batches: Of a chain only: how many items it gives an epoch; None if that is not known.
     """
 
-    kind: Literal["shards", "images", "files", "chain"]
+    kind: Literal["shards", "records", "images", "files", "chain"]
     num_samples: int | None
     num_bytes: int | None
     fields: list[FieldSeen]
@@ -114,6 +146,8 @@ class Contents:
     shards: list[ShardState] = field(default_factory=list)
     pipes: list[str] = field(default_factory=list)
     num_batches: int | None = None
+    parts: list[PartState] = field(default_factory=list)
+    jobs: list[JobSeen] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data, fit for JSON."""

@@ -1,18 +1,20 @@
-"""What is in a folder: shards, images in a folder for each class, or other files."""
+"""What is in a folder: records, shards, images in a folder for each class, or other files."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.disk_store import layout_in
 from kdpipes.look.contents import Contents, FieldSeen, SampleSeen, classes_seen
+from kdpipes.look.record_contents import look_at_records
 from kdpipes.look.shard_contents import look_at_shards
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import IMAGE_SUFFIXES, ImageFolderMapDataPipe
 from kdpipes.storage.files import list_files, list_versions, version_of
+from kdpipes.storage.record_folder import read_header
 from kdpipes.storage.urls import is_local, join_url
 
 __all__ = ["TAR_SUFFIXES", "look_at_folder"]
@@ -21,7 +23,7 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
 def look_at_folder(root: str, *, num_samples: int = 3, scan: bool = True) -> Contents:
-    """Return what is in a folder, of which no image is opened: its shards, if there are any, or else its files.
+    """Return what is in a folder, of which no image is opened: records or shards, if there are any, or else its files.
 
     Args:
         root: A path or an fsspec URL.
@@ -31,9 +33,13 @@ def look_at_folder(root: str, *, num_samples: int = 3, scan: bool = True) -> Con
     Raises:
         FileNotFoundError: There is no such folder, or nothing in it.
         ValueError: It holds a cache.
+        DataError: A shard, or the index of records, cannot be read.
     """
     if layout_in(root) is not None:
         raise ValueError(f"{root!r} holds a cache: `kdpipes cache ls {root}` tells what is in it.")
+    header = read_header(Path(root)) if is_local(root) else None
+    if header is not None:
+        return look_at_records(Path(root), header, num_samples=num_samples)
     sizes = _sizes_in(root)
     if not sizes:
         raise FileNotFoundError(f"There is no file in {root!r}.")

@@ -28,7 +28,7 @@ def inspect_data(places: Sequence[str], *, num_samples: int = 3, scan: bool = Tr
 
     Raises:
         FileNotFoundError: A shard or the folder is missing.
-        DataError: A shard cannot be read.
+        DataError: A shard, or the index of records, cannot be read.
     """
     check_count("num_samples", num_samples, minimum=0)
     given = [Path(places[0]).expanduser().as_posix()] if len(places) == 1 and is_local(places[0]) else list(places)

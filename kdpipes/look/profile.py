@@ -10,11 +10,12 @@ from typing import Any, Literal, NamedTuple
 from torch.utils.data import MapDataPipe
 
 from kdpipes import _meter
+from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.timing import Lane, Measured, Row
 from kdpipes.errors import ChainError, check_callable, is_number, must_be
 from kdpipes.look.figure import Figure
-from kdpipes.look.pipe_names import Kind, kind_of, pipe_name
+from kdpipes.look.pipe_kinds import Kind, kind_of
 from kdpipes.look.profile_chart import as_chart
 from kdpipes.look.profile_table import as_html, as_text
 from kdpipes.look.profile_trace import write_trace

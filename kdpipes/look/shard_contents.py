@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
-from kdpipes.look.contents import Contents, FieldSeen, SampleSeen, ShardState, classes_seen
+from kdpipes.look.contents import Contents, FieldSeen, JobSeen, SampleSeen, ShardState, classes_seen
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.shard_index import Places, ShardIndex
+from kdpipes.storage.shard_notes import Seen, class_names_of, notes_beside, notes_places
 from kdpipes.storage.survey import ShardSeen, survey_shards
 from kdpipes.storage.tar import decode_member
 from kdpipes.storage.urls import is_local, relative_names
@@ -42,6 +43,17 @@ def look_at_shards(urls: Sequence[str], *, num_samples: int = 3, scan: bool = Tr
     for name, shard in zip(relative_names(urls), shown_if_slow(seen, len(urls), "reading", "shards"), strict=True):
         tally.add(name, shard)
     return tally.contents()
+
+
+def _jobs_of(shards: Sequence[ShardState]) -> tuple[list[JobSeen], tuple[str, ...] | None]:
+    """Return which jobs have written shards, as far as is noted beside them, and what the classes of all are called."""
+    places = notes_places([shard.url for shard in shards])
+    found = [(place, notes) for place in places if (notes := notes_beside(place)) is not None]
+    jobs = [JobSeen(place.url, notes.job.get("num_samples"), notes.shards is not None) for place, notes in found]
+    known = {shard.url: Seen(shard.num_bytes, shard.num_samples) for shard in shards}
+    names = {class_names_of(notes, place, known) for place, notes in found}
+    is_all = sum(len(place.numbers) for place, _ in found) == len(shards)
+    return jobs, names.pop() if is_all and len(names) == 1 else None
 
 
 class _Tally:
@@ -76,14 +88,16 @@ class _Tally:
     def contents(self) -> Contents:
         """Return what was counted."""
         numbers = [shard.num_samples for shard in self._shards if shard.num_samples is not None]
+        jobs, class_names = _jobs_of(self._shards)
         return Contents(
             "shards",
             sum(numbers) if len(numbers) == len(self._shards) else None,
             sum(shard.num_bytes for shard in self._shards),
             [FieldSeen.of(field, np.concatenate(sizes)) for field, sizes in sorted(self._sizes.items())],
-            classes_seen(class_counts(_joined(self._labels))) if self._labels else None,
+            classes_seen(class_counts(_joined(self._labels)), class_names) if self._labels else None,
             self._samples,
             shards=self._shards,
+            jobs=jobs,
         )
 
 

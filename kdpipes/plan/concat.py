@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._map_pipe import MapPipe, as_column, indexed
+from kdpipes._pipe_name import called_as
 from kdpipes.errors import ChainError
 from kdpipes.plan._several import joined_shards, shared_class_names, shared_fields
 from kdpipes.sample import Sample
@@ -15,6 +16,7 @@ from kdpipes.sample import Sample
 __all__ = ["ConcatenatorMapDataPipe"]
 
 
+@called_as("concat")
 class ConcatenatorMapDataPipe(MapPipe):
     """The samples of several indexed pipes, one pipe after the other (`kdp.concat(one, other, ...)`).
 

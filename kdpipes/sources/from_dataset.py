@@ -15,6 +15,7 @@ from kdpipes._calling import call_seeded
 from kdpipes._draw import seeded_globals
 from kdpipes._fingerprint import own_members
 from kdpipes._map_pipe import MapPipe, as_column
+from kdpipes._pipe_name import called_as
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
@@ -31,6 +32,7 @@ _RESERVED = frozenset(
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
 
 
+@called_as("from_dataset")
 class DatasetReaderMapDataPipe(MapPipe):
     """The items of a dataset as samples with named fields (`kdp.from_dataset(dataset)`).
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from kdpipes._map_pipe import MapPipe, as_column
+from kdpipes._pipe_name import called_as
 from kdpipes.callback import Callback
 from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
@@ -21,6 +22,7 @@ from kdpipes.storage.shared import Shared
 __all__ = ["IdReaderMapDataPipe"]
 
 
+@called_as("from_ids")
 class IdReaderMapDataPipe(MapPipe):
     """One sample per ID: `x` is loaded from the ID, `y` is looked up (`kdp.from_ids(ids, labels, load)`).
 

@@ -16,6 +16,7 @@ from webdataset.pipeline import DataPipeline
 
 from kdpipes._draw import current_epoch, hash_key
 from kdpipes._iter_pipe import IterPipe
+from kdpipes._pipe_name import called_as
 from kdpipes.errors import ChainError, check_names, must_be
 from kdpipes.sample import Sample
 from kdpipes.sources.to_samples import Recipe
@@ -42,6 +43,7 @@ _REFUSED_FILTERS: dict[Any, str] = {
 }
 
 
+@called_as("from_webdataset")
 class WebDatasetReaderIterDataPipe(IterPipe):
     """The samples of a webdataset pipeline, front to back (`kdp.from_webdataset(wds.WebDataset(...))`).
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._map_pipe import MapPipe
+from kdpipes._pipe_name import called_as
 from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import file_stamp, list_files, list_stamps, read_url
@@ -28,6 +29,7 @@ class _Listing(NamedTuple):
     class_names: tuple[str, ...]
 
 
+@called_as("image_folder")
 class ImageFolderMapDataPipe(MapPipe):
     """Images in one folder per class: `root/heron/0001.jpg` (`kdp.image_folder(root)`).
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._map_pipe import MapPipe, is_key
+from kdpipes._pipe_name import called_as
 from kdpipes.errors import DataError, check_choice, check_count, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import checksum_of, decode
@@ -26,6 +27,7 @@ __all__ = ["RecordReaderMapDataPipe"]
 Verify = Literal["always", "once", "never"]
 
 
+@called_as("open_records")
 class RecordReaderMapDataPipe(MapPipe):
     """The samples of record files, by position (`kdp.open_records(folder)`).
 

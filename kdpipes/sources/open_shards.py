@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._map_pipe import MapPipe, as_column, is_key
+from kdpipes._pipe_name import called_as
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError, check_choice, check_count, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
@@ -20,6 +21,7 @@ from kdpipes.storage.catalog import Catalog, open_catalog
 from kdpipes.storage.files import forget_listings, matching_urls
 from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Places
+from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import decode_member
 from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
@@ -42,6 +44,7 @@ def _is_lacking(catalog: Catalog, field: str, index: int) -> bool:
     return isinstance(places, Places) and bool(places.offsets[index] < 0)
 
 
+@called_as("open_shards")
 class ShardReaderMapDataPipe(MapPipe):
     """The samples of plain webdataset tars, by position (`kdp.open_shards(urls)`).
 
@@ -64,7 +67,8 @@ class ShardReaderMapDataPipe(MapPipe):
     Args:
         urls: Paths or fsspec URLs of uncompressed tars, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or
             globs, `"birds-*.tar"`. `pipe:` is refused.
-        class_names: The names of the classes 0, 1, ...
+        class_names: The names of the classes 0, 1, ...; by default those that `kdp.write_shards` has noted beside its
+            shards, `NAME-shards.json`, if it has finished them and they are as it has left them.
         fetch: How shards elsewhere are read: "members", "shards" (whole), or "auto": whole in an epoch that goes shard
             by shard and needs at least half of their bytes, if the cache holds all that are read side by side (those of
             a window) and one more; else by members, unless they are in the cache.
@@ -100,6 +104,8 @@ class ShardReaderMapDataPipe(MapPipe):
             raise ValueError(must_be("cache_dir", "a folder of this machine", cache_dir))
         max_bytes = None if max_cache_bytes is None else check_count("max_cache_bytes", max_cache_bytes)
         self._catalog: Shared[Catalog] | None = None
+        self._found: Shared[list[str]] | None = None
+        self._noted: tuple[tuple[str, ...] | None] | None = None  # the names, once they have been looked for
         self._timeout_s = check_timeout(timeout_s)
         cache = ShardCache(None if cache_dir is None else os.fspath(cache_dir), max_bytes)
         self._members = MemberReader(fetch, cache, self._timeout_s)
@@ -134,7 +140,7 @@ class ShardReaderMapDataPipe(MapPipe):
         contents = {
             field: known.sizes if isinstance(known, Places) else known for field, known in catalog.fields.items()
         }
-        return catalog.names, catalog.shards, catalog.short_keys, contents, self._class_names
+        return catalog.names, catalog.shards, catalog.short_keys, contents, self.class_names()
 
     def cached_as(self) -> Any:
         """Return what caches tell it by, besides the shards' own versions: nothing."""
@@ -168,18 +174,36 @@ class ShardReaderMapDataPipe(MapPipe):
         return as_column(list(shown_if_slow(self._all_of(name), len(self), f"reading {name!r}")))
 
     def class_names(self) -> tuple[str, ...] | None:
-        return self._class_names
+        if self._class_names is None and self._noted is None:
+            with limited(self._timeout_s):
+                self._noted = (names_beside(self._matching(), self._seen),)
+        return self._class_names if self._noted is None else self._noted[0]
 
     def field_names(self) -> frozenset[str] | None:
         return None if self._catalog is None else frozenset(self._catalog.value.fields)
 
     def _indexed(self) -> Catalog:
         if self._catalog is None:
+            urls, self._found = self._matching(), None  # if that fails, they are looked for again
             with limited(self._timeout_s):
-                forget_listings(self._urls.value)
-                urls = matching_urls(self._urls.value)
                 self._catalog = Shared(open_catalog(urls, relative_names(urls)))
         return self._catalog.value
+
+    def _matching(self) -> list[str]:
+        """Return the shards, with globs written out."""
+        if self._catalog is not None:
+            return list(self._catalog.value.urls)
+        if self._found is None:
+            with limited(self._timeout_s):
+                forget_listings(self._urls.value)
+                self._found = Shared(matching_urls(self._urls.value))
+        return self._found.value
+
+    def _seen(self) -> dict[str, Seen]:
+        catalog = self._indexed()
+        numbers = np.bincount(catalog.shards, minlength=len(catalog.urls)).tolist()
+        known = zip(catalog.urls, catalog.versions, numbers, strict=True)
+        return {url: Seen(version.size, number) for url, version, number in known}
 
     def _all_of(self, field: str) -> Any:
         indices = iter(range(len(self)))

@@ -12,11 +12,13 @@ import numpy as np
 
 from kdpipes._giving_up import are_given_up, give_up
 from kdpipes._iter_pipe import IterPipe
+from kdpipes._pipe_name import called_as
 from kdpipes.errors import DataError, add_note, check_names
 from kdpipes.sample import Lazy, Sample
 from kdpipes.selection import Permutation
 from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, version_of
 from kdpipes.storage.remote_stream import StreamsAhead
+from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import Member, decode_member, read_members
 from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
@@ -27,6 +29,7 @@ __all__ = ["ShardStreamerIterDataPipe"]
 _Group = list[tuple[Member, bytes]]
 
 
+@called_as("stream_shards")
 class ShardStreamerIterDataPipe(IterPipe):
     """The samples of webdataset tars, front to back (`kdp.stream_shards(urls)`).
 
@@ -43,7 +46,8 @@ class ShardStreamerIterDataPipe(IterPipe):
     Args:
         urls: Paths or fsspec URLs, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or globs, `"birds-*.tar"`.
             `pipe:` is refused: `kdp.from_webdataset(wds.WebDataset(...))` reads that.
-        class_names: The names of the classes 0, 1, ...
+        class_names: The names of the classes 0, 1, ...; by default, for shards of this machine, those that
+            `kdp.write_shards` has noted beside them, if it has finished them and they are as it has left them.
         timeout_s: How long storage elsewhere may take to answer a request, in seconds, and 1 s more for each 256 KiB
             of a large one; what is silent twice is an error. None waits for ever.
 
@@ -69,6 +73,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._urls = Shared(expand_urls(urls))
         self._has_looked = False
         self._class_names = check_names("class_names", class_names)
+        self._noted: tuple[tuple[str, ...] | None] | None = None  # the names, once they have been looked for
         self._timeout_s = check_timeout(timeout_s)
         self._part = (0, 1)
         self._order_key: bytes | None = None
@@ -108,7 +113,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         return relative_names(urls), part, num_parts, stamps
 
     def identity(self) -> Any:
-        return relative_names(self._found()), self._class_names
+        return relative_names(self._found()), self.class_names()
 
     def samples(self) -> Iterator[Sample]:
         urls = self._found()
@@ -144,7 +149,18 @@ class ShardStreamerIterDataPipe(IterPipe):
             raise lost[-1]
 
     def class_names(self) -> tuple[str, ...] | None:
-        return self._class_names
+        if self._class_names is None and self._noted is None:
+            self._noted = (self._names_beside(),)
+        return self._class_names if self._noted is None else self._noted[0]
+
+    def _names_beside(self) -> tuple[str, ...] | None:
+        urls = self._found()
+        if not all(map(is_local, urls)):  # whose sizes would cost a request each
+            return None
+        try:
+            return names_beside(urls, lambda: {url: Seen(version_of(url).size) for url in urls})
+        except FileNotFoundError:  # of a shard, which iterating says
+            return None
 
     def _see(self, group: _Group) -> None:
         fields = {member.field for member, _ in group}

@@ -18,7 +18,7 @@ from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import register_type
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, decoder, made_smaller
 
-__all__ = ["DecodedImage", "EncodedImage", "ImageDecoder"]
+__all__ = ["DecodedImage", "EncodedImage", "ImageDecoder", "UnchangedImages"]
 
 _JPEG = b"\xff\xd8\xff"
 
@@ -316,3 +316,16 @@ class ImageDecoder:
         image = EncodedImage(bytes(value), sample.naming(), self._backend, self._exact)
         image.size  # noqa: B018 - a file that is no image is to fail here, where the sample is known
         return image
+
+
+class UnchangedImages(ImageDecoder):
+    """Lets files that are no images fail, as `ImageDecoder` does, and leaves all others the bytes that they are.
+
+    States, and shards that are gone on with, take a chain with it for the chain without it.
+    """
+
+    changes_no_sample = True
+
+    def _encoded(self, sample: Sample, value: Any) -> Any:
+        super()._encoded(sample, value)
+        return value

@@ -16,7 +16,7 @@ from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, add_note, check_callable, closest, must_be
 from kdpipes.sample import Sample
 
-__all__ = ["MemberEncoder"]
+__all__ = ["MemberEncoder", "check_encoding", "check_extension"]
 
 _JPEG_QUALITY = 95
 _FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tif": "TIFF", "ppm": "PPM", "gif": "GIF"}
@@ -58,11 +58,11 @@ class MemberEncoder:
         self._fields = fields
         self._encode = {
             field: how if isinstance(how, str) else Callback("encode", how)
-            for field, how in _checked("encode", encode, _check_encoding).items()
+            for field, how in _checked("encode", encode, check_encoding).items()
         }
         self._extensions = {
             field: extension.removeprefix(".").lower()
-            for field, extension in _checked("extensions", extensions, _check_extension).items()
+            for field, extension in _checked("extensions", extensions, check_extension).items()
         }
 
     def __call__(self, sample: Sample) -> list[tuple[str, bytes]]:
@@ -137,7 +137,8 @@ def _checked(param: str, given: Mapping[str, Any] | None, check: Callable[[str, 
     return dict(given)
 
 
-def _check_encoding(param: str, how: Any) -> None:
+def check_encoding(param: str, how: Any) -> None:
+    """Refuse what says not how a field is written: neither a known extension nor a function."""
     known = sorted({*_FORMATS, *_SAME, "npy", "json", "txt", "cls"})
     if isinstance(how, str):
         if how not in known:
@@ -146,7 +147,8 @@ def _check_encoding(param: str, how: Any) -> None:
     check_callable(param, how)
 
 
-def _check_extension(param: str, extension: Any) -> None:
+def check_extension(param: str, extension: Any) -> None:
+    """Refuse what is no extension."""
     if not isinstance(extension, str) or not _EXTENSION.fullmatch(extension.removeprefix(".")):
         raise ValueError(must_be(param, 'an extension, like "jpg"', extension))
 

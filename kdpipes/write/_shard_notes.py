@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
-from kdpipes.errors import DataError
+from kdpipes._pipe_name import shown_name
 from kdpipes.storage.files import read_url, write_url
 from kdpipes.storage.retries import retried
+from kdpipes.storage.shard_notes import SavedNotes
 from kdpipes.storage.urls import is_local
 from kdpipes.write._shard_places import ShardPlaces
 
 __all__ = ["ShardNotes"]
 
-_FORMAT = 1
 
-
-@dataclass(frozen=True)
-class ShardNotes:
-    """The notes of one job.
-
-    Args:
-        job: What the bytes of the shards depend on, as plain data: the chain's fingerprints, and the arguments.
-        class_names: The names of the classes 0, 1, ...
-        stops: Up to which position of the chain each shard goes, as far as it has been found out.
-        shards: Of each shard, how many samples and bytes it has, once all of them are there.
-        format: Of the notes.
-    """
-
-    job: dict[str, Any]
-    class_names: Sequence[str] | None = None
-    stops: Sequence[int] | None = None
-    shards: Sequence[Sequence[int]] | None = None
-    format: int = _FORMAT
+class ShardNotes(SavedNotes):
+    """The notes of one job, as the job itself reads and writes them."""
 
     @classmethod
     def begin(
@@ -52,7 +36,7 @@ class ShardNotes:
             content = None
         there = places.there()
         if content is not None:
-            notes = cls._read(content, places.notes_url)
+            notes = cls.from_bytes(content, places.notes_url)
             differing = [name for name in job if notes.job.get(name) != job[name]]
             if not differing:
                 return notes, True
@@ -67,17 +51,6 @@ class ShardNotes:
         places.make_folder()
         notes.keep(places)
         return notes, False
-
-    @classmethod
-    def _read(cls, content: bytes, url: str) -> ShardNotes:
-        try:
-            found = json.loads(content)
-            if found["format"] != _FORMAT:
-                raise DataError(f"{url!r} is of format {found['format']}, but this kdpipes reads format {_FORMAT}.")
-            return cls(**found)
-        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-            way_out = "Remove it, and the shards beside it, to begin anew."
-            raise DataError(f"{url!r} cannot be read as notes of shards: {error}. {way_out}") from error
 
     def keep(self, places: ShardPlaces, **changes: Any) -> ShardNotes:
         """Write the notes down, with changes, and return them."""
@@ -106,4 +79,4 @@ def _difference(name: str, then: Any, now: Any) -> str:
         return f"`{name}` was {then!r}, and is {now!r}"
     then = then if isinstance(then, list) else []
     changed = [entry for entry in now if entry not in then] or then
-    return f"the chain has changed at {', '.join(entry.rpartition(':')[0] for entry in reversed(changed))}"
+    return f"the chain has changed at {', '.join(shown_name(entry.rpartition(':')[0]) for entry in reversed(changed))}"

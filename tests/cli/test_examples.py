@@ -53,6 +53,7 @@ def place(tmp_path: Path, photo_folder: Path, photo_shards: str, monkeypatch: py
     """A folder with what the examples need."""
     shutil.copytree(photo_folder, tmp_path / "photos")
     shutil.copytree(Path(photo_shards).parent, tmp_path / "shards")
+    kdp.write_records(kdp.image_folder(tmp_path / "photos"), tmp_path / "records")
     (tmp_path / "train.py").write_text(CHAIN, encoding="utf-8")
     source = kdp.from_ids(["a", "b"], [0, 1], load=lambda name: name.encode() * 5000)
     source.cache_on_disk(str(tmp_path / "cache" / "birds")).warm_up(progress=False)

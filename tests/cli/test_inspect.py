@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,37 @@ def test_shards_whose_indexes_are_not_fresh_are_named(folder: Path, run: Any) ->
     assert lines[0].startswith("shards/photos-000.tar ... shards/photos-001.tar: 40 samples in 1 shards with fresh ind")
     assert lines[1] == "  indexes: 1 fresh, 1 missing; `kdpipes index` makes those that are not fresh"
     assert lines[2] == "    missing: shards/photos-001.tar"
+
+
+def test_a_job_that_broke_off_is_told_with_how_to_finish_it(folder: Path, run: Any) -> None:
+    kdp.write_shards(kdp.from_dataset([("a", 0)] * 9), "packed/p-%03d.tar", max_samples=3)
+    assert "not finished" not in run("inspect", "packed").out
+    notes = json.loads(Path("packed/p-shards.json").read_text())
+    Path("packed/p-shards.json").write_text(json.dumps({**notes, "shards": None}))
+    Path("packed/p-002.tar").unlink()
+    lines = run("inspect", "packed").out.splitlines()
+    assert lines[0].startswith("packed: 6 samples, ")
+    assert lines[2] == (
+        "  not finished: the job of 9 samples that packed/p-shards.json tells of; run the same command "
+        "(`kdpipes pack ...`, or the same script) again, and it goes on"
+    )
+    jobs = run("inspect", "packed", "--json").json()["jobs"]
+    assert jobs == [{"url": "packed/p-shards.json", "num_samples": 9, "is_complete": False}]
+
+
+def test_records_are_told_in_lines(folder: Path, run: Any) -> None:
+    birds = kdp.from_dataset([("a", 0), ("b", 1), ("c", 1)], class_names=["heron", "stork"])
+    kdp.write_records(birds, "records", num_parts=2, shuffle=False)
+    size = sum(path.stat().st_size for path in Path("records").glob("*.mdb"))
+    lines = run("inspect", "records", "--samples", "1").out.splitlines()
+    assert lines[0] == f"records: 3 samples, {size:,} bytes, 2 parts"
+    assert [line.split() for line in lines[4:7]] == [["class", "samples"], ["0", "heron", "1"], ["1", "stork", "2"]]
+    assert lines[7] == "  first samples:"
+    Path("records/part-00001.mdb").unlink()
+    lines = run("inspect", "records").out.splitlines()
+    assert lines[1:3] == ["  parts: 1 complete, 1 missing", "    missing: records/part-00001.mdb"]
+    assert "`kdpipes records ...`" in lines[3]
+    assert run("inspect", "records", "--json").json()["jobs"][0]["is_complete"] is False
 
 
 def test_a_chain_is_told_in_lines(folder: Path, run: Any) -> None:

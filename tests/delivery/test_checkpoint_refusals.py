@@ -53,27 +53,31 @@ def looked_up(*labels: int) -> Any:
 
 
 REFUSALS: dict[str, tuple[str, Any, Any]] = {
-    "seed": ("DealerMap", chain(seed=1), chain(seed=2)),
-    "uneven": ("DealerMap", chain(uneven="pad"), chain(uneven="drop")),
-    "size": ("DatasetReaderMap", chain(22), chain(23)),
-    "filter": ("ClassFilterMap", filtered(0, 1), filtered(0, 2)),
-    "code": ("transform", transformed(one_more), transformed(two_more)),
-    "closure": ("transform", transformed(adding(1)), transformed(adding(2))),
-    "default": ("transform", transformed(with_default(1)), transformed(with_default(2))),
+    "seed": ("`deal` is not", chain(seed=1), chain(seed=2)),
+    "uneven": ("`deal` is not", chain(uneven="pad"), chain(uneven="drop")),
+    "size": ("`from_dataset` is not", chain(22), chain(23)),
+    "filter": ("`filter_classes` is not", filtered(0, 1), filtered(0, 2)),
+    "code": ("`transform` is not", transformed(one_more), transformed(two_more)),
+    "closure": ("`transform` is not", transformed(adding(1)), transformed(adding(2))),
+    "default": ("`transform` is not", transformed(with_default(1)), transformed(with_default(2))),
     "builtin_method": (
-        "IdReaderMap",
+        "`from_ids` is not",
         kdp.from_ids(["a", "b"], load=str.upper).deal(1),
         kdp.from_ids(["a", "b"], load=str.lower).deal(1),
     ),
-    "labels": ("DatasetReaderMap", labelled(0, 0, 1, 1), labelled(0, 1, 0, 1)),
-    "labels_by_id": ("IdReaderMap", looked_up(0, 0, 1, 1), looked_up(0, 1, 0, 1)),
-    "stock_function": ("Mapper", chain().map(len), chain().map(list)),
+    "labels": ("`from_dataset` is not", labelled(0, 0, 1, 1), labelled(0, 1, 0, 1)),
+    "labels_by_id": ("`from_ids` is not", looked_up(0, 0, 1, 1), looked_up(0, 1, 0, 1)),
+    "stock_function": ("`map` is not", chain().map(len), chain().map(list)),
     "stock_source": (
         "IterableWrapper",
         IterableWrapper([1, 2]).to_samples(fields="x").deal(1),
         IterableWrapper([1, 3]).to_samples(fields="x").deal(1),
     ),
-    "another_pipe": ("it was DealerMap < select.*but is Mapper < DealerMap", chain(), chain().map(list)),
+    "another_pipe": (
+        "it was deal < select < transform < from_dataset, but is map < deal < select < trans",
+        chain(),
+        chain().map(list),
+    ),
 }
 
 
@@ -101,10 +105,10 @@ def test_files_that_were_renamed_or_have_another_class_are_refused(tmp_path: Pat
     state = make().state_dict()
     make().load_state_dict(state)
     (tmp_path / "a/2.png").rename(tmp_path / "a/4.png")
-    with pytest.raises(ValueError, match="`ImageFolderMap` is not what it was"):
+    with pytest.raises(ValueError, match="`image_folder` is not what it was"):
         make().load_state_dict(state)
     (tmp_path / "a/4.png").rename(tmp_path / "b/2.png")
-    with pytest.raises(ValueError, match="`ImageFolderMap` is not what it was"):
+    with pytest.raises(ValueError, match="`image_folder` is not what it was"):
         make().load_state_dict(state)
 
 

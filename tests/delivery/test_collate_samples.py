@@ -203,7 +203,7 @@ def test_fields_that_only_some_samples_have_are_none_in_the_others() -> None:
 
 
 def test_collating_before_deal_says_so() -> None:
-    with pytest.raises(kdp.ChainError, match=r"needs a stream, but \w+ is indexed\. Put `\.deal\(batch_size=\.\.\.\)`"):
+    with pytest.raises(kdp.ChainError, match=r"but `select` is indexed\. Put `\.deal\(batch_size=\.\.\.\)`"):
         kdp.from_dataset([(1, 2)]).select("x y").collate_samples()
 
 

@@ -156,7 +156,7 @@ def test_several_ranks_that_would_not_end_together_are_refused(urls: list[str]) 
 def test_what_cannot_be_split_by_shard_is_refused(urls: list[str]) -> None:
     with pytest.raises(kdp.ChainError, match=r"needs `kdp.stream_shards` as the one source"):
         IterableWrapper([1]).to_samples(fields="x").deal(batch_size=1, split="shards")
-    with pytest.raises(kdp.ChainError, match="`RepeaterUntilIterDataPipe` counts over the whole stream"):
+    with pytest.raises(kdp.ChainError, match="`repeat_until` counts over the whole stream"):
         kdp.stream_shards(urls).repeat_until(min_size=100).deal(batch_size=1, split="shards")
     with pytest.raises(ValueError, match="`split` must be one of 'samples', 'shards'"):
         kdp.stream_shards(urls).deal(batch_size=1, split="files")

@@ -95,6 +95,22 @@ def test_what_is_no_device_is_refused(device: Any, error: type[Exception]) -> No
         IterableWrapper([1]).to_device(device)
 
 
+def test_a_device_that_is_not_there_is_refused_when_iteration_begins_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipes = {name: chain()._source.to_device(name) for name in ("cuda", "cuda:2", "xla")}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(
+        ValueError, match=r"`device` must be one that this machine has, but is 'cuda' instead.* no CUDA"
+    ):
+        kdp.Loader(pipes["cuda"]).__iter__().__next__()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"but is 'cuda:2' instead\. torch .* finds 2 CUDA devices here"):
+        iter(pipes["cuda:2"])
+    with pytest.raises(ValueError, match=r"one that this machine has, but is 'xla' instead\."):
+        iter(pipes["xla"])
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_batches_arrive_on_a_gpu() -> None:
     pipe = kdp.from_dataset([(torch.full((3, 64, 64), number), 0) for number in range(40)]).select("x y")
@@ -128,7 +144,7 @@ def test_a_pipe_of_the_main_process_aside_is_refused_with_workers() -> None:
     for service in (None, InProcessReadingService()):
         with kdp.Loader(pipe, reading_service=service) as loader:
             assert len(list(loader)) == 3
-    with pytest.raises(kdp.ChainError, match="`DeviceMoverIterDataPipe` belongs in the main process, but does not"):
+    with pytest.raises(kdp.ChainError, match="`to_device` belongs in the main process, but does not"):
         kdp.Loader(pipe, num_workers=1)
 
 

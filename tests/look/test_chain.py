@@ -11,9 +11,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import FileLister, IterableWrapper
 
 import kdpipes as kdp
+from kdpipes._pipe_name import called_directly
 from kdpipes.look.chain import nodes_of
 from kdpipes.look.chain_html import chain_html
-from kdpipes.look.pipe_names import called_directly
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 LABELS = [0, 0, 0, 1, 2]

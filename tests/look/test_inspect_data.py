@@ -14,7 +14,7 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.demo import PHOTO_CLASSES, write_photo_shards
-from kdpipes.look.contents import FieldSeen
+from kdpipes.look.contents import FieldSeen, JobSeen
 from kdpipes.look.inspect_data import inspect_data
 from kdpipes.storage.catalog import make_index
 from kdpipes.storage.urls import expand_urls
@@ -152,3 +152,61 @@ def test_what_cannot_be_told_is_an_error(tmp_path: Path) -> None:
     kdp.from_ids(["a"], [0], load=str.encode).cache_on_disk(str(tmp_path / "cache")).warm_up(progress=False)
     with pytest.raises(ValueError, match=r"holds a cache: `kdpipes cache ls .*cache` tells what is in it"):
         inspect_data([str(tmp_path / "cache")])
+
+
+def _fails_late(x: str) -> str:
+    if x == "70":
+        raise RuntimeError("the power is gone")
+    return x
+
+
+def broken_off(folder: Path) -> Any:
+    """Return a chain whose job of 100 samples breaks off behind two shards of 30."""
+    pipe = kdp.from_dataset([(str(n), n % 2) for n in range(100)], class_names=["heron", "stork"])
+    with pytest.raises(RuntimeError, match="the power is gone"):
+        kdp.write_shards(pipe.transform("x", _fails_late), folder / "p-%03d.tar", max_samples=30)
+    return pipe
+
+
+def test_a_job_that_broke_off_is_told_with_the_size_that_it_is_to_have(tmp_path: Path) -> None:
+    pipe = broken_off(tmp_path)
+    found = inspect_data([str(tmp_path)])
+    assert (found.num_samples, len(found.shards)) == (60, 2)
+    assert found.jobs == [JobSeen(str(tmp_path / "p-shards.json"), 100, is_complete=False)]
+    kdp.write_shards(pipe, tmp_path / "done" / "p-%03d.tar", max_samples=30)
+    (done,) = inspect_data([str(tmp_path / "done")]).jobs
+    assert (done.num_samples, done.is_complete) == (100, True)
+
+
+def test_classes_of_shards_have_the_names_that_their_jobs_have_noted(tmp_path: Path) -> None:
+    birds = kdp.from_dataset([("a", 0), ("b", 1)], class_names=["heron", "stork"])
+    for name in ("train", "val"):
+        kdp.write_shards(birds, tmp_path / f"{name}-%03d.tar", max_samples=1)
+    classes = inspect_data([str(tmp_path)]).classes or []
+    assert [(one.label, one.name, one.num_samples) for one in classes] == [(0, "heron", 2), (1, "stork", 2)]
+    (tmp_path / "val-shards.json").unlink()
+    assert [one.name for one in inspect_data([str(tmp_path)]).classes or []] == [None, None]
+
+
+def test_records_are_told_as_their_pipe_has_them(photo_folder: Path, tmp_path: Path) -> None:
+    kdp.write_records(kdp.image_folder(photo_folder), tmp_path, num_parts=3)
+    pipe = kdp.open_records(tmp_path)
+    found = inspect_data([str(tmp_path)], num_samples=2)
+    assert (found.kind, found.num_samples, found.shards) == ("records", 160, [])
+    assert {one.label: one.num_samples for one in found.classes or []} == kdp.class_counts(pipe)
+    assert [one.name for one in found.classes or []] == list(PHOTO_CLASSES)
+    assert [(field.name, field.num_samples) for field in found.fields] == [("x", 160), ("y", 160)]
+    assert [sample.key for sample in found.samples] == [pipe[0].key, pipe[1].key]
+    assert found.samples[0].fields["y"]["value"] == pipe[0]["y"]
+    assert sum(part.num_samples or 0 for part in found.parts) == 160
+    assert found.num_bytes == sum(Path(part.path).stat().st_size for part in found.parts)
+    assert [job.is_complete for job in found.jobs] == [True]
+
+
+def test_records_of_which_a_part_is_missing_are_not_complete(photo_folder: Path, tmp_path: Path) -> None:
+    kdp.write_records(kdp.image_folder(photo_folder), tmp_path, num_parts=3)
+    (tmp_path / "part-00001.mdb.index").unlink()
+    found = inspect_data([str(tmp_path)])
+    assert [part.num_samples is None for part in found.parts] == [False, True, False]
+    assert found.num_samples == sum(part.num_samples or 0 for part in found.parts) < 160
+    assert found.jobs == [JobSeen(str(tmp_path / "records.json"), None, is_complete=False)]

@@ -202,8 +202,8 @@ def test_shards_that_were_copied_are_not_written_again(
 
 
 OTHERS: list[tuple[Any, str]] = [
-    (lambda folder: (folder[:150], {}), "the chain has changed at SubsetterMap; `num_samples` was 160, and is 150"),
-    (lambda folder: (folder.permute(1), {}), "the chain has changed at PermuterMap"),
+    (lambda folder: (folder[:150], {}), "the chain has changed at subset; `num_samples` was 160, and is 150"),
+    (lambda folder: (folder.permute(1), {}), "the chain has changed at permute"),
     (lambda folder: (folder, {"max_samples": 31}), "`max_samples` was 30, and is 31"),
     (lambda folder: (folder, {"max_bytes": 10**6}), "`max_bytes` was None, and is 1000000"),
     (

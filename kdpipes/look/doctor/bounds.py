@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kdpipes.look.pipe_names import Kind
+from kdpipes.look.pipe_kinds import Kind
 from kdpipes.look.profile import Profile
 
 __all__ = ["bound_of", "kinds_text", "shares_by_kind"]

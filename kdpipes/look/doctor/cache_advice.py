@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from kdpipes._graph import sources_of, walk
 from kdpipes._map_pipe import MapPipe
+from kdpipes._pipe_name import pipe_name
 from kdpipes.look.doctor.bounds import shares_by_kind
 from kdpipes.look.doctor.chain_facts import callables_of, draws
 from kdpipes.look.doctor.finding import Facts
 from kdpipes.look.doctor.gain import Advice, gain_without
-from kdpipes.look.pipe_names import kind_of, pipe_name
+from kdpipes.look.pipe_kinds import kind_of
 from kdpipes.look.profile import SENDING, PipeTime, Profile
 
 __all__ = ["cache_advice"]

@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._graph import walk
+from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.reading_services import ThreadReadingService
 from kdpipes.delivery.skipping import unrecorded
@@ -20,7 +21,6 @@ from kdpipes.look.doctor.advice import advice
 from kdpipes.look.doctor.bounds import bound_of
 from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.look.doctor.report import Report
-from kdpipes.look.pipe_names import pipe_name
 from kdpipes.look.profile import profile
 from kdpipes.work.jpeg import find_decoders
 

@@ -10,6 +10,7 @@ from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, 
 
 from kdpipes._graph import walk
 from kdpipes._map_pipe import MapPipe
+from kdpipes._pipe_name import pipe_name
 from kdpipes.look.doctor.chain_facts import (
     dealer_in,
     draws,
@@ -21,7 +22,6 @@ from kdpipes.look.doctor.chain_facts import (
     upstream,
 )
 from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.look.pipe_names import pipe_name
 
 __all__ = ["random_before_cache", "shuffle_after_batch", "sorted_batches", "unrecorded_ctx"]
 

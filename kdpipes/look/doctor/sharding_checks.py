@@ -9,9 +9,9 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Mapper, ShardingFilter, Shuffler
 
 from kdpipes._graph import shards, sources_of, walk
+from kdpipes._pipe_name import pipe_name
 from kdpipes.look.doctor.chain_facts import dealer_in, draws, upstream
 from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.look.pipe_names import pipe_name
 
 __all__ = ["sharded_late", "sharded_twice", "sharded_unseeded", "shuffled_in_parts", "unsharded"]
 

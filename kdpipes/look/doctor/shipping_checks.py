@@ -13,9 +13,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._graph import walk
 from kdpipes._meter import size_of
+from kdpipes._pipe_name import pipe_name
 from kdpipes.look.doctor.chain_facts import operation_of, shrinks
 from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.look.pipe_names import pipe_name
 from kdpipes.look.profile_table import bytes_text
 from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared, sharing

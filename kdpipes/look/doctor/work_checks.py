@@ -16,9 +16,9 @@ from torch.utils.data.datapipes.iter import Shuffler
 from kdpipes._giving_up import given_up_by
 from kdpipes._graph import copy_streams, walk
 from kdpipes._map_pipe import MapPipe
+from kdpipes._pipe_name import pipe_name
 from kdpipes.look.doctor.chain_facts import callables_of, dealer_in, operation_of, readable, readable_field
 from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.look.pipe_names import pipe_name
 
 __all__ = ["held_generators", "is_same", "slow_decoder", "unrepeatable"]
 

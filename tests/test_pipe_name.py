@@ -1,0 +1,61 @@
+"""What pipes are called by in errors: as they were written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torchdata.datapipes.iter import IterableWrapper
+
+import kdpipes as kdp
+from kdpipes._functional import registered
+from kdpipes._pipe_name import called_directly, pipe_name, short_name, shown_name
+
+
+def photos() -> Any:
+    return kdp.from_dataset([(1, 0), (2, 1)])
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (photos, "from_dataset"),
+        (lambda: photos().decode_images("x"), "decode_images"),
+        (lambda: photos().permute(0), "permute"),
+        (lambda: photos()[:1], "subset"),
+        (lambda: photos().deal(1), "deal"),
+        (lambda: IterableWrapper([1]).to_samples(fields="x"), "to_samples"),
+        (lambda: photos().deal(1).collate_samples().to_device("cpu"), "to_device"),
+    ],
+)
+def test_a_method_that_is_none_is_refused_by_the_name_of_the_pipe(make: Any, name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"^`{name}` has no pipe or attribute 'selct'\.") as caught:
+        make().selct("x y")
+    assert str(caught.value).endswith(" Did you mean 'select'?")
+
+
+def test_pipes_of_users_are_called_by_their_class_and_stock_pipes_as_torch_does() -> None:
+    class BirdReaderMapDataPipe(kdp.MapPipe):
+        def __init__(self) -> None:
+            self._name = "of the data"
+
+    assert pipe_name(BirdReaderMapDataPipe()) == "BirdReader"
+    assert pipe_name(IterableWrapper([1])) == "IterableWrapper"
+    assert pipe_name(IterableWrapper([1]).map(str)) == "map"
+    assert pipe_name(5) == "int", "errors name what is no pipe as well"
+
+
+def test_what_states_call_each_pipe_is_shown_as_it_is_written() -> None:
+    ours = {kind: name for (name, _), kind in registered().items() if isinstance(kind, type)}
+    ours = {kind: name for kind, name in ours.items() if kind.__module__.startswith("kdpipes.")}
+    assert len(ours) > 20
+    for kind, name in {**ours, **called_directly}.items():
+        assert shown_name(short_name(kind)) == name
+    assert shown_name("BirdReaderMap") == "BirdReaderMap"
+
+
+def test_states_still_call_pipes_what_they_were_called_in_those_that_are_kept() -> None:
+    pipe = photos().permute(0).select("x").deal(batch_size=1)
+    with kdp.Loader(pipe) as loader:
+        entries = loader.state_dict()["pipes"]
+    assert [entry.rpartition(":")[0] for entry in entries] == ["DealerMap", "select", "PermuterMap", "DatasetReaderMap"]
