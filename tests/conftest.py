@@ -187,9 +187,9 @@ def has_a_cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def keeps_collections_quick() -> None:
-    """Take what importing torch has made out of the collections that the fixture below asks for."""
+    """Take what imports have made, also those of tests, out of the collections that the fixture below asks for."""
     gc.collect()
     gc.freeze()
 
