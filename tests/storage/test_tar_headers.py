@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -318,3 +319,42 @@ def test_a_time_in_the_place_of_a_prefix_is_none() -> None:
     times = header(magic=b"ustar  \0", prefix=b"14000000000 14000000000 ")
     assert ours(times + END) == [([("0.jpg", b"")], None)] * 2
     assert ours(header(prefix=b"birds") + END) == [([("birds/0.jpg", b"")], None)] * 2
+
+
+class Counted(FileBytes):
+    """Counts how often all headers of a member are taken at once."""
+
+    num_at_once = 0
+
+    def take(self, offset: int, size: int, /) -> bytes:
+        Counted.num_at_once += size == 3 * 512
+        return super().take(offset, size)
+
+
+def told(path: Path, *, goes_back: bool) -> list[object]:
+    """The entries, and the error at their end."""
+    entries: list[object] = []
+    with path.open("rb") as file:
+        source = Counted(file.fileno())
+        source.goes_back = goes_back
+        try:
+            for entry in read_entries(source):
+                entries.append(entry)
+        except ERRORS as error:
+            entries.append((type(error), str(error)))
+    return entries
+
+
+def test_headers_that_are_taken_at_once_tell_what_they_tell_one_by_one(tmp_path: Path) -> None:
+    draw, path = random.Random(0), tmp_path / "damaged.tar"
+    with TarWriter(str(path)) as writer:
+        for index in range(12):
+            writer.write({"__key__": f"b/{index}", "jpg": bytes(draw.choice([0, 5, 511, 512, 700])), "cls": index})
+    whole, Counted.num_at_once = path.read_bytes(), 0
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(draw.randint(0, 2)):
+            content[draw.randrange(len(content))] = draw.choice([0, 255, draw.randrange(256)])
+        path.write_bytes(content[: draw.choice([len(content), draw.randrange(len(content))])])
+        assert told(path, goes_back=True) == told(path, goes_back=False)
+    assert Counted.num_at_once > 1000, "most members of webdataset's writer have such headers"
