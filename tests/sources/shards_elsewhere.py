@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,10 +90,3 @@ def whole(files: FaultyFileSystem, since: int = 0) -> list[str]:
 
 def total(folder: str) -> int:
     return sum(path.stat().st_size for path in Path(folder).glob(TARS))
-
-
-def threads_since(before: set[threading.Thread]) -> list[threading.Thread]:
-    """Return the threads that were not there before and do not end."""
-    for thread in set(threading.enumerate()) - before:
-        thread.join(10)
-    return [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]

@@ -25,9 +25,9 @@ from tests.sources.shards_elsewhere import (
     epochs,
     in_order,
     opened,
-    threads_since,
     whole,
 )
+from tests.threads import threads_left
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -86,7 +86,7 @@ def test_leaving_early_leaves_no_thread_and_no_process(small: str, service: Serv
                 next(iter(loader))
         del loader, chain
         gc.collect()
-        assert threads_since(before) == []
+        assert threads_left(before) == []
     assert not multiprocessing.active_children()
 
 

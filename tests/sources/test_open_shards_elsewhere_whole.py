@@ -27,10 +27,10 @@ from tests.sources.shards_elsewhere import (
     epochs,
     in_order,
     opened,
-    threads_since,
     total,
     whole,
 )
+from tests.threads import threads_left
 
 pytestmark = pytest.mark.usefixtures("cache")
 SPAWN = pytest.param(lambda: {"num_workers": 2, "start_method": "spawn"}, id="spawn")
@@ -156,9 +156,7 @@ def test_who_looks_at_one_sample_moves_no_more_than_it(large: str) -> None:
         assert body_bytes(files, before) == LARGE
         pipe = opened("faulty://", max_cache_bytes=total(large) * 2 // 3)
         next(iter(in_order(pipe)))
-        for thread in threading.enumerate():
-            if thread.name == "kdpipes-shards":
-                thread.join(20)
+        assert threads_left(name="kdpipes-shards") == []
         assert whole(files, before) == SHARDS[:2], "one ahead, for which there is room"
         before = len(files.requests())
         pipe[35]["x"]
@@ -240,7 +238,7 @@ def test_leaving_an_epoch_of_whole_shards_leaves_nothing_held(large: str, cache:
                 next(iter(loader))
         del loader, chain
         gc.collect()
-        assert threads_since(before) == []
+        assert threads_left(before) == []
     for path in (cache / "shards").iterdir():
         with HeldFile(path) as file:
             assert file.hold_alone()

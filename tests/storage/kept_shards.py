@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 from contextlib import suppress
 from pathlib import Path
 
 from kdpipes.storage.files import version_of
 from kdpipes.storage.shard_cache import Shard, ShardCache
 from kdpipes.testing import FaultyFileSystem
+from tests.threads import threads_left
 
 SIZE, RANGE, NUMBER = 20_000, 1_000, 6
 CONTENTS = [random.Random(seed).randbytes(SIZE) for seed in range(NUMBER)]
@@ -56,6 +56,4 @@ def size_of(place: Path) -> int:
 
 def settle() -> None:
     """Wait for the threads that look ahead."""
-    for thread in threading.enumerate():
-        if thread.name == "kdpipes-shards":
-            thread.join(20)
+    assert threads_left(name="kdpipes-shards") == []

@@ -22,6 +22,7 @@ from kdpipes.storage import remote_stream
 from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream, StreamsAhead
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.testing import Fault, faulty_storage
+from tests.threads import threads_left
 
 CONTENT = random.Random(0).randbytes(200_000)
 PASSING = ["reset", "reset_midway", "timeout", "unavailable", "too_many_requests", "truncate"]
@@ -53,9 +54,7 @@ def threads() -> list[threading.Thread]:
 
 
 def wait_for_none() -> None:
-    for thread in threads():
-        thread.join(10)
-    assert not threads()
+    assert threads_left(name="kdpipes-stream") == []
 
 
 @pytest.mark.parametrize("errors", ["builtin", "s3fs"])

@@ -19,6 +19,7 @@ from kdpipes.storage.held_files import HeldFile
 from kdpipes.testing import FaultyFileSystem
 from tests.processes import fork, in_child
 from tests.storage.kept_shards import CONTENTS, RANGE, SIZE, has_read, kept, made, moved, settle, shard, shards, size_of
+from tests.threads import threads_left
 
 pytestmark = pytest.mark.usefixtures("no_waits", "forgets_tags")
 
@@ -143,9 +144,7 @@ def test_who_is_done_leaves_no_thread_and_no_lock(
     del cache
     gc.collect()
     may_go_on.set()
-    for thread in set(threading.enumerate()) - before:
-        thread.join(20)
-    assert set(threading.enumerate()) <= before
+    assert threads_left(before) == []
     assert kept(place, ".tar", ".part") == [shard(0).name]
     assert size_of(place) == 9 * RANGE, "given up after the range that was under way"
     for path in place.iterdir():

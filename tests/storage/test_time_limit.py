@@ -19,6 +19,7 @@ from kdpipes.storage.ranges import RangeReader, Span, read_range
 from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
 from kdpipes.storage.time_limit import SilenceError, check_timeout, in_time, limited, time_limit
 from kdpipes.testing import Fault, faulty_storage
+from tests.threads import threads_left
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 8192\r\nAccept-Ranges: bytes\r\nConnection: close\r\n\r\n"
 PART = b"HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: bytes 0-%d/8192\r\n\r\n"
@@ -132,9 +133,7 @@ def gate() -> Iterator[Gate]:
     waiting = Gate()
     yield waiting
     waiting.is_open.set()
-    for thread in threading.enumerate():
-        if thread.name == "kdpipes-request":
-            thread.join(10)
+    assert threads_left(name="kdpipes-request") == []
 
 
 def test_members_that_were_asked_for_ahead_are_no_reason_to_wait(tmp_path: Path, gate: Gate) -> None:
