@@ -7,6 +7,7 @@ import threading
 from typing import Any, NamedTuple
 
 import fsspec
+from fsspec.spec import AbstractFileSystem
 
 __all__ = ["filesystem_of"]
 
@@ -14,10 +15,9 @@ _MANY = 4_096  # URLs
 
 
 class _Known(NamedTuple):
-    """Where a URL leads, and what that was found out by."""
+    """A file system, and what it was found by."""
 
     filesystem: Any
-    path: str
     process: int
     settings: dict[str, Any]
 
@@ -35,20 +35,28 @@ _own = threading.local()
 def filesystem_of(url: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path there, as `fsspec.core.url_to_fs` does, but sooner the next time.
 
-    Threads share those that are made for that, which are the asynchronous ones; each has its own of others. What is
-    set in `fsspec.config.conf`, and `clear_instance_cache()`, hold from the next call on.
+    Threads share those that are made for that, which are the asynchronous ones; each has its own of others, one for all
+    URLs of a protocol, unless URLs say more than where a file is (`sftp://user@host/`). What is set in
+    `fsspec.config.conf`, and `clear_instance_cache()`, hold from the next call on.
     """
+    found: tuple[Any, str]
     if "::" in url:
-        found: tuple[Any, str] = fsspec.core.url_to_fs(url)
+        found = fsspec.core.url_to_fs(url)
         return found
-    settings = fsspec.config.conf.get(url.partition("://")[0]) or {}
+    protocol = url.partition("://")[0] if "://" in url else "file"
+    settings = fsspec.config.conf.get(protocol) or {}
     mine: dict[str, _Known] = _own.__dict__
-    known = mine.get(url) or _shared.get(url)
-    if known is None or not known.holds(settings):
-        filesystem, path = fsspec.core.url_to_fs(url)
-        known = _Known(filesystem, path, os.getpid(), dict(settings))
-        table = _shared if getattr(known.filesystem, "async_impl", False) else mine
-        if len(table) >= _MANY:
-            table.clear()
-        table[url] = known
-    return known.filesystem, known.path
+    for table in (mine, _shared):
+        known = table.get(protocol) or table.get(url)
+        if known is not None and known.holds(settings):
+            return known.filesystem, known.filesystem._strip_protocol(url)
+    filesystem, _ = found = fsspec.core.url_to_fs(url)
+    table = _shared if getattr(filesystem, "async_impl", False) else mine
+    if len(table) >= _MANY:
+        table.clear()
+    table[protocol if _is_one_for_all(filesystem) else url] = _Known(filesystem, os.getpid(), dict(settings))
+    return found
+
+
+def _is_one_for_all(filesystem: Any) -> bool:
+    return type(filesystem)._get_kwargs_from_urls is AbstractFileSystem._get_kwargs_from_urls

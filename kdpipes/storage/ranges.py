@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kdpipes._forks import forget_after_fork
@@ -103,24 +104,41 @@ def _end(jobs: Any, number: int) -> None:
         jobs.put(None)
 
 
-class RangeReader:
-    """Reads spans; those that were announced are read ahead by threads, and kept until `max_bytes` newer ones came.
+@dataclass
+class _Request:
+    """What one request brings, and how often it will be read, of what has been announced."""
 
-    Safe for threads and for forked processes. A copy of it knows nothing.
+    coming: Future[bytes]
+    num_due: int = 0
+
+
+class RangeReader:
+    """Reads spans; those that were announced are read ahead by threads, and kept until they have been read.
+
+    Then they stay until `max_spent` bytes of others have been read, for who comes back. Safe for threads and for forked
+    processes. A copy of it knows nothing.
 
     Args:
         max_gap: How many bytes between two announced spans are read along, to make one request of both.
         max_span: How many bytes one request may have, if it is made of several spans.
-        max_bytes: How many bytes are kept.
+        max_bytes: How many bytes are kept in all: where more are announced, those that were announced first go.
+        max_spent: How many bytes are kept that have been read as often as they were announced.
         num_threads: How many requests are under way at a time.
     """
 
     def __init__(
-        self, *, max_gap: int = 1 << 16, max_span: int = 1 << 23, max_bytes: int = 1 << 28, num_threads: int = 64
+        self,
+        *,
+        max_gap: int = 1 << 16,
+        max_span: int = 1 << 23,
+        max_bytes: int = 1 << 28,
+        max_spent: int = 1 << 25,
+        num_threads: int = 64,
     ) -> None:
-        self._arguments = {"max_gap": max_gap, "max_span": max_span, "max_bytes": max_bytes, "num_threads": num_threads}
-        self._max_gap, self._max_span = max_gap, max_span
-        self._max_bytes, self._num_threads = max_bytes, num_threads
+        self._arguments = {"max_gap": max_gap, "max_span": max_span, "max_bytes": max_bytes}
+        self._arguments |= {"max_spent": max_spent, "num_threads": num_threads}
+        self._max_gap, self._max_span, self._num_threads = max_gap, max_span, num_threads
+        self._max_bytes, self._max_spent = max_bytes, max_spent
         self.forget()
         forget_after_fork(self)
 
@@ -131,23 +149,33 @@ class RangeReader:
         """Begin anew, with no threads and nothing read."""
         self._lock = threading.Lock()
         self._threads: Threads | None = None
-        self._ahead: OrderedDict[Span, Future[bytes]] = OrderedDict()
+        self._ahead: OrderedDict[Span, _Request] = OrderedDict()  # as they were announced
+        self._spent: OrderedDict[Span, None] = OrderedDict()  # as they were read
         self._by_url: dict[str, list[Span]] = {}  # sorted
         self._longest = 0
-        self._num_bytes = 0
+        self._num_bytes = self._num_spent = 0
 
     def announce(self, spans: Iterable[Span]) -> None:
         """Begin to read what will be asked for, as much as is kept."""
         with self._lock:
-            missing = [span for span in spans if span.start < span.stop and self._covering(span) is None]
+            due: set[Span] = set()
+            missing = []
+            for span in spans:
+                if (known := self._covering(span)) is not None:
+                    self._expect(known)
+                    due.add(known)
+                elif span.start < span.stop:
+                    missing.append(span)
             if missing and self._threads is None:
                 self._threads = Threads(self._num_threads, "kdpipes-ranges")
-            new: set[Span] = set()
             for span in _merged(missing, self._max_gap, self._max_span):
-                if not self._make_room(span.stop - span.start, new):
+                if not self._make_room(span.stop - span.start, due):
                     break
-                new.add(span)
+                due.add(span)
                 self._add(span)
+            for span in missing:
+                if (known := self._covering(span)) is not None:
+                    self._expect(known)
 
     def read(self, span: Span) -> bytes:
         """Return the bytes of a span.
@@ -157,17 +185,21 @@ class RangeReader:
         """
         with self._lock:
             known = self._covering(span)
-            coming = None if known is None else self._ahead[known]
-        if known is None or coming is None:
+            request = None if known is None else self._ahead[known]
+        if known is None or request is None:
             return read_range(span)
         try:
-            content = answer_of(coming, span.url, known.stop - known.start)
-            return content[span.start - known.start : span.stop - known.start]
+            content = answer_of(request.coming, span.url, known.stop - known.start)
         except Exception as error:  # what failed for many is tried for one
             with self._lock:
-                if self._ahead.get(known) is coming:
+                if self._ahead.get(known) is request:
                     self._remove(known)
             is_silent = isinstance(error, SilenceError)
+        else:
+            with self._lock:
+                if self._ahead.get(known) is request:
+                    self._note_read(known, request)
+            return content[span.start - known.start : span.stop - known.start]
         return read_range(span, **({"num_silent": 1} if is_silent else {}))
 
     def _covering(self, span: Span) -> Span | None:
@@ -181,21 +213,46 @@ class RangeReader:
                 return None
         return None
 
-    def _make_room(self, size: int, new: set[Span]) -> bool:
-        """Let go of the oldest spans, but not of those that have just been announced, and return whether that did."""
-        while self._num_bytes + size > self._max_bytes and self._ahead and next(iter(self._ahead)) not in new:
-            self._remove(next(iter(self._ahead)))
+    def _expect(self, known: Span) -> None:
+        """Keep a span until it has been read once more."""
+        self._ahead[known].num_due += 1
+        self._ahead.move_to_end(known)
+        self._forget_spent(known)
+
+    def _note_read(self, known: Span, request: _Request) -> None:
+        request.num_due -= 1
+        if request.num_due > 0:
+            return
+        self._forget_spent(known)
+        self._spent[known] = None
+        self._num_spent += known.stop - known.start
+        while self._num_spent > self._max_spent:
+            self._remove(next(iter(self._spent)))
+
+    def _forget_spent(self, known: Span) -> None:
+        if known in self._spent:
+            del self._spent[known]
+            self._num_spent -= known.stop - known.start
+
+    def _make_room(self, size: int, due: set[Span]) -> bool:
+        """Let go of what was read, then of the oldest spans, but of none in `due`, and return whether that did."""
+        while self._num_bytes + size > self._max_bytes and self._ahead:
+            oldest = next(iter(self._spent or self._ahead))
+            if oldest in due:
+                break
+            self._remove(oldest)
         return self._num_bytes + size <= self._max_bytes or not self._ahead
 
     def _add(self, span: Span) -> None:
         assert self._threads is not None
-        self._ahead[span] = self._threads.submit(lambda: _read_ahead(span))
+        self._ahead[span] = _Request(self._threads.submit(lambda: _read_ahead(span)))
         insort(self._by_url.setdefault(span.url, []), span)
         self._longest = max(self._longest, span.stop - span.start)
         self._num_bytes += span.stop - span.start
 
     def _remove(self, span: Span) -> None:
-        self._ahead.pop(span).cancel()
+        self._ahead.pop(span).coming.cancel()
+        self._forget_spent(span)
         known = self._by_url[span.url]
         del known[bisect_left(known, span)]
         if not known:

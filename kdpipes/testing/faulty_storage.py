@@ -265,8 +265,7 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _body(self, path: str, start: int | None, end: int | None) -> tuple[bytes, Exception | None]:
         """Return what comes of a body, and the error with which it breaks off."""
         begun = self._begin(path, "whole" if start is None and end is None else "range")
-        filesystem, root = self._opened()
-        size = filesystem.info(_joined(root, path))["size"]
+        size = self._size(path)
         begin, stop, _ = slice(start, end).indices(size)
         content, error = self._read(path, begin, max(stop, begin)), None
         for fault in begun.faults:
@@ -280,6 +279,12 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 self._sleep(len(content) / fault.bytes_per_s)
         self._ledger.end(begun.name, begin, max(stop, begin), len(content))
         return content, error
+
+    def _size(self, path: str) -> int:
+        filesystem, root = self._opened()
+        if type(filesystem) is LocalFileSystem:
+            return Path(_joined(root, path)).stat().st_size
+        return int(filesystem.info(_joined(root, path))["size"])
 
     def _read(self, path: str, start: int, stop: int) -> bytes:
         if start >= stop:

@@ -101,7 +101,7 @@ def cut_out(value: Any, params: dict[str, int], owner: str, least: tuple[int, in
         owner: Which transform wants it.
         least: The height and width that it will be resized to.
     """
-    if isinstance(value, EncodedImage):
+    if isinstance(value, EncodedImage | DecodedImage):
         width, height = value.size
         top, left, rows, columns = (params[name] for name in ("top", "left", "height", "width"))
         if min(top, left) >= 0 and top + rows <= height and left + columns <= width:

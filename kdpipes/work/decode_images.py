@@ -29,19 +29,34 @@ class DecodedImage:
     `np.asarray(image)` gives `[H, W, 3] uint8`, `image.to_pil()` an RGB image of Pillow's.
 
     Args:
-        pixels: `[3, H, W] uint8`. Not to be modified.
+        pixels: `[3, H, W] uint8`, in main memory. Not to be modified.
     """
 
-    __slots__ = ("pixels",)
+    __slots__ = ("_pixels", "_rows")
     mode = "RGB"
 
     def __init__(self, pixels: torch.Tensor) -> None:
-        self.pixels = pixels
+        self._pixels: torch.Tensor | None = pixels
+        self._rows: NDArray[np.uint8] = pixels.numpy().transpose(1, 2, 0)
+
+    @classmethod
+    def _of_rows(cls, rows: NDArray[np.uint8]) -> DecodedImage:
+        """Return the image of pixels `[H, W, 3]`, which may be read-only: then they are copied when they are needed."""
+        image = cls.__new__(cls)
+        image._pixels, image._rows = None, rows
+        return image
+
+    @property
+    def pixels(self) -> torch.Tensor:
+        """`[3, H, W] uint8`. Not to be modified."""
+        if self._pixels is None:
+            self._pixels = _as_planes(self._rows)
+        return self._pixels
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height in pixels."""
-        return self.pixels.shape[2], self.pixels.shape[1]
+        return self._rows.shape[1], self._rows.shape[0]
 
     @property
     def width(self) -> int:
@@ -53,20 +68,22 @@ class DecodedImage:
         """In pixels."""
         return self.size[1]
 
+    def region(
+        self, top: int, left: int, height: int, width: int, *, least: tuple[int, int] | None = None
+    ) -> torch.Tensor:
+        """Return a copy of a region, as `EncodedImage.region` does, whatever `least` is."""
+        return _as_planes(self._rows[top : top + height, left : left + width].copy())
+
     def to_pil(self) -> Image.Image:
         """Return an image of Pillow's, a new one each time."""
-        return Image.fromarray(self._rows())
+        return Image.fromarray(np.ascontiguousarray(self._rows))
 
     def tobytes(self) -> bytes:
         """Return the pixels, row by row, as images of Pillow's do."""
-        return self._rows().tobytes()
-
-    def _rows(self) -> NDArray[np.uint8]:
-        rows: NDArray[np.uint8] = self.pixels.numpy().transpose(1, 2, 0)
-        return np.ascontiguousarray(rows)
+        return self._rows.tobytes()
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self._rows(), dtype=dtype)
+        return np.array(self._rows, dtype=dtype, order="C")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DecodedImage, (self.pixels.clone(),)
@@ -172,9 +189,7 @@ class EncodedImage:
         return image
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        width, height = self.size
-        rows = self.region(0, 0, height, width).numpy().transpose(1, 2, 0)
-        return np.array(rows, dtype=dtype)
+        return np.array(self.decoded(), dtype=dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EncodedImage, (self.content, self.name, self.backend, self.exact)
@@ -229,7 +244,13 @@ register_type(
 )
 
 
-register_type("DecodedImage", DecodedImage, lambda image: (image.pixels,), lambda plain: DecodedImage(*plain))
+def _image_of(plain: Any) -> DecodedImage:
+    if plain.dtype != np.uint8 or plain.ndim != 3 or plain.shape[2] != 3:
+        raise ValueError(f"pixels of an image are [H, W, 3] uint8, not {list(plain.shape)} {plain.dtype}")
+    return DecodedImage._of_rows(plain)
+
+
+register_type("DecodedImage", DecodedImage, lambda image: image._rows, _image_of)
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

@@ -132,7 +132,8 @@ class Recipe:
         """Yield the samples of an indexed chain."""
         for start in range(*span, _BLOCK):
             if isinstance(self.pipe, MapPipe):
-                self.pipe.announce(np.arange(start, min(start + 2 * _BLOCK, span.stop)))
+                begun = start if start == span.start else start + _BLOCK
+                self.pipe.announce(np.arange(begun, min(start + 2 * _BLOCK, span.stop)))
             for index in range(start, min(start + _BLOCK, span.stop)):
                 yield Coming(index, partial(self._sample, index))
 

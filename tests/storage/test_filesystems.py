@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -40,6 +42,37 @@ def test_it_is_what_fsspec_says(url: str, found: list[str]) -> None:
     assert found == [url] * (2 if "::" in url else 1)
 
 
+class FromUrl(MemoryFileSystem):
+    """A file system that a URL says more about, as sftp's do."""
+
+    protocol = "fromurl"
+
+    def __init__(self, host: str = "", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.host = host
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {"host": path.split("/")[2]}
+
+
+def test_it_is_one_for_all_urls_unless_they_say_more(found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "fromurl", FromUrl)
+    one, other = (filesystem_of(f"memory://{name}.tar") for name in "ab")
+    assert one[0] is other[0]
+    assert (one[1], other[1]) == ("/a.tar", "/b.tar")
+    for name in "abab":
+        assert filesystem_of(f"fromurl://{name}/c.tar")[0].host == name
+    assert found == ["memory://a.tar", "fromurl://a/c.tar", "fromurl://b/c.tar"]
+
+
+@pytest.mark.parametrize("path", ["a b.tar", "./a.tar", "/tmp/a.tar", "file:///tmp/a.tar", "local://a.tar"])
+def test_paths_are_what_fsspec_makes_of_them(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert filesystem_of(path)[1] == fsspec.url_to_fs(path)[1]
+
+
 def test_threads_share_only_what_is_made_for_that(found: list[str]) -> None:
     with ThreadPoolExecutor(1) as other:
         for url, is_shared in (("http://127.0.0.1/a", True), ("memory://a", False)):
@@ -69,6 +102,7 @@ def test_a_forked_process_finds_its_own(found: list[str]) -> None:
 
 def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystems, "_MANY", 3)
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "fromurl", FromUrl)
     for number in range(10):
-        filesystem_of(f"http://127.0.0.1/{number}")
-    assert len(filesystems._shared) <= 3
+        filesystem_of(f"fromurl://{number}/a")
+    assert len(filesystems._own.__dict__) <= 3

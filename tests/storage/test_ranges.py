@@ -212,6 +212,41 @@ def test_the_oldest_bytes_go_when_newer_ones_come(storage: FaultyFileSystem) -> 
     assert len(asked(storage)) == 5, "one span may be larger"
 
 
+def test_what_has_been_read_goes_before_what_is_due(storage: FaultyFileSystem) -> None:
+    reader = RangeReader(max_gap=0, max_bytes=1_000, max_spent=250)
+    places = [(start, start + 100) for start in range(0, 2_000, 200)]
+    reader.announce(Span(URL, *place) for place in places)
+    for place in places * 3:
+        read(reader, place)
+        reader.announce([Span(URL, *place)])
+    read(reader, *places)
+    assert asked(storage) == places, "each was due once more than it had been read"
+    read(reader, *places[-2:])
+    assert len(asked(storage)) == len(places), "what was read last stays for a while"
+    read(reader, *places[:-2])
+    assert len(asked(storage)) == 2 * len(places) - 2
+    assert reader._num_bytes == reader._num_spent == 200
+
+
+def test_what_is_announced_again_is_kept_as_if_it_were_new(storage: FaultyFileSystem) -> None:
+    """Else the second epoch of more than is kept would wait for every span that the first one has left."""
+    reader = RangeReader(max_gap=0, max_bytes=500)
+    first, second = ([(start, start + 100) for start in range(begin, begin + 1_000, 200)] for begin in (0, 1_000))
+    reader.announce(Span(URL, *place) for place in first)
+    reader.announce(Span(URL, *place) for place in (first[0], *second[:4]))
+    read(reader, first[0], *second[:4])
+    assert asked(storage) == [*first, *second[:4]]
+
+
+def test_neighbours_in_one_request_are_kept_until_each_has_been_read(storage: FaultyFileSystem) -> None:
+    reader = RangeReader(max_spent=0)
+    places = [(start, start + 100) for start in range(0, 500, 100)]
+    reader.announce(Span(URL, *place) for place in places)
+    read(reader, *places)
+    assert asked(storage) == [(0, 500)]
+    assert (reader._num_bytes, reader._ahead, reader._by_url) == (0, {}, {})
+
+
 def test_more_than_is_kept_is_read_once_all_the_same(storage: FaultyFileSystem) -> None:
     reader = RangeReader(max_gap=0, max_bytes=500)
     places = [(start, start + 100) for start in range(0, 10_000, 200)]
@@ -275,7 +310,7 @@ def test_a_thread_that_waits_gets_its_bytes_though_newer_ones_push_them_out(monk
     monkeypatch.setattr(ranges, "read_range", slow)
     reader = RangeReader(max_gap=0, max_bytes=250, num_threads=1)
     reader.announce([Span(URL, 0, 100), Span(URL, 1_000, 1_100)])
-    known = reader._ahead[Span(URL, 1_000, 1_100)]
+    known = reader._ahead[Span(URL, 1_000, 1_100)].coming
     result = known.result
 
     def tell(timeout: float | None = None) -> bytes:
