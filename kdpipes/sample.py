@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from kdpipes._draw import Draw, current_draw, generator
+from kdpipes._draw import Draw, current_draw, generator, lent_generator
 from kdpipes._lazy import UNLOADED, Lazy, Loaded
 from kdpipes.errors import ChainError, MissingMemberError, refuse_field
 
@@ -231,14 +231,20 @@ class Sample(MutableMapping[str, Any]):
         early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
         return (self.draw if early is None else Draw(**early, is_early=True)).key(operation)
 
-    def rng(self, operation: str) -> np.random.Generator:
-        """Return a generator that depends on the delivered sample and the operation's name alone."""
+    def rng(self, operation: str, *, is_lent: bool = False) -> np.random.Generator:
+        """Return a generator that depends on the delivered sample and the operation's name alone.
+
+        Args:
+            operation: Its name, which no other of the sample has.
+            is_lent: Whether the operation keeps it no longer than until the next one draws.
+        """
         replayed = self.draw.replayed
         if replayed is not None and operation not in replayed.get(_EARLY, {}) and _DRAW not in replayed:
             return cast("np.random.Generator", _Unknown(operation))
+        if self._origin.drawn is None:
+            return (lent_generator if is_lent else generator)(self.key_of(operation))
         made = generator(self.key_of(operation))
-        if self._origin.drawn is not None:
-            self._origin.drawn.append((operation, made))
+        self._origin.drawn.append((operation, made))
         return made
 
     @property

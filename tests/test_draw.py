@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._draw import Draw, EpochCounter, current_draw, drawing, hash_key, seeded_globals
+from kdpipes._draw import Draw, EpochCounter, current_draw, drawing, generator, hash_key, lent_generator, seeded_globals
 
 Numbers = tuple[float, float, float]
 
@@ -51,6 +52,38 @@ def test_generators_of_the_same_draw_agree_wherever_they_are_made() -> None:
     draw = Draw(seed=1, epoch=2, ordinal=3)
     assert _word(draw) == _word(Draw(1, 2, 3)) == _word(draw._replace(is_padding=True)) == 7660910468906000103
     assert _in_fork(lambda: _word(draw)) == _word(draw)
+
+
+@given(st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, 5)), max_size=6))
+def test_a_lent_generator_draws_what_one_of_its_own_draws(keys: list[tuple[bytes, int]]) -> None:
+    for key, number in keys:
+        lent, own = lent_generator(key), generator(key)
+        for _ in range(number):
+            assert lent.integers(7, dtype=np.uint32) == own.integers(7, dtype=np.uint32), "half a word is left over"
+            assert lent.random() == own.random()
+        assert repr(lent.bit_generator.state) == repr(own.bit_generator.state)
+
+
+def test_threads_are_lent_generators_of_their_own() -> None:
+    mine = lent_generator(bytes(16))
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lent_generator, bytes(16)).result() is not mine
+
+
+def test_who_keeps_a_generator_is_lent_none() -> None:
+    """Only kdpipes' own transforms are; one that overrides what they draw may keep what it is given."""
+
+    class Keeping(kdp.HorizontalFlip):
+        def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
+            kept.append(rng)
+            return super().draw(value, rng)
+
+    kept: list[np.random.Generator] = []
+    pipe = kdp.from_dataset([(torch.zeros(3, 2, 2), 0)] * 2).transform("x", Keeping(), kdp.HorizontalFlip(), Keeping())
+    for (x,) in pipe.select("x"):
+        assert x.shape == (3, 2, 2)
+    assert len({id(rng) for rng in kept}) == 4
+    assert len({rng.random() for rng in kept}) == 4
 
 
 def test_the_globals_follow_the_key_and_leave_no_trace() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ __all__ = [
     "check_size",
     "cut",
     "cut_out",
+    "keeps_no_rng",
     "like",
     "resized",
     "size_of",
@@ -33,6 +35,15 @@ RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
 }
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def keeps_no_rng(draw: Method) -> Method:
+    """Say of a `draw` that it lets go of its generator when it returns: it is lent one, which is soon there."""
+    draw.keeps_no_rng = True  # type: ignore[attr-defined]
+    return draw
 
 
 class Drawn:
@@ -54,6 +65,7 @@ class Fixed(Drawn):
 
     is_random = False
 
+    @keeps_no_rng
     def draw(self, value: Any, rng: np.random.Generator | None = None) -> dict[str, Any]:
         """Return nothing: there is nothing to record."""
         return {}
@@ -151,7 +163,9 @@ def _interpolated(image: torch.Tensor, size: tuple[int, int], interpolation: str
     lead = image.shape[:-2]
     is_quick = is_bytes and size[1] > 1 and image.device.type == "cpu"
     if is_quick and image.dim() == 3 and image.stride(0) == 1:  # as pixels lie in an image: the fastest, stays so
-        return _antialiased(image.permute(1, 2, 0)[None].permute(0, 3, 1, 2), size, interpolation)[0]
+        _, row, column = image.stride()
+        one = image.as_strided((1, *image.shape), (row * image.shape[1], 1, row, column))  # a batch that torch knows so
+        return _antialiased(one, size, interpolation)[0]
     batch = image.reshape(math.prod(lead[:-1]), *image.shape[-3:])
     if is_quick:
         return _antialiased(batch, size, interpolation).reshape(*lead, *size)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageEnhance
 
 from kdpipes.errors import is_number, must_be
-from kdpipes.work._images import Drawn, as_image, like
+from kdpipes.work._images import Drawn, as_image, keeps_no_rng, like
 
 __all__ = ["ColorJitter"]
 
@@ -58,6 +58,7 @@ class ColorJitter(Drawn):
         ranges["hue"] = _check_hue(hue)
         self._ranges = {name: ends for name, ends in ranges.items() if set(ends) != {0.0 if name == "hue" else 1.0}}
 
+    @keeps_no_rng
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
         """Return the factors and their order, drawn from `rng`."""
         names = list(self._ranges)

@@ -32,18 +32,18 @@ class DecodedImage:
         pixels: `[3, H, W] uint8`, in main memory. Not to be modified.
     """
 
-    __slots__ = ("_pixels", "_rows")
+    __slots__ = ("_pixels", "_shared")
     mode = "RGB"
 
     def __init__(self, pixels: torch.Tensor) -> None:
         self._pixels: torch.Tensor | None = pixels
-        self._rows: NDArray[np.uint8] = pixels.numpy().transpose(1, 2, 0)
+        self._shared: NDArray[np.uint8] | None = None
 
     @classmethod
     def _of_rows(cls, rows: NDArray[np.uint8]) -> DecodedImage:
-        """Return the image of pixels `[H, W, 3]`, which may be read-only: then they are copied when they are needed."""
+        """Return the image of pixels `[H, W, 3]` that nobody may write to, of which it makes copies when it must."""
         image = cls.__new__(cls)
-        image._pixels, image._rows = None, rows
+        image._pixels, image._shared = None, rows
         return image
 
     @property
@@ -54,9 +54,14 @@ class DecodedImage:
         return self._pixels
 
     @property
+    def _rows(self) -> NDArray[np.uint8]:
+        return self.pixels.numpy().transpose(1, 2, 0) if self._shared is None else self._shared
+
+    @property
     def size(self) -> tuple[int, int]:
         """Width and height in pixels."""
-        return self._rows.shape[1], self._rows.shape[0]
+        height, width = self.pixels.shape[1:] if self._shared is None else self._shared.shape[:2]
+        return width, height
 
     @property
     def width(self) -> int:

@@ -17,6 +17,7 @@ from kdpipes.work._images import (
     as_image,
     check_size,
     cut_out,
+    keeps_no_rng,
     like,
     resized,
     size_of,
@@ -58,6 +59,7 @@ class RandomResizedCrop(Drawn):
         check_choice("interpolation", interpolation, RESAMPLING)
         self._interpolation = interpolation
 
+    @keeps_no_rng
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
         """Return the region for an image, drawn from `rng`."""
         width, height = size_of(value, "RandomResizedCrop")
@@ -102,6 +104,7 @@ class CenterCrop(Fixed):
     def __init__(self, size: int | tuple[int, int]) -> None:
         self._size = check_size(size)
 
+    @keeps_no_rng
     def draw(self, value: Any, rng: np.random.Generator | None = None) -> dict[str, Any]:
         """Return the region for an image; `rng` is not used."""
         width, height = size_of(value, "CenterCrop")
@@ -147,6 +150,7 @@ class Resize(Fixed):
         check_choice("interpolation", interpolation, RESAMPLING)
         self._interpolation = interpolation
 
+    @keeps_no_rng
     def draw(self, value: Any, rng: np.random.Generator | None = None) -> dict[str, Any]:
         """Return the size for an image; `rng` is not used."""
         if isinstance(self._size, tuple):
@@ -183,6 +187,7 @@ class HorizontalFlip(Drawn):
             raise ValueError(must_be("p", "a probability, from 0 to 1", p))
         self._p = p
 
+    @keeps_no_rng
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
         """Return whether to flip, drawn from `rng`."""
         return {"flipped": bool(rng.random() < self._p)}

@@ -215,6 +215,7 @@ def _is_image_file(content: bytes) -> bool:
 def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:
     transform: RecordedTransform = step.function
     at_once = getattr(transform, "draw_and_apply", None)
+    is_lent = getattr(transform.draw, "keeps_no_rng", False)
 
     def run(sample: Sample, value: Any) -> Any:
         params, ctx = place.replayed(sample), place.ctx_of(sample)
@@ -222,7 +223,7 @@ def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]
         if is_made and at_once is not None:
             params, value = at_once(value, sample.rng(place.name))
         elif params is None:
-            params = transform.draw(value, sample.rng(place.name))
+            params = transform.draw(value, sample.rng(place.name, is_lent=is_lent))
         else:
             params = copy.deepcopy(params)
         if ctx is not None:

@@ -433,6 +433,8 @@ def test_a_report_is_plain_data_and_html(clock: Clock, monkeypatch: pytest.Monke
     plain = json.loads(json.dumps(report.to_dict()))
     assert (plain["is_clean"], plain["bound"], plain["findings"]) == (True, "decoding", [])
     assert plain["advice"][0]["gain"] == pytest.approx(5.0)
+    assert next(iter(plain["shares"])) == "decoding"
+    assert sum(plain["shares"].values()) == pytest.approx(1.0)
     assert "<code>pip install &#x27;kdpipes[fast]&#x27;</code>" in report._repr_html_()
     assert repr(report) == str(report), "and not all that it holds"
     wrong = kdp.doctor(numbers().select("x").deal(batch_size=8).shuffle()).to_dict()

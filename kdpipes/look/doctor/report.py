@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from kdpipes.look.doctor.bounds import kinds_text
+from kdpipes.look.doctor.bounds import kinds_text, shares_by_kind
 from kdpipes.look.doctor.finding import Finding, as_plain
 from kdpipes.look.doctor.gain import Advice
 from kdpipes.look.profile import Profile
@@ -59,11 +59,12 @@ class Report:
         return f"{found}{self.profile._repr_html_()}<p>{told}</p><ul>{changes}</ul>"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain data, fit for JSON."""
+        """Return the report as plain data, fit for JSON; `shares` are those of the chain's time by kind of work."""
         return {
             "is_clean": self.is_clean,
             "findings": [as_plain(finding) for finding in self.findings],
             "bound": self.bound,
+            "shares": None if self.profile is None else shares_by_kind(self.profile),
             "advice": [one._asdict() for one in self.advice],
             "profile": None if self.profile is None else self.profile.to_dict(),
         }
