@@ -18,7 +18,7 @@ from kdpipes.storage.time_limit import limited, time_limit
 
 __all__ = ["ShardFetcher"]
 
-_NUM_HELD = 2  # shards that stay open in a process between reads, and so cannot be removed by others
+_NUM_HELD = 2  # shards that stay open in a process between reads, and so cannot be removed by others: at least
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +61,7 @@ class ShardFetcher:
         if file is not None:
             with self._lock:
                 self._held[shard.name] = file
-                while len(self._held) > _NUM_HELD:
+                while len(self._held) > max(_NUM_HELD, self.order.num_at_once):
                     self._held.popitem(last=False)
         return file
 

@@ -114,7 +114,6 @@ class ShardFolder:
         """
         if shard.version.size > self.max_bytes():
             return None
-        self.path.mkdir(parents=True, exist_ok=True)
         while True:
             file = self.find(shard) or self._begin(shard, expendable)
             if file is None or file.path.suffix == _WHOLE:
@@ -153,6 +152,7 @@ class ShardFolder:
 
     def _begin(self, shard: Shard, expendable: Expendable) -> HeldFile | None:
         """Return the part to fill, held alone if nobody else has it, or the whole that has appeared meanwhile."""
+        self.path.mkdir(parents=True, exist_ok=True)
         with self._locked():
             found = self.find(shard)
             if found is not None:

@@ -100,6 +100,11 @@ class ShardOrder:
             self._ends.setdefault(shard.name, []).append(self._untils[place])
         self._now = -1
 
+    @property
+    def num_at_once(self) -> int:
+        """How many shards are read side by side, at most."""
+        return self._width + 1
+
     def reach(self, shard: Shard) -> bool:
         """Take note that a shard is being read, and return whether that is farther than before."""
         place = self._next(shard.name, self._now)

@@ -16,6 +16,7 @@ import pytest
 
 from kdpipes.storage import download
 from kdpipes.storage.held_files import HeldFile
+from kdpipes.storage.shard_folder import ShardFolder
 from kdpipes.testing import FaultyFileSystem
 from tests.processes import fork, in_child
 from tests.storage.kept_shards import CONTENTS, RANGE, SIZE, has_read, kept, made, moved, settle, shard, shards, size_of
@@ -40,6 +41,21 @@ def test_nothing_is_downloaded_for_who_only_looks(storage: FaultyFileSystem, pla
     assert cache.read(one, 0, 9, fetches=False) is None
     assert not cache.has(one)
     assert (moved(storage), place.exists()) == (0, False)
+
+
+def test_shards_that_are_read_side_by_side_stay_open(
+    storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    find = ShardFolder.find
+    monkeypatch.setattr(ShardFolder, "find", lambda folder, one: opened.append(one.name) or find(folder, one))
+    cache = made(place)
+    assert all(has_read(cache, one) for one in shards())
+    cache.expect(shards(), [3, 3, 3, 3, 5, 5])
+    opened.clear()
+    for window in (shards()[:4], shards()[4:]):
+        assert all(has_read(cache, one) for one in window * 5)
+    assert opened == [one.name for one in shards()]
 
 
 def test_a_damaged_copy_is_repaired_for_all_who_read_it(storage: FaultyFileSystem, place: Path) -> None:
