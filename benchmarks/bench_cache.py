@@ -10,7 +10,7 @@ has for itself. The first three in `kdpipes.Loader`, torchdata's in its own Data
 median; those of the disk at each hit. "As views": with `bytes_as_views=True`, where bytes are not copied; arrays never
 are. Ratios are of medians.
 
-Result (results/cache.txt): on a busy machine, 4 times the rate of the Manager's dictionary, 6 times as views.
+Result (results/cache.txt): on a busy machine, 5 times the rate of the Manager's dictionary.
 
     python benchmarks/bench_cache.py            # writes benchmarks/results/cache.txt
     python benchmarks/bench_cache.py --smoke    # a few samples, one round, writes nothing
