@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import random
 import threading
@@ -74,6 +75,7 @@ def test_who_keeps_a_generator_is_lent_none() -> None:
     """Only kdpipes' own transforms are; one that overrides what they draw may keep what it is given."""
 
     class Keeping(kdp.HorizontalFlip):
+        @functools.wraps(kdp.HorizontalFlip.draw)
         def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
             kept.append(rng)
             return super().draw(value, rng)

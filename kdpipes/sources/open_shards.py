@@ -79,7 +79,7 @@ class ShardReaderMapDataPipe(MapPipe):
             of a large one; what is silent twice is an error. None waits for ever.
 
     Memory: the length of the keys, 12 bytes a sample, 12 to 16 bytes a member and 8 a class, shared by all workers;
-        with shards elsewhere, in each worker what is read ahead, up to 256 MB, and 32 MB of what was read before.
+        with shards elsewhere, in each worker what is read ahead, up to 256 MB, of which 32 MB may have been read.
 
     Raises:
         FileNotFoundError: A shard is missing.

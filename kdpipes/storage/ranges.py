@@ -113,10 +113,10 @@ class _Request:
 
 
 class RangeReader:
-    """Reads spans; those that were announced are read ahead by threads, and kept until they have been read.
+    """Reads spans; those that were announced are read ahead by threads, and kept for who reads them.
 
-    Then they stay until `max_spent` bytes of others have been read, for who comes back. Safe for threads and for forked
-    processes. A copy of it knows nothing.
+    Once read, they stay until `max_spent` bytes of others have been read, for who comes back. Safe for threads and for
+    forked processes. A copy of it knows nothing.
 
     Args:
         max_gap: How many bytes between two announced spans are read along, to make one request of both.
@@ -161,11 +161,13 @@ class RangeReader:
             due: set[Span] = set()
             missing = []
             for span in spans:
-                if (known := self._covering(span)) is not None:
+                if span.start >= span.stop:
+                    continue
+                if (known := self._covering(span)) is None:
+                    missing.append(span)
+                else:
                     self._expect(known)
                     due.add(known)
-                elif span.start < span.stop:
-                    missing.append(span)
             if missing and self._threads is None:
                 self._threads = Threads(self._num_threads, "kdpipes-ranges")
             for span in _merged(missing, self._max_gap, self._max_span):
@@ -183,6 +185,8 @@ class RangeReader:
         Raises:
             DataError: They cannot be had.
         """
+        if span.start >= span.stop:
+            return b""
         with self._lock:
             known = self._covering(span)
             request = None if known is None else self._ahead[known]
@@ -220,8 +224,8 @@ class RangeReader:
         self._forget_spent(known)
 
     def _note_read(self, known: Span, request: _Request) -> None:
-        request.num_due -= 1
-        if request.num_due > 0:
+        request.num_due = max(request.num_due - 1, 0)  # who comes back has not been announced
+        if request.num_due:
             return
         self._forget_spent(known)
         self._spent[known] = None

@@ -19,6 +19,7 @@ from kdpipes.storage.time_limit import limited, time_limit
 __all__ = ["ShardFetcher"]
 
 _NUM_HELD = 2  # shards that stay open in a process between reads, and so cannot be removed by others: at least
+_MOST_HELD = 16
 _log = logging.getLogger(__name__)
 
 
@@ -61,9 +62,15 @@ class ShardFetcher:
         if file is not None:
             with self._lock:
                 self._held[shard.name] = file
-                while len(self._held) > max(_NUM_HELD, self.order.num_at_once):
+                while len(self._held) > self._most_held(shard):
                     self._held.popitem(last=False)
         return file
+
+    def _most_held(self, shard: Shard) -> int:
+        """Return how many may stay open: those that are read side by side, if others have room for as many."""
+        number = min(self.order.num_at_once, _MOST_HELD)
+        is_roomy = 2 * number * shard.version.size <= self.folder.max_bytes()
+        return max(_NUM_HELD, number) if is_roomy else _NUM_HELD
 
     def let_go(self, name: str) -> None:
         """Hold a shard no longer, once those threads are done that are reading it."""

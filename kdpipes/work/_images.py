@@ -27,6 +27,7 @@ __all__ = [
     "like",
     "resized",
     "size_of",
+    "takes_lent",
 ]
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
@@ -38,12 +39,18 @@ RESAMPLING = {
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+_KEEPING_NONE: set[Callable[..., Any]] = set()
 
 
 def keeps_no_rng(draw: Method) -> Method:
     """Say of a `draw` that it lets go of its generator when it returns: it is lent one, which is soon there."""
-    draw.keeps_no_rng = True  # type: ignore[attr-defined]
+    _KEEPING_NONE.add(draw)  # and no attribute: `functools.wraps` would hand that on
     return draw
+
+
+def takes_lent(draw: Any) -> bool:
+    """Return whether a `draw` lets go of its generator when it returns, as far as is known."""
+    return getattr(draw, "__func__", draw) in _KEEPING_NONE
 
 
 class Drawn:
@@ -161,7 +168,7 @@ def _interpolated(image: torch.Tensor, size: tuple[int, int], interpolation: str
     if not is_bytes and not image.is_floating_point():
         raise TypeError(f"Only tensors of uint8 or float can be resized by {interpolation!r}, but got {image.dtype}.")
     lead = image.shape[:-2]
-    is_quick = is_bytes and size[1] > 1 and image.device.type == "cpu"
+    is_quick = is_bytes and min(size[1], image.shape[-1]) > 1 and image.device.type == "cpu"
     if is_quick and image.dim() == 3 and image.stride(0) == 1:  # as pixels lie in an image: the fastest, stays so
         _, row, column = image.stride()
         one = image.as_strided((1, *image.shape), (row * image.shape[1], 1, row, column))  # a batch that torch knows so

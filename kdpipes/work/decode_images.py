@@ -249,13 +249,23 @@ register_type(
 )
 
 
+def _rows_of(image: DecodedImage) -> NDArray[np.uint8]:
+    if image._shared is not None:
+        return image._shared
+    pixels = image.pixels
+    if pixels.dtype != torch.uint8 or pixels.dim() != 3 or len(pixels) != 3 or pixels.device.type != "cpu":
+        found = f"{list(pixels.shape)} {pixels.dtype} on {str(pixels.device)!r}"
+        raise TypeError(f"A DecodedImage cannot be kept unless its pixels are [3, H, W] uint8 in main memory: {found}.")
+    return image._rows
+
+
 def _image_of(plain: Any) -> DecodedImage:
     if plain.dtype != np.uint8 or plain.ndim != 3 or plain.shape[2] != 3:
         raise ValueError(f"pixels of an image are [H, W, 3] uint8, not {list(plain.shape)} {plain.dtype}")
     return DecodedImage._of_rows(plain)
 
 
-register_type("DecodedImage", DecodedImage, lambda image: image._rows, _image_of)
+register_type("DecodedImage", DecodedImage, _rows_of, _image_of)
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

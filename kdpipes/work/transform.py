@@ -13,6 +13,7 @@ from kdpipes._sample_pipe import sample_pipe
 from kdpipes.callback import Callback
 from kdpipes.errors import DataError, add_note, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
+from kdpipes.work._images import takes_lent
 from kdpipes.work.adapters import adapted
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
 
@@ -215,7 +216,7 @@ def _is_image_file(content: bytes) -> bool:
 def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:
     transform: RecordedTransform = step.function
     at_once = getattr(transform, "draw_and_apply", None)
-    is_lent = getattr(transform.draw, "keeps_no_rng", False)
+    is_lent = takes_lent(transform.draw)
 
     def run(sample: Sample, value: Any) -> Any:
         params, ctx = place.replayed(sample), place.ctx_of(sample)

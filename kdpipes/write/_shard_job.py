@@ -132,8 +132,9 @@ class Recipe:
         """Yield the samples of an indexed chain."""
         for start in range(*span, _BLOCK):
             if isinstance(self.pipe, MapPipe):
-                begun = start if start == span.start else start + _BLOCK
-                self.pipe.announce(np.arange(begun, min(start + 2 * _BLOCK, span.stop)))
+                due = np.arange(start if start == span.start else start + _BLOCK, min(start + 2 * _BLOCK, span.stop))
+                if len(due):
+                    self.pipe.announce(due)
             for index in range(start, min(start + _BLOCK, span.stop)):
                 yield Coming(index, partial(self._sample, index))
 

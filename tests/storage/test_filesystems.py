@@ -66,6 +66,14 @@ def test_it_is_one_for_all_urls_unless_they_say_more(found: list[str], monkeypat
     assert found == ["memory://a.tar", "fromurl://a/c.tar", "fromurl://b/c.tar"]
 
 
+def test_paths_are_not_taken_for_protocols(found: list[str]) -> None:
+    assert filesystem_of("data:,heron")[0].cat("data:,heron") == b"heron"
+    for path in ("data", "http", "/tmp/a.tar"):
+        assert type(filesystem_of(path)[0]).__name__ == "LocalFileSystem"
+    assert type(filesystem_of("http://127.0.0.1/a")[0]).__name__ == "HTTPFileSystem"
+    assert type(filesystem_of("http")[0]).__name__ == "LocalFileSystem"
+
+
 @pytest.mark.parametrize("path", ["a b.tar", "./a.tar", "/tmp/a.tar", "file:///tmp/a.tar", "local://a.tar"])
 def test_paths_are_what_fsspec_makes_of_them(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -58,6 +58,14 @@ def test_shards_that_are_read_side_by_side_stay_open(
     assert opened == [one.name for one in shards()]
 
 
+def test_where_there_is_little_room_who_is_behind_holds_up_nobody(storage: FaultyFileSystem, place: Path) -> None:
+    ahead, behind = (made(place, 4 * SIZE) for _ in range(2))
+    for cache in (ahead, behind):
+        cache.expect(shards(), [2, 2, 2, 5, 5, 5])
+    assert all((has_read(ahead, one), has_read(behind, one)) for one in shards()[:3])
+    assert sum(has_read(ahead, one) for one in shards()[3:]) == 2, "two shards are open there, and no more"
+
+
 def test_a_damaged_copy_is_repaired_for_all_who_read_it(storage: FaultyFileSystem, place: Path) -> None:
     cache, other, one = made(place), made(place), shard(0)
     assert all((has_read(cache, one), has_read(other, one)))

@@ -255,6 +255,20 @@ def test_tensors_of_any_size_become_pillows_pixels(
         assert np.array_equal(middle.numpy(), np.asarray(crop(Image.fromarray(channel))))
 
 
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_tensors_with_any_strides_are_resized_as_their_copies_are(num_channels: int) -> None:
+    """Of a width of 1, torch 2.13 takes a transposed row for contiguous, and makes wrong values of it."""
+    whole = (
+        torch.arange(num_channels * 33 * 40, dtype=torch.int64).mul(97).to(torch.uint8).reshape(num_channels, 33, 40)
+    )
+    rows = whole.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    views = [whole[:, :1].mT, whole[:, :, 3:4], whole.mT[:, ::2], whole[:, 5:6], rows[:, 3:20, 4:9], rows[:, 3:20, 4:5]]
+    for view in [*views, rows.flip(-1), rows.mT, whole[:, :, :1].expand(-1, -1, 7)]:
+        copy = torch.from_numpy(view.numpy().copy(order="C"))
+        for size in ((9, 9), (50, 3), (1, 8)):
+            assert torch.equal(kdp.Resize(size)(view), kdp.Resize(size)(copy)), (view.shape, view.stride(), size)
+
+
 @settings(max_examples=100)
 @given(SIZES, SIZES, st.integers(1, 50), st.integers(0, 9), st.booleans())
 def test_what_is_recorded_is_plain_and_does_the_same_again(

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import turbojpeg
 from PIL import Image
 from skimage import data
 
 import kdpipes as kdp
+from kdpipes.storage.codec import encode
 from kdpipes.work import jpeg
 from kdpipes.work.jpeg import Box, UnfitError, find_decoders
 
@@ -209,6 +211,12 @@ def test_a_decoded_image_is_an_image() -> None:
     assert np.array_equal(np.asarray(pickle.loads(pickle.dumps(image))), np.asarray(pil))
     assert Image.open(io.BytesIO(image._repr_png_())).tobytes() == pil.tobytes()
     assert repr(image) == "DecodedImage(60x40)"
+
+
+def test_what_is_no_image_of_bytes_is_not_cached() -> None:
+    for pixels in (torch.rand(3, 4, 5), torch.zeros(1, 4, 5, dtype=torch.uint8)):
+        with pytest.raises(TypeError, match=r"pixels are \[3, H, W\] uint8 in main memory: \["):
+            encode(kdp.DecodedImage(pixels))
 
 
 def test_a_backend_that_is_not_there_is_refused_where_the_chain_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
