@@ -442,7 +442,7 @@ def _way_to_samples(item: Any, pipe: str) -> str:
     if isinstance(item, str):
         return "If those are paths, `.to_samples()` makes samples of the files."
     return (
-        'Name the fields first: `.to_samples(fields="x y")`.'
+        f'Name the fields first: `.to_samples(fields="x y")`; if those are batches, put `.{pipe}()` before `.deal()`.'
         if isinstance(item, tuple)
         else "`.to_samples()` makes them."
     )

@@ -31,7 +31,9 @@ __all__ = ["command"]
     JSON:
       is_clean      false where something is wrong
       findings      [{{"code", "severity", "pipe", "what", "why", "way_out"}}]
+      decoders      what decodes JPEGs, and in which version
       bound         "storage", "decoding", "transfer", ..., or null
+      shares        of the time, by kind of work, or null
       advice        the changes that would help, the best one first
       profile       where the time goes, or null
     """,

@@ -254,8 +254,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             there, and `wait_share`, its part; `queue_depth`, batches received and not given out yet;
             `worker_deaths`; `skipped_samples`, and `skipped_shards` of streams, by `on_error`; `copied_batches`, given
             out as copies because the user held many; `slow_batches`, that found no shared memory. Where the chain
-            has caches, in all of its processes: `cache_hits`, `cache_misses`, `cache_healed`, and what those in memory
-            or in LMDB hold, `cache_bytes` and `cache_entries`.
+            has caches, since these were made, in all processes and by all loaders: `cache_hits`, `cache_misses`,
+            `cache_healed`, and what those in memory or in LMDB hold, `cache_bytes` and `cache_entries`.
 
         Raises:
             TypeError: The reading service is not one of kdpipes'.

@@ -214,6 +214,8 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
         if "bucket does not exist" in str(error):
             hint += " Nor is there its bucket: are its name and the endpoint right?"
         return FileNotFoundError(f"There is no file {url!r}.{hint}")
+    if isinstance(error, IsADirectoryError):
+        return DataError(f"{url!r} is a folder. Name its shards: {url.rstrip('/') + '/*.tar'!r}.")
     if isinstance(error, ImportError):
         return ImportError(f"{url!r} needs a file system that is not installed: {error}")
     if isinstance(error, SilenceError):

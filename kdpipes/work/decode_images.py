@@ -337,9 +337,12 @@ class ImageDecoder:
 
     def cached_as(self) -> Any:
         """Return what the pixels depend on: who decodes them, and in which version."""
+        return self._field, *self.decoded_by(), PIL.__version__, self._exact
+
+    def decoded_by(self) -> tuple[str, str]:
+        """Return what decodes JPEGs, and in which version; Pillow's is not told."""
         fast = decoder(self._backend)
-        named = ("pillow", "") if fast is None else (fast.name, fast.version)
-        return self._field, *named, PIL.__version__, self._exact
+        return ("pillow", "") if fast is None else (fast.name, fast.version)
 
     def column_name(self, name: str) -> str | None:
         return None if name == self._field else name

@@ -6,6 +6,7 @@ import ctypes
 import ctypes.util
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -219,7 +220,10 @@ def _load_turbojpeg() -> JpegDecoder | None:
         try:
             library = ctypes.CDLL(path)
             _declare(library)
-        except (OSError, AttributeError):  # there is none, or it is older
+        except (OSError, AttributeError) as error:  # there is none, or it is older
+            if _LIBRARY in os.environ:
+                text = f"{_LIBRARY} names no library of libjpeg-turbo 3, and JPEGs are decoded by another one: {error}."
+                warnings.warn(text, stacklevel=2)
             continue
         return _Turbojpeg(library, os.path.basename(os.path.realpath(path)))  # noqa: PTH119
     return None

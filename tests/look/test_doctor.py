@@ -21,6 +21,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.look.doctor import examine
+from kdpipes.work import jpeg
 from tests.look.clocks import Clock
 
 ROOT = Path(__file__).parent.parent.parent
@@ -434,6 +435,10 @@ def test_a_report_is_plain_data_and_html(clock: Clock, monkeypatch: pytest.Monke
     assert (plain["is_clean"], plain["bound"], plain["findings"]) == (True, "decoding", [])
     assert plain["advice"][0]["gain"] == pytest.approx(5.0)
     assert next(iter(plain["shares"])) == "decoding"
+    (decoder,) = plain["decoders"]
+    assert decoder.split()[0] in jpeg.BACKENDS[1:]
+    assert f"JPEGs are decoded by {decoder}." in str(report)
+    assert f"<p>JPEGs are decoded by {decoder}.</p>" in report._repr_html_()
     assert sum(plain["shares"].values()) == pytest.approx(1.0)
     assert "<code>pip install &#x27;kdpipes[fast]&#x27;</code>" in report._repr_html_()
     assert repr(report) == str(report), "and not all that it holds"

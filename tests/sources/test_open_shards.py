@@ -13,6 +13,7 @@ import pytest
 from webdataset import TarWriter
 
 import kdpipes as kdp
+from kdpipes.errors import DataError
 
 ROWS: list[dict[str, Any]] = [
     {"__key__": f"birds/{n}", "jpg": bytes([n]) * 2_000, "cls": str(n % 2).encode(), "json": {"n": n}} for n in range(4)
@@ -57,6 +58,12 @@ def test_headers_are_read_when_needed_and_then_never_again(write: Callable[..., 
     twin = pickle.loads(pickle.dumps(missing))
     path.unlink()
     assert [sample.key for sample in twin] == [f"a.tar/birds/{n}" for n in range(4)]
+
+
+@pytest.mark.parametrize("name", ["open_shards", "stream_shards"])
+def test_a_folder_is_told_how_to_name_its_shards(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"^'{tmp_path}/?' is a folder\. Name its shards: '{tmp_path}/\*\.tar'\.$"):
+        next(iter(getattr(kdp, name)(f"{tmp_path}/")))
 
 
 def test_a_field_is_read_alone_and_damage_behind_the_index_is_named(write: Callable[..., Path]) -> None:

@@ -79,9 +79,10 @@ def doctor(
     with unrecorded(chain):
         findings = _examined(chain, facts, is_dealt=not indexed)
         if not measure or any(finding.severity == "error" for finding in findings):
-            return Report(findings)
+            return Report(findings, decoders=work_checks.decoders_of(chain))
         measured = profile(source_datapipe, seconds, step=step, **_way_to_run(num_workers))
-    return Report(findings, measured, bound_of(measured), tuple(advice(chain, measured, facts)))
+    told = bound_of(measured), tuple(advice(chain, measured, facts)), work_checks.decoders_of(chain)
+    return Report(findings, measured, *told)
 
 
 def _way_to_run(num_workers: int) -> dict[str, Any]:

@@ -26,12 +26,14 @@ class Report:
         profile: Where the time goes; None if that was not measured.
         bound: What bounds the chain: "storage", "decoding", "transforms", "transfer", "the consumer", ...
         advice: The changes that would help, the best one first, each alone.
+        decoders: What decodes the JPEGs of `decode_images`, and in which version.
     """
 
     findings: tuple[Finding, ...]
     profile: Profile | None = None
     bound: str | None = None
     advice: tuple[Advice, ...] = ()
+    decoders: tuple[str, ...] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -40,6 +42,7 @@ class Report:
 
     def __repr__(self) -> str:
         lines = [str(finding) for finding in self.findings] or ["Nothing is wrong with the chain."]
+        lines += [self._decoders_text()] if self.decoders else []
         if self.profile is not None:
             lines += ["", str(self.profile), kinds_text(self.profile), self._bound_text()]
             lines += [f"  {one}" for one in self.advice]
@@ -52,6 +55,7 @@ class Report:
             for one in self.findings
         )
         found = f"<table><tbody>{rows}</tbody></table>" if rows else "<p>Nothing is wrong with the chain.</p>"
+        found += f"<p>{escape(self._decoders_text())}</p>" if self.decoders else ""
         if self.profile is None:
             return found
         changes = "".join(f"<li>{_as_html(str(one))}</li>" for one in self.advice)
@@ -63,11 +67,15 @@ class Report:
         return {
             "is_clean": self.is_clean,
             "findings": [as_plain(finding) for finding in self.findings],
+            "decoders": list(self.decoders),
             "bound": self.bound,
             "shares": None if self.profile is None else shares_by_kind(self.profile),
             "advice": [one._asdict() for one in self.advice],
             "profile": None if self.profile is None else self.profile.to_dict(),
         }
+
+    def _decoders_text(self) -> str:
+        return f"JPEGs are decoded by {' and '.join(self.decoders)}."
 
     def _bound_text(self) -> str:
         if self.bound == "the consumer":

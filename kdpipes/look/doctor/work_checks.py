@@ -20,7 +20,7 @@ from kdpipes._pipe_name import pipe_name
 from kdpipes.look.doctor.chain_facts import callables_of, dealer_in, operation_of, readable, readable_field
 from kdpipes.look.doctor.finding import Facts, Finding
 
-__all__ = ["held_generators", "is_same", "slow_decoder", "unrepeatable"]
+__all__ = ["decoders_of", "held_generators", "is_same", "slow_decoder", "unrepeatable"]
 
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _FEW = 64  # samples of which one can be read
@@ -119,6 +119,12 @@ def slow_decoder(chain: Any, facts: Facts) -> Iterator[Finding]:
             "Pillow takes longer for the same pixels of a JPEG.",
             'Leave `backend="auto"`.' if backend == "pillow" and facts.fast_decoders else way_out,
         )
+
+
+def decoders_of(chain: Any) -> tuple[str, ...]:
+    """Return what decodes the JPEGs of a chain, each once."""
+    told = [operation_of(pipe).decoded_by() for pipe in walk(chain) if pipe_name(pipe) == "decode_images"]
+    return tuple(dict.fromkeys(" ".join(filter(None, names)) for names in told))
 
 
 def _is_jpeg(pipe: Any) -> bool:
