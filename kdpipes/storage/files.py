@@ -215,7 +215,7 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
             hint += " Nor is there its bucket: are its name and the endpoint right?"
         return FileNotFoundError(f"There is no file {url!r}.{hint}")
     if isinstance(error, IsADirectoryError):
-        return DataError(f"{url!r} is a folder. Name its shards: {url.rstrip('/') + '/*.tar'!r}.")
+        return DataError(f"{url!r} is a folder; a file is needed. Shards in it are {url.rstrip('/') + '/*.tar'!r}.")
     if isinstance(error, ImportError):
         return ImportError(f"{url!r} needs a file system that is not installed: {error}")
     if isinstance(error, SilenceError):

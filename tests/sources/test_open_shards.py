@@ -62,7 +62,8 @@ def test_headers_are_read_when_needed_and_then_never_again(write: Callable[..., 
 
 @pytest.mark.parametrize("name", ["open_shards", "stream_shards"])
 def test_a_folder_is_told_how_to_name_its_shards(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"^'{tmp_path}/?' is a folder\. Name its shards: '{tmp_path}/\*\.tar'\.$"):
+    way_out = rf"Shards in it are '{tmp_path}/\*\.tar'\.$"
+    with pytest.raises(DataError, match=rf"^'{tmp_path}/?' is a folder; a file is needed\. {way_out}"):
         next(iter(getattr(kdp, name)(f"{tmp_path}/")))
 
 
