@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,22 @@ def test_who_keeps_a_generator_is_lent_none() -> None:
         assert x.shape == (3, 2, 2)
     assert len({id(rng) for rng in kept}) == 4
     assert len({rng.random() for rng in kept}) == 4
+
+
+def test_a_draw_may_be_any_callable() -> None:
+    @dataclass
+    class Numbers:  # which has no hash
+        def __call__(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
+            return {"number": int(rng.integers(9))}
+
+    class Adding:
+        def __init__(self) -> None:
+            self.draw = Numbers()
+
+        def apply(self, value: Any, params: dict[str, Any]) -> Any:
+            return value + params["number"]
+
+    assert 0 <= kdp.from_dataset([(0, 0)]).transform("x", Adding()).select("x")[0][0] < 9
 
 
 def test_the_globals_follow_the_key_and_leave_no_trace() -> None:

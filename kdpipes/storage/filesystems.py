@@ -46,15 +46,16 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     protocol = fsspec.core.split_protocol(url)[0] or "file"
     settings = fsspec.config.conf.get(protocol) or {}
     mine: dict[str, _Known] = _own.__dict__
+    of_all = f"{protocol}://"
     for table in (mine, _shared):
-        known = table.get(f"{protocol}://") or table.get(url)
+        known = table.get(of_all) or table.get(url)
         if known is not None and known.holds(settings):
             return known.filesystem, known.filesystem._strip_protocol(url)
     filesystem, _ = found = fsspec.core.url_to_fs(url)
     table = _shared if getattr(filesystem, "async_impl", False) else mine
     if len(table) >= _MANY:
         table.clear()
-    table[f"{protocol}://" if _is_one_for_all(filesystem) else url] = _Known(filesystem, os.getpid(), dict(settings))
+    table[of_all if _is_one_for_all(filesystem) else url] = _Known(filesystem, os.getpid(), dict(settings))
     return found
 
 

@@ -113,10 +113,10 @@ class _Request:
 
 
 class RangeReader:
-    """Reads spans; those that were announced are read ahead by threads, and kept for who reads them.
+    """Reads spans; those that were announced are read ahead by threads, and kept until they are read, or pushed out.
 
-    Once read, they stay until `max_spent` bytes of others have been read, for who comes back. Safe for threads and for
-    forked processes. A copy of it knows nothing.
+    Once read, they stay until `max_spent` bytes of others have been read. Safe for threads and for forked processes. A
+    copy of it knows nothing.
 
     Args:
         max_gap: How many bytes between two announced spans are read along, to make one request of both.

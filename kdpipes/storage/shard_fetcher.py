@@ -57,8 +57,8 @@ class ShardFetcher:
             file = self._held.get(shard.name)
             if file is not None:
                 self._held.move_to_end(shard.name)
-        if file is None:
-            file = self._fetched(shard, waits=True) if fetches else self.folder.find(shard)
+                return file
+        file = self._fetched(shard, waits=True) if fetches else self.folder.find(shard)
         if file is not None:
             with self._lock:
                 self._held[shard.name] = file

@@ -50,7 +50,7 @@ def keeps_no_rng(draw: Method) -> Method:
 
 def takes_lent(draw: Any) -> bool:
     """Return whether a `draw` lets go of its generator when it returns, as far as is known."""
-    return getattr(draw, "__func__", draw) in _KEEPING_NONE
+    return getattr(draw, "__func__", None) in _KEEPING_NONE  # a callable that is no method may have no hash
 
 
 class Drawn:
