@@ -78,14 +78,15 @@ class MapPipe(Suggesting, MapChain):
     @overload
     def __getitem__(self, index: slice | Sequence[int] | NDArray[Any]) -> MapPipe: ...
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.pick(range(len(self))[index])
-        if getattr(index, "dtype", None) in (bool, torch.bool):
-            return self.pick(_places_of(index, len(self)))
-        if isinstance(index, list | range) or bool(getattr(index, "ndim", 0)):
-            return self.pick(index)
-        if isinstance(index, bool) or not hasattr(index, "__index__"):
-            raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index))
+        if type(index) is not int:
+            if isinstance(index, slice):
+                return self.pick(range(len(self))[index])
+            if getattr(index, "dtype", None) in (bool, torch.bool):
+                return self.pick(_places_of(index, len(self)))
+            if isinstance(index, list | range) or bool(getattr(index, "ndim", 0)):
+                return self.pick(index)
+            if isinstance(index, bool) or not hasattr(index, "__index__"):
+                raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index))
         size, position = len(self), index.__index__()
         if not size:
             raise IndexError(f"`{pipe_name(self)}` is empty; there is no index {position}.")

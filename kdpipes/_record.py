@@ -10,10 +10,14 @@ __all__ = ["Record", "current", "read_record", "start_record"]
 _SIZE = mmap.PAGESIZE
 _WHAT = _SIZE // 2  # where the second text begins
 _LENGTH = 2  # bytes that say how long a text is
+_NOTHING = slice(_WHAT, _WHAT + _LENGTH), bytes(_LENGTH)
 
 
 class Record:
     """Two texts in memory that another process holds as well: a sample's key, and what is being done with it.
+
+    It is written for each field that is loaded, so a text that is there already is not written again: what is done is
+    one of a few texts, and a key stays when its sample is done with.
 
     Args:
         file: The descriptor of the memory.
@@ -22,28 +26,40 @@ class Record:
     def __init__(self, file: int) -> None:
         self._memory = mmap.mmap(file, _SIZE)
         self._now: tuple[Any, str] = None, ""
-        self._encoded: dict[str, bytes] = {}
+        self._key: str | None = None  # that is written there
+        self._texts: dict[str, tuple[slice, bytes]] = {"": _NOTHING}
 
     def enter(self, sample: Any, what: str) -> tuple[Any, str]:
         """Write down what begins; return what was going on, for `leave`."""
         before = self._now
-        self.leave((sample, what))
+        self._now = sample, what
+        if sample is not before[0]:
+            self._name(sample)
+        place, text = self._texts.get(what) or self._noted(what)
+        self._memory[place] = text
         return before
 
     def leave(self, now: tuple[Any, str]) -> None:
         """Write down what goes on now."""
         sample, what = now
-        if sample is not self._now[0]:
-            self._write(0, _encoded("" if sample is None else sample.key))
-        if what != self._now[1]:
-            text = self._encoded.get(what)
-            if text is None:
-                text = self._encoded[what] = _encoded(what)
-            self._write(_WHAT, text)
+        if sample is not None and sample is not self._now[0]:
+            self._name(sample)
         self._now = now
+        place, text = self._texts[what]
+        self._memory[place] = text
 
-    def _write(self, place: int, text: bytes) -> None:
-        self._memory[place : place + len(text)] = text
+    def _name(self, sample: Any) -> None:
+        key = sample.key
+        if key is not self._key:
+            self._memory[_WHAT : _WHAT + _LENGTH] = _NOTHING[1]  # nobody did that with this sample
+            text = _encoded(key)
+            self._memory[: len(text)] = text
+            self._key = key
+
+    def _noted(self, what: str) -> tuple[slice, bytes]:
+        text = _encoded(what)
+        self._texts[what] = noted = slice(_WHAT, _WHAT + len(text)), text
+        return noted
 
 
 def _encoded(text: str) -> bytes:
@@ -62,10 +78,13 @@ def start_record(file: int) -> None:
 
 
 def read_record(file: int) -> tuple[str, str]:
-    """Return the key of the sample that the process that wrote `file` was at last, and what it did with it."""
+    """Return the key of the sample that the process that wrote `file` was at, and what it did with it; empty if none.
+
+    A process that has been killed in the middle of writing may have left one of the texts cut.
+    """
     with mmap.mmap(file, _SIZE) as memory:
         key, what = _read(memory, 0), _read(memory, _WHAT)
-    return key, f"{what} of sample {key!r}" if what else ""
+    return (key, f"{what} of sample {key!r}") if what else ("", "")
 
 
 def _read(memory: mmap.mmap, place: int) -> str:

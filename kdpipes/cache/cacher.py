@@ -104,8 +104,10 @@ class Cacher:
             return _settled(sample)
         scope = sample.scope()
         promises = sample.promises() if sample.is_recording else {}
-        for name in [name for name, value in scope.items() if is_cached(value)]:
-            reached = scope[name].reaches(list(promises.values())) if promises else []
+        for name, source in scope.items():
+            if not is_cached(source):
+                continue
+            reached = source.reaches(list(promises.values())) if promises else []
             entries = [entry for entry, promise in promises.items() if any(promise is other for other in reached)]
             load = functools.partial(self._value, name=name, key=key_of(base, name), entries=entries, calls=calls)
             sample[name] = value = Lazy(load, what=f"caching field {name!r}", scope=scope)

@@ -45,8 +45,7 @@ class SharedFolder:
     The process that makes it holds it, by a lock that the system lets go of however the process ends. Without a name,
     the folder goes with that process or this object; with one, with the last process that has opened it by its name.
     What a killed process has left, a small process that watches it removes (Linux), or any later one that makes a
-    folder. A copy in another process, pickled or
-    forked, is the same folder, but does not hold it.
+    folder. A copy in another process, pickled or forked, is the same folder, but does not hold it.
 
     Args:
         name: By which other processes of this user find it.

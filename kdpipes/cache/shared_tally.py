@@ -10,6 +10,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from kdpipes._forks import forget_after_fork
 from kdpipes.cache.shared_folder import SharedFolder
 
 __all__ = ["SharedTally"]
@@ -28,28 +29,28 @@ class SharedTally:
         self._folder: SharedFolder | None = None
         with suppress(OSError):
             self._folder = SharedFolder()
-        self._start()
+        self.forget()
+        forget_after_fork(self)
 
     def __getstate__(self) -> SharedFolder | None:
         return self._folder
 
     def __setstate__(self, state: SharedFolder | None) -> None:
         self._folder = state
-        self._start()
+        self.forget()
+        forget_after_fork(self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restored, (self._folder,)
 
-    def _start(self) -> None:
-        self._process = os.getpid()
+    def forget(self) -> None:
+        """Count from nothing: this is another process."""
         self._counting = threading.Lock()
         self._counts = [0, 0, 0]
         self._row: mmap.mmap | None = None
 
     def count(self, *, hits: int = 0, misses: int = 0, healed: int = 0) -> None:
         """Add to what has been counted."""
-        if self._process != os.getpid():
-            self._start()
         with self._counting:
             if self._row is None and not any(self._counts):
                 self._row = self._opened()
@@ -62,8 +63,7 @@ class SharedTally:
 
     def totals(self) -> tuple[int, int, int]:
         """Return hits, misses and healed entries of all processes."""
-        own = self._counts if self._process == os.getpid() else [0, 0, 0]
-        rows = [own] if self._folder is None or self._row is None else []
+        rows = [self._counts] if self._folder is None or self._row is None else []
         if self._folder is not None:
             for path in Path(self._folder.path).glob("tally-*"):
                 content = path.read_bytes()

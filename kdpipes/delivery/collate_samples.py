@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import IterDataPipe
 
@@ -140,7 +141,7 @@ def collate(
     Raises:
         DataError: The shapes differ, and there is no `pad`.
     """
-    kinds = {_kind(value) for value in values}
+    kinds = {_KINDS.get(type(value)) or _kind(value) for value in values}
     if kinds == {"array", "tensor"}:
         return collate([_as_tensor(value) for value in values], name=name, pad=pad, ragged=ragged)
     kind = kinds.pop() if len(kinds) == 1 else ""
@@ -207,6 +208,9 @@ def _split(value: Any) -> list[Any]:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
+_KINDS: dict[type, str] = {torch.Tensor: "tensor", int: "number", float: "number", bool: "number", tuple: "tuple"}
+
+
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "tensor"
@@ -220,7 +224,7 @@ def _kind(value: Any) -> str:
         return "mapping"
     if isinstance(value, list):
         return "numbers" if all(isinstance(entry, Number) for entry in value) else ""
-    return "tuple" if isinstance(value, tuple) else ""
+    return "tuple" if isinstance(value, tuple) else ""  # a named one
 
 
 def _channels_first(image: Any) -> torch.Tensor:
@@ -242,6 +246,21 @@ def _stack(values: list[torch.Tensor], memory: BatchMemory | None) -> torch.Tens
     return torch.stack(values)
 
 
+def _stack_arrays(values: list[NDArray[Any]], memory: BatchMemory | None) -> torch.Tensor:
+    kind = values[0].dtype
+    if memory is not None and all(value.dtype == kind for value in values):
+        place = memory.empty((len(values), *values[0].shape), _dtype_of(kind))
+        if place is not None:
+            np.stack(values, out=place.numpy())
+            return place
+    return torch.from_numpy(np.stack(values))
+
+
+@functools.cache
+def _dtype_of(kind: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, kind)).dtype
+
+
 def _is_plain(value: torch.Tensor) -> bool:
     return type(value) is torch.Tensor and not value.requires_grad and value.device.type == "cpu"
 
@@ -249,9 +268,7 @@ def _is_plain(value: torch.Tensor) -> bool:
 def _stacked(values: list[Any], name: str, pad: float | None, memory: BatchMemory | None = None) -> torch.Tensor:
     shapes = [tuple(value.shape) for value in values]
     if len(set(shapes)) == 1:
-        if isinstance(values[0], torch.Tensor):
-            return _stack(values, memory)
-        return torch.from_numpy(np.stack(values))
+        return _stack(values, memory) if isinstance(values[0], torch.Tensor) else _stack_arrays(values, memory)
     if len({len(shape) for shape in shapes}) > 1 or pad is None:
         can_pad = pad is None and name.isidentifier()
         way_out = f' Give them one shape, or fill them up: `.collate_samples(pad={{"{name}": 0}})`.' if can_pad else ""
@@ -273,12 +290,12 @@ def _is_ragged(kind: str, values: Sequence[Any]) -> bool:
     return kind in {"array", "tensor"} and len({tuple(value.shape) for value in values}) > 1
 
 
-def _numbers(values: np.ndarray[Any, np.dtype[Any]]) -> torch.Tensor:
+def _numbers(values: NDArray[Any]) -> torch.Tensor:
     """Return numbers as a tensor: torch does not know all of the names that NumPy has for 64 bits."""
     return torch.from_numpy(values.astype(np.uint64) if values.dtype.kind == "u" and values.itemsize == 8 else values)
 
 
-def _as_array(numbers: list[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+def _as_array(numbers: list[Any]) -> NDArray[Any]:
     return np.asarray(numbers) if numbers else np.zeros(0, dtype=np.int64)
 
 

@@ -126,19 +126,12 @@ def decode(buffer: Any, *, verify: bool = True, allow_pickle: bool = False, byte
         raise DamagedError(f"The entry of {length} bytes is damaged: its checksum differs.")
     start = _FRAME.size + size
     try:
-        node = (_node_of if size > _SHORT_HEADER else _node_again)(bytes(view[_FRAME.size : start]))
-        return _Reader(view[start + -start % _ALIGNMENT :], allow_pickle, bytes_as_views).value(node)
+        make = (_plan_of if size > _SHORT_HEADER else _plan_again)(bytes(view[_FRAME.size : start]))
+        return make(_Contents(view[start + -start % _ALIGNMENT :], allow_pickle, bytes_as_views))
     except DataError:
         raise
     except _BROKEN as error:
         raise DamagedError(f"The entry of {length} bytes is damaged: {error}.") from error
-
-
-def _node_of(header: bytes) -> Any:
-    return _from_json(str(header, "utf-8", "surrogatepass"))[0]
-
-
-_node_again = functools.lru_cache(maxsize=256)(_node_of)  # of arrays of one shape; readers change no node
 
 
 class _Writer:
@@ -226,62 +219,113 @@ _WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
 }
 
 
-class _Reader:
-    """Makes values of nodes."""
+class _Contents:
+    """What stands behind a header, and how it may be read."""
 
-    def __init__(self, contents: memoryview, allow_pickle: bool, bytes_as_views: bool = False) -> None:
-        self.contents = contents
+    __slots__ = ("allow_pickle", "bytes_as_views", "memory")
+
+    def __init__(self, memory: memoryview, allow_pickle: bool, bytes_as_views: bool = False) -> None:
+        self.memory = memory
         self.allow_pickle = allow_pickle
         self.bytes_as_views = bytes_as_views
 
-    def value(self, node: Any) -> Any:
-        if type(node) is list:
-            return _READERS[node[0]](self, *node[1:])
-        if type(node) is dict:
-            return {key: self.value(entry) for key, entry in node.items()}
-        return node
-
-    def values(self, nodes: list[Any]) -> list[Any]:
-        return [self.value(node) for node in nodes]
-
     def span(self, start: int, size: int) -> memoryview:
-        span = self.contents[start : start + size]
+        span = self.memory[start : start + size]
         if start < 0 or len(span) != size:
             raise ValueError(f"{size} bytes from {start} on are not there")
         return span
 
-    def bytes_of(self, start: int, size: int) -> Any:
-        span = self.span(start, size)
-        return span if self.bytes_as_views else bytes(span)
+    def with_copies(self) -> _Contents:
+        return _Contents(self.memory, self.allow_pickle) if self.bytes_as_views else self
 
-    def with_copies(self) -> _Reader:
-        return _Reader(self.contents, self.allow_pickle) if self.bytes_as_views else self
 
-    def registered(self, tag: str, node: Any) -> Any:
+_Plan = Callable[[_Contents], Any]
+
+
+def _plan(node: Any) -> _Plan:
+    """Return what makes the value of a node of the contents: worked out once for entries with the same header."""
+    if type(node) is list:
+        return _PLANS[node[0]](*node[1:])
+    if type(node) is dict:
+        parts = {key: _plan(entry) for key, entry in node.items()}
+        return lambda contents: {key: make(contents) for key, make in parts.items()}
+    return lambda contents: node
+
+
+def _plan_of(header: bytes) -> _Plan:
+    return _plan(_from_json(str(header, "utf-8", "surrogatepass"))[0])
+
+
+_plan_again = functools.lru_cache(maxsize=256)(_plan_of)  # of arrays of one shape, say
+
+
+def _list_plan(nodes: list[Any]) -> _Plan:
+    parts = [_plan(node) for node in nodes]
+    return lambda contents: [make(contents) for make in parts]
+
+
+def _tuple_plan(nodes: list[Any]) -> _Plan:
+    make_list = _list_plan(nodes)
+    return lambda contents: tuple(make_list(contents))
+
+
+def _dict_plan(keys: list[Any], nodes: list[Any]) -> _Plan:
+    make_keys, make_values = _list_plan(keys), _list_plan(nodes)
+    return lambda contents: dict(zip(make_keys(contents.with_copies()), make_values(contents), strict=True))
+
+
+def _bytes_plan(start: int, size: int) -> _Plan:
+    def make(contents: _Contents) -> Any:
+        span = contents.span(start, size)
+        return span if contents.bytes_as_views else bytes(span)
+
+    return make
+
+
+def _array_plan(*place: Any) -> _Plan:
+    read = read_array(*place)
+    return lambda contents: read(contents.memory)
+
+
+def _scalar_plan(node: Any) -> _Plan:
+    make = _plan(node)
+    return lambda contents: make(contents)[()]
+
+
+def _registered_plan(tag: str, node: Any) -> _Plan:
+    make = _plan(node)
+
+    def make_registered(contents: _Contents) -> Any:
         if tag not in _by_tag:
             raise DataError(f"The entry holds a {tag!r}, which is not known here: import what registers it.")
-        return _by_tag[tag].from_plain(self.with_copies().value(node))
+        return _by_tag[tag].from_plain(make(contents.with_copies()))
 
-    def pickled(self, start: int, size: int) -> Any:
-        if not self.allow_pickle:
+    return make_registered
+
+
+def _pickle_plan(start: int, size: int) -> _Plan:
+    def make(contents: _Contents) -> Any:
+        if not contents.allow_pickle:
             way_out = "Pass `allow_pickle=True`, where all that is read is trusted."
             raise DataError(f"The entry holds a pickle, which may execute anything. {way_out}")
-        return pickle.loads(self.span(start, size))  # noqa: S301 - which the user has asked for
+        return pickle.loads(contents.span(start, size))  # noqa: S301 - which the user has asked for
+
+    return make
 
 
-_READERS: dict[str, Callable[..., Any]] = {
-    "int": lambda reader, digits: int(digits, 16),
-    "str": lambda reader, start, size: str(reader.span(start, size), "utf-8", "surrogatepass"),
-    "bytes": _Reader.bytes_of,
-    "bytearray": lambda reader, start, size: bytearray(reader.span(start, size)),
-    "list": _Reader.values,
-    "tuple": lambda reader, nodes: tuple(reader.values(nodes)),
-    "dict": lambda reader, keys, nodes: dict(zip(reader.with_copies().values(keys), reader.values(nodes), strict=True)),
-    "array": lambda reader, *place: read_array(reader.contents, *place),
-    "scalar": lambda reader, node: reader.value(node)[()],
-    "tensor": lambda reader, *place: read_tensor(reader.contents, *place),
-    "of": _Reader.registered,
-    "pickle": _Reader.pickled,
+_PLANS: dict[str, Callable[..., _Plan]] = {
+    "int": lambda digits: lambda contents: int(digits, 16),
+    "str": lambda start, size: lambda contents: str(contents.span(start, size), "utf-8", "surrogatepass"),
+    "bytes": _bytes_plan,
+    "bytearray": lambda start, size: lambda contents: bytearray(contents.span(start, size)),
+    "list": _list_plan,
+    "tuple": _tuple_plan,
+    "dict": _dict_plan,
+    "array": _array_plan,
+    "scalar": _scalar_plan,
+    "tensor": lambda *place: lambda contents: read_tensor(contents.memory, *place),
+    "of": _registered_plan,
+    "pickle": _pickle_plan,
 }
 
 

@@ -32,22 +32,34 @@ def write_array(add: Callable[[Any], int], array: NDArray[Any]) -> list[Any]:
     return [dtype, list(array.shape), add(content), int(is_fortran)]
 
 
-def read_array(contents: memoryview, dtype: str, shape: list[int], start: int, is_fortran: int) -> NDArray[Any]:
-    """Return a view of `contents` as an array."""
-    kind = _dtype_of(dtype)
-    span = _span(contents, shape, kind.itemsize, start)
+def read_array(dtype: str, shape: list[int], start: int, is_fortran: int) -> Callable[[memoryview], NDArray[Any]]:
+    """Return what makes an array of the contents that it is a view of."""
+    kind, lengths = _dtype_of(dtype), tuple(shape)
     order: Any = "F" if is_fortran else "C"
-    flat: Any = np.frombuffer(span, kind) if span else None  # np.ndarray would not keep the view, only its owner
-    array: NDArray[Any] = np.ndarray(tuple(shape), kind, b"") if flat is None else flat.reshape(shape, order=order)
-    return array
+    num_bytes = _num_bytes(shape, kind.itemsize, start)
+    if not num_bytes:
+        return lambda contents: np.ndarray(lengths, kind, b"")
+
+    def read(contents: memoryview) -> NDArray[Any]:
+        flat = np.frombuffer(_span(contents, start, num_bytes), kind)  # np.ndarray would keep the view's owner alone
+        array: NDArray[Any] = flat.reshape(lengths, order=order)
+        return array
+
+    return read
 
 
-def _span(contents: memoryview, shape: list[int], item_size: int, start: int) -> memoryview:
-    """Return the bytes of an array, all of them, whatever the header says: NumPy would read in front of the buffer."""
-    size = math.prod(shape) * item_size
-    span = contents[start : start + size]
-    if start < 0 or min(shape, default=0) < 0 or len(span) != size:
-        raise ValueError(f"{size} bytes from {start} on are not there")
+def _num_bytes(shape: list[int], item_size: int, start: int) -> int:
+    """Return how many bytes an array has, whatever the header says: NumPy would read in front of the buffer."""
+    if start < 0 or min(shape, default=0) < 0:
+        raise ValueError(f"an array of {shape} from {start} on is none")
+    return math.prod(shape) * item_size
+
+
+def _span(contents: memoryview, start: int, num_bytes: int) -> memoryview:
+    """Return the bytes of an array, all of them."""
+    span = contents[start : start + num_bytes]
+    if len(span) != num_bytes:
+        raise ValueError(f"{num_bytes} bytes from {start} on are not there")
     return span
 
 
@@ -110,7 +122,7 @@ def read_tensor(contents: memoryview, dtype: str, shape: list[int], start: int) 
     kind = getattr(torch, dtype)
     if not isinstance(kind, torch.dtype) or len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"{dtype!r} is no dtype of torch's")
-    span = _span(contents, shape, kind.itemsize, start)
-    if not span:
+    num_bytes = _num_bytes(shape, kind.itemsize, start)
+    if not num_bytes:
         return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(bytearray(span), dtype=kind).reshape(shape)
+    return torch.frombuffer(bytearray(_span(contents, start, num_bytes)), dtype=kind).reshape(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import threading
@@ -231,6 +232,31 @@ def test_a_broken_off_epoch_leaves_what_it_has_loaded(tmp_path: Path) -> None:
     assert num_loads(tmp_path / "loads") == 3
     assert [batch[0][0][0].item() for batch in chain] == [0, 3, 6, 9]
     assert num_loads(tmp_path / "loads") == 12
+
+
+def mapped(process: int | str, what: str) -> int:
+    """Return how many bytes of caches are mapped in a process; by Pss, each shared by the number of who maps it."""
+    is_cache, found = False, 0
+    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        is_cache = line.endswith("/data.mdb") if "-" in first and not first.endswith(":") else is_cache
+        found += int(rest[0]) * 1024 if is_cache and first == f"{what}:" else 0
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells how memory is shared")
+def test_all_workers_read_one_copy_of_the_data() -> None:
+    size, num_bytes = 32, 1 << 20
+    source = kdp.from_ids(range(size), load=lambda index: np.full(num_bytes, index, dtype=np.uint8)).cache_in_memory()
+    pipe = source.transform("x", lambda x: int(x.sum())).select("x").deal(batch_size=1, shuffle=True)
+    with kdp.Loader(pipe, num_workers=2) as loader:
+        for _ in range(8):
+            assert len(list(loader)) == size
+        workers = [process.pid for process in multiprocessing.active_children()]
+        assert len(workers) == 2
+        assert all(mapped(worker, "Rss") > 0.8 * size * num_bytes for worker in workers), "both have read nearly all"
+        together = sum(mapped(process, "Pss") for process in ["self", *workers])
+        assert together < 1.05 * source.stats().bytes < 1.2 * size * num_bytes
 
 
 def test_a_named_cache_is_shared_and_goes_with_its_last_user(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,3 +109,17 @@ def test_the_order_of_an_epoch_is_that_of_the_ranks_of_this_machine(
         want = [position for batch in range(first, 5) for one in here for position in one.positions(batch)]
         assert epochs[rank].order(first).tolist() == want
     assert len(EqualEpoch(40, Layout(2, None, "keep"), Sharding(), Permutation(40, key=b"")).order(0)) == 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 300, 2_000])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_positions_do_not_depend_on_which_batches_were_asked_for_before(batch_size: int, shuffled: bool) -> None:
+    order = Permutation(5_000, key=b"") if shuffled else None
+    layout = Layout(None, 2 * batch_size, "pad")
+    for worker in range(3):
+        epoch = EqualEpoch(5_000, layout, Sharding(1, 2, worker, 3), order)
+        batches = [*range(worker, epoch.num_batches, 3), *range(epoch.num_batches)[::-5]]
+        for batch in batches:
+            start = batch * 2 * batch_size + batch_size
+            places = np.arange(start, start + batch_size) % 5_000
+            assert np.array_equal(epoch.positions(batch), places if order is None else order[places])

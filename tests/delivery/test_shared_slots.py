@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kdpipes as kdp
+from kdpipes.delivery.collate_samples import collate
 from kdpipes.delivery.packing import pack, unpack
 from kdpipes.delivery.shared_slots import LentSlots, Slots
 
@@ -99,6 +100,22 @@ def test_there_is_no_memory_without_a_free_slot_and_for_nothing(pair: Pair) -> N
     pair.worker.give_back(held[0][1])
     assert pair.worker.empty((0, 3), torch.uint8) is None
     assert pair.worker.empty((1,), torch.uint8) is not None
+
+
+@pytest.mark.parametrize("kind", ["u1", "<i8", "f4", "?", "c8"])
+def test_arrays_are_put_together_where_they_will_travel(pair: Pair, kind: str) -> None:
+    arrays = [np.full((20, 30), number, dtype=kind) for number in range(3)]
+    pair.worker.begin()
+    batch = collate(arrays, memory=pair.worker)
+    (there,), _ = pair.send((batch,))
+    assert there.tolist() == np.stack(arrays).tolist()
+    batch[0, 0, 0] = batch[-1, 0, 0]
+    assert there[0, 0, 0] == there[-1, 0, 0], "they are the same memory"
+
+
+def test_arrays_of_several_dtypes_become_one_tensor_all_the_same(pair: Pair) -> None:
+    batch = collate([np.zeros(300, "u1"), np.full(300, 0.5, "f4")], memory=pair.worker)
+    assert (batch.dtype, batch.sum().item()) == (torch.float32, 150)
 
 
 KINDS: dict[str, Any] = {

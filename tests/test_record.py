@@ -1,0 +1,69 @@
+"""What a worker is doing can be read by another process, at any moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from kdpipes._record import Record, read_record
+from kdpipes.delivery.shared_slots import anonymous_file
+from kdpipes.sample import Sample
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    descriptor = anonymous_file()
+    os.ftruncate(descriptor, os.sysconf("SC_PAGESIZE"))
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_what_goes_on_is_told_and_nothing_in_between(file: int) -> None:
+    record = Record(file)
+    one, other = Sample({}, key="a"), Sample({}, key="longer/b")
+    assert read_record(file) == ("", "")
+    for sample in (one, other, one):
+        outside = record.enter(sample, "caching field 'x'")
+        assert read_record(file) == (sample.key, f"caching field 'x' of sample {sample.key!r}")
+        inside = record.enter(sample, "loading 'x'")
+        assert read_record(file) == (sample.key, f"loading 'x' of sample {sample.key!r}")
+        record.leave(inside)
+        assert read_record(file)[1].startswith("caching")
+        record.leave(outside)
+        assert read_record(file) == ("", "")
+
+
+def test_a_sample_inside_of_another_is_told_apart(file: int) -> None:
+    record = Record(file)
+    outer, inner = Sample({}, key="outer"), Sample({}, key="inner")
+    record.enter(outer, "mixing")
+    before = record.enter(inner, "loading")
+    assert read_record(file)[0] == "inner"
+    record.leave(before)
+    assert read_record(file) == ("outer", "mixing of sample 'outer'")
+
+
+@pytest.mark.parametrize("key", ["", "\udcff", "k" * 10_000, "\N{SNOWMAN}" * 2_000])
+def test_any_key_is_told_as_far_as_there_is_room(file: int, key: str) -> None:
+    record = Record(file)
+    record.enter(Sample({}, key=key), "loading")
+    told, doing = read_record(file)
+    assert key.encode(errors="replace").startswith(told.rstrip("\ufffd").encode())
+    assert doing.startswith("loading of sample")
+
+
+def test_no_moment_blames_a_sample_for_what_was_done_with_another(file: int) -> None:
+    """A key is written in two steps at least, and a process may be killed between any two of them."""
+    record, seen = Record(file), set()
+
+    class Memory(bytearray):
+        def __setitem__(self, place: slice, content: bytes) -> None:
+            os.pwrite(file, content, place.start or 0)
+            seen.add(read_record(file))
+
+    record._memory = Memory()
+    for key, what in [("a", "loading"), ("b", "decoding"), ("a", "decoding"), ("b", "loading")]:
+        record.leave(record.enter(Sample({}, key=key), what))
+    assert seen == {("", "")} | {(key, f"{what} of sample {key!r}") for key in "ab" for what in ("loading", "decoding")}
