@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._called import note_call
+from kdpipes._graph import walk
 from kdpipes._pipe_name import pipe_name
 from kdpipes.errors import ChainError, closest, must_be
 
@@ -23,7 +24,15 @@ class UnknownPipeError(AttributeError):
 
     def __str__(self) -> str:
         owner, name, names = self.args
-        return f"`{owner}` has no pipe or attribute {name!r}.{closest(name, names)}"
+        return f"`{owner}` has no pipe or attribute {name!r}.{_upstream_with(name, self) or closest(name, names)}"
+
+
+def _upstream_with(name: str, error: AttributeError) -> str:
+    """Return what to do for a method of a pipe upstream of the one that Python says was asked for it; else nothing."""
+    pipe = getattr(error, "obj", None)
+    upstream = walk(pipe)[1:] if isinstance(pipe, Shown) else []
+    known = next((pipe_name(one) for one in upstream if isinstance(one, Shown) and hasattr(type(one), name)), None)
+    return "" if known is None else f" `{known}` upstream has: keep that pipe in a variable of its own, and ask it."
 
 
 _shown_by: dict[str, Callable[[Any], str]] = {}
@@ -116,11 +125,13 @@ PipeType = TypeVar("PipeType")
 
 
 def gives_samples(source_datapipe: PipeType, name: str) -> PipeType:
-    """Return the source of pipe `name`, or refuse one whose samples have been turned into tuples by `select`."""
-    if getattr(source_datapipe, "is_selected", False):
-        raise ChainError(
-            f"`.{name}()` takes samples, but `.select()` has made tuples of them. Put `.{name}()` before `.select()`."
-        )
+    """Return the source of pipe `name`, or refuse one whose samples `select` has made tuples of, or `deal` batches."""
+    for flag, made_by, made in [("is_selected", "select", "tuples"), ("gives_batches", "deal", "batches")]:
+        if getattr(source_datapipe, flag, False):
+            raise ChainError(
+                f"`.{name}()` takes samples, but `.{made_by}()` has made {made} of them. Put `.{name}()` before "
+                f"`.{made_by}()`."
+            )
     return a_datapipe(source_datapipe)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -32,6 +33,19 @@ def test_a_method_that_is_none_is_refused_by_the_name_of_the_pipe(make: Any, nam
     with pytest.raises(AttributeError, match=rf"^`{name}` has no pipe or attribute 'selct'\.") as caught:
         make().selct("x y")
     assert str(caught.value).endswith(" Did you mean 'select'?")
+
+
+def test_a_method_of_a_pipe_upstream_is_told_where_it_is() -> None:
+    chain = photos().cache_in_memory().select("x").deal(1)
+    told = r"^`deal` has no pipe .* 'warm_up'\. `cache_in_memory` upstream has: keep"
+    with pytest.raises(AttributeError, match=told) as caught:
+        chain.warm_up()
+    assert not hasattr(chain, "warm_up")
+    sent = pickle.loads(pickle.dumps(caught.value))
+    assert str(sent) == "`deal` has no pipe or attribute 'warm_up'.", "what is sent from a worker holds no chain"
+    lonely = photos().select("x")
+    with pytest.raises(AttributeError, match=r"'warm_up'\.$"):
+        lonely.warm_up()
 
 
 def test_pipes_of_users_are_called_by_their_class_and_stock_pipes_as_torch_does() -> None:

@@ -121,8 +121,9 @@ class CacheReaderMapDataPipe(MapPipe):
             contents = read_contents(self._store)
             if contents is None:
                 raise DataError(
-                    f"The cache {self._url!r} is not complete. Fill it where its source is: `cache_on_disk(...)`, and "
-                    "then `.warm_up()`."
+                    f"The cache {self._url!r} has {self._store.stats().entries:,} entries, but is not complete: epochs "
+                    "fill it, `warm_up()` loads what is missing and makes the list of its samples. Where its source "
+                    "is: `cached = chain.cache_on_disk(...)`, and then `cached.warm_up()`."
                 )
             self._contents = Shared(contents)
         return self._contents.value

@@ -31,7 +31,8 @@ def command() -> None:
 def list_caches(places: tuple[str, ...], as_json: bool) -> None:
     """Say what caches hold.
 
-    PLACES are folders, URLs, or name=NAME for caches in memory; without any, all of those are listed.
+    PLACES are folders, URLs, or name=NAME for caches in memory; without any, all of those are listed. A cache is
+    complete when `.warm_up()` has made a list of its samples; then `kdp.open_cache` opens it without its source.
 
     \b
     Examples:
@@ -50,8 +51,11 @@ def list_caches(places: tuple[str, ...], as_json: bool) -> None:
         say_json([each._asdict() for each in found])
         return
     for each in found:
-        is_complete = "" if each.num_samples is None else f", complete for {each.num_samples} samples"
-        click.echo(f"{each.place}: {each.entries} entries, {each.bytes:,} bytes, {each.layout}{is_complete}")
+        is_complete = (
+            "not complete" if each.num_samples is None else f"complete for {_counted(each.num_samples, 'sample')}"
+        )
+        size = f"{_counted(each.entries, 'entry', 'entries')}, {each.bytes:,} bytes"
+        click.echo(f"{each.place}: {size}, {each.layout}, {is_complete}")
 
 
 @command.command("verify")
@@ -83,11 +87,14 @@ def verify_caches(places: tuple[str, ...], as_json: bool) -> None:
         checked.append({"place": place, **found._asdict()})
         if not as_json:
             healed = f", {found.healed} of them healed" if found.healed else ""
-            click.echo(f"{place}: {found.entries} entries, {found.damaged} damaged{healed}")
+            click.echo(f"{place}: {_counted(found.entries, 'entry', 'entries')}, {found.damaged} damaged{healed}")
     if as_json:
         say_json(checked)
     if total:
-        raise DataError(f"{total} entries are damaged. A chain that reads them with their source heals them.")
+        told = "1 entry is damaged. A chain that reads it with its source heals it."
+        if total > 1:
+            told = f"{total:,} entries are damaged. A chain that reads them with their source heals them."
+        raise DataError(told)
 
 
 @command.command("clear")
@@ -107,3 +114,7 @@ def clear_caches(places: tuple[str, ...]) -> None:
     for place in places:
         clear_cache(place)
         click.echo(f"{place}: removed")
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -51,6 +51,7 @@ class Dealer(Streaming[Batch]):
 
     _source: Any
     _layout: Any
+    gives_batches = True
     is_split_by_shard = False  # whether workers and ranks read shards of their own
     reads_ahead = True  # whether sources that lie elsewhere are told what comes
 

@@ -70,7 +70,7 @@ def test_a_complete_cache_opens_without_its_source(tmp_path: Path, url: str, opt
         len(kdp.open_cache(place))
     cached = photos.permute(seed=4)[:30].cache_on_disk(place, **options)
     expected = [(sample.key, sample["x"], sample["y"]) for sample in cached]
-    with pytest.raises(kdp.DataError, match=r"not complete.*warm_up"):
+    with pytest.raises(kdp.DataError, match=r"has 30 entries, but is not complete.*warm_up"):
         len(kdp.open_cache(place))
     assert cached.warm_up(progress=False).entries == 32
     shutil.rmtree(tmp_path / "photos")

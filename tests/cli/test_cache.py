@@ -36,10 +36,10 @@ def damage(files: str) -> None:
 
 def test_caches_are_listed(places: list[str], run: Any) -> None:
     listed = run("cache", "ls", *places).out.splitlines()
-    assert listed[0].startswith(f"{places[0]}: 1 entries, ")
+    assert listed[0].startswith(f"{places[0]}: 1 entry, ")
     assert listed[1].startswith(f"{places[1]}: 4 entries, ")
     assert listed[1].endswith("bytes, files, complete for 2 samples")
-    assert listed[2].endswith("bytes, lmdb")
+    assert listed[2].endswith("bytes, lmdb, not complete")
     assert listed[0] in run("cache", "ls").out.splitlines(), "all that have names"
 
 
@@ -56,7 +56,7 @@ def test_damaged_entries_are_counted_and_end_with_status_1(places: list[str], ru
     damage(files)
     said = run("cache", "verify", files)
     assert (said.status, said.out) == (1, f"{files}: 4 entries, 1 damaged\n")
-    assert said.err.startswith("kdpipes cache: 1 entries are damaged")
+    assert said.err.startswith("kdpipes cache: 1 entry is damaged")
     assert said.err.count("\n") == 1
     as_json = run("cache", "verify", files, "--json")
     assert (as_json.status, as_json.err) == (1, said.err)

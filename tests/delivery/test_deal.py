@@ -207,6 +207,9 @@ def test_an_epoch_that_drops_everything_says_so() -> None:
 def test_pipes_of_samples_behind_deal_say_where_they_belong(name: str) -> None:
     arguments = {"select": ("x",), "transform": ("x", abs), "filter_classes": ()}[name]
     keywords = {"valid": [0]} if name == "filter_classes" else {}
-    pipe = getattr(source("map", 3).select("x y").deal(batch_size=2), name)(*arguments, **keywords)
+    batches = source("map", 3).select("x y").deal(batch_size=2)
+    with pytest.raises(kdp.ChainError, match=rf"made batches of them\. Put `\.{name}\(\)` before `\.deal\(\)`"):
+        getattr(batches, name)(*arguments, **keywords)
+    stock = getattr(batches.map(list), name)(*arguments, **keywords)
     with pytest.raises(kdp.ChainError, match=rf"Those are batches: put `\.{name}\(\)` before `\.deal\(\)`"):
-        list(pipe)
+        list(stock)
