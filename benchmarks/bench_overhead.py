@@ -6,8 +6,8 @@ Baselines, in the same run, interleaved: six stock `.map` pipes of torch, and si
 No callable is called: kdpipes seeds the global generators for each call of one that has no parameter `rng`, which is in
 a row alone.
 
-Result (results/overhead.txt): an indexed chain takes 24 microseconds a sample, all in all; six pipes on a stream 4.4,
-where torch's take 8.2.
+Result (results/overhead.txt): an indexed chain takes 24 microseconds a sample, all in all; six pipes on a stream 4.3,
+where torch's take 8.1.
 
     python benchmarks/bench_overhead.py            # writes benchmarks/results/overhead.txt
     python benchmarks/bench_overhead.py --smoke    # a few samples, one round, writes nothing

@@ -6,7 +6,7 @@ interleaved: webdataset, and torchdata's `load_from_tar().webdataset()`, the con
 `open_shards` is read before the time is taken; beside that, how many headers of tiny members are read per second.
 Ratios are of medians. The photos are random bytes.
 
-Result (results/tar.txt): 4.5 times webdataset front to back, 8.1 and 7.5 times by position. webdataset's time goes into
+Result (results/tar.txt): 4.9 times webdataset front to back, 8.4 and 8.3 times by position. webdataset's time goes into
 Python's tarfile, which reads a stream in pieces of 10 KB and every field of a header; here a content is copied once.
 
     python benchmarks/bench_tar.py            # writes benchmarks/results/tar.txt

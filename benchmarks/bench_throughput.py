@@ -13,7 +13,7 @@ from its first batch received to its last, and the images that came after the fi
 of an epoch does not count for anybody. Each batch is checked for its type and shape, each epoch for its number of
 images, and the mean of its pixels against the other contenders'. Ratios are of medians. Beside the rate stands what
 the counted epoch cost in all of the contender's processes, in milliseconds of CPU an image, which moves less than the
-rate does where others use the machine.
+rate does where others use the machine. At the end, kdpipes says of itself where its time goes.
 
 A peer that is not installed is a row that says why. `make bench` installs those of peers.txt into .venv-bench, makes
 the corpus in benchmarks/.corpus (kept for the next run; 0.2 GB for each of up to five formats), and runs all this.
@@ -50,6 +50,7 @@ import kdpipes  # noqa: F401 - before torchdata, whose banner it keeps quiet
 import torch
 from corpus import make_corpus, photographs
 from peers import BASELINE, CONTENDERS, KDPIPES, Contender
+from peers.with_kdpipes import profile
 from rounds import parser
 
 HERE = Path(__file__).parent
@@ -306,6 +307,9 @@ def report(given: argparse.Namespace, folder: Path) -> tuple[str, list[Row]]:
     lines = [*heading(job, rounds, told, load), *table(rows)]
     if found := [] if given.smoke else list(targets(rows)):
         lines += ["", "targets", *found]
+    if not given.only:
+        shares = profile(folder, given.workers, batch_size, 0.2 if given.smoke else 10.0)
+        lines += ["", f"where the time of {KDPIPES} goes, by `kdp.profile`", *shares.splitlines()]
     if odd := [] if given.smoke else odd_pixels(rows):
         lines += ["", "PIXELS THAT ARE NOT THE OTHERS'", *odd]
     return "\n".join(lines), rows
@@ -331,6 +335,7 @@ def main() -> None:
         text, rows = report(given, Path(temporary, "corpus") if given.smoke else Path(given.corpus).absolute())
     print(text)
     if not (given.smoke or given.only):
+        Path(given.output).mkdir(parents=True, exist_ok=True)
         (Path(given.output) / "throughput.txt").write_text(text + "\n")
         plot(rows, Path(given.output) / "throughput.png")
     if any(row.failed for row in rows):
