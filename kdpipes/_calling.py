@@ -8,7 +8,12 @@ from kdpipes._draw import seeded_globals
 from kdpipes.callback import Callback
 from kdpipes.sample import Sample
 
-__all__ = ["call_seeded"]
+__all__ = ["call_seeded", "is_seeded"]
+
+
+def is_seeded(function: Callback) -> bool:
+    """Return whether `call_seeded` seeds the global generators for a function."""
+    return "rng" not in function.parameters and not function.is_fixed
 
 
 def call_seeded(function: Callback, sample: Sample, place: str, *args: Any, ctx: dict[str, Any] | None) -> Any:

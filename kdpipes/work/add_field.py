@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kdpipes._calling import call_seeded
+from kdpipes._calling import call_seeded, is_seeded
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.callback import Callback
 from kdpipes.errors import must_be
@@ -57,6 +57,10 @@ class FieldAdder:
         is_random: Any = getattr(self._function.function, "is_random", None)
         is_known = isinstance(is_random, bool)
         return self._function.name if (is_random if is_known else "rng" in self._function.parameters) else None
+
+    def seeded(self) -> list[str]:
+        """Return the function's name if global generators are seeded for it."""
+        return [self._function.name] if is_seeded(self._function) else []
 
     def records(self) -> str | None:
         """Return the function's name if it takes the ctx."""

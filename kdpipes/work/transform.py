@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from kdpipes._calling import call_seeded
+from kdpipes._calling import call_seeded, is_seeded
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.callback import Callback
 from kdpipes.errors import DataError, add_note, must_be, refuse_field
@@ -128,6 +128,10 @@ class Transformer:
     def records(self) -> str | None:
         """Return the name of a callable that `record_ctx` records, as far as that is known before it is called."""
         return next((step.name for step, has_params in self._all_steps() if _records(step, has_params)), None)
+
+    def seeded(self) -> list[str]:
+        """Return the names of the callables that global generators are seeded for."""
+        return [step.name for step, has_params in self._all_steps() if not has_params and is_seeded(step)]
 
     def _all_steps(self) -> list[_Step]:
         return [*self._steps, *(step for recipe in self._views or () for step in recipe)]

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -339,6 +340,25 @@ def test_it_says_what_bounds_and_what_one_change_would_help_most(
     assert (report.advice[0].change, round(report.advice[0].gain, 6)) == (best, gain)
     assert f"What bounds is {bound}. What would help" in str(report)
     assert f"up to {gain:.1f} times as fast: {best}" in str(report)
+
+
+def test_callables_for_which_generators_are_seeded_in_vain_are_told() -> None:
+    def fixed(x: Any) -> Any:
+        return x
+
+    fixed.is_random = False  # type: ignore[attr-defined]
+
+    def advice(*functions: Any) -> list[str]:
+        chain = numbers(1024)
+        for function in functions:
+            chain = chain.transform("x", function)
+        report = kdp.doctor(chain.select("x y").deal(batch_size=8, shuffle=True), num_workers=0, seconds=0.2)
+        return [str(one) for one in report.advice if "rng" in one.change]
+
+    assert advice(fixed, jitter) == [], "nothing is seeded for them"
+    (told,) = advice(double, fixed, double)
+    assert "a parameter `rng` for `double`, or `is_random = False`, if nothing is drawn" in told
+    assert advice(lambda x: time.sleep(0.01)) == [], "it would not be worth it"
 
 
 def test_the_cache_that_helps_most_stands_behind_what_draws_nothing(tmp_path: Path) -> None:

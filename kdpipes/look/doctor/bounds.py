@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from kdpipes.look.pipe_kinds import Kind
-from kdpipes.look.profile import Profile
+from typing import Any
 
-__all__ = ["bound_of", "kinds_text", "shares_by_kind"]
+from kdpipes._graph import walk
+from kdpipes.look.pipe_kinds import Kind
+from kdpipes.look.profile import SENDING, PipeTime, Profile
+
+__all__ = ["bound_of", "kinds_text", "shares_by_kind", "times_behind"]
 
 _NAMES: dict[Kind, str] = {"plan": "the plan", "cache": "the cache", "device": "the device"}  # others as they are
 _HARDLY = 0.0005  # the share below which nothing is told
@@ -17,6 +20,15 @@ def shares_by_kind(profile: Profile) -> dict[Kind, float]:
     for pipe in profile.pipes:
         shares[pipe.kind] = shares.get(pipe.kind, 0.0) + pipe.share
     return dict(sorted(shares.items(), key=lambda entry: -entry[1]))
+
+
+def times_behind(first: Any, chain: Any, profile: Profile) -> list[tuple[Any, PipeTime]]:
+    """Return the pipes behind `first`, or all where that is None, from the source on, with their times."""
+    pipes, times = walk(chain)[::-1], [one for one in profile.pipes if one.pipe != SENDING]
+    if len(pipes) != len(times):  # the loader has added pipes of its own
+        return []
+    start = 0 if first is None else next(place for place, pipe in enumerate(pipes) if pipe is first) + 1
+    return list(zip(pipes[start:], times[start:], strict=True))
 
 
 def bound_of(profile: Profile) -> str:

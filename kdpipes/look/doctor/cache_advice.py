@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from kdpipes._graph import sources_of, walk
 from kdpipes._map_pipe import MapPipe
 from kdpipes._pipe_name import pipe_name
-from kdpipes.look.doctor.bounds import shares_by_kind
+from kdpipes.look.doctor.bounds import shares_by_kind, times_behind
 from kdpipes.look.doctor.chain_facts import callables_of, draws
 from kdpipes.look.doctor.finding import Facts
 from kdpipes.look.doctor.gain import Advice, gain_without
 from kdpipes.look.pipe_kinds import kind_of
-from kdpipes.look.profile import SENDING, PipeTime, Profile
+from kdpipes.look.profile import PipeTime, Profile
 
 __all__ = ["cache_advice"]
 
@@ -72,7 +72,7 @@ def _spot(chain: Any, cache: Any, profile: Profile, facts: Facts) -> _Spot:
     """Return the last place behind the cache and before what draws, or may draw, random numbers."""
     decoding = fixed = 0.0
     last, is_known = None, True
-    for pipe, measured in _behind(cache, chain, profile):
+    for pipe, measured in times_behind(cache, chain, profile):
         if draws(pipe):
             break
         if measured.kind == "decoding":
@@ -83,15 +83,6 @@ def _spot(chain: Any, cache: Any, profile: Profile, facts: Facts) -> _Spot:
                 fixed, last = fixed + measured.share, (pipe, measured)
     has_room = last is None or _has_room(*last, facts)
     return _Spot(_BEHIND_TRANSFORMS if fixed else _BEHIND_DECODING, decoding, fixed, has_room)
-
-
-def _behind(cache: Any, chain: Any, profile: Profile) -> list[tuple[Any, PipeTime]]:
-    """Return the pipes behind the cache, or all, from the source on, with their times."""
-    pipes, times = walk(chain)[::-1], [one for one in profile.pipes if one.pipe != SENDING]
-    if len(pipes) != len(times):  # the loader has added pipes of its own
-        return []
-    start = 0 if cache is None else next(place for place, pipe in enumerate(pipes) if pipe is cache) + 1
-    return list(zip(pipes[start:], times[start:], strict=True))
 
 
 def _is_ours(pipe: Any) -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "readable",
     "readable_field",
     "records",
+    "seeded",
     "shrinks",
     "stock_random",
     "upstream",
@@ -79,6 +80,12 @@ def draws(pipe: Any) -> str | None:
     known: Any = getattr(operation, "draws", None)
     name: str | None = known() if known is not None else None
     return name or (str(getattr(pipe, "_name", "")) if getattr(operation, "is_random", False) is True else None)
+
+
+def seeded(pipe: Any) -> list[str]:
+    """Return the names of the callables of a pipe that global generators are seeded for."""
+    known: Any = getattr(operation_of(pipe), "seeded", None)
+    return known() if known is not None else []
 
 
 def records(pipe: Any) -> str | None:
