@@ -5,8 +5,13 @@ Question: JPEGs of ImageNet's size and weight (corpus.py): milliseconds of the p
 do the pixels of the region differ from Pillow's? Baseline, in the same run, interleaved: Pillow, which resizes by
 itself; after the others, torch resizes. kdpipes uses "libjpeg-turbo 3" where it is there, else "simplejpeg".
 
+Run it where what is to be measured is installed: the environment of `make bench`, with `pip install pyvips-binary
+pyvips nvidia-nvimgcodec-cu12`. The corpus is that of bench_throughput, or is made of photographs (`--photos DIR`).
 `--also PYTHON` measures the Pillow of another environment as well: pillow-simd takes Pillow's place in one of its own.
 A library that is not installed, or does not work here, is a row that says why.
+
+Result (results/decoders.txt): libjpeg-turbo 3 and torch take half of Pillow's time, with the same pixels; pillow-simd
+seven tenths.
 
     python benchmarks/bench_decoders.py --corpus DIR --also .venv-simd/bin/python     # writes results/decoders.txt
     python benchmarks/bench_decoders.py --smoke    # a few images, one round, writes nothing
@@ -15,8 +20,10 @@ A library that is not installed, or does not work here, is a row that says why.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -24,11 +31,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import PIL
 from PIL import Image
 
 Region = tuple[int, int, int, int]  # left, top, right, bottom
@@ -92,6 +99,7 @@ def opencv() -> Cut:
 
 
 def libvips() -> Cut:
+    os.environ["VIPS_CONCURRENCY"] = "1"
     import pyvips
 
     def cut(content: bytes, region: Region) -> Any:
@@ -188,7 +196,7 @@ def report(given: argparse.Namespace, folder: Path) -> str:
 
     number, rounds = (8, 1) if given.smoke else (given.number, given.rounds)
     tasks = read(folder, number)
-    here = machine(load(), Pillow=PIL.__version__)
+    here = machine(load(), **versions())
     known = list(contenders(tasks[0]))
     own = [Contender(BASELINE, by_pillow, resized_by_pillow), *(one for one in known if not isinstance(one, str))]
     ways: dict[str, Callable[[], list[float]]] = {
@@ -213,6 +221,15 @@ def report(given: argparse.Namespace, folder: Path) -> str:
     return "\n".join([*lines, *(one for one in known if isinstance(one, str))])
 
 
+def versions() -> dict[str, str]:
+    """Return those of the libraries that are installed here."""
+    found = {}
+    for name in ("pillow", "torch", "turbojpeg", "simplejpeg", "opencv-python-headless", "pyvips", "pyvips-binary"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
 def read(folder: Path, number: int) -> list[tuple[bytes, Region]]:
     paths = sorted(folder.glob("tree/*/*.jpg"))[:number]
     return regions([path.read_bytes() for path in paths])
@@ -222,6 +239,7 @@ def main() -> None:
     command = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     command.add_argument("--smoke", action="store_true", help="next to nothing, one round; writes nothing")
     command.add_argument("--corpus", metavar="DIR", help="where the corpus of bench_throughput is kept")
+    command.add_argument("--photos", metavar="DIR", help="photographs to make the corpus of")
     command.add_argument("--number", type=int, default=300, help="how many images")
     command.add_argument("--rounds", type=int, default=7)
     command.add_argument("--also", action="append", metavar="PYTHON", default=[])
@@ -237,7 +255,7 @@ def main() -> None:
         folder = Path(temporary if given.smoke or not given.corpus else given.corpus).absolute()
         number = 8 if given.smoke else given.number
         if not (folder / "tree").is_dir():
-            make_corpus(folder, number=number, seed=0, photos=photographs(None), processes=2)
+            make_corpus(folder, number=number, seed=0, photos=photographs(given.photos), processes=2)
         publish(report(given, folder), "decoders", is_smoke=given.smoke)
 
 

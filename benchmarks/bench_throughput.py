@@ -303,12 +303,12 @@ def report(given: argparse.Namespace, folder: Path) -> tuple[str, list[Row]]:
         folder, number=number, seed=given.seed, photos=photographs(given.photos), processes=given.workers
     )
     job = Job(folder, number, given.workers, batch_size)
+    shares = "" if given.only else profile(folder, given.workers, batch_size, 0.2 if given.smoke else 10.0)
     rows = run([c for c in CONTENDERS if not given.only or c.name in given.only], job, rounds)
     lines = [*heading(job, rounds, told, load), *table(rows)]
     if found := [] if given.smoke else list(targets(rows)):
         lines += ["", "targets", *found]
-    if not given.only:
-        shares = profile(folder, given.workers, batch_size, 0.2 if given.smoke else 10.0)
+    if shares:
         lines += ["", f"where the time of {KDPIPES} goes, by `kdp.profile`", *shares.splitlines()]
     if odd := [] if given.smoke else odd_pixels(rows):
         lines += ["", "PIXELS THAT ARE NOT THE OTHERS'", *odd]

@@ -30,10 +30,9 @@ class UnknownPipeError(AttributeError):
 def _upstream_with(name: str, error: AttributeError) -> str:
     """Return what to do for a method of a pipe upstream of the one that Python says was asked for it; else nothing."""
     pipe: Any = getattr(error, "obj", None)
-    is_pipe = isinstance(pipe, Shown)
-    upstream = walk(pipe)[1:] if is_pipe else []
+    upstream = walk(pipe)[1:] if issubclass(type(pipe), Shown) else []
     known = next((pipe_name(one) for one in upstream if isinstance(one, Shown) and hasattr(type(one), name)), None)
-    return "" if known is None else f" `{known}` upstream has: keep that pipe in a variable of its own, and ask it."
+    return "" if known is None else f" `{known}` upstream has it: keep that pipe in a variable of its own, and ask it."
 
 
 _shown_by: dict[str, Callable[[Any], str]] = {}

@@ -16,8 +16,8 @@ _NOTHING = slice(_WHAT, _WHAT + _LENGTH), bytes(_LENGTH)
 class Record:
     """Two texts in memory that another process holds as well: a sample's key, and what is being done with it.
 
-    It is written for each field that is loaded, so a text that is there already is not written again: what is done is
-    one of a few texts, and a key stays when its sample is done with.
+    It is written for each field that is loaded: what is done is one of a few texts, which are made once, and a key
+    stays when its sample is done with.
 
     Args:
         file: The descriptor of the memory.
@@ -32,11 +32,7 @@ class Record:
     def enter(self, sample: Any, what: str) -> tuple[Any, str]:
         """Write down what begins; return what was going on, for `leave`."""
         before = self._now
-        self._now = sample, what
-        if sample is not before[0]:
-            self._name(sample)
-        place, text = self._texts.get(what) or self._noted(what)
-        self._memory[place] = text
+        self.leave((sample, what))
         return before
 
     def leave(self, now: tuple[Any, str]) -> None:
@@ -44,9 +40,9 @@ class Record:
         sample, what = now
         if sample is not None and sample is not self._now[0]:
             self._name(sample)
-        self._now = now
-        place, text = self._texts[what]
+        place, text = self._texts.get(what) or self._noted(what)
         self._memory[place] = text
+        self._now = now
 
     def _name(self, sample: Any) -> None:
         key = sample.key

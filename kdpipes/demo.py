@@ -49,7 +49,8 @@ def write_photo_folder(root: str | Path) -> Path:
     for key, content, label in _photos():
         path = folder / PHOTO_CLASSES[label] / f"{key}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        if not path.is_file() or path.read_bytes() != content:  # caches know files by their dates, too
+            path.write_bytes(content)
     return folder
 
 

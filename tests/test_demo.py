@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import kdpipes as kdp
-from kdpipes.demo import PHOTO_CLASSES, run_demo, write_photo_shards
+from kdpipes.demo import PHOTO_CLASSES, run_demo, write_photo_folder, write_photo_shards
 
 COUNTS = {"brick": 24, "cat": 40, "coffee": 30, "galaxies": 12, "grass": 8, "gravel": 6, "retina": 16, "rocket": 24}
 
@@ -58,3 +58,14 @@ def test_the_demo_writes_its_picture_and_can_run_again(tmp_path: Path, capsys: p
     printed = capsys.readouterr().out
     assert printed.count("image folder: 160 photos -> 320 samples an epoch") == 2
     assert f"each photo with its recorded crop and the result: {picture}" in printed
+
+
+def test_photos_that_are_there_stay_as_they_are_and_others_are_mended(tmp_path: Path) -> None:
+    paths = sorted(write_photo_folder(tmp_path).rglob("*.jpg"))
+    before = [path.stat().st_mtime_ns for path in paths]
+    content = paths[3].read_bytes()
+    paths[3].write_bytes(content[:-1])
+    write_photo_folder(tmp_path)
+    after = [path.stat().st_mtime_ns for path in paths]
+    assert (before[:3], before[4:]) == (after[:3], after[4:])
+    assert paths[3].read_bytes() == content

@@ -37,7 +37,7 @@ def test_a_method_that_is_none_is_refused_by_the_name_of_the_pipe(make: Any, nam
 
 def test_a_method_of_a_pipe_upstream_is_told_where_it_is() -> None:
     chain = photos().cache_in_memory().select("x").deal(1)
-    told = r"^`deal` has no pipe .* 'warm_up'\. `cache_in_memory` upstream has: keep"
+    told = r"^`deal` has no pipe .* 'warm_up'\. `cache_in_memory` upstream has it: keep"
     with pytest.raises(AttributeError, match=told) as caught:
         chain.warm_up()
     assert not hasattr(chain, "warm_up")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -67,3 +69,39 @@ def test_no_moment_blames_a_sample_for_what_was_done_with_another(file: int) -> 
     for key, what in [("a", "loading"), ("b", "decoding"), ("a", "decoding"), ("b", "loading")]:
         record.leave(record.enter(Sample({}, key=key), what))
     assert seen == {("", "")} | {(key, f"{what} of sample {key!r}") for key in "ab" for what in ("loading", "decoding")}
+
+
+def test_a_key_that_cannot_be_made_fails_for_its_own_sample_alone(file: int) -> None:
+    def key() -> str:
+        raise OSError("there is no list")
+
+    record = Record(file)
+    with pytest.raises(OSError, match="there is no list"):
+        record.enter(Sample({}, key=key), "loading")
+    before = record.enter(Sample({}, key="good"), "loading")
+    assert read_record(file)[0] == "good"
+    record.leave(before)
+    assert read_record(file) == ("", "")
+
+
+def test_threads_of_a_load_do_not_fail_by_each_others_notes(file: int) -> None:
+    record, errors = Record(file), list[Exception]()
+
+    def work(thread: int) -> None:
+        try:
+            for number in range(300):
+                record.leave(record.enter(Sample({}, key=f"{thread}"), f"doing {thread} {number}"))
+        except Exception as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []

@@ -119,6 +119,11 @@ class Environment:
         view = self._window.view(found, key) if len(found) >= self.page_size else None
         return memoryview(bytes(found)) if view is None else view
 
+    @property
+    def max_bytes(self) -> int:
+        """How large it may become."""
+        return self._max_bytes
+
     def grow(self, max_bytes: int) -> None:
         """Let it become at least so large."""
         with self.writing, self.reading:

@@ -199,7 +199,8 @@ class LmdbStore:
 
     def _refusal(self, error: Exception) -> Refusal:
         if isinstance(error, lmdb.MapFullError):
-            return Refusal("is full: `max_bytes` are reached", MORE_ROOM)
+            most = "" if self._opened is None else f" of {self._opened.max_bytes:,}"
+            return Refusal(f"is full: `max_bytes`{most} are reached", MORE_ROOM)
         if free_bytes(self._folder) < _LEAST_BYTES:  # of which LMDB may say "Input/output error"
             return Refusal(f"takes no more (No space left on device: {error})", MORE_ROOM)
         return Refusal(f"takes no more ({error})", way_out_of(error))

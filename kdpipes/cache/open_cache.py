@@ -30,7 +30,8 @@ class CacheReaderMapDataPipe(MapPipe):
     labels and order are those of the samples that have been cached.
 
     Args:
-        url: The cache's folder, by path or by any URL that fsspec knows: `zip://::birds.zip`.
+        url: The cache's folder, by path, or, of one with the layout "files", by any URL that fsspec knows:
+            `zip://::birds.zip`.
         allow_pickle: Whether to read what was pickled, and so to execute what the cache says.
 
     Memory: some 30 bytes for each sample, and its key, shared by all workers.
@@ -119,6 +120,8 @@ class CacheReaderMapDataPipe(MapPipe):
     def _opened(self) -> Contents:
         if self._contents is None:
             contents = read_contents(self._store)
+            if contents is None and (refusal := self._store.refusal) is not None:
+                raise DataError(f"The cache {self._url!r} {refusal.reason}. {refusal.way_out}")
             if contents is None:
                 raise DataError(
                     f"The cache {self._url!r} has {self._store.stats().entries:,} entries, but is not complete: epochs "

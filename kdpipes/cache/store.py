@@ -49,6 +49,8 @@ def way_out_of(error: Exception) -> str:
     """Return what would help against an error of storage: more room, if it is full, or another place."""
     if isinstance(error, OSError) and error.errno in _FOR_ROOM:
         return MORE_ROOM
+    if "already open in this process" in str(error):
+        return "A pipe of this process has opened it where it was before it was moved: let go of that pipe first."
     return "Let this user write there, or give a place that can be written: more room would not help."
 
 

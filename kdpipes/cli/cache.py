@@ -51,11 +51,9 @@ def list_caches(places: tuple[str, ...], as_json: bool) -> None:
         say_json([each._asdict() for each in found])
         return
     for each in found:
-        is_complete = (
-            "not complete" if each.num_samples is None else f"complete for {_counted(each.num_samples, 'sample')}"
-        )
+        state = "not complete" if each.num_samples is None else f"complete for {_counted(each.num_samples, 'sample')}"
         size = f"{_counted(each.entries, 'entry', 'entries')}, {each.bytes:,} bytes"
-        click.echo(f"{each.place}: {size}, {each.layout}, {is_complete}")
+        click.echo(f"{each.place}: {size}, {each.layout}, {state}")
 
 
 @command.command("verify")
@@ -91,9 +89,8 @@ def verify_caches(places: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         say_json(checked)
     if total:
-        told = "1 entry is damaged. A chain that reads it with its source heals it."
-        if total > 1:
-            told = f"{total:,} entries are damaged. A chain that reads them with their source heals them."
+        many = f"{total:,} entries are damaged. A chain that reads them with their source heals them."
+        told = many if total > 1 else "1 entry is damaged. A chain that reads it with its source heals it."
         raise DataError(told)
 
 

@@ -20,6 +20,8 @@ DEALERS = (DealerMapDataPipe, DealerIterDataPipe)
 class OneToOne(Streaming[Any], IterDataPipe[Any]):
     """What pipes behind `deal` have in common that make one item of each, before they read the next one."""
 
+    gives_batches = True
+
 
 _ONE_TO_ONE = (OneToOne, Mapper, Collator)
 _STATELESS = (*_ONE_TO_ONE, Filter, FlatMapper, UnBatcher)

@@ -248,7 +248,7 @@ def _stack(values: list[torch.Tensor], memory: BatchMemory | None) -> torch.Tens
 
 def _stack_arrays(values: list[NDArray[Any]], memory: BatchMemory | None) -> torch.Tensor:
     kind = values[0].dtype
-    if memory is not None and all(value.dtype == kind for value in values):
+    if memory is not None and kind.isnative and all(value.dtype == kind for value in values):
         place = memory.empty((len(values), *values[0].shape), _dtype_of(kind))
         if place is not None:
             np.stack(values, out=place.numpy())

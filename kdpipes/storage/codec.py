@@ -247,6 +247,8 @@ def _plan(node: Any) -> _Plan:
     if type(node) is list:
         return _PLANS[node[0]](*node[1:])
     if type(node) is dict:
+        if not any(type(entry) in (list, dict) for entry in node.values()):
+            return lambda contents: dict(node)
         parts = {key: _plan(entry) for key, entry in node.items()}
         return lambda contents: {key: make(contents) for key, make in parts.items()}
     return lambda contents: node
@@ -260,6 +262,8 @@ _plan_again = functools.lru_cache(maxsize=256)(_plan_of)  # of arrays of one sha
 
 
 def _list_plan(nodes: list[Any]) -> _Plan:
+    if not any(type(node) in (list, dict) for node in nodes):  # a thousand numbers are quicker copied
+        return lambda contents: list(nodes)
     parts = [_plan(node) for node in nodes]
     return lambda contents: [make(contents) for make in parts]
 

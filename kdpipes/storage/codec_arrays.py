@@ -17,6 +17,7 @@ __all__ = ["read_array", "read_tensor", "write_array", "write_tensor"]
 
 _DTYPE = re.compile(r"[<>|][biufcmMSUV]\d+(\[\w+\])?")
 _MOST_DIMENSIONS = 64
+_QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")  # of which plain bytes make no tensor, but a crash
 
 
 def write_array(add: Callable[[Any], int], array: NDArray[Any]) -> list[Any]:
@@ -120,7 +121,7 @@ def write_tensor(add: Callable[[Any], int], tensor: torch.Tensor) -> list[Any]:
 def read_tensor(contents: memoryview, dtype: str, shape: list[int], start: int) -> torch.Tensor:
     """Return a copy of what `contents` hold as a tensor."""
     kind = getattr(torch, dtype)
-    if not isinstance(kind, torch.dtype) or len(shape) > _MOST_DIMENSIONS:
+    if not isinstance(kind, torch.dtype) or dtype in _QUANTIZED or len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"{dtype!r} is no dtype of torch's")
     num_bytes = _num_bytes(shape, kind.itemsize, start)
     if not num_bytes:

@@ -166,7 +166,7 @@ def test_a_sample_that_cannot_be_made_is_left_out_where_that_is_said(tmp_path: P
 
 def test_a_cache_that_is_too_small_cannot_be_complete(tmp_path: Path, warned_once: Callable[[str], Any]) -> None:
     cached = Birds(tmp_path / "log").cache_on_disk(tmp_path / "cache", max_bytes=1 << 16)
-    refused = r"cannot keep all samples: .* is full: `max_bytes` are reached\. .*Give it more room"
+    refused = r"cannot keep all samples: .* is full: `max_bytes` of [\d,]+ are reached\. .*Give it more room"
     with warned_once("is full"), pytest.raises(kdp.DataError, match=refused):
         cached.warm_up(progress=False, num_threads=1)
 
@@ -260,3 +260,31 @@ def test_a_remote_source_is_not_read_ahead_for_what_is_cached(
 def test_a_folder_without_a_name_is_refused() -> None:
     with pytest.raises(ValueError, match="`url` must be the name of a folder, but is '' instead"):
         kdp.from_dataset([(1, 0)]).cache_on_disk("")
+
+
+def test_a_database_in_a_zip_is_told_how_to_open_and_so_is_a_zip_without_its_protocol(tmp_path: Path) -> None:
+    for layout in ("lmdb", "files"):
+        cached = (
+            kdp.from_dataset(["a", "b"], "x").transform("x", str.upper).cache_on_disk(tmp_path / layout, layout=layout)
+        )
+        cached.warm_up(progress=False)
+        packed = shutil.make_archive(str(tmp_path / f"{layout}-packed"), "zip", tmp_path / layout)
+        with pytest.raises(FileNotFoundError, match=r"opens as 'zip://::.*-packed\.zip'"):
+            len(kdp.open_cache(packed))
+    with pytest.raises(ValueError, match=r"one database \(LMDB\).*Unpack it, or make it by .*layout='files'"):
+        len(kdp.open_cache(f"zip://::{tmp_path}/lmdb-packed.zip"))
+    assert [sample["x"] for sample in kdp.open_cache(f"zip://::{packed}")] == ["A", "B"]
+
+
+def test_a_cache_that_is_moved_while_it_is_open_is_not_called_incomplete(tmp_path: Path) -> None:
+    cached = kdp.from_dataset(["a", "b"], "x").transform("x", str.upper).cache_on_disk(tmp_path / "before")
+    cached.warm_up(progress=False)
+    (tmp_path / "before").rename(tmp_path / "after")
+    with (
+        pytest.warns(UserWarning, match="cannot be opened"),
+        pytest.raises(kdp.DataError, match=r"let go of that pipe"),
+    ):
+        len(kdp.open_cache(tmp_path / "after"))
+    del cached
+    gc.collect()
+    assert len(kdp.open_cache(tmp_path / "after")) == 2

@@ -184,7 +184,7 @@ def test_a_folder_that_is_open_to_others_is_not_taken(tmp_path: Path, monkeypatc
 
 def test_a_full_cache_keeps_what_it_has_and_says_so_once(tmp_path: Path, warned_once: Callable[[str], Any]) -> None:
     store = LmdbStore(tmp_path / "cache", max_bytes=1 << 19, is_durable=False)
-    with warned_once("is full: `max_bytes` are reached"):
+    with warned_once(r"is full: `max_bytes` of [\d,]+ are reached"):
         taken = fill(store)
         assert not store.put(b"small", [b"x"])
         assert not store.put_many([(b"small", [b"x"])])

@@ -210,6 +210,8 @@ def test_pipes_of_samples_behind_deal_say_where_they_belong(name: str) -> None:
     batches = source("map", 3).select("x y").deal(batch_size=2)
     with pytest.raises(kdp.ChainError, match=rf"made batches of them\. Put `\.{name}\(\)` before `\.deal\(\)`"):
         getattr(batches, name)(*arguments, **keywords)
+    with pytest.raises(kdp.ChainError, match=r"made batches of them"):
+        getattr(batches.collate_samples(), name)(*arguments, **keywords)
     stock = getattr(batches.map(list), name)(*arguments, **keywords)
     with pytest.raises(kdp.ChainError, match=rf"Those are batches: put `\.{name}\(\)` before `\.deal\(\)`"):
         list(stock)

@@ -113,6 +113,12 @@ def test_arrays_are_put_together_where_they_will_travel(pair: Pair, kind: str) -
     assert there[0, 0, 0] == there[-1, 0, 0], "they are the same memory"
 
 
+@pytest.mark.parametrize("kind", [">f4", ">i8"])
+def test_arrays_of_another_byte_order_become_tensors_in_workers_too(pair: Pair, kind: str) -> None:
+    batch = collate([np.full((20, 30), number, dtype=kind) for number in range(3)], memory=pair.worker)
+    assert batch[:, 0, 0].tolist() == [0, 1, 2]
+
+
 def test_arrays_of_several_dtypes_become_one_tensor_all_the_same(pair: Pair) -> None:
     batch = collate([np.zeros(300, "u1"), np.full(300, 0.5, "f4")], memory=pair.worker)
     assert (batch.dtype, batch.sum().item()) == (torch.float32, 150)

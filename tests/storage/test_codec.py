@@ -379,6 +379,8 @@ def crafted(header: str) -> bytes:
         '["tensor", "float32", [1000000000000], 0]',
         '["tensor", "float32", [-1, -1], 0]',
         '["tensor", "load", [1], 0]',
+        '["tensor", "quint4x2", [2], 0]',
+        '["tensor", "qint32", [2], 0]',
         '["tensor", "float32", [1], -8]',
         '["bytes", 0, 1000000000000]',
         '["bytes", -4, 2]',
