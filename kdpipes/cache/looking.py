@@ -94,7 +94,7 @@ def clear_cache(place: str) -> None:
         clear_named(place.removeprefix(_NAME))
         return
     if layout_in(place) is None:
-        raise FileNotFoundError(f"There is no cache in {place!r}.")
+        raise FileNotFoundError(f"There is no cache in {place!r}.{_in_memory(place)}")
     if is_local(place):
         shutil.rmtree(Path(place).expanduser())
         return
@@ -104,11 +104,19 @@ def clear_cache(place: str) -> None:
 
 def _store(place: str) -> Any:
     if not place.startswith(_NAME):
-        return store_in(place)
+        try:
+            return store_in(place)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error}{_in_memory(place)}") from error
     name = place.removeprefix(_NAME)
     if name not in named_folders():
         raise FileNotFoundError(f"There is no cache of the name {name!r}; there are {named_folders()}.")
     return LmdbStore.in_memory(name)
+
+
+def _in_memory(name: str) -> str:
+    """Return where the cache is, if there is one in memory of a name."""
+    return f" The one in memory of that name is {_NAME + name!r}." if name in named_folders() else ""
 
 
 def _is_sound(entry: memoryview | None) -> bool:

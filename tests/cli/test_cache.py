@@ -92,3 +92,11 @@ def test_places_without_a_cache_are_told_in_one_line(tmp_path: Path, run: Any) -
         mistake = run("cache", action, tmp_path, "--json").mistake()
         assert mistake.startswith(f"kdpipes cache: There is no cache in {str(tmp_path)!r}")
         assert "There is no cache of the name 'none'" in run("cache", action, "name=none").mistake()
+
+
+def test_a_name_without_its_prefix_is_told(places: list[str], run: Any) -> None:
+    name = places[0].removeprefix("name=")
+    for command in ("clear", "ls", "verify"):
+        said = run("cache", command, name)
+        assert said.status == 1
+        assert f"The one in memory of that name is 'name={name}'" in said.err
