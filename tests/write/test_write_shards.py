@@ -217,7 +217,7 @@ def test_bad_arguments_are_refused_before_anything_is_written(
 def test_chains_that_give_no_samples_are_refused(letters: Any, photo_shards: str, tmp_path: Path) -> None:
     with pytest.raises(ChainError, match=r"Put `\.write_shards\(\)` before `\.select\(\)`"):
         write(letters.select("x y"), tmp_path)
-    with pytest.raises(ChainError, match="Those are batches"):
+    with pytest.raises(ChainError, match="made batches of them"):
         write(letters.deal(batch_size=2), tmp_path)
     with pytest.raises(TypeError, match="must be a datapipe"):
         write([1, 2], tmp_path)
