@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdpipes._draw import seeded_globals
+from kdpipes._draw import Draw, seeded_globals
 from kdpipes.callback import Callback
 from kdpipes.sample import Sample
 
-__all__ = ["call_seeded", "is_seeded"]
+__all__ = ["call_drawn", "call_seeded", "is_seeded"]
 
 
 def is_seeded(function: Callback) -> bool:
@@ -41,3 +41,20 @@ def call_seeded(function: Callback, sample: Sample, place: str, *args: Any, ctx:
     if is_random:
         sample.note_draw(place, is_recorded=ctx is not None)
     return value
+
+
+def call_drawn(function: Callback, draw: Draw, place: str, *args: Any) -> Any:
+    """Call a user's function for a batch or another item that is not a sample, as `call_seeded` does for a sample.
+
+    Args:
+        function: What to call; it may take `rng`.
+        draw: Which item it is.
+        place: The name of the operation, which no other of the item has.
+        args: What to call it with.
+    """
+    if "rng" in function.parameters:
+        return function(*args, rng=draw.rng(place))
+    if function.is_fixed:
+        return function(*args)
+    with seeded_globals(draw.key(place)):
+        return function(*args)

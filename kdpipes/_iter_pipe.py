@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch.utils.data import IterDataPipe, get_worker_info
-from torch.utils.data.datapipes.iter import ShardingFilter
+from torch.utils.data.datapipes.iter import Collator, Mapper, ShardingFilter
 from torchdata.datapipes.iter import SampleMultiplexer
 
 from kdpipes._called import CALLED
-from kdpipes._draw import Draw, EarlyDraws, EpochCounter, hash_key, is_replaying, made_under
-from kdpipes._graph import shards, walk
+from kdpipes._calling import call_drawn
+from kdpipes._draw import Draw, EarlyDraws, EpochCounter, current_epoch, hash_key, is_replaying, made_under
+from kdpipes._graph import shards, sources_of, walk
 from kdpipes._pipe import Shown, Suggesting, gives_samples
-from kdpipes._pipe_name import pipe_name
+from kdpipes._pipe_name import note_name, pipe_name
+from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, check_count
 from kdpipes.sample import Sample, as_sample
 
@@ -37,6 +41,89 @@ class Streaming(Shown, Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         return self.iterate()
+
+    def map(self, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None) -> MapperIterDataPipe:
+        """Apply a function to each item: torch's `.map`, with random numbers that do not depend on who calls it.
+
+        After `deal`, and pipes that make one item of each batch (`collate_samples`, `mixup`, `map`, ...), they depend
+        on the seed of `deal`, the epoch, the batch and this operation; before it, on the position in the stream. The
+        global generators of `random`, NumPy and torch are seeded for each call and restored after it, and threads
+        take turns; a function with a parameter `rng` gets a `numpy.random.Generator` in their place, and one with an
+        attribute `is_random = False` is called as it is. After any other stock pipe, and after `to_device`, `.map` is
+        torch's own and seeds nothing.
+
+        Args:
+            fn: The function.
+            input_col: The index or key of what `fn` is applied to, or several; None is the whole item.
+            output_col: The index or key of the result; None replaces what `input_col` names.
+        """
+        return MapperIterDataPipe(self, fn, input_col, output_col)
+
+    def collate(self, *args: Any, **kwargs: Any) -> CollatorIterDataPipe:
+        """Apply a collate function to each item: torch's `.collate`, seeded as `map` is."""
+        return CollatorIterDataPipe(self, *args, **kwargs)
+
+
+class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
+    """Torch's `Mapper`, whose function draws the same numbers whichever worker calls it; see `Streaming.map`."""
+
+    def __init__(self, datapipe: Any, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None) -> None:
+        called = Callback("fn", fn, check=False)
+        is_given = "rng" in called.parameters  # an argument more than torch expects
+        Mapper.__init__(self, datapipe, functools.partial(fn, rng=None) if is_given else fn, input_col, output_col)
+        self._note(called)
+
+    def _note(self, called: Callback) -> None:
+        self.fn, self._called = called.function, called
+        number = sum(isinstance(upstream, Mapper) for upstream in walk(self))
+        self._place = "map" if number == 1 else f"map_{number}"
+
+    def iterate(self) -> Iterator[Any]:
+        draw_of = self._numbering()
+        applied = SimpleNamespace(input_col=self.input_col, output_col=self.output_col)
+        for number, data in enumerate(self.datapipe):
+            draw = draw_of(number)
+            applied.fn = self.fn if draw is None else functools.partial(call_drawn, self._called, draw, self._place)
+            yield Mapper._apply_fn(applied, data)  # type: ignore[arg-type,no-untyped-call]  # which reads these three attributes only
+
+    def identity(self) -> Any:
+        """Return what states know torch's own class by."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def _numbering(self) -> Callable[[int], Draw | None]:
+        """Return what tells the n-th item of an epoch from all others."""
+        batches: Any = self.datapipe
+        while isinstance(batches, Mapper) or (getattr(batches, "gives_batches", False) and not _numbers(batches)):
+            (batches,) = sources_of(batches)
+        if _numbers(batches):
+            return lambda number: batches.batch_draw()
+        stream = next((upstream for upstream in walk(self) if isinstance(upstream, IterPipe)), None)
+        stride, offset = _part_of(self)
+        begun: list[tuple[int, int]] = []
+
+        def draw_of(number: int) -> Draw | None:
+            if not begun:  # what is upstream knows its epoch once it has given an item
+                opened = current_epoch() or (None if stream is None else stream.this_epoch())
+                begun.extend([] if opened is None else [opened])
+            return Draw(*begun[0], number * stride + offset) if begun else None
+
+        return draw_of
+
+
+class CollatorIterDataPipe(MapperIterDataPipe, Collator):
+    """Torch's `Collator`, whose function draws the same numbers whichever worker calls it; see `Streaming.map`."""
+
+    def __init__(self, datapipe: Any, *args: Any, **kwargs: Any) -> None:
+        Collator.__init__(self, datapipe, *args, **kwargs)
+        self._note(Callback("collate_fn", self.fn, check=False))
+
+
+note_name(MapperIterDataPipe, "map")
+note_name(CollatorIterDataPipe, "collate")
+
+
+def _numbers(pipe: Any) -> bool:
+    return hasattr(pipe, "batch_draw")
 
 
 class IterPipe(Suggesting, Streaming[Any], IterChain):
@@ -95,6 +182,10 @@ class IterPipe(Suggesting, Streaming[Any], IterChain):
         """Return the number of the next iteration."""
         return self._epochs.peek()
 
+    def this_epoch(self) -> tuple[int, int]:
+        """Return the seed and the number of the iteration that has begun."""
+        return self._renewed[0] if self._renewed is not None else 0, self._epochs.peek() - 1
+
     def identity(self) -> Any:
         """Return what makes this pipe give what it gives, as plain data: its arguments, not where it stands."""
         return [(name, value) for name, value in sorted(vars(self).items()) if name not in _STANDING]
@@ -137,7 +228,7 @@ def samples_of(source_datapipe: Any, name: str) -> Iterator[Sample]:
     return (as_sample(item, index, name) for index, item in enumerate(source_datapipe))
 
 
-def _part_of(pipe: IterPipe) -> tuple[int, int]:
+def _part_of(pipe: Any) -> tuple[int, int]:
     """Return how the ordinals of a stream without `deal` are spread over the parts of a sharding filter upstream."""
     sharder = next((upstream for upstream in walk(pipe) if isinstance(upstream, ShardingFilter)), None)
     return (1, 0) if sharder is None else (sharder.num_of_instances, sharder.instance_id)

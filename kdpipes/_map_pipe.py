@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
 
@@ -10,12 +10,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.datapipes.map import Mapper
+from torch.utils.data.datapipes.map.callable import default_fn
 
 from kdpipes._called import CALLED
-from kdpipes._draw import Draw, drawing, is_drawing
-from kdpipes._pipe import Suggesting, gives_samples
-from kdpipes._pipe_name import pipe_name
+from kdpipes._calling import call_drawn
+from kdpipes._draw import Draw, current_draw, drawing, is_drawing
+from kdpipes._graph import walk
+from kdpipes._pipe import Shown, Suggesting, gives_samples
+from kdpipes._pipe_name import note_name, pipe_name
 from kdpipes._progress import shown_if_slow
+from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared
@@ -105,6 +110,18 @@ class MapPipe(Suggesting, MapChain):
         """Return the pipe of the samples at some positions: what slicing does."""
         return cast("MapPipe", self.subset(indices))
 
+    def map(self, fn: Callable[..., Any] = default_fn) -> MapperMapDataPipe:
+        """Apply a function to each item: torch's `.map`, with random numbers that do not depend on who calls it.
+
+        They depend on the seed of `deal`, the epoch, the position and this operation. The global generators of
+        `random`, NumPy and torch are seeded for each call and restored after it; a function with a parameter `rng` gets
+        a `numpy.random.Generator` in their place, and one with an attribute `is_random = False` is called as it is.
+
+        Args:
+            fn: The function.
+        """
+        return MapperMapDataPipe(self, fn)
+
     def column(self, name: str) -> NDArray[Any]:
         """Return one field of all samples, `[len(self)]`, not to be modified; `y`, the labels, is read only once.
 
@@ -139,6 +156,33 @@ class MapPipe(Suggesting, MapChain):
     def field_names(self) -> frozenset[str] | None:
         """Return the names of the fields that every sample has, or None where only the samples know."""
         return None
+
+
+class MapperMapDataPipe(Shown, Mapper):  # type: ignore[type-arg]
+    """Torch's `Mapper`, whose function draws the same numbers whichever worker calls it; see `MapPipe.map`."""
+
+    def __init__(self, datapipe: Any, fn: Callable[..., Any]) -> None:
+        Mapper.__init__(self, datapipe, fn)
+        self._called = Callback("fn", fn, check=False)
+        number = sum(isinstance(upstream, Mapper) for upstream in walk(self))
+        self._place = "map" if number == 1 else f"map_{number}"
+
+    def map(self, fn: Callable[..., Any] = default_fn) -> MapperMapDataPipe:
+        """See `MapPipe.map`."""
+        return MapperMapDataPipe(self, fn)
+
+    def identity(self) -> Any:
+        """Return what states know torch's own class by."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __getitem__(self, index: Any) -> Any:
+        draw = current_draw() or Draw(ordinal=range(len(self))[index])
+        with drawing(draw):
+            item = self.datapipe[index]
+        return call_drawn(self._called, draw, self._place, item)
+
+
+note_name(MapperMapDataPipe, "map")
 
 
 def _places_of(mask: Any, size: int) -> NDArray[Any]:

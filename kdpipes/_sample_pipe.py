@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._called import CALLED, note_call
+from kdpipes._calling import call_seeded, is_seeded
 from kdpipes._functional import refuse_taken, register
 from kdpipes._iter_pipe import IterPipe, samples_of
 from kdpipes._map_pipe import MapPipe, is_key
@@ -20,6 +21,8 @@ from kdpipes.errors import ChainError
 from kdpipes.sample import Sample, as_sample
 
 __all__ = ["Operation", "SampleMapperIterDataPipe", "SampleMapperMapDataPipe", "register_operation", "sample_pipe"]
+
+_FILLED = ("ctx", "rng")  # parameters of a user's function that get their values from kdpipes
 
 
 class Operation(Protocol):
@@ -49,7 +52,12 @@ class SampleMapper:
         """Do the operation, unless it is what `finish` does."""
         if self.is_selected:
             return sample
-        changed = self._operation(sample)
+        called = _users_callback(self._operation)
+        if called is None:
+            changed = self._operation(sample)
+        else:
+            place, ctx = sample.claim_name(f"sample_pipe.{self._name}"), sample.ctx if sample.is_recording else None
+            changed = call_seeded(called, sample, place, sample, ctx=ctx)
         if changed is not sample and not isinstance(changed, Sample):
             raise ChainError(f"`{self._name}` must return the sample, but returned {type(changed).__name__}.")
         return changed
@@ -187,17 +195,61 @@ class _Bound:
         changes: frozenset[str] | None,
     ) -> None:
         self._changes = changes
-        self._function = Callback("function", functools.partial(_call_with, function, args, kwargs))
+        bound = functools.partial(_call_with, function, args, kwargs)
+        self.function = Callback("function", function).with_function(bound)
 
     def __call__(self, sample: Sample) -> Any:
-        return self._function(sample)
+        return self.function(sample)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.function, self._changes)
+
+    def fingerprinted(self) -> Any:
+        """Return what tells it from another, in the words of the states that are kept."""
+        return {"_changes": self._changes, "_function": self.function}
+
+    def draws(self) -> str | None:
+        """Return the function's name if it takes a generator."""
+        return self.function.name if "rng" in self.function.parameters and not self.function.is_fixed else None
+
+    def records(self) -> str | None:
+        """Return the function's name if it takes the ctx or a generator."""
+        return self.function.name if not self.function.parameters.isdisjoint(_FILLED) else None
+
+    def seeded(self) -> list[str]:
+        """Return the function's name if global generators are seeded for it."""
+        return [self.function.name] if is_seeded(self.function) else []
 
     def column_name(self, name: str) -> str | None:
         return None if self._changes is None or name in self._changes else name
 
 
-def _call_with(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], sample: Sample) -> Any:
-    return function(sample, *args, **kwargs)
+def _restored(function: Callback, changes: frozenset[str] | None) -> _Bound:
+    users, args, kwargs = function.function.args
+    return _Bound(users, args, kwargs, changes)  # the parameters are the user's function's, not the partial's
+
+
+def _call_with(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], sample: Sample, **filled: Any
+) -> Any:
+    return function(sample, *args, **kwargs, **filled)
+
+
+def _users_callback(operation: Any) -> Callback | None:
+    """Return a user's operation as what `call_seeded` takes; None for kdpipes' own, which seed what they call."""
+    if isinstance(operation, _Bound):
+        return operation.function
+    method = _users_method(type(operation))  # type: ignore[arg-type]  # a type has a hash
+    return None if method is None else method.with_function(operation)
+
+
+@functools.cache
+def _users_method(kind: type) -> Callback | None:
+    if kind.__module__.split(".")[0] == "kdpipes":
+        return None
+    method = Callback("operation", kind.__call__, check=False)
+    method.is_fixed = getattr(kind, "is_random", None) is False
+    return method
 
 
 Definition = TypeVar("Definition", bound=Callable[..., Any])
@@ -215,6 +267,11 @@ def sample_pipe(name: str, *, changes: str | None = None) -> Callable[[Definitio
     `__init__` takes the arguments of `.name(...)` and whose `__call__(sample)` returns the sample. A class may say
     more: `field_names(known)` the fields after it, `column_name(name)` which column of the source is column `name`
     unchanged (None: it is changed), `check(known)` refuses fields that are not there.
+
+    The function, or `__call__` of the class, may take `rng`, a `numpy.random.Generator` that depends on (seed, epoch,
+    ordinal, operation) alone, and `ctx`, the sample's ctx; callers of `.name(...)` do not give them. Without `rng`, the
+    global generators of `random`, NumPy and torch are seeded for the call and restored after it, as `transform` does
+    it; a function with an attribute `is_random = False` is called as it is.
 
     Example:
         >>> @sample_pipe("doctest_scale")
@@ -247,7 +304,8 @@ def register_operation(
     """
     signature = inspect.signature(definition)
     if not isinstance(definition, type):
-        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+        given = [parameter for parameter in list(signature.parameters.values())[1:] if parameter.name not in _FILLED]
+        signature = signature.replace(parameters=given)
 
     def bind(pipe_class: Any) -> Callable[..., Any]:
         def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:

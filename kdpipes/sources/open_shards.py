@@ -23,12 +23,13 @@ from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
-from kdpipes.storage.tar import decode_member
+from kdpipes.storage.tar import DottedKeys, decode_member
 from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
 from kdpipes.storage.urls import expand_urls, is_local, relative_names
 
 __all__ = ["ShardReaderMapDataPipe"]
 
+_NUM_PROBED = 1000
 _AT_ONCE = 512  # how many members of a column are asked for at a time
 
 
@@ -42,6 +43,20 @@ def _stamp_of(catalog: Catalog, index: int) -> str:
 def _is_lacking(catalog: Catalog, field: str, index: int) -> bool:
     places = catalog.fields[field]
     return isinstance(places, Places) and bool(places.offsets[index] < 0)
+
+
+def _warn_of_dots(catalog: Catalog) -> None:
+    """Warn if samples were merged because their keys have dots, going by the first samples."""
+    number = min(len(catalog), _NUM_PROBED)
+    fields: list[list[str]] = [[] for _ in range(number)]
+    for name, known in catalog.fields.items() if any("." in name for name in catalog.fields) else ():
+        for index in np.flatnonzero(known.offsets[:number] >= 0) if isinstance(known, Places) else range(number):
+            fields[index].append(name)
+    dotted = DottedKeys()
+    for index, found in enumerate(fields):
+        if found:
+            dotted.see(catalog.key(index), found)
+    dotted.end()
 
 
 @called_as("open_shards")
@@ -187,6 +202,7 @@ class ShardReaderMapDataPipe(MapPipe):
             urls, self._found = self._matching(), None  # if that fails, they are looked for again
             with limited(self._timeout_s):
                 self._catalog = Shared(open_catalog(urls, relative_names(urls)))
+            _warn_of_dots(self._catalog.value)
         return self._catalog.value
 
     def _matching(self) -> list[str]:

@@ -20,7 +20,7 @@ from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, ve
 from kdpipes.storage.remote_stream import StreamsAhead
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
-from kdpipes.storage.tar import Member, decode_member, read_members
+from kdpipes.storage.tar import DottedKeys, Member, decode_member, read_members
 from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
 from kdpipes.storage.urls import expand_urls, is_local, relative_names
 
@@ -79,6 +79,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._order_key: bytes | None = None
         self._start = (0, 0, 0)
         self._seen: frozenset[str] = frozenset()  # fields
+        self._dotted = DottedKeys()
         self.cursor = self._start
         self.num_lost = 0  # shards that were given up in this epoch
         self._stamps: dict[str, str] = {}  # of the shards, those elsewhere for as long as this process runs
@@ -121,6 +122,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._stamps = {url: stamp for url, stamp in self._stamps.items() if not is_local(url)}
         self.num_lost = 0
         (first, skipped, index), self._start = self._start, (0, 0, 0)
+        is_whole = (first, skipped, num_parts) == (0, 0, 1)
         order = np.arange(len(urls))
         if self._order_key is not None:
             order = Permutation(len(urls), key=self._order_key)[order]
@@ -136,6 +138,7 @@ class ShardStreamerIterDataPipe(IterPipe):
                 groups = _up_to_damage(read_members(url, streams.open), lost)
                 for place, group in enumerate(groups, 1):
                     self._see(group)
+                    self._dotted.see(f"{name}/{group[0][0].key}", [member.field for member, _ in group])
                     if place > skipped:
                         index += 1
                         self.cursor = shard, place, index
@@ -144,6 +147,8 @@ class ShardStreamerIterDataPipe(IterPipe):
                     give_up(name, index, lost[-1])
                     self.num_lost += 1
                 skipped = 0
+        if is_whole:
+            self._dotted.end()
         if lost and index == 0 and num_parts == 1:
             add_note(lost[-1], f"kdpipes: none of the {len(own)} shards could be read")
             raise lost[-1]

@@ -7,6 +7,7 @@ import lzma
 import os
 import re
 import stat
+import warnings
 import zlib
 from array import array
 from collections import defaultdict
@@ -30,6 +31,7 @@ from kdpipes.storage.tar_headers import NoTarError, UnreadableTarError, read_ent
 from kdpipes.storage.urls import is_local
 
 __all__ = [
+    "DottedKeys",
     "IndexBuilder",
     "Member",
     "compression_of",
@@ -153,6 +155,58 @@ def _grouped(url: str, members: Iterable[tuple[Member, Any]]) -> Iterator[list[t
         group.append((member, content))
     if group:
         yield group
+
+
+class DottedKeys:
+    """Warns, once, of samples that were merged because their keys have dots.
+
+    `img.7.jpg` and `img.8.jpg` are members `7.jpg` and `8.jpg` of one sample, since a key ends at the first dot. So are
+    the frames of a clip or the cameras of a scene, and rightly: but those have the same names in other samples, or a
+    member without such a name beside them.
+    """
+
+    def __init__(self) -> None:
+        self._is_decided = False
+        self._first: tuple[str, dict[str, set[str]]] | None = None
+
+    def see(self, key: str, fields: Iterable[str]) -> None:
+        """Take notice of a sample and its fields."""
+        if self._is_decided or not all("." in field for field in fields):
+            return
+        parts: dict[str, set[str]] = defaultdict(set)
+        for field in fields:
+            stem, _, extension = field.rpartition(".")
+            parts[stem].add(extension)
+        extensions = list(parts.values())
+        is_numbered = all(any(map(str.isdigit, stem)) for stem in parts)
+        if len(parts) < 2 or not is_numbered or any(found != extensions[0] for found in extensions):
+            return
+        if self._first is None:
+            self._first = key, dict(parts)
+        elif parts.keys().isdisjoint(self._first[1]):
+            self._warn()
+        else:
+            self._is_decided = True
+
+    def end(self) -> None:
+        """Take notice that there are no more samples: one alone is merged if each of its parts has several members."""
+        if (
+            not self._is_decided
+            and self._first is not None
+            and all(len(found) > 1 for found in self._first[1].values())
+        ):
+            self._warn()
+
+    def _warn(self) -> None:
+        assert self._first is not None
+        self._is_decided = True
+        key, parts = self._first
+        shown = ", ".join(repr(f"{stem}.{max(found)}") for stem, found in list(parts.items())[:2])
+        warnings.warn(
+            f"Sample {key!r} looks like {len(parts)} samples that were merged: it has members {shown}, ... A key "
+            "ends at the first dot of a file's name, as in webdataset: write the shards with keys without dots.",
+            stacklevel=2,
+        )
 
 
 def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:

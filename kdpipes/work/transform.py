@@ -52,12 +52,13 @@ class Transformer:
             (an empty dictionary without `record_ctx`), a parameter `rng` a `numpy.random.Generator` of its own.
             kdpipes' own transforms, all with the methods of `kdp.RecordedTransform`, and those of albumentations and of
             torchvision's v2 as they are, are recorded in the ctx by their name. A callable returns a new value, and
-            leaves the one that it got as it is.
+            leaves the one that it got as it is; None is an error, unless it got None.
         views: In place of `transforms`: several recipes, each a list of callables. The field becomes a tuple of as many
             views of it, each drawn for itself, and recorded as `ctx["view_1"]`, `ctx["view_2"]`, ...
 
     Raises:
         FieldError: There is no such field.
+        TypeError: A callable has returned None; the error names the callable and the sample.
 
     Example:
         >>> def jitter(x, rng):
@@ -201,13 +202,21 @@ def _in_one(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:
     def run(sample: Sample, value: Any) -> Any:
         plain = value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
         try:
-            return call_seeded(step, sample, place.name, plain, ctx=place.ctx_of(sample))
+            made = call_seeded(step, sample, place.name, plain, ctx=place.ctx_of(sample))
         except Exception as error:
             if isinstance(plain, bytes) and _is_image_file(plain):
                 add_note(error, "kdpipes: it was given the bytes of an image file: put `.decode_images()` before it")
             raise
+        return _made(made, plain, step)
 
     return run
+
+
+def _made(made: Any, value: Any, step: Callback) -> Any:
+    """Return what a callable has made of a value; None is taken for a forgotten `return`, unless the value was None."""
+    if made is None and value is not None:
+        raise TypeError(f"`{step.name}` must return the new value, but returned None.")
+    return made
 
 
 def _is_image_file(content: bytes) -> bool:
@@ -223,7 +232,7 @@ def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]
     is_lent = takes_lent(transform.draw)
 
     def run(sample: Sample, value: Any) -> Any:
-        params, ctx = place.replayed(sample), place.ctx_of(sample)
+        before, params, ctx = value, place.replayed(sample), place.ctx_of(sample)
         is_made = params is None and at_once is not None
         if is_made and at_once is not None:
             params, value = at_once(value, sample.rng(place.name))
@@ -233,6 +242,6 @@ def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]
             params = copy.deepcopy(params)
         if ctx is not None:
             ctx[place.entry] = copy.deepcopy(params)  # `apply` may change its own
-        return value if is_made else transform.apply(value, params)
+        return _made(value if is_made else transform.apply(value, params), before, step)
 
     return run

@@ -44,6 +44,8 @@ class FileLocalizer:
         True
     """
 
+    is_random = False  # or generators would be seeded for each path
+
     def __init__(self, local_root: str | os.PathLike[str], global_root: str | os.PathLike[str] | None = None) -> None:
         if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):
             raise TypeError(must_be("local_root", "a folder of this machine", local_root))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
+import kdpipes as kdp
 from kdpipes.errors import DataError
 from kdpipes.storage.files import version_of
 from kdpipes.storage.tar import _split, decode_member, index_shard, read_groups
@@ -192,3 +195,40 @@ def test_a_link_is_refused(write: Callable[..., str], kind: bytes) -> None:
 @given(name=st.text("ab./\n\u00e9", max_size=12))
 def test_names_are_split_as_webdataset_splits_them(name: str) -> None:
     assert _split(name) == base_plus_ext(name)
+
+
+MERGED = {
+    "numbers": [["0.jpg", "0.cls", "1.jpg", "1.cls"], ["2.jpg", "2.cls", "3.jpg", "3.cls"]],
+    "versions": [["v1.0.jpg", "v1.1.jpg"], ["v2.0.jpg", "v2.1.jpg"]],
+    "one sample": [["7.jpg", "7.cls", "8.jpg", "8.cls"]],
+    "behind others": [["jpg", "cls"], ["7.jpg", "7.cls", "8.jpg", "8.cls"], ["jpg", "cls"]],
+}
+MEANT = {
+    "plain": [["jpg", "cls"], ["jpg", "cls"]],
+    "sides": [["left.png", "right.png"], ["left.png", "right.png"]],
+    "cameras": [["cam0.png", "cam0.json", "cam1.png", "cam1.json"]] * 2,
+    "frames": [["000.jpg", "001.jpg", "002.jpg"], ["000.jpg", "001.jpg"]],
+    "one clip": [["000.jpg", "001.jpg", "002.jpg"]],
+    "labelled frames": [["000.jpg", "001.jpg", "cls"], ["002.jpg", "003.jpg", "cls"]],
+    "masks": [["jpg", "seg.0.png", "seg.1.png"], ["jpg", "seg.0.png"]],
+    "one part": [["final2.jpg"], ["draft1.jpg"]],
+    "uneven": [["1.jpg", "1.txt", "2.jpg"], ["3.jpg", "4.jpg", "4.txt"]],
+}
+
+
+@pytest.mark.parametrize("name", [*MERGED, *MEANT])
+@pytest.mark.parametrize("read", [kdp.open_shards, kdp.stream_shards])
+def test_samples_merged_by_dots_in_keys_are_warned_of(name: str, read: Any, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number, fields in enumerate({**MERGED, **MEANT}[name]):
+            for field in fields:
+                tar.addfile(tarfile.TarInfo(f"sub/img{number}.{field}"))
+    source = read(tmp_path / "a.tar")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            list(source)
+    told = [str(warning.message) for warning in caught]
+    assert len(told) == (name in MERGED)
+    number = int(name == "behind others")
+    assert all(re.match(rf"Sample 'a.tar/sub/img{number}' looks like 2 samples that were merged", one) for one in told)

@@ -73,6 +73,31 @@ def test_randomness_follows_seed_epoch_and_ordinal_alone_and_globals_are_restore
         assert draws(indexed(), 0) == first
 
 
+class Forgetful:
+    """A transform in two steps that forgets to return."""
+
+    def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
+        return {}
+
+    def apply(self, value: Any, params: dict[str, Any]) -> None:
+        return None
+
+
+@FLAVOURS
+def test_a_transform_that_returns_none_is_an_error(make: Any) -> None:
+    for transform, name in ((lambda x: None, "lambda"), (Forgetful(), "forgetful"), (from_nothing, "from_nothing")):
+        pipe = make().transform("x", transform).select("x").deal(batch_size=2)
+        with pytest.raises(TypeError, match=rf"`{name}` must return the new value, but returned None\.") as error:
+            list(pipe)
+        assert f"kdpipes: while applying '{name}' to field 'x' of sample '0' (ordinal 0)" in error.value.__notes__
+    missing = make([(None, 0)]).transform("x", lambda x: None if x is None else x + 1, from_nothing)
+    assert list(missing.select("x")) == [(None,)], "a sample without a value stays one"
+
+
+def from_nothing(x: Any, rng: np.random.Generator) -> None:
+    rng.random()
+
+
 def test_the_globals_are_restored_after_an_error_as_well() -> None:
     states = global_states()
     with pytest.raises(ZeroDivisionError) as error:

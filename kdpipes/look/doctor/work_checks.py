@@ -74,8 +74,8 @@ def unrepeatable(chain: Any, facts: Facts, batches: tuple[Any, Any]) -> Iterator
         "The same batch of the same epoch was made twice, and came out differently.",
         "Something draws random numbers that neither `deal(seed=...)` decides nor a ctx records: no run can be "
         "repeated, and no resumed one goes on alike.",
-        "Let callables of `.transform()` take a parameter `rng`; `.map()` and generators that code makes for itself "
-        "are not seeded.",
+        "Let the callable take a parameter `rng`. Generators that it makes for itself are not seeded, nor are "
+        "functions of stock pipes other than a `.map()` of kdpipes' own pipes.",
     )
 
 
