@@ -165,8 +165,11 @@ def collate(
             for place, part in enumerate(zip(*values, strict=True))
         )
     if pad is not None:
+        kind = type(values[0]).__name__
+        made = "lambda content: np.frombuffer(content, np.uint8)" if kind == "bytes" else "function"
         raise DataError(
-            f"Field {name!r} holds {type(values[0]).__name__}, which `pad` cannot fill up: make arrays of it."
+            f"Field {name!r} holds {kind}, which `pad` cannot fill up. Make an array of each value before `select`, "
+            f"like `.transform({name!r}, {made})`."
         )
     return list(values)
 
