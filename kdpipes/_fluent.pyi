@@ -125,7 +125,7 @@ class MapChain(MapDataPipe[Any]):
         *transforms: Callable[..., Any] | RecordedTransform,
         views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
     ) -> MapChain: ...
-    def select(self, mode: str, return_ctx: bool = False) -> MapChain: ...
+    def select(self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False) -> MapChain: ...
     def deal(
         self,
         batch_size: int | None = None,
@@ -229,7 +229,9 @@ class IterChain(IterDataPipe[Any]):
         *transforms: Callable[..., Any] | RecordedTransform,
         views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
     ) -> IterChain: ...
-    def select(self, mode: str, return_ctx: bool = False) -> IterChain: ...
+    def select(
+        self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False
+    ) -> IterChain: ...
     def deal(
         self,
         batch_size: int | None = None,

@@ -13,6 +13,7 @@ from torchdata.datapipes.iter import Cycler
 
 from kdpipes._draw import Draw, EpochCounter
 from kdpipes._graph import handler_in, shards, walk
+from kdpipes._item_form import ItemForm, form_of
 from kdpipes._iter_pipe import IterPipe, Streaming
 from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.cursor import Cursor
@@ -88,10 +89,9 @@ class Dealer(Streaming[Batch]):
                     "and doubled. Put `.repeat_until(repetitions=...)` in its place."
                 )
 
-    def item_names(self) -> tuple[tuple[str, ...], bool] | None:
-        """Return the names of an item's parts, and whether a ctx follows them, where `select` stands right before."""
-        find: Any = getattr(self._source, "item_names", None)
-        return find() if find is not None else None
+    def item_names(self) -> ItemForm | None:
+        """Return the form of the items, where `select` stands right before."""
+        return form_of(self._source)
 
     def apply_sharding(
         self, num_of_instances: int, instance_id: int, sharding_group: Any = SHARDING_PRIORITIES.DEFAULT
