@@ -117,7 +117,12 @@ class MapChain(MapDataPipe[Any]):
     ) -> CachedMapChain: ...
     def record_ctx(self) -> MapChain: ...
     def on_error(
-        self, action: Literal["raise", "skip", "quarantine"] = "raise", *, path: str | os.PathLike[str] | None = None
+        self,
+        action: Literal["raise", "skip", "quarantine", "substitute"] = "raise",
+        *,
+        path: str | os.PathLike[str] | None = None,
+        max_share: float = 0.1,
+        max_samples: int | None = None,
     ) -> MapChain: ...
     def transform(
         self,
@@ -221,7 +226,12 @@ class IterChain(IterDataPipe[Any]):
     ) -> CachedIterChain: ...
     def record_ctx(self) -> IterChain: ...
     def on_error(
-        self, action: Literal["raise", "skip", "quarantine"] = "raise", *, path: str | os.PathLike[str] | None = None
+        self,
+        action: Literal["raise", "skip", "quarantine", "substitute"] = "raise",
+        *,
+        path: str | os.PathLike[str] | None = None,
+        max_share: float = 0.1,
+        max_samples: int | None = None,
     ) -> IterChain: ...
     def transform(
         self,
