@@ -130,7 +130,12 @@ class MapChain(MapDataPipe[Any]):
     ) -> CachedMapChain: ...
     def record_ctx(self) -> MapChain: ...
     def on_error(
-        self, action: Literal["raise", "skip", "quarantine"] = "raise", *, path: str | os.PathLike[str] | None = None
+        self,
+        action: Literal["raise", "skip", "quarantine", "substitute"] = "raise",
+        *,
+        path: str | os.PathLike[str] | None = None,
+        max_share: float = 0.1,
+        max_samples: int | None = None,
     ) -> MapChain: ...
     def transform(
         self,
@@ -138,7 +143,7 @@ class MapChain(MapDataPipe[Any]):
         *transforms: Callable[..., Any] | RecordedTransform,
         views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
     ) -> MapChain: ...
-    def select(self, mode: str, return_ctx: bool = False) -> MapChain: ...
+    def select(self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False) -> MapChain: ...
     def deal(
         self,
         batch_size: int | None = None,
@@ -305,7 +310,12 @@ class IterChain(IterDataPipe[Any]):
     ) -> CachedIterChain: ...
     def record_ctx(self) -> IterChain: ...
     def on_error(
-        self, action: Literal["raise", "skip", "quarantine"] = "raise", *, path: str | os.PathLike[str] | None = None
+        self,
+        action: Literal["raise", "skip", "quarantine", "substitute"] = "raise",
+        *,
+        path: str | os.PathLike[str] | None = None,
+        max_share: float = 0.1,
+        max_samples: int | None = None,
     ) -> IterChain: ...
     def transform(
         self,
@@ -313,7 +323,9 @@ class IterChain(IterDataPipe[Any]):
         *transforms: Callable[..., Any] | RecordedTransform,
         views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
     ) -> IterChain: ...
-    def select(self, mode: str, return_ctx: bool = False) -> IterChain: ...
+    def select(
+        self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False
+    ) -> IterChain: ...
     def deal(
         self,
         batch_size: int | None = None,

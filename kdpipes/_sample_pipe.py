@@ -13,6 +13,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes._called import CALLED, note_call
 from kdpipes._calling import call_seeded, is_seeded
 from kdpipes._functional import refuse_taken, register
+from kdpipes._item_form import ItemForm
 from kdpipes._iter_pipe import IterPipe, samples_of
 from kdpipes._map_pipe import MapPipe, is_key
 from kdpipes._pipe import gives_samples
@@ -70,9 +71,9 @@ class SampleMapper:
     def finish(self, sample: Sample) -> Any:
         return self._operation(sample) if self.is_selected else sample
 
-    def item_names(self) -> tuple[tuple[str, ...], bool] | None:
-        """Return the names of an item's parts, and whether a ctx follows them, if items are tuples."""
-        return (self._operation.names, self._operation.return_ctx) if self.is_selected else None
+    def item_names(self) -> ItemForm | None:
+        """Return the form of the items that `select` makes; None where items are samples."""
+        return self._operation.form if self.is_selected else None
 
     def class_names(self) -> tuple[str, ...] | None:
         column_name = getattr(self._operation, "column_name", None)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._graph import walk
+from kdpipes._item_form import ItemForm, form_of
 from kdpipes.delivery.behind_deal import DEALERS, OneToOne, one_to_one_path
 from kdpipes.errors import ChainError, DataError, check_count, closest, is_number, must_be, refuse_field
 
@@ -36,19 +37,17 @@ class SampleMixing(OneToOne):
         self._p = _check_number("p", p, "a probability, from 0 to 1", 0, 1)
         self._num_classes = None if num_classes is None else check_count("num_classes", num_classes)
         self._name = _name_for(self)
-        find: Any = getattr(source_datapipe, "item_names", None)
-        selected: tuple[tuple[str, ...], bool] | None = find() if find is not None else None
-        self._names, self._has_ctx = selected or ((), False)
+        self._form = form_of(source_datapipe) or ItemForm(())
         self._fields = {"image": image, "label": label}
         for param, name in self._fields.items():
-            _check_field(param, name, self._names)
+            _check_field(param, name, self._form.names)
 
     def __len__(self) -> int:
         return len(self._source)
 
-    def item_names(self) -> tuple[tuple[str, ...], bool] | None:
-        """Return the names of a batch's parts, and whether a ctx follows them, if batches are tuples."""
-        return (self._names, self._has_ctx) if self._names else None
+    def item_names(self) -> ItemForm | None:
+        """Return the form of the batches, if `select` upstream has given them one."""
+        return self._form if self._form.names else None
 
     def iterate(self) -> Iterator[Any]:
         dealer = _dealer_before(self._source, self.method)
@@ -70,7 +69,7 @@ class SampleMixing(OneToOne):
         return (partner, weight) if is_mixed else (np.arange(size), np.ones(size))
 
     def _mixed(self, batch: Any, rng: np.random.Generator) -> Any:
-        if not self._has_ctx:
+        if not self._form.has_ctx:
             return self._mixed_fields(batch, rng)[0]
         fields, ctx = batch
         if self._name in ctx:
@@ -92,8 +91,8 @@ class SampleMixing(OneToOne):
         """Return where a batch has the field `name`."""
         if isinstance(fields, Mapping):
             return name if name in fields else refuse_field(name, "The batch", fields)
-        if isinstance(fields, tuple) and len(fields) == len(self._names):
-            return self._names.index(name)
+        if isinstance(fields, tuple) and len(fields) == len(self._form.names):
+            return self._form.names.index(name)
         raise ChainError(
             f"`.{self.method}()` does not know where {name!r} is in a batch that is {type(fields).__name__}. Put it "
             "right behind `.collate_samples()`, or give it dictionaries."

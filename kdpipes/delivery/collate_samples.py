@@ -14,6 +14,7 @@ from PIL import Image
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe, refuse_flavour
+from kdpipes._item_form import ItemForm, form_of
 from kdpipes.delivery.behind_deal import OneToOne
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
@@ -35,7 +36,8 @@ class BatchMemory(Protocol):
 class SampleCollatorIterDataPipe(OneToOne):
     """Turns lists of items into batches of tensors (functional name: ``collate_samples``).
 
-    Tuples become tuples of batches, also in a field (several views of an image), and `((x, y), ctx)` keeps its form.
+    Tuples become tuples of batches, also in a field (several views of an image), dictionaries dictionaries of batches,
+    and `((x, y), ctx)` keeps its form.
     Images become `[B, C, H, W] uint8`, arrays and tensors `[B, ...]` of their dtype, numbers `[B]` (int64, float64 or
     bool), lists of numbers `[B, n]`; strings, bytes and None lists. Dictionaries, ctx among them,
     become dictionaries of batches; where an item lacks an entry, it is None in a list. Samples that no `select` has
@@ -71,15 +73,12 @@ class SampleCollatorIterDataPipe(OneToOne):
         ):
             raise TypeError(must_be("pad", 'values by field name, like {"x": 0}', pad))
         self._source = source_datapipe
-        find: Any = getattr(source_datapipe, "item_names", None)
-        selected: tuple[tuple[str, ...], bool] | None = find() if find is not None else None
-        self._names, self._has_ctx = selected or ((), False)
+        self._form = form_of(source_datapipe) or ItemForm(())
         self._pad = dict(pad or {})
-        unknown = next((name for name in self._pad if self._names and name not in self._names), None)
+        names = self._form.names
+        unknown = next((name for name in self._pad if names and name not in names), None)
         if unknown is not None:
-            raise ValueError(
-                must_be("pad", f"for the fields {', '.join(self._names)}", unknown) + closest(unknown, self._names)
-            )
+            raise ValueError(must_be("pad", f"for the fields {', '.join(names)}", unknown) + closest(unknown, names))
 
     def use_memory(self, memory: BatchMemory) -> None:
         """Put batches together in memory that is used again for others: nobody may keep one."""
@@ -88,9 +87,9 @@ class SampleCollatorIterDataPipe(OneToOne):
     def __len__(self) -> int:
         return len(self._source)
 
-    def item_names(self) -> tuple[tuple[str, ...], bool] | None:
-        """Return the names of a batch's parts, and whether a ctx follows them, if `select` made tuples of samples."""
-        return (self._names, self._has_ctx) if self._names else None
+    def item_names(self) -> ItemForm | None:
+        """Return the form of the batches, if `select` upstream has given the items one."""
+        return self._form if self._form.names else None
 
     def iterate(self) -> Iterator[Any]:
         for items in self._source:
@@ -103,18 +102,21 @@ class SampleCollatorIterDataPipe(OneToOne):
     def _collated(self, items: list[Any]) -> Any:
         if self._memory is not None:
             self._memory.begin()
-        if self._has_ctx:
+        if self._form.has_ctx:
             return self._fields([item for item, _ in items]), collate(
                 [ctx for _, ctx in items], name="ctx", ragged=True
             )
         return self._fields(items)
 
     def _fields(self, items: list[Any]) -> Any:
-        if isinstance(items[0], Sample):
-            names = dict.fromkeys(name for item in items for name in item)
-            return {name: self._field(name, [item.get(name) for item in items]) for name in names}
-        if isinstance(items[0], tuple) and len(self._names) == len(items[0]):
-            return tuple(self._field(name, [item[place] for item in items]) for place, name in enumerate(self._names))
+        names, kind = self._form.names, self._form.kind
+        if names and kind == "bare":
+            return self._field(names[0], items)
+        if isinstance(items[0], Sample) or (names and kind == "dict" and isinstance(items[0], dict)):
+            found = dict.fromkeys(name for item in items for name in item)
+            return {name: self._field(name, [item.get(name) for item in items]) for name in found}
+        if isinstance(items[0], tuple) and len(names) == len(items[0]):
+            return tuple(self._field(name, [item[place] for item in items]) for place, name in enumerate(names))
         return collate(items)
 
     def _field(self, name: str, values: list[Any]) -> Any:
@@ -165,8 +167,11 @@ def collate(
             for place, part in enumerate(zip(*values, strict=True))
         )
     if pad is not None:
+        kind = type(values[0]).__name__
+        made = "lambda content: np.frombuffer(content, np.uint8)" if kind == "bytes" else "function"
         raise DataError(
-            f"Field {name!r} holds {type(values[0]).__name__}, which `pad` cannot fill up: make arrays of it."
+            f"Field {name!r} holds {kind}, which `pad` cannot fill up. Make an array of each value before `select`, "
+            f"like `.transform({name!r}, {made})`."
         )
     return list(values)
 

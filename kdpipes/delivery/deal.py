@@ -21,6 +21,7 @@ from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
 from kdpipes.delivery.dealer import Batch, Dealer, Dealt, Shuffle
 from kdpipes.delivery.layout import EqualEpoch, Layout, Uneven
+from kdpipes.delivery.skipping import LEFT_OUT
 from kdpipes.errors import ChainError, DataError, check_choice, check_count, must_be, refuse_field
 from kdpipes.sample import Sample
 from kdpipes.selection import Permutation
@@ -29,6 +30,7 @@ from kdpipes.storage.shared import Shared
 __all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
 
 _AHEAD = 2  # how many batches beyond the one that is made are announced to sources that lie elsewhere
+_NUM_SUBSTITUTES = 32  # samples that are tried in the place of one
 Split = Literal["samples", "shards"]
 
 
@@ -203,6 +205,31 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             return source.finish(source.fetch(position)) if isinstance(source, MapPipe) else source[position]
 
     def _item_or_nothing(self, position: int, draw: Draw, batch: int) -> Any:
+        skipper = self._skipper
+        assert skipper is not None
+        item = self._tried(position, draw, batch)
+        if item is not LEFT_OUT or not skipper.substitutes:
+            return item
+        # Attempts depend on the ordinal alone: every worker, and every run, finds the same substitute.
+        for attempt in range(_NUM_SUBSTITUTES):
+            key = hash_key(draw.seed, draw.epoch, draw.ordinal, "substitute", attempt)
+            other = int.from_bytes(key[:8], "little") % len(self._source)
+            item = self._tried(other, draw._replace(is_padding=True), batch)
+            if item is not LEFT_OUT:
+                return item
+        raise DataError(
+            f"{_NUM_SUBSTITUTES} samples that were drawn to take the place of one could not be made either; the last "
+            f"error is {type(skipper.last_error).__name__}: {skipper.last_error}."
+        ) from skipper.last_error
+
+    def _refuse_substitutes(self) -> None:
+        if isinstance(self._layout, ByLength):
+            raise ChainError(
+                '`on_error("substitute")` does not go with `deal(batch_by=...)`: a sample of another length would not '
+                'fit into its batch. Use `on_error("skip")`.'
+            )
+
+    def _tried(self, position: int, draw: Draw, batch: int) -> Any:
         source = self._source
         assert self._skipper is not None
         with drawing(draw):
@@ -402,6 +429,12 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         shards = shards_behind(self)
         is_told = shards is not None and is_passed_straight(self, shards)
         return lambda: shards.cursor if is_told else None
+
+    def _refuse_substitutes(self) -> None:
+        raise ChainError(
+            '`on_error("substitute")` needs an indexed source, like `kdp.open_shards`, but '
+            f'`{pipe_name(self._source)}` is a stream, which has no other sample to give. Use `on_error("skip")`.'
+        )
 
     def _make(self, epoch: int, batch: int, items: list[Any], ordinals: range, num_samples: int) -> Batch:
         draws = (self._draw(epoch, ordinal, is_padding=ordinal >= num_samples) for ordinal in ordinals)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,11 +13,12 @@ from torchdata.datapipes.iter import Cycler
 
 from kdpipes._draw import Draw, EpochCounter
 from kdpipes._graph import handler_in, shards, walk
+from kdpipes._item_form import ItemForm, form_of
 from kdpipes._iter_pipe import IterPipe, Streaming
 from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.cursor import Cursor
 from kdpipes.delivery.layout import Sharding, group_size
-from kdpipes.delivery.skipping import LEFT_OUT, Skip, Skipper, refuse_empty
+from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, refuse_empty
 from kdpipes.errors import ChainError, add_note, check_choice, check_count, check_seed
 from kdpipes.sample import Sample
 
@@ -67,6 +68,7 @@ class Dealer(Streaming[Batch]):
         self._told_of_skips: Callable[[Skip], None] | None = None
         self._banned: Mapping[str, str] = {}
         self._skipper: Skipper | None = None
+        self._limits: SkipLimits | None = None
         self._seen: Callable[[Sample], None] | None = None
         self._sharding = Sharding()
         self._batch_draw = Draw()
@@ -78,6 +80,29 @@ class Dealer(Streaming[Batch]):
                 "Remove it."
             )
         self._refuse_unseeded_rounds()
+        handler = handler_in(self)
+        if handler is not None and handler.substitutes:
+            self._refuse_substitutes()
+
+    def __iter__(self) -> Iterator[Batch]:
+        handler = handler_in(self) if self._told_of_skips is None else None
+        self._limits = None if handler is None else SkipLimits(handler, self._num_parts())
+        return self.iterate() if self._limits is None else self._limited(self.iterate(), self._limits)
+
+    def _num_parts(self) -> int:
+        return self._sharding.num_ranks * self._sharding.num_workers
+
+    def _limited(self, batches: Iterator[Batch], limits: SkipLimits) -> Iterator[Batch]:
+        """Yield the batches of an epoch that no loader counts."""
+        is_empty = True
+        for batch in batches:
+            is_empty = False
+            yield batch
+        if is_empty and self._num_parts() == 1:  # one of several workers may well get nothing but bad samples
+            limits.end()
+
+    def _refuse_substitutes(self) -> None:
+        """Refuse `on_error("substitute")`, where no other sample can be given instead."""
 
     def _refuse_unseeded_rounds(self) -> None:
         """Refuse what reads a pipe that draws again and again: from the second round on it draws as it likes."""
@@ -88,10 +113,9 @@ class Dealer(Streaming[Batch]):
                     "and doubled. Put `.repeat_until(repetitions=...)` in its place."
                 )
 
-    def item_names(self) -> tuple[tuple[str, ...], bool] | None:
-        """Return the names of an item's parts, and whether a ctx follows them, where `select` stands right before."""
-        find: Any = getattr(self._source, "item_names", None)
-        return find() if find is not None else None
+    def item_names(self) -> ItemForm | None:
+        """Return the form of the items, where `select` stands right before."""
+        return form_of(self._source)
 
     def apply_sharding(
         self, num_of_instances: int, instance_id: int, sharding_group: Any = SHARDING_PRIORITIES.DEFAULT
@@ -145,11 +169,11 @@ class Dealer(Streaming[Batch]):
         dealer = copy.copy(self)
         is_selected = getattr(self._source, "is_selected", False)
         dealer._source, dealer._epochs = self._source._source if is_selected else self._source, EpochCounter()
-        dealer._seed, dealer._seen = self._seed if seed is None else seed, seen
+        dealer._seed, dealer._seen, dealer._limits = self._seed if seed is None else seed, seen, None
         numbers: list[int] = []
         dealer.set_epoch(epoch)
         dealer.start_at(batch, lambda dealt: numbers.append(dealt.number))
-        samples = next(iter(dealer), None)
+        samples = next(dealer.iterate(), None)
         if samples and not isinstance(samples[0], Sample):
             raise ChainError(
                 f"`deal` reads {type(samples[0]).__name__} from `{pipe_name(dealer._source)}`, no samples. Put stock "
@@ -184,6 +208,10 @@ class Dealer(Streaming[Batch]):
         sizes: dict[str, Any] = self._layout.sizes(self._sharding.num_ranks)
         return sizes
 
+    def num_ranks(self) -> int:
+        """Return between how many ranks the batches are divided."""
+        return self._sharding.num_ranks
+
     def rank(self) -> int:
         """Return which rank this copy is for."""
         return self._sharding.rank
@@ -202,7 +230,8 @@ class Dealer(Streaming[Batch]):
     def _starts_epoch(self) -> Skipper | None:
         """Return what leaves bad samples out in the epoch that begins, if `on_error` wants that."""
         handler = handler_in(self)
-        self._skipper = None if handler is None else Skipper(handler, self._banned, self._told_of_skips, self._seen)
+        tell, seen, limits = self._told_of_skips, self._seen, self._limits
+        self._skipper = None if handler is None else Skipper(handler, self._banned, tell, seen, limits)
         return self._skipper
 
     def batch_draw(self) -> Draw:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kdpipes.delivery.producer import Frame, Kind, Order, Position
 from kdpipes.delivery.same_damage import SameDamage
-from kdpipes.delivery.skipping import Skip
+from kdpipes.delivery.skipping import Skip, SkipLimits
 
 __all__ = ["Lane", "Merger", "Tally"]
 
@@ -90,11 +90,20 @@ class Merger:
         orders: What each of them is told.
         tally: What is counted.
         has_own_cursors: Whether each lane reads shards of its own.
+        limits: Of what may be left out.
     """
 
     def __init__(
-        self, lanes: Sequence[Lane], orders: Sequence[Order], tally: Tally, *, has_own_cursors: bool = False
+        self,
+        lanes: Sequence[Lane],
+        orders: Sequence[Order],
+        tally: Tally,
+        *,
+        has_own_cursors: bool = False,
+        limits: SkipLimits | None = None,
     ) -> None:
+        self._limits = limits
+        self._is_empty = True
         self._has_own_cursors = has_own_cursors
         self._lanes = lanes
         self._orders = orders
@@ -141,7 +150,7 @@ class Merger:
                 self.position = self.position._replace(number=number + 1)
             elif frame.kind is Kind.ERROR:
                 raise _as_error(lane.take())
-            elif frame.kind is Kind.SKIP:
+            elif frame.kind is Kind.SKIP and frame.number <= number:
                 self._note(place, lane.take())
             elif frame.kind is Kind.TIMES:
                 self._tally.note_times(lane.take())
@@ -149,20 +158,25 @@ class Merger:
                 lane.take()
                 self._ended.add(place)
                 self._same_damage.check(place, math.inf)
-            elif frame.number > number:
+            elif frame.number > number:  # also of what is left out: it counts in the order of the batches
                 self.position = self.position._replace(number=number + 1)
             else:
                 self._same_damage.check(place, frame.number)
                 item = lane.take()
                 self.position = self.position.after(frame, place if self._has_own_cursors else 0)
                 if frame.kind is Kind.ITEM:
+                    self._is_empty = False
                     self._tally.num_items += 1
                     self._tally.num_samples += frame.num_samples
                     return item
+        if self._is_empty and self._limits is not None:
+            self._limits.end()
         raise StopIteration
 
     def _note(self, place: int, skip: Skip) -> None:
         self._tally.note(skip)
+        if self._limits is not None:
+            self._limits.count(skip)
         if skip.is_shard and not self._has_own_cursors:
             self._same_damage.note(place, skip)
 

@@ -159,7 +159,7 @@ class Producer:
             send(Frame(Kind.END))
 
     def _skip(self, skip: Skip, send: Callable[[Frame], None]) -> None:
-        self._num_skipped += not skip.is_shard
+        self._num_skipped += not (skip.is_shard or skip.is_replaced)
         send(Frame(Kind.SKIP, skip.batch, skip))
 
     def _dealt(self, start: Position, send: Callable[[Frame], None]) -> Iterator[None]:

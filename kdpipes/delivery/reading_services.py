@@ -28,6 +28,7 @@ from kdpipes.delivery.probes import Probes
 from kdpipes.delivery.process_lane import NUM_LENT, DeathPolicy, ProcessLane
 from kdpipes.delivery.producer import Order, Position
 from kdpipes.delivery.shipped import Shipped
+from kdpipes.delivery.skipping import SkipLimits
 from kdpipes.delivery.thread_lane import InlineLane, ThreadLane
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.delivery.worker import Options, Parcel
@@ -190,7 +191,11 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
             self._seeds = SeedGenerator(self._seed_of(self._position.epoch))
         seeds = [None if self._seeds is None else self._seeds.spawn(lane) for lane in range(len(self._lanes))]
         orders = [Order(self._position, seed) for seed in seeds]
-        return Merger(self._lanes, orders, self.tally, has_own_cursors=self._is_split_by_shard)
+        dealer, handler = dealer_of(self._chain), handler_in(self._chain)
+        limits = None
+        if dealer is not None and handler is not None:
+            limits = SkipLimits(handler, dealer.num_ranks(), self._position.number)
+        return Merger(self._lanes, orders, self.tally, has_own_cursors=self._is_split_by_shard, limits=limits)
 
     def _pause(self, pause_fn: Any = None) -> Any:
         """Called by DataLoader2's `limit`. There is nothing to halt: the state is right at any moment."""

@@ -13,7 +13,7 @@ from kdpipes._graph import walk
 from kdpipes.errors import DataError
 from kdpipes.sample import Sample
 
-__all__ = ["LEFT_OUT", "Skip", "Skipper", "refuse_empty", "unrecorded"]
+__all__ = ["LEFT_OUT", "Skip", "SkipLimits", "Skipper", "refuse_empty", "unrecorded"]
 
 LEFT_OUT: Any = object()
 
@@ -32,6 +32,7 @@ class Skip:
         key: Its key, or the shard's name.
         error: Why.
         is_shard: Whether it is a shard.
+        is_replaced: Whether another sample takes its place.
     """
 
     epoch: int
@@ -40,6 +41,7 @@ class Skip:
     key: str
     error: str
     is_shard: bool = False
+    is_replaced: bool = False
 
     @property
     def place(self) -> tuple[int, int, bool, str]:
@@ -54,7 +56,8 @@ class Skip:
         """Say so in the log; only for information where it was known before."""
         level = logging.INFO if self.error.startswith(_QUARANTINED) else logging.WARNING
         what = "The rest of shard %r is left out from batch %d on: %s"
-        what = what if self.is_shard else "Sample %r is left out of batch %d: %s"
+        if not self.is_shard:
+            what = f"Sample %r is {'replaced in' if self.is_replaced else 'left out of'} batch %d: %s"
         _log.log(level, what, self.key, self.batch, self.error)
 
 
@@ -72,6 +75,48 @@ def unrecorded(pipe: Any) -> Iterator[None]:
             handler.end_looking()
 
 
+class SkipLimits:
+    """Counts the samples that are left out of one epoch, and raises where they are more than `on_error` allows.
+
+    Args:
+        handler: What `.on_error(...)` says.
+        num_parts: Between how many ranks, or workers that count for themselves, the samples are divided.
+        first_batch: Where the epoch begins, or is resumed.
+    """
+
+    def __init__(self, handler: Any, num_parts: int, first_batch: int = 0) -> None:
+        self._handler = handler
+        self._num_parts = num_parts
+        self._first_batch = first_batch
+        self._places: set[Any] = set()
+        self._last: Skip | None = None
+
+    def count(self, skip: Skip) -> None:
+        """Count a sample that has been left out; they come in the order of their ordinals.
+
+        Raises:
+            DataError: There are too many.
+        """
+        self._last = skip
+        if skip.is_shard:
+            return
+        self._places.add(skip.place)  # a worker that took the place of another one makes a batch again
+        num_skipped = len(self._places)
+        # The ordinal says how many samples came before: no batch has to be counted, whatever stands behind `deal`.
+        share_here = (skip.batch + 1 - self._first_batch) / (skip.batch + 1)
+        num_seen = max(round((skip.ordinal // self._num_parts + 1) * share_here), num_skipped)
+        self._handler.refuse_many(num_skipped, num_seen, skip.key, skip.error)
+
+    def end(self) -> None:
+        """End an epoch that has given no batch.
+
+        Raises:
+            DataError: It would have had samples.
+        """
+        if self._last is not None and not self._first_batch:
+            self._handler.refuse_all(self._last.key, self._last.error)
+
+
 class Skipper:
     """Makes samples, and leaves out those that cannot be made.
 
@@ -80,6 +125,7 @@ class Skipper:
         banned: Why samples are not even tried, by key: workers have died of them.
         tell: Called with each sample that is left out.
         seen: Called with each sample before its fields are loaded.
+        limits: Counts what is left out, where nobody who is told does.
     """
 
     def __init__(
@@ -88,9 +134,13 @@ class Skipper:
         banned: Mapping[str, str],
         tell: Callable[[Skip], None] | None,
         seen: Callable[[Sample], None] | None = None,
+        limits: SkipLimits | None = None,
     ) -> None:
         self._seen = seen
+        self._limits = limits
         self._handler = handler
+        self.substitutes: bool = handler.substitutes
+        self.last_error: Exception | None = None
         self._listed: Mapping[str, str] = {**handler.listed(), **banned}
         self._tell = tell
 
@@ -108,7 +158,7 @@ class Skipper:
             sample = fetch()
             if isinstance(sample, Sample) and sample.key in self._listed:
                 error = _QUARANTINED + self._listed[sample.key]
-                return self._leave_out(Skip(draw.epoch, batch, draw.ordinal, sample.key, error))
+                return self._leave_out(self._skip(draw, batch, sample.key, error))
             item = finish(sample)
             if isinstance(item, Sample):
                 if self._seen is not None:
@@ -118,7 +168,8 @@ class Skipper:
             if not self._handler.tolerates(raised):
                 raise
             key = sample.key if isinstance(sample, Sample) else f"ordinal {draw.ordinal}"
-            skip = Skip(draw.epoch, batch, draw.ordinal, key, f"{type(raised).__name__}: {raised}")
+            self.last_error = raised
+            skip = self._skip(draw, batch, key, f"{type(raised).__name__}: {raised}")
             self._handler.write_down(key, skip.error)
             return self._leave_out(skip)
         return item
@@ -141,11 +192,16 @@ class Skipper:
         self._leave_out(skip)
         return True
 
+    def _skip(self, draw: Draw, batch: int, key: str, error: str) -> Skip:
+        return Skip(draw.epoch, batch, draw.ordinal, key, error, is_replaced=self.substitutes)
+
     def _leave_out(self, skip: Skip) -> Any:
         if self._tell is not None:
             self._tell(skip)
         else:
             skip.log()
+        if self._limits is not None:
+            self._limits.count(skip)
         return LEFT_OUT
 
 

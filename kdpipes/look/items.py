@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kdpipes._graph import walk
+from kdpipes._item_form import ItemForm, form_of
 from kdpipes.sample import Sample
 
 __all__ = ["Fields", "class_names_of", "fields_of", "names_of", "rows_of"]
-
-Names = tuple[tuple[str, ...], bool]
 
 
 class Fields(NamedTuple):
@@ -25,14 +24,9 @@ class Fields(NamedTuple):
     ctx: Mapping[str, Any]
 
 
-def names_of(chain: Any) -> Names | None:
-    """Return the names that `select` has given the parts of an item, and whether a ctx follows; None without it."""
-    for pipe in walk(chain):
-        find = getattr(type(pipe), "item_names", None)
-        if find is not None and (names := find(pipe)) is not None:
-            found: Names = names
-            return found
-    return None
+def names_of(chain: Any) -> ItemForm | None:
+    """Return the form that `select` has given the items; None without it."""
+    return next((form for form in map(form_of, walk(chain)) if form is not None), None)
 
 
 def class_names_of(chain: Any) -> tuple[str, ...] | None:
@@ -45,33 +39,36 @@ def class_names_of(chain: Any) -> tuple[str, ...] | None:
     return None
 
 
-def fields_of(item: Any, names: Names | None = None) -> Fields:
+def fields_of(item: Any, form: ItemForm | None = None) -> Fields:
     """Return the fields of one item: a sample, a tuple, a dictionary, a collated batch of those, or anything else."""
     if isinstance(item, Sample):
         values = dict(item)  # which records their ctx
         return Fields({"key": item.key, **values}, item.ctx)
-    if names is None or names[1]:
-        item, ctx = _without_ctx(item)
-    else:
-        ctx = {}
+    item, ctx = _without_ctx(item, form)
+    if form is not None and form.kind == "bare":
+        return Fields({form.names[0]: item}, ctx)
     if isinstance(item, Mapping):
         return Fields({str(name): value for name, value in item.items()}, ctx)
     if isinstance(item, tuple):
-        known = names[0] if names is not None and len(names[0]) == len(item) else None
+        known = form.names if form is not None and len(form.names) == len(item) else None
         return Fields(dict(zip(known or (f"[{place}]" for place in range(len(item))), item, strict=True)), ctx)
     return Fields({"value": item}, ctx)
 
 
-def _without_ctx(item: Any) -> tuple[Any, Mapping[str, Any]]:
+def _without_ctx(item: Any, form: ItemForm | None) -> tuple[Any, Mapping[str, Any]]:
     """Return an item of `select(..., return_ctx=True)` without its ctx, and the ctx."""
-    is_pair = isinstance(item, tuple | list) and len(item) == 2
-    if is_pair and isinstance(item[0], tuple | list) and isinstance(item[1], Mapping):
-        return tuple(item[0]), item[1]
-    return item, {}
+    if not isinstance(item, tuple | list) or len(item) != 2 or not isinstance(item[1], Mapping):
+        return item, {}
+    fields, ctx = item
+    has_ctx = isinstance(fields, tuple | list | Mapping) if form is None else form.has_ctx
+    if not has_ctx:
+        return item, {}
+    is_tuple = isinstance(fields, list) and (form is None or form.kind == "tuple")  # torch's collation makes lists
+    return tuple(fields) if is_tuple else fields, ctx
 
 
-def rows_of(batch: list[Any], names: Names | None = None) -> Fields:
+def rows_of(batch: list[Any], form: ItemForm | None = None) -> Fields:
     """Return the fields of a batch that is a list of items, each field a list."""
-    items = [fields_of(item, names) for item in batch]
+    items = [fields_of(item, form) for item in batch]
     fields = dict.fromkeys(name for item in items for name in item.values)
     return Fields({name: [item.values.get(name) for item in items] for name in fields}, {})

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from kdpipes._map_pipe import MapPipe, as_column
@@ -16,6 +14,7 @@ from kdpipes._pipe_name import called_as
 from kdpipes.callback import Callback
 from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
+from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import file_stamp, read_url
 from kdpipes.storage.shared import Shared
 
@@ -127,8 +126,6 @@ class _FileLoader:
         path = self.path_of(name)
         content = read_url(path)
         try:
-            if path.endswith(".pt"):
-                return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-            return np.load(io.BytesIO(content), allow_pickle=False) if path.endswith(".npy") else content
-        except Exception as error:
-            raise DataError(f"{path!r} cannot be read: {type(error).__name__}: {error}") from error
+            return decode_array(path.rpartition(".")[2], content) if path.endswith((".npy", ".pt")) else content
+        except ValueError as error:
+            raise DataError(f"{path!r} cannot be read: {error}") from error

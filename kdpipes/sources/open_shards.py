@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 from kdpipes._map_pipe import MapPipe, as_column, is_key
 from kdpipes._pipe_name import called_as
 from kdpipes._progress import shown_if_slow
-from kdpipes.errors import DataError, check_choice, check_count, check_names, must_be, refuse_field
+from kdpipes.errors import DataError, check_bool, check_choice, check_count, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.catalog import Catalog, open_catalog
+from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import forget_listings, matching_urls
 from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
-from kdpipes.storage.tar import DottedKeys, decode_member
+from kdpipes.storage.tar import DottedKeys
 from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
 from kdpipes.storage.urls import expand_urls, is_local, relative_names
 
@@ -37,7 +38,8 @@ def _stamp_of(catalog: Catalog, index: int) -> str:
     """Return what tells a sample's shard from every other and from what it was before."""
     number = int(catalog.shards[index])
     url, (size, tag) = catalog.urls[number], catalog.versions[number]
-    return f"{os.path.abspath(url) if is_local(url) else url} {size} {tag}"  # noqa: PTH100 - links stay
+    where = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay
+    return f"{where} {size} {tag}{version_suffix(catalog.fields)}"
 
 
 def _is_lacking(catalog: Catalog, field: str, index: int) -> bool:
@@ -64,10 +66,11 @@ class ShardReaderMapDataPipe(MapPipe):
     """The samples of plain webdataset tars, by position (`kdp.open_shards(urls)`).
 
     A field is one member, called by its extension: `0001.jpg` and `0001.cls` are fields `jpg` and `cls` of sample
-    `0001`; `.rename_fields(x="jpg;png", y="cls")` gives them the usual names. Classes, texts and JSON are decoded as
-    webdataset does; all else is bytes. The key is the shard's name, a slash and the sample's. Members without an
-    extension are left out, as in webdataset. A member that a sample lacks, but others have, is damage of that sample:
-    an error that `.on_error("skip")` leaves out.
+    `0001`; `.rename_fields(x="jpg;png", y="cls")` gives them the usual names. What a field holds follows from its
+    extension: a number or the name of a class (`.cls`), a text (`.txt`, `.html`), what JSON says (`.json`), an array
+    (`.npy`), tensors (`.pth` and `.pt`, loaded with `weights_only`); all else is bytes. The key is the shard's name, a
+    slash and the sample's. Members without an extension are left out, as in webdataset. A member that a sample lacks,
+    but others have, is damage of that sample: an error that `.on_error("skip")` leaves out.
 
     Each shard has an index, `NAME.tar.index`, with the place of each member and the classes. It is read from beside the
     shard; where there is none, or one of another version of the shard, the shard is indexed once, and the index kept
@@ -92,6 +95,7 @@ class ShardReaderMapDataPipe(MapPipe):
             A shard for which there is no room is read by members.
         timeout_s: How long storage elsewhere may take to answer a request, in seconds, and 1 s more for each 256 KiB
             of a large one; what is silent twice is an error. None waits for ever.
+        decode: False leaves texts, JSON, arrays and tensors the bytes that their members hold; numbers are decoded.
 
     Memory: the length of the keys, 12 bytes a sample, 12 to 16 bytes a member and 8 a class, shared by all workers;
         with shards elsewhere, in each worker what is read ahead, up to 256 MB, of which 32 MB may have been read.
@@ -111,6 +115,7 @@ class ShardReaderMapDataPipe(MapPipe):
         cache_dir: str | os.PathLike[str] | None = None,
         max_cache_bytes: int | None = None,
         timeout_s: float | None = DEFAULT_S,
+        decode: bool = True,
     ) -> None:
         self._urls = Shared(expand_urls(urls))
         self._class_names = check_names("class_names", class_names)
@@ -122,6 +127,7 @@ class ShardReaderMapDataPipe(MapPipe):
         self._found: Shared[list[str]] | None = None
         self._noted: tuple[tuple[str, ...] | None] | None = None  # the names, once they have been looked for
         self._timeout_s = check_timeout(timeout_s)
+        self._decode = check_bool("decode", decode)
         cache = ShardCache(None if cache_dir is None else os.fspath(cache_dir), max_bytes)
         self._members = MemberReader(fetch, cache, self._timeout_s)
         self.is_elsewhere = not all(map(is_local, self._urls.value))
@@ -155,11 +161,12 @@ class ShardReaderMapDataPipe(MapPipe):
         contents = {
             field: known.sizes if isinstance(known, Places) else known for field, known in catalog.fields.items()
         }
-        return catalog.names, catalog.shards, catalog.short_keys, contents, self.class_names()
+        identity = catalog.names, catalog.shards, catalog.short_keys, contents, self.class_names()
+        return identity if self._decode else (*identity, "bytes")
 
     def cached_as(self) -> Any:
-        """Return what caches tell it by, besides the shards' own versions: nothing."""
-        return ()
+        """Return what caches know it by, besides the versions of the shards."""
+        return () if self._decode else "bytes"
 
     def announce(self, positions: NDArray[Any]) -> None:
         if self.is_elsewhere:
@@ -246,7 +253,7 @@ class ShardReaderMapDataPipe(MapPipe):
                 f"offset {places.offsets[index]}, {len(content)} are there."
             )
         try:
-            return decode_member(field, content)
+            return decode_member(field, content, decode=self._decode)
         except ValueError as error:
             place = f"{catalog.urls[catalog.shards[index]]!r} at offset {places.offsets[index]}"
             sample = f"member {field!r} of sample {catalog.key(index)!r}"

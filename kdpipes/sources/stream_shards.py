@@ -13,14 +13,15 @@ import numpy as np
 from kdpipes._giving_up import are_given_up, give_up
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._pipe_name import called_as
-from kdpipes.errors import DataError, add_note, check_names
+from kdpipes.errors import DataError, add_note, check_bool, check_names
 from kdpipes.sample import Lazy, Sample
 from kdpipes.selection import Permutation
+from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, version_of
 from kdpipes.storage.remote_stream import StreamsAhead
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
-from kdpipes.storage.tar import DottedKeys, Member, decode_member, read_members
+from kdpipes.storage.tar import DottedKeys, Member, read_members
 from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
 from kdpipes.storage.urls import expand_urls, is_local, relative_names
 
@@ -50,6 +51,7 @@ class ShardStreamerIterDataPipe(IterPipe):
             `kdp.write_shards` has noted beside them, if it has finished them and they are as it has left them.
         timeout_s: How long storage elsewhere may take to answer a request, in seconds, and 1 s more for each 256 KiB
             of a large one; what is silent twice is an error. None waits for ever.
+        decode: False leaves texts, JSON, arrays and tensors the bytes that their members hold; numbers are decoded.
 
     Length: none; a stream ends where its shards end.
 
@@ -68,6 +70,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         *,
         class_names: Sequence[str] | None = None,
         timeout_s: float | None = DEFAULT_S,
+        decode: bool = True,
     ) -> None:
         super().__init__()
         self._urls = Shared(expand_urls(urls))
@@ -75,6 +78,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._class_names = check_names("class_names", class_names)
         self._noted: tuple[tuple[str, ...] | None] | None = None  # the names, once they have been looked for
         self._timeout_s = check_timeout(timeout_s)
+        self._decode = check_bool("decode", decode)
         self._part = (0, 1)
         self._order_key: bytes | None = None
         self._start = (0, 0, 0)
@@ -111,10 +115,11 @@ class ShardStreamerIterDataPipe(IterPipe):
             stamps = [file_stamp(url) if is_local(url) else self._stamp_of(url) for url in urls[part::num_parts]]
         except FileNotFoundError:  # which iterating says better
             return None
-        return relative_names(urls), part, num_parts, stamps
+        return relative_names(urls), part, num_parts, stamps, "decoded" if self._decode else "bytes"
 
     def identity(self) -> Any:
-        return relative_names(self._found()), self.class_names()
+        identity = relative_names(self._found()), self.class_names()
+        return identity if self._decode else (*identity, "bytes")
 
     def samples(self) -> Iterator[Sample]:
         urls = self._found()
@@ -173,16 +178,28 @@ class ShardStreamerIterDataPipe(IterPipe):
             self._seen |= fields
 
     def _sample(self, url: str, name: str, group: _Group, index: int) -> Sample:
-        fields = {member.field: _member(url, member, content) for member, content in group}
-        first = group[0][0]
-        sample = Sample(fields, key=f"{name}/{first.key}", index=index, version=lambda: self._stamp_of(url))
+        fields = {member.field: self._member(url, member, content) for member, content in group}
+        first, suffix = group[0][0], version_suffix(fields)
+        sample = Sample(fields, key=f"{name}/{first.key}", index=index, version=lambda: self._stamp_of(url) + suffix)
         if len(fields) < len(self._seen):
             sample.lack(self._seen - fields.keys(), f"{url!r} at offset {first.offset}")
         return sample
 
+    def _member(self, url: str, member: Member, content: bytes) -> Lazy:
+        def load(sample: Sample) -> Any:
+            try:
+                return decode_member(member.field, content, decode=self._decode)
+            except ValueError as error:
+                raise DataError(
+                    f"Member {member.field!r} of sample {sample.key!r} in {url!r} at offset {member.offset} cannot be "
+                    f"decoded: {error}."
+                ) from error
+
+        return Lazy(load, what=f"decoding member {member.field!r}")
+
     def cached_as(self) -> Any:
-        """Return what caches tell it by, besides the shards' own versions: nothing."""
-        return ()
+        """Return what caches know it by, besides the versions of the shards."""
+        return () if self._decode else "bytes"
 
     def _stamp_of(self, url: str) -> str:
         """Return what tells a shard from what it was before, as it is in this epoch."""
@@ -217,16 +234,3 @@ def _refuse_missing(urls: Sequence[str]) -> None:
     missing = next((url for url in urls if is_local(url) and not Path(url).exists()), None)
     if missing is not None:
         raise FileNotFoundError(f"There is no file {missing!r}.")
-
-
-def _member(url: str, member: Member, content: bytes) -> Lazy:
-    def load(sample: Sample) -> Any:
-        try:
-            return decode_member(member.field, content)
-        except ValueError as error:
-            raise DataError(
-                f"Member {member.field!r} of sample {sample.key!r} in {url!r} at offset {member.offset} cannot be "
-                f"decoded: {error}."
-            ) from error
-
-    return Lazy(load, what=f"decoding member {member.field!r}")

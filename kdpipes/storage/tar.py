@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import lzma
 import os
-import re
 import stat
 import warnings
 import zlib
@@ -20,6 +18,7 @@ from fsspec.compression import compr
 from webdataset.tariterators import base_plus_ext
 
 from kdpipes.errors import DataError
+from kdpipes.storage.decoding import INTEGER, NUMBERS
 from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.files import Version, open_url
 from kdpipes.storage.forward import FileBytes, ForwardBytes, StreamBytes
@@ -35,17 +34,13 @@ __all__ = [
     "IndexBuilder",
     "Member",
     "compression_of",
-    "decode_member",
     "index_shard",
     "is_index_of",
     "read_groups",
     "read_members",
 ]
 
-_NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _LONGEST_NUMBER = 18  # digits, which 64 bits hold
-_TEXTS = frozenset({"txt", "text", "transcript"})
-_INTEGER = re.compile(r"-?[0-9]+")
 _UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 _CHUNK = 1 << 20
 _HEADER, _SIZE_IN_HEADER = 512, slice(124, 136)
@@ -61,20 +56,6 @@ class Member(NamedTuple):
     name: str
     offset: int
     size: int
-
-
-def decode_member(field: str, content: bytes) -> Any:
-    """Return the content of a member as webdataset's basic decoders do: numbers, text and JSON; bytes for all else.
-
-    A class (`.cls`) that is no number is taken for the name of one.
-    """
-    kind = field.rsplit(".", 1)[-1].lower()
-    if kind in _NUMBERS:
-        text = content.decode("utf-8").strip()
-        return int(text) if _INTEGER.fullmatch(text) else text
-    if kind in _TEXTS:
-        return content.decode("utf-8")
-    return json.loads(content) if kind in {"json", "jsn"} else content
 
 
 def _members(url: str, source: ForwardBytes) -> Iterator[Member]:
@@ -301,7 +282,7 @@ def index_shard(url: str, version: Version, *, with_checksums: bool = False, che
 def _wanted(url: str, source: ForwardBytes, *, with_checksums: bool) -> Iterator[tuple[Member, bytes | None]]:
     """Yield the members, with the contents that an index is made of."""
     for member in _members(url, source):
-        is_value = member.field.rsplit(".", 1)[-1] in _NUMBERS and member.size <= _LONGEST_NUMBER
+        is_value = member.field.rsplit(".", 1)[-1] in NUMBERS and member.size <= _LONGEST_NUMBER
         content = source.take(member.offset, member.size) if with_checksums or is_value else None
         if content is not None and len(content) < member.size:
             raise truncated(member.name, member.offset, member.size, len(content))
@@ -327,7 +308,7 @@ def _is_there(url: str, places: Places, sample: int) -> bool:
     if len(found) < stop - start or (is_plain and int(digits, 8) != size):
         return False
     text = _text(found[_HEADER:])
-    return places.values is None or bool(_INTEGER.fullmatch(text) and int(text) == places.values[sample])
+    return places.values is None or bool(INTEGER.fullmatch(text) and int(text) == places.values[sample])
 
 
 class IndexBuilder:
@@ -347,7 +328,7 @@ class IndexBuilder:
             checksum = 0 if content is None else zlib.crc32(content)
             self._has_checksums &= content is not None
             self._rows[member.field].extend((len(self._keys), member.offset, member.size, checksum))
-            if content is not None and len(content) <= _LONGEST_NUMBER and _INTEGER.fullmatch(text := _text(content)):
+            if content is not None and len(content) <= _LONGEST_NUMBER and INTEGER.fullmatch(text := _text(content)):
                 self._values[member.field].append(int(text))
         self._keys.append(group[0][0].key)
 
@@ -361,7 +342,7 @@ class IndexBuilder:
         columns[0] = -1
         columns[:, rows[:, 0]] = rows[:, 1:].T
         values = np.frombuffer(self._values[field], dtype=np.int64) if field in self._values else None
-        is_number = field.rsplit(".", 1)[-1] in _NUMBERS and values is not None and len(values) == len(self._keys)
+        is_number = field.rsplit(".", 1)[-1] in NUMBERS and values is not None and len(values) == len(self._keys)
         checksums = columns[2].astype(np.uint32) if self._has_checksums else None
         return Places(columns[0], columns[1], checksums, values if is_number else None)
 

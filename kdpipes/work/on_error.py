@@ -6,15 +6,16 @@ import fcntl
 import json
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 from kdpipes._sample_pipe import sample_pipe
-from kdpipes.errors import ChainError, DataError, FieldError, check_choice, must_be
+from kdpipes.errors import ChainError, DataError, FieldError, check_choice, check_count, is_number, must_be
 from kdpipes.sample import Sample
 
 __all__ = ["ErrorHandler"]
 
-Action = Literal["raise", "skip", "quarantine"]
+_LEAST = 100  # samples of which `max_share` is taken from the start: a share of fewer says little
+Action = Literal["raise", "skip", "quarantine", "substitute"]
 
 
 @sample_pipe("on_error")
@@ -26,6 +27,11 @@ class ErrorHandler:
     for it. Each is logged, counted in `Loader.stats()`, and listed in `Loader.skipped`. Mistakes in the chain
     (`ChainError`, `FieldError`) are raised all the same. Without `deal` it does nothing.
 
+    A mistake in a transform looks like bad data. So the epoch ends with an error when more samples fail than
+    `max_share` or `max_samples` allow, and when not one sample can be made. Each rank counts its own samples;
+    `kdp.Loader` counts those of all workers, in the order of the batches, so that the error does not depend on their
+    number. In other loaders, each worker counts what it makes. Shards are not counted, and writers have no limits.
+
     A shard that `kdp.stream_shards` cannot read on, or that is missing, is left out from there: one entry, under the
     shard's name, as nobody knows the keys that follow; those before stay. What moves up then is the same in all
     workers, if they see the same damage. Where each of them reads the whole stream and one reads what another cannot,
@@ -35,16 +41,24 @@ class ErrorHandler:
     (`.prefetch()`).
 
     Args:
-        action: "raise" the error; "skip" the sample; or put it into "quarantine": skip it, write it down in the file
+        action: "raise" the error; "skip" the sample; put it into "quarantine": skip it, write it down in the file
             `path`, and try no sample that is listed there again, in later epochs and runs as well (shards are read
-            again up to the damage, and listed once). With the last two, a
-            sample at which worker processes die is left out, too.
+            again up to the damage, and listed once); or "substitute" it: another sample of the chain takes its place,
+            so that batches keep their shapes. With the last three, a sample at which worker processes die is left out,
+            too. The substitute is drawn from the seed, the epoch and the ordinal, and is the same for any number of
+            workers and after a resume. It has its own key and the ordinal of its place, `is_padding` is True for it,
+            and the entry in `Loader.skipped` has `is_replaced`. Streams and `deal(batch_by=...)` cannot substitute;
+            `write_shards` and `write_records` leave the sample out.
         path: A local file of one JSON object per line, `{"key": ..., "error": ...}`.
+        max_share: The largest share of samples, from 0 to 1, that may fail, of those that an epoch has come to so far;
+            of the first 100, as many as of 100.
+        max_samples: How many samples may fail in an epoch; None is any number.
 
     Raises:
-        ValueError: `path` is given without "quarantine", or the other way round.
+        ValueError: `path` is given without "quarantine", or the other way round; or a limit is out of range.
         FileNotFoundError: The folder of `path` is missing.
-        DataError: What `path` holds is no quarantine, when an epoch begins.
+        ChainError: "substitute" upstream of a `deal` that cannot do so.
+        DataError: What `path` holds is no quarantine, when an epoch begins; or too many samples fail in an epoch.
 
     Example:
         >>> ones = kdp.from_dataset([(1, 0), (0, 0), (4, 0)]).transform("x", lambda x: 1 / x)
@@ -55,8 +69,17 @@ class ErrorHandler:
     handles_errors = True
     changes_no_sample = True
 
-    def __init__(self, action: Action = "raise", *, path: str | os.PathLike[str] | None = None) -> None:
-        check_choice("action", action, ("raise", "skip", "quarantine"))
+    def __init__(
+        self,
+        action: Action = "raise",
+        *,
+        path: str | os.PathLike[str] | None = None,
+        max_share: float = 0.1,
+        max_samples: int | None = None,
+    ) -> None:
+        check_choice("action", action, ("raise", "skip", "quarantine", "substitute"))
+        self.max_share = _check_share(max_share)
+        self.max_samples = None if max_samples is None else check_count("max_samples", max_samples, minimum=0)
         if path is not None and not isinstance(path, str | os.PathLike):
             raise TypeError(must_be("path", "a path", path))
         if (path is not None) != (action == "quarantine"):
@@ -88,6 +111,40 @@ class ErrorHandler:
     def is_tolerant(self) -> bool:
         """Whether samples may be left out at all."""
         return self._action != "raise"
+
+    @property
+    def substitutes(self) -> bool:
+        """Whether another sample takes the place of one that is left out."""
+        return self._action == "substitute"
+
+    def refuse_many(self, num_skipped: int, num_seen: int, key: str, error: str) -> None:
+        """Raise if more samples were left out than the limits allow.
+
+        Args:
+            num_skipped: How many samples were left out so far.
+            num_seen: Of about how many.
+            key: Of the last one that was left out.
+            error: Why it was.
+        """
+        if self.max_samples is not None and num_skipped > self.max_samples:
+            what = f"{num_skipped} samples could not be made: more than `max_samples={self.max_samples}`"
+            self._refuse(what, key, error)
+        if num_skipped > self.max_share * max(num_seen, _LEAST):
+            what = (
+                f"{num_skipped} of about {num_seen} samples could not be made: more than `max_share={self.max_share}`"
+            )
+            self._refuse(what, key, error)
+
+    def refuse_all(self, key: str, error: str) -> NoReturn:
+        """Raise because not one sample could be made; the arguments are those of `refuse_many`."""
+        self._refuse("No sample could be made", key, error)
+
+    def _refuse(self, what: str, key: str, error: str) -> NoReturn:
+        listed = "" if self._path is None else f", and remove the samples that {str(self._path)!r} lists because of it"
+        raise DataError(
+            f"{what}. The last one is {key!r}: {error}. If a pipe has a mistake, correct it{listed}. If the data are "
+            "that bad, `.on_error(...)` takes other limits, `max_share` and `max_samples`."
+        )
 
     def begin_looking(self) -> None:
         """Write nothing down until `end_looking`; copies that are made meanwhile never do."""
@@ -132,3 +189,12 @@ class ErrorHandler:
                     file.seek(0, os.SEEK_END)
                 is_torn = file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
                 file.write(("\n" if is_torn else "").encode() + line.encode())
+
+
+def _check_share(value: Any) -> float:
+    rule = "a share, from 0 to 1"
+    if not is_number(value):
+        raise TypeError(must_be("max_share", rule, value))
+    if not 0 <= value <= 1:
+        raise ValueError(must_be("max_share", rule, value))
+    return float(value)

@@ -1,4 +1,4 @@
-"""Which fields leave the chain."""
+"""Which fields leave the chain, and in which form."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kdpipes._item_form import ItemForm
 from kdpipes._sample_pipe import sample_pipe
-from kdpipes.errors import must_be, refuse_field
+from kdpipes.errors import check_bool, must_be, refuse_field
 from kdpipes.sample import Sample
 
 __all__ = ["Selector"]
@@ -24,27 +25,39 @@ _CTX = "ctx."
 
 @sample_pipe("select")
 class Selector:
-    """Turns samples into tuples of some of their fields, and loads nothing else (functional name: ``select``).
+    """Turns samples into tuples or dictionaries of some of their fields (functional name: ``select``).
+
+    No other field is loaded.
 
     Args:
         mode: The names of the fields, in order, in one string: "x y". Besides fields: `key`, `index` (the position in
             the source), `ordinal` (the position in the dealt epoch), `is_padding`, `ctx`, and `ctx.NAME`, one entry of
-            the ctx, and `ctx.NAME.PART`. A field of such a name comes first.
+            the ctx, and `ctx.NAME.PART`. A field of such a name comes first. With `as_dict`, a part may get another
+            name: "pixel_values=x labels=y".
         return_ctx: Whether to give `((x, y), ctx)`, ctx being what the operations on these fields recorded.
+        as_dict: Whether to give dictionaries, `{"x": x, "y": y}`, in place of tuples. `collate_samples` makes a
+            dictionary of batches of them.
+        bare: Whether to give the value itself, of one field: `y` instead of `(y,)`.
 
     Raises:
         FieldError: There is no such field.
+        ValueError: Two parts of a dictionary have the same name; a name is given to a part of a tuple; or `bare` with
+            several fields or with `as_dict`.
 
     Source: KappaData's ModeWrapper.
 
     Example:
         >>> kdp.from_dataset([("a", 7)]).select("y key")[0]
         (7, '0')
+        >>> kdp.from_dataset([("a", 7)]).select("labels=y key", as_dict=True)[0]
+        {'labels': 7, 'key': '0'}
+        >>> kdp.from_dataset([("a", 7)]).select("y", bare=True)[0]
+        7
     """
 
     is_selector = True
 
-    def __init__(self, mode: str, return_ctx: bool = False) -> None:
+    def __init__(self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False) -> None:
         if not isinstance(mode, str):
             raise TypeError(must_be("mode", 'names in one string, like "x y"', mode))
         if not mode.split():
@@ -53,17 +66,34 @@ class Selector:
             raise TypeError(must_be("return_ctx", "True or False", return_ctx, 'Names go into one string: "x y".'))
         if "," in mode:
             raise ValueError(must_be("mode", 'names with spaces between, like "x y"', mode))
-        self.names = tuple(mode.split())
+        if check_bool("as_dict", as_dict) and check_bool("bare", bare):
+            raise ValueError(must_be("bare", "False where `as_dict` is True", bare, "Choose one of the two."))
+        if check_bool("bare", bare) and len(mode.split()) > 1:
+            raise ValueError(must_be("mode", "one name where `bare` is True", mode, "Several fields come as a tuple."))
+        if "=" in mode and not as_dict:
+            hint = "The parts of a tuple have no names: add `as_dict=True`."
+            raise ValueError(must_be("mode", 'names like "x y"', mode, hint))
+        pairs = [name.rpartition("=") for name in mode.split()]
+        self.names = tuple(field for _, _, field in pairs)
+        labels = tuple(label if equals else field for label, equals, field in pairs)
+        if as_dict and (len(set(labels)) < len(labels) or not all(labels) or not all(self.names)):
+            raise ValueError(must_be("mode", 'different names, like "x y" or "pixel_values=x labels=y"', mode))
         self.return_ctx = return_ctx
+        self.form = ItemForm(labels, return_ctx, "dict" if as_dict else "bare" if bare else "tuple")
 
     def __call__(self, sample: Sample) -> Any:
         if not self.return_ctx and "ctx" not in self.names:
-            return tuple([_value(sample, name) for name in self.names])
+            return self.form.joined([_value(sample, name) for name in self.names])
         values = {
             name: _value(sample, name) for name in sorted(self.names, key="ctx".__eq__)
         }  # the ctx when all is read
-        selected = tuple(values[name] for name in self.names)
+        selected = self.form.joined([values[name] for name in self.names])
         return (selected, dict(sample.ctx)) if self.return_ctx else selected
+
+    def fingerprinted(self) -> Any:
+        """Return what changes the items; of tuples, what earlier releases wrote into states."""
+        parts: dict[str, Any] = {"names": self.names, "return_ctx": self.return_ctx}
+        return parts if self.form.kind == "tuple" else {**parts, "form": tuple(self.form)}
 
     def field_names(self, known: frozenset[str]) -> frozenset[str]:
         return known

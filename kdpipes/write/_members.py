@@ -15,6 +15,7 @@ from PIL import Image
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, add_note, check_callable, closest, must_be
 from kdpipes.sample import Sample
+from kdpipes.storage.decoding import decode_array
 
 __all__ = ["MemberEncoder", "check_encoding", "check_extension"]
 
@@ -27,6 +28,7 @@ _IMAGES = frozenset({*_FORMATS, *_SAME, "pbm", "pnm", "img", "image"})
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _TEXTS = frozenset({"txt", "text", "transcript"})
 _JSON = frozenset({"json", "jsn"})
+_TENSORS = frozenset({"pth", "pt"})
 _MARKUP = frozenset({"html", "htm", *_JSON})  # as which a string stands for itself
 _EXTENSION = re.compile(r"[^\s./\\\x00-\x1f][^\s/\\\x00-\x1f]*(?<!\.)")
 _NETPBM = re.compile(rb"P[56]\s")
@@ -139,7 +141,7 @@ def _checked(param: str, given: Mapping[str, Any] | None, check: Callable[[str, 
 
 def check_encoding(param: str, how: Any) -> None:
     """Refuse what says not how a field is written: neither a known extension nor a function."""
-    known = sorted({*_FORMATS, *_SAME, "npy", "json", "txt", "cls"})
+    known = sorted({*_FORMATS, *_SAME, "npy", "pth", "json", "txt", "cls"})
     if isinstance(how, str):
         if how not in known:
             raise ValueError(must_be(param, "one of " + ", ".join(known), how, closest(how, known).strip()))
@@ -166,7 +168,7 @@ def _tells(suffix: str, kind: str) -> bool:
     is_image = kind in _FORMATS or kind in _SAME
     if is_image and (suffix in ("img", "image") or _SAME.get(suffix, suffix) == _SAME.get(kind, kind)):
         return True
-    return suffix == kind or any(suffix in family and kind in family for family in (_NUMBERS, _TEXTS, _JSON))
+    return suffix == kind or any(suffix in family and kind in family for family in (_NUMBERS, _TEXTS, _JSON, _TENSORS))
 
 
 def _by_type(field: str, value: Any) -> tuple[str, bytes]:
@@ -176,6 +178,8 @@ def _by_type(field: str, value: Any) -> tuple[str, bytes]:
     if isinstance(content, bytes | bytearray | memoryview):
         content = bytes(content)
         return (suffix if suffix in _IMAGES else _kind_of_bytes(content)), content
+    if suffix in _TENSORS:
+        return "pth", _encoded(value, "pth")
     if isinstance(value, str):
         is_name = suffix in _NUMBERS or field == "y"
         kind = "cls" if is_name else suffix if suffix in _MARKUP else "txt"
@@ -203,6 +207,11 @@ def _encoded(value: Any, kind: str) -> bytes:
         if array.dtype == object:
             raise ChainError("An array of objects is not written: only pickle could.")
         np.save(file, np.ascontiguousarray(array) if array.ndim else array, allow_pickle=False)
+        return file.getvalue()
+    if kind == "pth":
+        file = io.BytesIO()
+        torch.save(value, file)
+        decode_array(kind, file.getvalue())  # what only pickle could load is not written
         return file.getvalue()
     if kind == "json":
         return json.dumps(value, ensure_ascii=False, default=_plain).encode("utf-8", "surrogateescape")

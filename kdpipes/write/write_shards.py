@@ -48,10 +48,11 @@ def write_shards(
     refused there. Files of the source that were changed in their place are not noticed: delete the shards. One run at a
     time.
 
-    What a field becomes follows from its value: bytes and encoded images stay as they are; integers are `.cls`,
-    strings `.txt`, dictionaries, lists and other numbers `.json`, arrays and tensors `.npy`. Pixels need `encode=`. A
-    field whose name says as much keeps it (`jpg`, `cls`); `x` and `y` become the kind alone, `.jpg` and `.cls`; others
-    get it in addition, `mask.png`, `caption.txt`. A field that is None has no member.
+    What a field becomes follows from its value: bytes and encoded images stay as they are; integers are `.cls`, strings
+    `.txt`, dictionaries, lists and other numbers `.json`, arrays and tensors `.npy`. `kdp.open_shards` and
+    `kdp.stream_shards` turn all of these back into values (tensors into arrays, tuples into lists). Pixels need
+    `encode=`. A field whose name says as much keeps it (`jpg`, `cls`); `x` and `y` become the kind alone, `.jpg` and
+    `.cls`; others get it in addition, `mask.png`, `caption.txt`. A field that is None has no member.
 
     Keys are the samples', as webdataset can hold them: a file's extension is left out (`heron/0001.jpg` gives
     `heron/0001`), other dots in the file name become underscores, slashes stay. No two samples may have the same.
@@ -67,7 +68,7 @@ def write_shards(
         max_samples: How many samples a shard has; the last one may have fewer. This or `max_bytes` must be given.
         max_bytes: How large a tar may be. A sample that is larger is alone in its shard.
         fields: The names of the fields to write, in one string; by default all.
-        encode: By field, what it is written as: "png", "jpg" (at quality 95), "webp" (lossless), "npy", "json",
+        encode: By field, what it is written as: "png", "jpg" (at quality 95), "webp" (lossless), "npy", "pth", "json",
             "txt", ...; or a function that returns bytes. What is encoded that way already stays as it is.
         extensions: By field, its extension, where the rules above do not fit.
         key: Called with a sample, returns its key: taken as it is, or refused.

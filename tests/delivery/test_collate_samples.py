@@ -210,3 +210,8 @@ def test_collating_before_deal_says_so() -> None:
 def test_a_pad_for_what_has_no_shape_is_refused() -> None:
     with pytest.raises(kdp.DataError, match=r"Field 'x' holds list, which `pad` cannot fill up"):
         kdp.collate([[[1], [2]], [[3]]], name="x", pad=0)
+
+
+def test_a_pad_for_bytes_says_how_to_make_arrays() -> None:
+    with pytest.raises(kdp.DataError, match=r"`\.transform\('x', lambda content: np\.frombuffer\(content, np\.uint8\)"):
+        kdp.collate([b"ab", b"c"], name="x", pad=0)

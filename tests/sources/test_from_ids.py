@@ -66,7 +66,7 @@ def test_a_path_with_an_id_in_it_is_read_by_its_suffix(tmp_path: Path) -> None:
 def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
     torch.save(np.datetime64, tmp_path / "a.pt")
     np.save(tmp_path / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
-    for suffix, reason in (("pt", "UnpicklingError: Weights only load failed"), ("npy", "ValueError: Object arrays")):
+    for suffix, reason in (("pt", "UnpicklingError: Weights only load failed"), ("npy", "the array holds objects")):
         with pytest.raises(kdp.DataError, match=rf"a\.{suffix}' cannot be read: {reason}"):
             kdp.from_ids(["a"], load=f"{tmp_path}/{{id}}.{suffix}")[0]["x"]
 

@@ -10,7 +10,6 @@ import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +19,7 @@ from webdataset.tariterators import base_plus_ext
 import kdpipes as kdp
 from kdpipes.errors import DataError
 from kdpipes.storage.files import version_of
-from kdpipes.storage.tar import _split, decode_member, index_shard, read_groups
+from kdpipes.storage.tar import _split, index_shard, read_groups
 
 Members = list[tuple[str, bytes]]
 Groups = list[tuple[str, dict[str, bytes]]]
@@ -145,22 +144,6 @@ def test_a_cut_compressed_tar_is_an_error_that_names_it(write: Callable[..., str
     url = write(gzip.compress(_tar(PHOTOS))[:-20], "a.tar.gz")
     with pytest.raises(DataError, match=rf"'{url}' .*Compressed file ended before the end-of-stream"):
         _streamed(url)
-
-
-def test_members_are_decoded_by_their_extension() -> None:
-    known: list[tuple[str, bytes, Any]] = [
-        ("cls", b" -3\n", -3),
-        ("cls", b"heron\n", "heron"),
-        ("seg.index", b"12", 12),
-        ("txt", " wei\u00df\n".encode(), " wei\u00df\n"),
-        ("json", b'{"a": [1, null]}', {"a": [1, None]}),
-        ("jpg", b"\xff\xd8", b"\xff\xd8"),
-    ]
-    for field, content, value in known:
-        assert decode_member(field, content) == value
-    for field, content in [("json", b"{"), ("txt", b"\xff"), ("cls", b"\xff")]:
-        with pytest.raises(ValueError):
-            decode_member(field, content)
 
 
 @pytest.mark.parametrize("read", READERS)

@@ -108,6 +108,8 @@ def mistakes(indexed: MapChain, stream: IterChain) -> None:
     indexed.oversample(class_counts={0: 1})  # type: ignore[call-arg]
     indexed.repeat_until(10)  # type: ignore[call-arg]
     indexed.select(["x", "y"])  # type: ignore[arg-type]
+    indexed.select("x", as_dict="yes")  # type: ignore[arg-type]
+    indexed.select("x", False, True)  # type: ignore[call-arg]
     indexed.transform("x", [kdp.HorizontalFlip()])  # type: ignore[arg-type]
     indexed.transform("x", kdp.Resize(8, interpolation="lanczos"))  # type: ignore[arg-type]
     stream.mixup(num_classes="3")  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes._fingerprint import fingerprint
 
 
 class Counting(kdp.SampleSource):
@@ -136,3 +137,65 @@ def test_bad_arguments_are_refused_when_the_chain_is_built() -> None:
             make().select("x", return_ctx="ctx")
         with pytest.raises(kdp.ChainError, match=r"Put `.transform\(\)` before `.select\(\)`"):
             make().select("x").transform("x", Shift())
+
+
+@FLAVOURS
+def test_dictionaries_have_the_names_of_the_fields(make: Any) -> None:
+    pipe = make().select("y key", as_dict=True)
+    assert [list(pipe) for _ in range(2)] == [[{"y": 0, "key": "a"}, {"y": 1, "key": "b"}, {"y": 0, "key": "c"}]] * 2
+    assert list(next(iter(pipe))) == ["y", "key"], "in the order of the names"
+
+
+@FLAVOURS
+def test_parts_of_dictionaries_can_be_renamed(make: Any) -> None:
+    assert next(iter(make().select("pixel_values=x labels=y", as_dict=True))) == {"pixel_values": 0, "labels": 0}
+    pipe = make().record_ctx().transform("x", Shift()).select("by=ctx.shift.by x", return_ctx=True, as_dict=True)
+    for item, ctx in pipe:
+        assert item["by"] == ctx["shift"]["by"]
+
+
+@FLAVOURS
+def test_one_field_can_come_bare(make: Any) -> None:
+    assert list(make().select("x", bare=True)) == [0, 10, 20]
+    for x, ctx in make().record_ctx().transform("x", Shift()).select("x", return_ctx=True, bare=True):
+        assert x % 10 == ctx["shift"]["by"] % 10
+
+
+def test_dictionaries_load_only_what_is_selected() -> None:
+    source: Any = Counting()
+    assert source.select("labels=y", as_dict=True)[1] == {"labels": 1}
+    assert source.read == ["y1"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "rule"),
+    [
+        ("x y", {"bare": True}, "`mode` must be one name where `bare` is True"),
+        ("x", {"bare": True, "as_dict": True}, "`bare` must be False where"),
+        ("a=x y", {}, "add `as_dict=True`"),
+        ("a=x a=y", {"as_dict": True}, "`mode` must be different names"),
+        ("x x", {"as_dict": True}, "`mode` must be different names"),
+        ("=x", {"as_dict": True}, "`mode` must be different names"),
+        ("x=", {"as_dict": True}, "`mode` must be different names"),
+    ],
+)
+def test_contradicting_forms_are_errors(mode: str, options: dict[str, Any], rule: str) -> None:
+    for make in (Counting, stream):
+        with pytest.raises(ValueError, match=rule):
+            make().select(mode, **options)
+
+
+def test_forms_must_be_booleans() -> None:
+    source: Any = Counting()
+    for option in ("as_dict", "bare"):
+        with pytest.raises(TypeError, match=f"`{option}` must be True or False, but is 1 instead"):
+            source.select("x", **{option: 1})
+    with pytest.raises(kdp.FieldError, match=r"The source has no field 'z'"):
+        source.select("labels=z", as_dict=True)
+
+
+def test_states_know_the_form_of_the_items() -> None:
+    source: Any = Counting()
+    forms = [source.select("x"), source.select("x", as_dict=True), source.select("x", bare=True)]
+    assert len({fingerprint(pipe) for pipe in [*forms, source.select("z=x", as_dict=True)]}) == 4
+    assert fingerprint(source.select("x y", return_ctx=True)) == "53171e1c", "as in states of earlier releases"

@@ -1,0 +1,35 @@
+"""What `select` makes of samples: tuples, dictionaries or bare values, with or without the ctx."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+__all__ = ["ItemForm", "form_of"]
+
+
+class ItemForm(NamedTuple):
+    """The form of the items and batches of a chain.
+
+    Args:
+        names: The names of the parts, in order.
+        has_ctx: Whether items are pairs, of these parts and the ctx.
+        kind: Whether the parts are a tuple, a dictionary by name, or the only one stands for itself.
+    """
+
+    names: tuple[str, ...]
+    has_ctx: bool = False
+    kind: Literal["tuple", "dict", "bare"] = "tuple"
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """Return the parts as one item, without the ctx."""
+        if self.kind == "tuple":
+            return tuple(parts)
+        return dict(zip(self.names, parts, strict=True)) if self.kind == "dict" else parts[0]
+
+
+def form_of(source: Any) -> ItemForm | None:
+    """Return the form of what a pipe gives, where it knows it."""
+    find: Any = getattr(source, "item_names", None)
+    form = find() if find is not None else None
+    return None if form is None else ItemForm(*form)

@@ -1,0 +1,106 @@
+"""The values of members: numbers, texts, JSON, arrays and tensors, by their extension. Nothing in them is executed."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import zipfile
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["INTEGER", "NUMBERS", "decode_array", "decode_member", "version_suffix"]
+
+NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+_TEXTS = frozenset({"txt", "text", "transcript"})
+_JSON = frozenset({"json", "jsn"})
+_ARRAYS = frozenset({"npy", "pth", "pt"})
+_MARKUP = frozenset({"html", "htm"})
+INTEGER = re.compile(r"-?[0-9]+")
+
+
+def decode_member(field: str, content: bytes, *, decode: bool = True) -> Any:
+    """Return the value of a member: a number, a text, what JSON says, an array, tensors; bytes for all else.
+
+    A class (`.cls`) that is not a number is the name of one.
+
+    Args:
+        field: The extension, of which the last part counts.
+        content: The bytes of the member.
+        decode: False leaves all but numbers the bytes that they are.
+
+    Raises:
+        ValueError: The bytes are not what the extension says.
+    """
+    kind = _kind_of(field)
+    if kind in NUMBERS:
+        text = content.decode("utf-8").strip()
+        return int(text) if INTEGER.fullmatch(text) else text
+    if not decode:
+        return content
+    if kind in _TEXTS or kind in _MARKUP:
+        return content.decode("utf-8")
+    if kind in _JSON:
+        try:
+            return json.loads(content)
+        except RecursionError as error:
+            raise ValueError("the JSON is nested too deeply") from error
+    return decode_array(kind, content) if kind in _ARRAYS else content
+
+
+def version_suffix(fields: Iterable[str]) -> str:
+    """Return what to add to the version of a sample with these fields.
+
+    Caches of earlier releases hold the bytes of arrays and HTML: they must not be taken for the values.
+    """
+    return " decoded" if any(_kind_of(field) in _ARRAYS | _MARKUP for field in fields) else ""
+
+
+def decode_array(kind: str, content: bytes) -> Any:
+    """Return the array of a `.npy` file, or what a `.pth` or `.pt` file holds, which is loaded by `weights_only`.
+
+    Raises:
+        ValueError: The bytes are something else, would need pickle, or declare more data than they have.
+    """
+    try:
+        return _npy(content) if kind == "npy" else _pth(content)
+    except (Exception, RecursionError) as error:
+        if isinstance(error, ValueError):
+            raise
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _kind_of(field: str) -> str:
+    return field.rsplit(".", 1)[-1].lower()
+
+
+def _npy(content: bytes) -> NDArray[Any]:
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    # Headers of version 3 differ from those of version 2 in the encoding of names, which changes no size.
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if dtype.hasobject:
+        raise ValueError("the array holds objects, which only pickle could load")
+    # NumPy allocates what the header declares before it looks how much there is.
+    num_there = len(content) - file.tell()
+    if min(shape, default=0) < 0 or math.prod(shape) * max(dtype.itemsize, 1) > num_there:
+        raise ValueError(f"the header declares an array of {dtype} {list(shape)}, but {num_there} bytes follow it")
+    file.seek(0)
+    array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+def _pth(content: bytes) -> Any:
+    # torch stores tensors uncompressed: a file that unpacks to more than its size is not torch's.
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            num_bytes = sum(entry.file_size for entry in archive.infolist())
+        if num_bytes > len(content):
+            raise ValueError(f"the file of {len(content)} bytes declares {num_bytes} bytes of contents")
+    return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
