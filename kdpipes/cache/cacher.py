@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -162,15 +163,12 @@ class Cacher:
         if not self.freezes and (private := moved()) is not None:
             refuse_private(*private)
         made = {*entries, *(set(sample.ctx) - before)} - set(_OF_DRAWS)
+        ctx = {entry: sample.ctx[entry] for entry in made if entry in sample.ctx}
         try:
-            content = b"".join(
-                encode(
-                    (value, {entry: sample.ctx[entry] for entry in made if entry in sample.ctx}),
-                    allow_pickle=self._allow_pickle,
-                )
-            )
+            content = b"".join(encode((value, ctx), allow_pickle=self._allow_pickle))
         except TypeError as error:
-            raise TypeError(f"Field {name!r} cannot be cached. {error}") from error
+            what = f"The ctx ({', '.join(map(repr, ctx))}) of field" if _is_plain(value) else "Field"
+            raise TypeError(f"{what} {name!r} cannot be cached. {error}") from error
         is_kept = self.store.put(key, [content], replace=is_damaged)
         self.tally.count(misses=1, healed=int(is_damaged and is_kept))
         is_as_hits_give_it = type(value) is bytes and not self._bytes_as_views
@@ -200,6 +198,13 @@ class _Verified:
 def is_cached(value: Lazy) -> bool:
     """Return whether a field is worth an entry: reading it costs something."""
     return not value.is_loaded and not value.is_cheap
+
+
+def _is_plain(value: Any) -> bool:
+    with suppress(TypeError):
+        encode(value)
+        return True
+    return False
 
 
 def _decoded(value: Any) -> Any:

@@ -141,7 +141,7 @@ def _getter(dataset: Any, name: str, index: int) -> Lazy:
         if not known.may_draw:
             return method(index)
         getter = known.method.with_function(method)
-        return call_seeded(getter, sample, getter.name, index, ctx=sample.ctx if sample.is_recording else None)
+        return call_seeded(getter, sample, getter.name, index, ctx=sample.ctx, is_recorded=sample.is_recording)
 
     return Lazy(load, what=known.what)
 
@@ -183,8 +183,9 @@ def _part(item: Lazy, names: list[str], place: int, is_cheap: bool) -> Lazy:
 class SampleSource(MapPipe):
     """A source of one's own: subclass it, give it `__len__` and a `getitem_NAME(index)` method for each field.
 
-    A method is called only when its field is read; a parameter `ctx` gets the sample's ctx, `rng` a generator. A method
-    that draws random numbers takes one of the two (with `ctx`, the global generators are seeded). `__init__` needs
+    A method is called only when its field is read; a parameter `ctx` gets the sample's ctx, `rng` a generator. What a
+    method writes into the ctx, `select(..., return_ctx=True)` returns; random draws are recorded after `record_ctx`.
+    A method that draws random numbers takes one of the two (with `ctx`, the global generators are seeded). `__init__` needs
     no call of the base class's. Workers that are forked share its attributes; for others they are pickled. Override
     `class_names()` where classes have names, and `read_column(name)` where a field's values are known all at once, and
     others are left to `super()`.

@@ -288,3 +288,32 @@ def test_a_cache_that_is_moved_while_it_is_open_is_not_called_incomplete(tmp_pat
     del cached
     gc.collect()
     assert len(kdp.open_cache(tmp_path / "after")) == 2
+
+
+class Cropped(Birds):
+    """Says in the ctx what it did."""
+
+    def getitem_x(self, index: int, ctx: Any = None) -> Any:
+        ctx["crop"] = {"top": index}
+        return super().getitem_x(index)
+
+
+@pytest.mark.parametrize("layout", ["lmdb", "files"])
+def test_a_cache_keeps_what_a_source_writes_into_the_ctx(tmp_path: Path, layout: Any) -> None:
+    for _ in range(2):
+        cached = Cropped(tmp_path / "log", 3).cache_on_disk(tmp_path / "cache", layout=layout)
+        assert cached.select("x", return_ctx=True)[2][1] == {"crop": {"top": 2}}
+    assert loaded(tmp_path / "log") == [2]
+    cached.warm_up()
+    opened = kdp.open_cache(tmp_path / "cache")
+    assert opened.select("x", return_ctx=True)[1][1] == {"crop": {"top": 1}}
+
+
+def test_a_ctx_that_cannot_be_kept_is_an_error_that_says_so(tmp_path: Path) -> None:
+    class Holds(Birds):
+        def getitem_x(self, index: int, ctx: Any = None) -> Any:
+            ctx["place"] = tmp_path
+            return index
+
+    with pytest.raises(TypeError, match=r"ctx.*'place'.*'x' cannot be cached"):
+        Holds(tmp_path / "log").cache_on_disk(tmp_path / "cache")[0]["x"]
