@@ -14,6 +14,7 @@ from kdpipes.cache.store import CacheStats, Refusal, check_key, way_out_of
 from kdpipes.cache.tally import Tally
 from kdpipes.errors import DataError, check_count
 from kdpipes.storage.codec import DamagedError
+from kdpipes.storage.filesystems import check_filesystem
 from kdpipes.storage.urls import is_local, join_url
 
 __all__ = ["FileStore"]
@@ -35,7 +36,9 @@ class FileStore:
             (lz4), "snappy" (python-snappy).
 
     Raises:
-        ImportError: The package of the compression is not installed; also when a cache is opened that has it.
+        ImportError: The package of the file system is not installed, or that of the compression; of that also when a
+            cache is opened that has it.
+        ValueError: The URL's protocol is unknown.
         DataError: When it is first used: the folder holds something else, or a cache of another version.
     """
 
@@ -56,6 +59,8 @@ class FileStore:
         self._url = os.fspath(url).removeprefix("file://")
         if is_local(self._url):
             self._url = os.path.abspath(os.path.expanduser(self._url))  # noqa: PTH100, PTH111 - links stay
+        else:
+            check_filesystem("url", self._url)
         self._options = {**layout._asdict(), "compression": compression}
         self._tally = Tally()
         self._start()

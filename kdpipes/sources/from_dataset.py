@@ -185,10 +185,10 @@ class SampleSource(MapPipe):
 
     A method is called only when its field is read; a parameter `ctx` gets the sample's ctx, `rng` a generator. What a
     method writes into the ctx, `select(..., return_ctx=True)` returns; random draws are recorded after `record_ctx`.
-    A method that draws random numbers takes one of the two (with `ctx`, the global generators are seeded). `__init__` needs
-    no call of the base class's. Workers that are forked share its attributes; for others they are pickled. Override
-    `class_names()` where classes have names, and `read_column(name)` where a field's values are known all at once, and
-    others are left to `super()`.
+    A method that draws random numbers takes one of the two (with `ctx`, the global generators are seeded). `__init__`
+    needs no call of the base class's. Workers that are forked share its attributes; for others they are pickled.
+    Override `class_names()` where classes have names, and `read_column(name)` where a field's values are known all at
+    once, and others are left to `super()`.
 
     Example:
         >>> class Squares(kdp.SampleSource):
