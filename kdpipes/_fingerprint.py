@@ -145,6 +145,10 @@ class _Tokens:
             yield from value.arrays()
         elif isinstance(value, torch.Tensor):
             yield from (str(value.dtype), tuple(value.shape))
+            if value.layout != torch.strided:
+                sparse = value.detach().to_sparse_coo().coalesce()
+                yield from (str(value.layout), sparse.indices(), sparse.values())
+                return
             yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         elif isinstance(value, Mapping):
             yield from sorted(value.items(), key=lambda entry: self._hash_of(entry[0]))

@@ -105,14 +105,15 @@ class CacheReaderMapDataPipe(MapPipe):
         )
 
     def _read(self, base: bytes, name: str, sample: Sample) -> Any:
-        content = self._store.get(key_of(base, name))
-        if content is None:
-            raise DataError(f"The cache {self._url!r} has lost field {name!r} of sample {sample.key!r}: fill it again.")
         try:
-            value, ctx = decode(content, allow_pickle=self._allow_pickle)
+            content = self._store.get(key_of(base, name))
+            if content is not None:
+                value, ctx = decode(content, allow_pickle=self._allow_pickle)
         except DamagedError as error:
             way_out = "An epoch of the chain that has the source heals it."
             raise DataError(f"Field {name!r} of {sample.key!r} in {self._url!r}: {error} {way_out}") from error
+        if content is None:
+            raise DataError(f"The cache {self._url!r} has lost field {name!r} of sample {sample.key!r}: fill it again.")
         for entry, recorded in ctx.items():
             sample.ctx.setdefault(entry, recorded)
         return value

@@ -7,12 +7,14 @@ import multiprocessing
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
@@ -317,3 +319,42 @@ def test_a_ctx_that_cannot_be_kept_is_an_error_that_says_so(tmp_path: Path) -> N
 
     with pytest.raises(TypeError, match=r"ctx.*'place'.*'x' cannot be cached"):
         Holds(tmp_path / "log").cache_on_disk(tmp_path / "cache")[0]["x"]
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"), [("gs://b/c", r"kdpipes\[gcs\]"), ("abfs://b/c", "adlfs"), ("oss://b", "ossfs")]
+)
+def test_a_url_without_its_file_system_fails_when_built(url: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gcsfs", "ossfs"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=f"{url}.*{hint}"):
+        kdp.from_dataset([1, 2], "x").transform("x", float).cache_on_disk(url)
+    with pytest.raises(ValueError, match=r"`url` must be .*no-such-protocol"):
+        kdp.from_dataset([1, 2], "x").transform("x", float).cache_on_disk("no-such-protocol://b/c")
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_a_damaged_file_names_sample_cache_and_remedy(tmp_path: Path, compression: str | None) -> None:
+    folder = tmp_path / "cache"
+
+    def chain() -> Any:
+        source = kdp.from_ids(["a", "b"], load=lambda name: name * 2000)
+        return source.cache_on_disk(folder, layout="files", num_entries=10, compression=compression)
+
+    chain().warm_up()
+    store = FileStore(folder)
+    lists = [Path(store.place_of(key)).name for key in (b"\0contents", b"\0contents again")]
+    for path in folder.iterdir():
+        if len(path.name) == 40 and path.name not in lists:
+            path.write_bytes(path.read_bytes()[:-4] + b"\xff" * 4)
+    with pytest.raises(kdp.DataError, match=rf"'x' of 'b' in '{re.escape(str(folder))}'.*chain that has the source"):
+        kdp.open_cache(folder)[1]["x"]
+    assert (chain()[1]["x"], kdp.open_cache(folder)[1]["x"]) == ("b" * 2000,) * 2
+
+
+def test_a_sparse_tensor_is_refused_with_the_remedy() -> None:
+    sparse = torch.eye(3).to_sparse()
+    chain = kdp.from_dataset([(sparse, 0), (sparse * 2, 1)]).transform("x", lambda x: x)
+    with pytest.raises(TypeError, match=r"Field 'x' cannot be cached.*`\.to_dense\(\)`"):
+        chain.cache_in_memory()[0]["x"]
+    assert chain.transform("x", lambda x: x.to_dense()).cache_in_memory()[1]["x"].tolist()[0] == [2, 0, 0]
