@@ -114,12 +114,12 @@ class FileStore:
         set_up = self._opened()
         return self._url if set_up is None else join_url(self._url, set_up[0].path_of(key))
 
-    def each_entry(self) -> Iterator[memoryview | None]:
-        """Yield all entries; None in the place of one that cannot even be read."""
+    def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
+        """Yield all entries with what they are bound to (`bound_to`); None in the place of one that cannot be read."""
         set_up = self._opened()
         for name in sorted(self._folder().sizes()) if set_up is not None else []:
             if name not in (METADATA, COPY):
-                yield _entry(self._folder().read(name), set_up[1], True)
+                yield _digest_in(name), _entry(self._folder().read(name), set_up[1], True)
 
     def stats(self) -> CacheStats:
         """Return what has been counted, and what the folders hold, which are listed for that."""
@@ -193,6 +193,13 @@ class FileStore:
 
     def _warn(self, text: str) -> None:
         self._tally.warn_once(f"The cache in {self._url!r} {text}")
+
+
+def _digest_in(name: str) -> bytes:
+    try:
+        return bytes.fromhex(name.rpartition("/")[2])
+    except ValueError:  # a file of somebody else
+        return b""
 
 
 def _said(error: Exception) -> str:

@@ -20,7 +20,7 @@ from kdpipes.sample import Sample
 
 __all__ = ["Identity", "eager_names", "key_of", "random_name"]
 
-_FORMAT = 1  # of what values become in a cache
+_FORMAT = 2  # of what values become in a cache: 2 since their checksums include their keys
 _ORDER_ALONE = (Shuffler, Prefetcher)
 
 
