@@ -146,7 +146,7 @@ class _Tokens:
         elif isinstance(value, torch.Tensor):
             yield from (str(value.dtype), tuple(value.shape))
             if value.layout != torch.strided:
-                sparse = value.detach().to_sparse_coo().coalesce()
+                sparse = value.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
                 yield from (str(value.layout), sparse.indices(), sparse.values())
                 return
             yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -76,6 +76,15 @@ class Cacher:
         store = self.store
         return store.get_again(key) if isinstance(store, LmdbStore) else store.get(key)
 
+    def begin_epoch(self) -> None:
+        """Check what must be right before this process reads the samples of another epoch.
+
+        Raises:
+            DataError: The cache's file has been cut.
+        """
+        if isinstance(self.store, LmdbStore):
+            self.store.check_size()
+
     def cached_as(self) -> Any:
         """Return what another cache behind this one knows it by."""
         return self.freezes, self.notes
@@ -275,6 +284,7 @@ class _CachePipe:
         self._calls = WatchedCalls(self._source, warns_of_changed=not is_private)
         self._eager = ", ".join(f"`{name}`" for name in eager_names(self._source))
         self._has_warned = False
+        self._epoch = -1
 
     def identity(self) -> Any:
         """Return what makes this pipe give what it gives."""
@@ -296,6 +306,9 @@ class _CachePipe:
     def apply(self, sample: Sample) -> Sample:
         if self._eager and not self._has_warned:
             self._warn_of_loaded(sample)
+        if sample.draw.epoch != self._epoch:
+            self._epoch = sample.draw.epoch
+            self._operation.begin_epoch()
         return self._operation.cache(sample, self._identity.of(sample), self._calls)
 
     def _warn_of_loaded(self, sample: Sample) -> None:

@@ -126,6 +126,15 @@ class LmdbStore:
         tally = self._tally
         return CacheStats(tally.hits, tally.misses, num_bytes, num_entries, tally.healed)
 
+    def check_size(self) -> None:
+        """Raise if somebody has cut the file that is open, which takes two system calls.
+
+        Raises:
+            DataError: The file has been cut.
+        """
+        if self._opened is not None:
+            self._asked(lambda environment: environment.check_size(), None)
+
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()

@@ -21,6 +21,7 @@ import kdpipes as kdp
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.demo import write_photo_folder
+from tests.cache.test_lmdb_store import run_in_child
 
 
 class Birds(kdp.SampleSource):
@@ -358,3 +359,23 @@ def test_a_sparse_tensor_is_refused_with_the_remedy() -> None:
     with pytest.raises(TypeError, match=r"Field 'x' cannot be cached.*`\.to_dense\(\)`"):
         chain.cache_in_memory()[0]["x"]
     assert chain.transform("x", lambda x: x.to_dense()).cache_in_memory()[1]["x"].tolist()[0] == [2, 0, 0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_cut_database_is_an_error_at_the_next_epoch(tmp_path: Path, num_workers: int, share: float) -> None:
+    def work(pipe: Any) -> None:
+        chain = Birds(tmp_path / "log").cache_on_disk(tmp_path / "cache").select("x").deal(batch_size=8)
+        with kdp.Loader(chain, num_workers=num_workers) as loader:
+            for _ in range(2):
+                assert len([batch[0][0].copy() for batch in loader]) == 5
+            data = tmp_path / "cache" / "data.mdb"
+            os.truncate(data, int(data.stat().st_size * share))
+            with pytest.raises(kdp.DataError, match=r"data\.mdb' has been cut"):
+                list(loader)
+        pipe.send("an error")
+
+    child, pipe = run_in_child(work)
+    child.join()
+    assert child.exitcode == 0, "ended by a signal, or no error"
+    assert pipe.recv() == "an error"
