@@ -279,9 +279,9 @@ class _CachePipe:
         name = None if operation.freezes else random_name(self._source)
         if name is not None:
             refuse_random(name)
-        self._identity = Identity(self._source, operation.notes)
-        is_private = isinstance(operation.store, LmdbStore) and operation.store.is_private
-        self._calls = WatchedCalls(self._source, warns_of_changed=not is_private)
+        is_shared = not (isinstance(operation.store, LmdbStore) and operation.store.is_private)
+        self._identity = Identity(self._source, operation.notes, is_shared=is_shared)
+        self._calls = WatchedCalls(self._source, warns_of_changed=is_shared)
         self._eager = ", ".join(f"`{name}`" for name in eager_names(self._source))
         self._has_warned = False
         self._epoch = -1

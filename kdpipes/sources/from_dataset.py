@@ -13,7 +13,7 @@ from webdataset.pipeline import DataPipeline
 
 from kdpipes._calling import call_seeded
 from kdpipes._draw import seeded_globals
-from kdpipes._fingerprint import own_members
+from kdpipes._fingerprint import own_members, settled_attributes
 from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes._pipe_name import called_as
 from kdpipes.callback import Callback
@@ -86,7 +86,8 @@ class DatasetReaderMapDataPipe(MapPipe):
 
     def cached_as(self) -> Any:
         """Return what caches tell it by: the dataset's class and attributes."""
-        return self._dataset, self._fields
+        dataset = self._dataset.value
+        return dataset.cached_as() if isinstance(dataset, SampleSource) else self._dataset, self._fields
 
     def __len__(self) -> int:
         return len(self._dataset.value)
@@ -231,7 +232,7 @@ class SampleSource(MapPipe):
         return (
             type(self).__qualname__,
             own_members(type(self)),
-            {name: value for name, value in vars(self).items() if name[:9] != "_kdpipes_"},
+            {name: value for name, value in settled_attributes(self).items() if name[:9] != "_kdpipes_"},
         )
 
     def key_of(self, index: int) -> str:
