@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
-__all__ = ["filesystem_of"]
+from kdpipes.errors import must_be
+
+__all__ = ["check_filesystem", "filesystem_of", "not_installed"]
 
 _MANY = 4_096  # URLs
+_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 
 
 class _Known(NamedTuple):
@@ -57,6 +60,31 @@ def filesystem_of(url: str) -> tuple[Any, str]:
         table.clear()
     table[of_all if _is_one_for_all(filesystem) else url] = _Known(filesystem, os.getpid(), dict(settings))
     return found
+
+
+def check_filesystem(param: str, url: str) -> None:
+    """Raise where fsspec does not know a protocol of `url`, or its package is not installed. Nothing is connected to.
+
+    Raises:
+        ImportError: The package is missing.
+        ValueError: There is no such protocol.
+    """
+    for part in url.split("::"):
+        protocol = fsspec.core.split_protocol(f"{part}://" if "::" in url and part.isalnum() else part)[0] or "file"
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except ImportError as error:
+            raise not_installed(url, error) from error
+        except ValueError as error:
+            raise ValueError(must_be(param, "a path, or a URL of a protocol that fsspec knows", url)) from error
+
+
+def not_installed(url: str, error: ImportError) -> ImportError:
+    """Return the error for a URL whose file system is not installed, with what installs it."""
+    protocols = (fsspec.core.split_protocol(part)[0] for part in url.split("::"))
+    extra = next((_EXTRAS[protocol] for protocol in protocols if protocol in _EXTRAS), None)
+    hint = "" if extra is None else f' `pip install "kdpipes[{extra}]"`.'
+    return ImportError(f"{url!r} needs a file system that is not installed: {str(error).rstrip('.')}.{hint}")
 
 
 def _is_one_for_all(filesystem: Any) -> bool:
