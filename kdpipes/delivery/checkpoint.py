@@ -78,12 +78,19 @@ class Checkpointer:
 
     def state_at(self, position: Position) -> dict[str, Any]:
         """Return the state at a position: plain data, well under 2 KB."""
+        position = self._past_end(position, self.num_batches())
         state: dict[str, Any] = {"version": _VERSION, "epoch": position.epoch, "batch": position.number}
         if position.offset:
             state["offset"] = position.offset
         if position.cursors:
             state["cursors"] = [[lane, *cursor] for lane, cursor in position.cursors]
         return {**state, **self._sizes(), "pipes": list(self.pipes)}
+
+    @staticmethod
+    def _past_end(position: Position, num_batches: int | None) -> Position:
+        """Return the start of the next epoch for a position after the last batch of a known number."""
+        is_at_end = bool(position.number) and not position.offset and position.number == num_batches
+        return Position(position.epoch + 1) if is_at_end else position
 
     def _sizes(self) -> dict[str, Any]:
         """Return the numbers on which the order depends."""

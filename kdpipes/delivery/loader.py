@@ -123,9 +123,9 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that is being iterated, or comes next: from 0; after its last batch, the next one.
+        """The number of the epoch that is being iterated, or comes next, from 0; after its end, that of the next one.
 
-        `while loader.epoch < num_epochs: for batch in loader: ...` goes on right whatever state was loaded.
+        `while loader.epoch < num_epochs: for batch in loader: ...` is right whatever state was loaded.
         """
         return int(self.state_dict()["epoch"]) if self._checkpointer is not None else self._num_begun
 
@@ -203,15 +203,15 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         own = self._own
         position = self._start or (own.position if own is not None and self._adapted else None)
         position = position or self._checkpointer.first_position()
-        if position.number and not position.offset and position.number == self._checkpointer.num_batches():
-            position = Position(position.epoch + 1)
         return {**self._checkpointer.state_at(position), "seed": self._base_seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Let the next iteration go on where `state_dict` was taken, with the very next batch.
 
-        A state that was taken after the last batch means the next epoch. What is compared are the pipes: their
-        arguments, the code of functions, labels, keys where a source knows them, and lengths; not what samples hold.
+        A state that was taken after the last batch means the next epoch where the number of batches is known. A stream
+        does not know it: its next iteration delivers nothing, and then `epoch` is the next one. What is compared are
+        the pipes: their arguments, the code of functions, labels, keys where a source knows them, and lengths; not what
+        samples hold.
 
         Args:
             state_dict: What `state_dict` returned.

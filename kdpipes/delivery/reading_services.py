@@ -393,13 +393,13 @@ class _Delivered(Streaming[Any], IterDataPipe[Any]):
 class _Delivering:
     """Notes after each item that the user gets where the loader stands.
 
-    An epoch that is resumed behind its last batch is over; the next one begins in its place.
+    Of an epoch that is resumed after its last batch nothing is left: the iteration delivers nothing, and the next epoch
+    comes next.
     """
 
     def __init__(self, service: ReadingService) -> None:
         self._service = service
         self._items = service._begin()
-        self._is_empty_end = service._position.number > 0 or service._position.offset > 0
         self._asked, self._is_first = 0.0, True
 
     def __iter__(self) -> _Delivering:
@@ -414,12 +414,7 @@ class _Delivering:
             item = next(self._items)
         except StopIteration:
             service._position = Position(service._position.epoch + 1)
-            if not self._is_empty_end:
-                raise
-            self._is_empty_end = False
-            self._items = service._begin()
-            return self.__next__()
-        self._is_empty_end = False
+            raise
         service._position = service._take_passed()
         now = time.perf_counter()
         service.tally.busy_s += now - self._asked
