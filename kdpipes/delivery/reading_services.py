@@ -401,12 +401,19 @@ class _Delivering:
         self._service = service
         self._items = service._begin()
         self._asked, self._is_first = 0.0, True
+        self._owner = os.getpid()
 
     def __iter__(self) -> _Delivering:
         return self
 
     def __next__(self) -> Any:
         service = self._service
+        # A forked child shares the sockets and open files of its parent: what it read, the parent would miss.
+        if self._owner != os.getpid():
+            raise RuntimeError(
+                f"This iterator belongs to process {self._owner}, but process {os.getpid()}, forked from it, asks for "
+                "a batch. Make a loader in this process, or begin an epoch of its own: `for batch in loader`."
+            )
         if not service._lanes:
             raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
         self._asked = time.perf_counter() if self._is_first else self._asked

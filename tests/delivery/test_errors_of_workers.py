@@ -90,6 +90,19 @@ def test_an_error_of_any_kind_arrives_with_its_text_and_the_next_epoch_runs(
         assert list(loader) == list(numbers())
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+@services()
+def test_a_worker_that_would_end_names_sample_and_operation(service: Any, kind: Any, tmp_path: Path) -> None:
+    def leave() -> None:
+        raise kind(3)
+
+    with kdp.Loader(numbers(while_armed(tmp_path / "flag", 5, leave)), reading_service=service) as loader:
+        told = rf"A worker raised {kind.__name__}: 3, while applying 'step' to field 'x' of sample '5' \(ordinal 5\)"
+        with pytest.raises(RuntimeError, match=told) as caught:
+            list(loader)
+    assert "kdpipes: while making batch 2 of epoch 0 (seed 0)" in caught.value.__notes__
+
+
 @pytest.mark.parametrize("kind", [ValueError, StopIteration])
 def test_an_error_while_a_spawned_worker_unpickles_the_chain_is_told(kind: type[Exception], tmp_path: Path) -> None:
     flag = tmp_path / "flag"
