@@ -20,7 +20,7 @@ from torchdata.dataloader2.random import seed_generator
 from kdpipes._draw import hash_key
 from kdpipes._graph import shards, walk
 from kdpipes.delivery.batches import Batches
-from kdpipes.delivery.checkpoint import Checkpointer, main_part
+from kdpipes.delivery.checkpoint import Checkpointer, main_part, seed_in
 from kdpipes.delivery.foreign_arguments import refuses_foreign_arguments
 from kdpipes.delivery.layout import group_size
 from kdpipes.delivery.producer import Counting, Position
@@ -218,14 +218,13 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             strict: Whether a state of another chain is refused; otherwise there is a warning.
 
         Raises:
-            ValueError: The state does not fit: it names the pipe that differs.
+            ValueError: The state does not fit, and the pipe that differs is named; or it is damaged.
         """
         if self._checkpointer is None:
             super().load_state_dict(state_dict)
             return
         position = self._checkpointer.position_in(state_dict, strict=strict)
-        self._base_seed = check_seed(state_dict.get("seed", self._base_seed))
-        self._start = position
+        self._base_seed, self._start = seed_in(state_dict), position
         self._reset_iter = True
 
     @classmethod

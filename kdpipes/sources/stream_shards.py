@@ -218,7 +218,7 @@ def _member(url: str, member: Member, content: bytes) -> Lazy:
     def load(sample: Sample) -> Any:
         try:
             return decode_member(member.field, content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"Member {member.field!r} of sample {sample.key!r} in {url!r} at offset {member.offset} cannot be "
                 f"decoded: {error}."
