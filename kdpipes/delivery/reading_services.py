@@ -323,7 +323,7 @@ class ProcessReadingService(ReadingService):
         self.num_deaths = check_count("num_deaths", num_deaths)
         self.max_worker_deaths = check_count("max_worker_deaths", max_worker_deaths)
         if self.max_worker_deaths < self.num_deaths:
-            rule = f"at least `num_deaths`, {self.num_deaths},"
+            rule = f"at least {self.num_deaths}, which is `num_deaths`"
             raise ValueError(must_be("max_worker_deaths", rule, max_worker_deaths, "Pass both."))
         self.timeout_s = _check_timeout(timeout_s)
         self.threads_per_worker = check_count("threads_per_worker", threads_per_worker)

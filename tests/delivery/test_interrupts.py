@@ -133,12 +133,17 @@ if __name__ == "__main__":
 def test_an_interrupt_is_held_off_until_the_block_ends() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     steps = []
-    try:
-        with pytest.raises(KeyboardInterrupt), uninterrupted():
+
+    def interrupt() -> None:
+        with uninterrupted():
             with uninterrupted():
                 os.kill(os.getpid(), signal.SIGINT)
                 steps.append("inner")
             steps.append("outer")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
