@@ -132,14 +132,20 @@ class ProcessLane(Lane):
         self._pool.close()  # all of them at a time
 
     def _start(self) -> None:
-        try:
-            with uninterrupted():  # nobody else would end a process that is not in the pool yet
-                self._worker = self._pool.add(WorkerProcess.start(self._context, self._parcel, self._options))
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise self._too_many_files(error) from error
-            raise
         self._num_done = 0
+        while True:
+            try:
+                with uninterrupted():  # nobody else would end a process that is not in the pool yet
+                    self._worker = self._pool.add(WorkerProcess.start(self._context, self._parcel, self._options))
+                return
+            except BrokenPipeError:  # spawned, and killed before it had read what it is to do
+                self._tally.num_deaths += 1
+                self._deaths.append("starting")
+                self._judge("", "starting", "A worker process ended before it had read its chain, while starting.")
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise self._too_many_files(error) from error
+                raise
 
     def _too_many_files(self, error: OSError) -> OSError:
         """Return the error for a process that may open no more files, with the number that the workers need."""

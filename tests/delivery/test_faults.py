@@ -94,6 +94,28 @@ def test_the_number_of_successive_deaths_can_be_chosen(limit: int, tmp_path: Pat
         list(loader)
 
 
+@pytest.mark.parametrize("num_deaths", [2, 3])
+def test_a_spawned_worker_that_dies_before_it_begins_is_a_death(
+    num_deaths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*arguments: Any) -> WorkerProcess:
+        if len(tried) < 2:
+            tried.append(True)
+            raise BrokenPipeError
+        return whole(*arguments)
+
+    tried: list[bool] = []
+    whole = WorkerProcess.start
+    monkeypatch.setattr(WorkerProcess, "start", start)
+    service = kdp.ProcessReadingService(1, start_method="fork", num_deaths=num_deaths)
+    with kdp.Loader(numbers(), reading_service=service) as loader:
+        if num_deaths == 2:
+            with pytest.raises(kdp.WorkerError, match=r"before it had read its chain, while starting.* number 2 to die"):
+                list(loader)
+        assert list(loader) == list(numbers())
+        assert loader.stats()["worker_deaths"] == 2
+
+
 def test_more_deaths_at_a_sample_than_in_all_cannot_be_asked_for() -> None:
     with pytest.raises(
         ValueError, match=r"`max_worker_deaths` must be at least 50, which is `num_deaths`, but is 10 instead"
