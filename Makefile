@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint docs bench clean
+.PHONY: help install demo test soak lint docs bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -22,6 +22,9 @@ demo: install  ## run the main job on the shipped photos
 
 test: install  ## run the whole test suite
 	$(BIN)/python -m pytest -q -n 2
+
+soak: install  ## disturb random chains and compare each batch: ten minutes, or MINUTES=60; SEED= repeats a run
+	$(BIN)/python tools/soak.py --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 lint: install  ## style and types
 	$(BIN)/ruff check .

@@ -62,7 +62,7 @@ class Lazy:
             before = record.enter(sample, self._what) if record is not None else (None, "")
             try:
                 self._value = self._load(sample if self._scope is None else sample.view(self._scope), *values)
-            except Exception as error:
+            except BaseException as error:  # also SystemExit, which workers send on
                 add_note(error, f"kdpipes: while {self._doing(sample)} (ordinal {sample.ordinal})")
                 raise
             finally:

@@ -58,7 +58,7 @@ def test_workers_of_uneven_lengths_lose_and_double_nothing(size: int, number: in
         state = loader.state_dict()
     with kdp.Loader(chain(), reading_service=threads(number)()) as loader:
         loader.load_state_dict(travelled(state))
-        assert list(loader) == (expected[taken:] or expected)
+        assert list(loader) == (expected[taken:] if taken <= len(expected) else expected)
 
 
 def test_two_dealt_chains_side_by_side_have_one_order_and_go_on() -> None:

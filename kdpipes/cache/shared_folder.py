@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -97,6 +98,13 @@ def _made_and_held(path: str) -> int | None:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:  # swept in between
             continue
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EACCES):
+                raise
+            raise PermissionError(
+                f"{path!r} is taken by what is not a folder of this user: a file, a link, or somebody else's folder. "
+                "Use another name, or remove it."
+            ) from error
         status = os.fstat(lock)
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             os.close(lock)
@@ -156,7 +164,8 @@ def _sweep() -> None:
 
 def named_folders() -> list[str]:
     """Return the names of the folders of this user that are there."""
-    stems = (path.name.removeprefix(_prefix()) for path in _root().glob(f"{_prefix()}*"))
+    paths = (path for path in _root().glob(f"{_prefix()}*") if path.is_dir() and not path.is_symlink())
+    stems = (path.name.removeprefix(_prefix()) for path in paths)
     return sorted(stem for stem in stems if _NAME.fullmatch(stem))
 
 

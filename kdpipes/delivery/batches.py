@@ -6,6 +6,7 @@ from typing import Any
 
 from torchdata.dataloader2.dataloader2 import DataLoader2Iterator
 
+from kdpipes.delivery.interrupts import uninterrupted
 from kdpipes.delivery.producer import Position
 
 __all__ = ["Batches"]
@@ -35,5 +36,6 @@ class Batches(DataLoader2Iterator):  # type: ignore[misc]  # torchdata carries n
         try:
             return super().__next__()
         except KeyboardInterrupt:
-            self._interrupted_at = self.dataloader._interrupted()
+            with uninterrupted():
+                self._interrupted_at = self.dataloader._interrupted()
             raise

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from kdpipes._fingerprint import fingerprints
 from kdpipes._graph import sources_of, walk
 from kdpipes._pipe_name import pipe_name, shown_name
 from kdpipes.delivery.behind_deal import dealer_of
+from kdpipes.delivery.cursor import Cursor
 from kdpipes.delivery.layout import group_size
 from kdpipes.delivery.producer import Counting, Position
-from kdpipes.errors import ChainError, check_count, must_be
+from kdpipes.errors import ChainError, must_be
 
-__all__ = ["Checkpointer", "main_part"]
+__all__ = ["Checkpointer", "main_part", "seed_in"]
 
 _VERSION = 1
+_MAX_EPOCHS = 10**9  # more is damage, as is a count that JSON's numbers do not hold exactly
+_MAX_COUNT = 2**53
+_MAX_PLACE = 2**32  # of shards, and of samples in a shard, as workers send them
 
 
 def main_part(pipe: Any, *, has_workers: bool) -> tuple[list[Any], Any]:
@@ -78,12 +83,19 @@ class Checkpointer:
 
     def state_at(self, position: Position) -> dict[str, Any]:
         """Return the state at a position: plain data, well under 2 KB."""
+        position = self._past_end(position, self.num_batches())
         state: dict[str, Any] = {"version": _VERSION, "epoch": position.epoch, "batch": position.number}
         if position.offset:
             state["offset"] = position.offset
         if position.cursors:
             state["cursors"] = [[lane, *cursor] for lane, cursor in position.cursors]
         return {**state, **self._sizes(), "pipes": list(self.pipes)}
+
+    @staticmethod
+    def _past_end(position: Position, num_batches: int | None) -> Position:
+        """Return the start of the next epoch for a position after the last batch of a known number."""
+        is_at_end = bool(position.number) and not position.offset and position.number == num_batches
+        return Position(position.epoch + 1) if is_at_end else position
 
     def _sizes(self) -> dict[str, Any]:
         """Return the numbers on which the order depends."""
@@ -99,7 +111,8 @@ class Checkpointer:
         """Return the position that a state names, or refuse a state that does not fit the chain.
 
         Raises:
-            ValueError: It is no state, or one of another version, of other batches or another chain.
+            ValueError: It is no state, or one of another version, of other batches or another chain; or an entry of it
+                is of a wrong type or out of range.
         """
         if not isinstance(state, Mapping) or not {"version", "epoch", "batch", "pipes"} <= set(state):
             raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))
@@ -115,11 +128,33 @@ class Checkpointer:
         self._refuse_other_numbers(state)
         if difference:
             warnings.warn(f"The state does not fit the chain: {difference}", stacklevel=3)
-        epoch, batch, offset = (
-            check_count(name, state.get(name, 0), minimum=0) for name in ("epoch", "batch", "offset")
-        )
-        cursors = ((lane, (shard, place, index)) for lane, shard, place, index in state.get("cursors", ()))
-        return Position(epoch, batch, offset, tuple(cursors))
+        epoch = _count_in(state, "epoch", _MAX_EPOCHS)
+        batch, offset = _count_in(state, "batch", _MAX_COUNT), _count_in({"offset": 0, **state}, "offset", _MAX_COUNT)
+        position = Position(epoch, batch, offset, self._cursors_in(state))
+        num_batches = self.num_batches()
+        if num_batches is not None and batch > num_batches:
+            if not difference:
+                _refuse_entry("batch", f"at most {num_batches}, the number of batches in an epoch", batch)
+            return Position(epoch + 1)  # another chain, of fewer batches
+        return self._past_end(position, num_batches)
+
+    def _cursors_in(self, state: Mapping[str, Any]) -> tuple[tuple[int, Cursor], ...]:
+        """Return where the streams of a state stand, by worker."""
+        entries = state.get("cursors", [])
+        if not isinstance(entries, list | tuple) or any(
+            not isinstance(entry, list | tuple) or len(entry) != 4 for entry in entries
+        ):
+            _refuse_entry("cursors", "lists of four integers each", entries)
+        dealer = dealer_of(self._chain)
+        num_lanes = self._num_workers if dealer is not None and dealer.is_split_by_shard else 1
+        limits = (num_lanes, _MAX_PLACE, _MAX_PLACE, _MAX_COUNT)
+        cursors: dict[int, Cursor] = {}
+        for entry in entries:
+            lane, shard, place, index = (
+                _count_in({"cursors": value}, "cursors", limit) for value, limit in zip(entry, limits, strict=True)
+            )
+            cursors[lane] = shard, place, index
+        return tuple(sorted(cursors.items()))
 
     def _refuse_other_numbers(self, state: Mapping[str, Any]) -> None:
         now = self._sizes()
@@ -143,6 +178,24 @@ class Checkpointer:
                     "order depends on them with `deal(max_tokens=...)` (but not `global_max_tokens`), with "
                     '`deal(split="shards")`, without `deal` at the end, and with pipes behind it that hold items back.'
                 )
+
+
+def seed_in(state: Mapping[str, Any]) -> int:
+    """Return the seed that a state names."""
+    return _count_in({"seed": None, **state}, "seed", 1 << 64)
+
+
+def _count_in(state: Mapping[str, Any], name: str, limit: int) -> int:
+    """Return an entry of a state that is an integer from 0 up to `limit`."""
+    value = state[name]
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= operator.index(value) < limit:
+        _refuse_entry(name, f"an integer from 0 to {limit - 1}", value)
+    return operator.index(value)
+
+
+def _refuse_entry(name: str, rule: str, value: Any) -> NoReturn:
+    way_out = "Load a state as `state_dict()` has returned it."
+    raise ValueError(must_be(f"state_dict[{name!r}]", rule, value, way_out))
 
 
 def _refuse_other_limits(state: Mapping[str, Any], now: Mapping[str, Any]) -> None:

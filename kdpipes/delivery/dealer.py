@@ -247,7 +247,7 @@ class Dealer(Streaming[Batch]):
             if not items and self._sharding.num_ranks > 1:
                 refuse_empty(batch)
             return items
-        except Exception as error:
+        except BaseException as error:
             add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")
             raise
 

@@ -20,8 +20,9 @@ from torchdata.dataloader2.random import seed_generator
 from kdpipes._draw import hash_key
 from kdpipes._graph import shards, walk
 from kdpipes.delivery.batches import Batches
-from kdpipes.delivery.checkpoint import Checkpointer, main_part
+from kdpipes.delivery.checkpoint import Checkpointer, main_part, seed_in
 from kdpipes.delivery.foreign_arguments import refuses_foreign_arguments
+from kdpipes.delivery.interrupts import uninterrupted
 from kdpipes.delivery.layout import group_size
 from kdpipes.delivery.producer import Counting, Position
 from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadingService, ReadingService
@@ -123,9 +124,9 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that is being iterated, or comes next: from 0; after its last batch, the next one.
+        """The number of the epoch that is being iterated, or comes next, from 0; after its end, that of the next one.
 
-        `while loader.epoch < num_epochs: for batch in loader: ...` goes on right whatever state was loaded.
+        `while loader.epoch < num_epochs: for batch in loader: ...` is right whatever state was loaded.
         """
         return int(self.state_dict()["epoch"]) if self._checkpointer is not None else self._num_begun
 
@@ -150,10 +151,22 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
                 if self._own is not None and self._checkpointer is not None:
                     self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
                     self._own.seed_epochs(functools.partial(_seed_of, self._base_seed))
-                    if self._start is not None:
-                        self._own.start_at(self._start)
-                        self._start = None
+                    return self._begun_at(self._own, self._start or self._own.next_start)
             return Batches(self, super().__iter__().iterator_id)
+
+    def _begun_at(self, own: ReadingService, start: Position | None) -> Any:
+        """Return the iterator of an epoch that begins at `start`; if that fails or is interrupted, it is still due."""
+        assert self._checkpointer is not None
+        start = start or self._checkpointer.first_position()
+        try:
+            own.start_at(start)
+            self._start = None
+            return Batches(self, super().__iter__().iterator_id)
+        except BaseException:
+            with uninterrupted():
+                self.shutdown()
+                self._start = start
+            raise
 
     def _interrupted(self) -> Position | None:
         """End the workers, if there are any that are kdpipes', and return where the loader stands."""
@@ -203,29 +216,28 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         own = self._own
         position = self._start or (own.position if own is not None and self._adapted else None)
         position = position or self._checkpointer.first_position()
-        if position.number and not position.offset and position.number == self._checkpointer.num_batches():
-            position = Position(position.epoch + 1)
         return {**self._checkpointer.state_at(position), "seed": self._base_seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Let the next iteration go on where `state_dict` was taken, with the very next batch.
 
-        A state that was taken after the last batch means the next epoch. What is compared are the pipes: their
-        arguments, the code of functions, labels, keys where a source knows them, and lengths; not what samples hold.
+        A state that was taken after the last batch means the next epoch where the number of batches is known. A stream
+        does not know it: its next iteration delivers nothing, and then `epoch` is the next one. What is compared are
+        the pipes: their arguments, the code of functions, labels, keys where a source knows them, and lengths; not what
+        samples hold.
 
         Args:
             state_dict: What `state_dict` returned.
             strict: Whether a state of another chain is refused; otherwise there is a warning.
 
         Raises:
-            ValueError: The state does not fit: it names the pipe that differs.
+            ValueError: The state does not fit, and the pipe that differs is named; or it is damaged.
         """
         if self._checkpointer is None:
             super().load_state_dict(state_dict)
             return
         position = self._checkpointer.position_in(state_dict, strict=strict)
-        self._base_seed = check_seed(state_dict.get("seed", self._base_seed))
-        self._start = position
+        self._base_seed, self._start = seed_in(state_dict), position
         self._reset_iter = True
 
     @classmethod
@@ -317,6 +329,11 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self._is_closed = True
         self.shutdown()
 
+    def shutdown(self) -> None:
+        """End the workers; the next iteration starts new ones."""
+        with uninterrupted():  # DataLoader2 would take a shutdown that was torn for a whole one
+            super().shutdown()
+
     @property
     def _own(self) -> ReadingService | None:
         return _own(self.reading_service)
@@ -336,15 +353,16 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     def _revive(self) -> None:
         """Begin anew after DataLoader2 has shut itself down: after an error in the chain, or to set the epoch."""
         with sharing():
-            self.datapipe = clone(self._pristine)
-        before = self._own
-        if before is None:
-            self._recount()
-        self.reading_service = clone(self._service)
-        if before is not None and self._own is not None:
-            self._start = self._start or before.next_start
-            self._own.tally = before.tally
-        self._adapted, self._reset_iter, self._terminated = False, True, False
+            datapipe, service = clone(self._pristine), clone(self._service)
+        before, own = self._own, _own(service)
+        with uninterrupted():
+            self.datapipe, self.reading_service = datapipe, service
+            if before is None:
+                self._recount()
+            elif own is not None:
+                self._start = self._start or before.next_start
+                own.tally = before.tally
+            self._adapted, self._reset_iter, self._terminated = False, True, False
 
     def _recount(self) -> None:
         for pipe in walk(self.datapipe):

@@ -13,6 +13,7 @@ from typing import Any
 from kdpipes.delivery.producer import Frame, Kind, Order, Position
 from kdpipes.delivery.same_damage import SameDamage
 from kdpipes.delivery.skipping import Skip, SkipLimits
+from kdpipes.errors import add_note
 
 __all__ = ["Lane", "Merger", "Tally"]
 
@@ -185,6 +186,10 @@ def _as_error(error: BaseException) -> Exception:
     """Return an error of a worker as one that ends the loop and not the program, nor ends it as if all were there."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    raised = RuntimeError(f"A worker raised {type(error).__name__}: {error}")
+    notes: list[str] = getattr(error, "__notes__", [])
+    place = next((note.removeprefix("kdpipes: ") for note in notes if note.startswith("kdpipes: while ")), "")
+    raised = RuntimeError(f"A worker raised {type(error).__name__}: {error}{place and f', {place}'}")
     raised.__cause__ = error
+    for note in notes:
+        add_note(raised, note)
     return raised

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import multiprocessing
+import os
 import signal
 from collections import deque
 from dataclasses import dataclass, replace
@@ -11,6 +14,9 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from kdpipes.delivery.behind_deal import dealer_of
+from kdpipes.delivery.deal import DealerMapDataPipe
+from kdpipes.delivery.interrupts import uninterrupted
 from kdpipes.delivery.merger import Lane, Tally
 from kdpipes.delivery.packing import unpack
 from kdpipes.delivery.producer import Frame, Kind, Order, Position
@@ -18,13 +24,12 @@ from kdpipes.delivery.shared_slots import places_of
 from kdpipes.delivery.wire import NO_SLOT, Flag, Message, Said, Told, message
 from kdpipes.delivery.worker import Options, Parcel
 from kdpipes.delivery.worker_process import ProcessPool, WorkerProcess
-from kdpipes.errors import WorkerError
+from kdpipes.errors import WorkerError, add_note
 
 __all__ = ["NUM_LENT", "DeathPolicy", "ProcessLane"]
 
 NUM_LENT = 2  # slots of a worker that users may hold, before they get copies
 _FEW = 16  # small batches that are acknowledged together
-_MAX_DEATHS = 10  # without a batch in between, whatever the workers died of
 _START_UP_S = 60.0
 
 _log = logging.getLogger("kdpipes")
@@ -38,12 +43,14 @@ class DeathPolicy:
         timeout_s: How long to wait for one batch, before the worker is taken for stuck; None is for ever.
         is_restarted: Whether it gets a successor.
         num_deaths: How many workers may die at the same sample.
+        max_worker_deaths: How many may die without a batch in between, whatever they died of.
         handler: What `on_error` says, if it lets samples be left out.
     """
 
     timeout_s: float | None
     is_restarted: bool
     num_deaths: int
+    max_worker_deaths: int
     handler: Any
 
 
@@ -125,8 +132,32 @@ class ProcessLane(Lane):
         self._pool.close()  # all of them at a time
 
     def _start(self) -> None:
-        self._worker = self._pool.add(WorkerProcess.start(self._context, self._parcel, self._options))
         self._num_done = 0
+        while True:
+            try:
+                with uninterrupted():  # nobody else would end a process that is not in the pool yet
+                    self._worker = self._pool.add(WorkerProcess.start(self._context, self._parcel, self._options))
+                return
+            except BrokenPipeError:  # spawned, and killed before it had read what it is to do
+                self._tally.num_deaths += 1
+                self._deaths.append("starting")
+                self._judge("", "starting", "A worker process ended before it had read its chain, while starting.")
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise self._too_many_files(error) from error
+                raise
+
+    def _too_many_files(self, error: OSError) -> OSError:
+        """Return the error for a process that may open no more files, with the number that the workers need."""
+        import resource  # which Windows does not have
+
+        number = self._options.num_workers * (self._options.num_slots + 6)  # link, sentinels and record of each
+        return OSError(
+            error.errno,
+            f"{os.strerror(error.errno or errno.EMFILE)}. {self._options.num_workers} workers need up to {number} file "
+            f"descriptors besides those that are open; `ulimit -n` is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} "
+            "here. Raise it, or use fewer workers.",
+        )
 
     def _send_order(self) -> None:
         assert self._worker is not None
@@ -158,6 +189,10 @@ class ProcessLane(Lane):
             worker.kill(signal.SIGKILL)
             self._replace(worker, f"made no batch in {self._policy.timeout_s:g} s, and was ended")
             return
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                raise self._too_many_files(error) from error
+            raise
         if messages is None:
             self._replace(worker, "")
             return
@@ -203,10 +238,25 @@ class ProcessLane(Lane):
             self._tally.num_slow += bool(said.flags & Flag.SLOW)
         else:
             buffers, stream = self._buffers(worker, said.slot, sizes), content[head:]
-        item = unpack(buffers.pop(0) if said.flags & Flag.STREAM_IN_SLOT else stream, buffers)
+        try:
+            item = unpack(buffers.pop(0) if said.flags & Flag.STREAM_IN_SLOT else stream, buffers)
+        except Exception as error:
+            place = f"batch {said.number} of epoch {self._order.position.epoch}{self._samples_of(said.number)}"
+            add_note(error, f"kdpipes: while unpickling {place}, sent by worker process {worker.process.pid}")
+            raise
         del buffers
         self._done(worker, 1, at_once=said.slot != NO_SLOT)
         return item
+
+    def _samples_of(self, batch: int) -> str:
+        """Return the keys of the samples in a batch, in words, where an indexed chain tells them."""
+        dealer = dealer_of(self._parcel.open())
+        with contextlib.suppress(Exception):  # what went wrong is not to be hidden by what this may raise
+            if isinstance(dealer, DealerMapDataPipe):
+                keys = [sample.key for sample in dealer.whole_samples(self._order.position.epoch, batch) or []]
+                shown = ", ".join(map(repr, keys[:8])) + (", ..." if len(keys) > 8 else "")
+                return f" (samples {shown})"
+        return ""
 
     def _buffers(self, worker: WorkerProcess, slot: int, sizes: list[int]) -> list[memoryview]:
         if worker.slots.num_lent < NUM_LENT:
@@ -235,11 +285,14 @@ class ProcessLane(Lane):
         told = f"Worker process {worker.process.pid} {cause or _cause(code)}, while {doing}."
         self._tally.num_deaths += 1
         self._deaths.append(doing)
-        self._worker = None
-        self._pool.forget(worker)
-        self._close(worker)
-        if not worker.is_ready and code is not None and code >= 0:
-            raise WorkerError(f"{told} {_GUARD}")
+        with uninterrupted():
+            self._worker = None
+            self._pool.forget(worker)
+            self._close(worker)
+        # A process of the fork server may be interrupted before it can ignore that, and ends with status 1, too.
+        is_final = self._context.get_start_method() != "forkserver" or self._deaths.count(doing) > 1
+        if not worker.is_ready and code is not None and code >= 0 and is_final:
+            raise WorkerError(f"{told} {_HINTS[self._context.get_start_method()]}")
         self._judge(key, doing, told)
         _log.warning("%s Another one takes its place.", told)
         self._start()
@@ -256,8 +309,16 @@ class ProcessLane(Lane):
             self._tally.banned[key] = told
             policy.handler.write_down(key, told)
             self._deaths.clear()
-        elif is_known or len(self._deaths) >= _MAX_DEATHS:
-            raise WorkerError(f"{told} It was worker number {len(self._deaths)} to die here. {_ADVICE}")
+        elif is_known:
+            raise WorkerError(
+                f"{told} It was worker number {self._deaths.count(doing)} to die there; `num_deaths` is "
+                f"{policy.num_deaths}. {_ADVICE}"
+            )
+        elif len(self._deaths) >= policy.max_worker_deaths:
+            raise WorkerError(
+                f"{told} {len(self._deaths)} workers have died here without a batch in between; `max_worker_deaths` "
+                f"of `ProcessReadingService` is {policy.max_worker_deaths}. {_ADVICE}"
+            )
 
     def _close(self, worker: WorkerProcess) -> None:
         """Keep what a dead worker has left behind while batches of it wait; the views of users keep their own."""
@@ -268,7 +329,9 @@ class ProcessLane(Lane):
 
 
 _ADVICE = "What it printed says more. The next iteration starts new workers."
-_GUARD = 'What it printed says why. Under spawn, a script makes its loaders under `if __name__ == "__main__":`.'
+_PRINTED = "What it printed says why."
+_GUARD = f'{_PRINTED} Under spawn and forkserver, a script makes its loaders under `if __name__ == "__main__":`.'
+_HINTS = {"fork": _PRINTED, "spawn": _GUARD, "forkserver": _GUARD}
 
 
 def _cause(code: int | None) -> str:

@@ -21,6 +21,7 @@ from kdpipes._iter_pipe import Streaming
 from kdpipes.delivery.agreement import Agreement
 from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
+from kdpipes.delivery.interrupts import uninterrupted
 from kdpipes.delivery.layout import group_size
 from kdpipes.delivery.merger import Lane, Merger, Tally
 from kdpipes.delivery.packing import name_classes
@@ -102,7 +103,9 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         if self._start is None:
             self.start_at(Position(self._first_epoch))
         self._is_main_one_to_one = all(isinstance(pipe, _ONE_TO_ONE) for pipe in ends)
-        self._lanes = self._open_lanes()
+        self.finalize()  # what an interrupted call has begun
+        with uninterrupted():
+            self._lanes = self._open_lanes()
         self._items = _with_source(ends, _Merged(self))
         if self.is_profiled:
             self.main_probes = Probes(self._items)
@@ -124,11 +127,12 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     def finalize(self) -> None:
         """Called by DataLoader2 at the end: end the workers."""
-        lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            lane.stop()
-        for lane in lanes:
-            lane.close()
+        with uninterrupted():
+            lanes, self._lanes = self._lanes, []
+            for lane in lanes:
+                lane.stop()
+            for lane in lanes:
+                lane.close()
 
     def checkpoint(self) -> bytes:
         """Called by DataLoader2's `state_dict`."""
@@ -164,8 +168,13 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     def wait(self) -> None:
         """Wait until every worker has made its first batch of the epoch that has begun."""
-        for lane in self._lanes:
-            lane.peek()
+        try:
+            for lane in self._lanes:
+                lane.peek()
+        except BaseException:  # Ctrl-C: what was on its way may be lost
+            for lane in self._lanes:
+                lane.is_torn = True
+            raise
 
     def _take_passed(self) -> Position:
         """Return where the item ends that the main part has given out."""
@@ -276,6 +285,8 @@ class ProcessReadingService(ReadingService):
         on_worker_death: "restart" puts another worker in the place of one that dies, until `num_deaths` of them have
             died at the same sample; "raise" raises `WorkerError` at once.
         num_deaths: How many workers may die at the same sample, before that is an error, or left to `on_error`.
+        max_worker_deaths: How many successive workers may die without a batch in between, whatever they died of; that
+            is an error. At least `num_deaths`.
         timeout_s: After how long without a batch a worker is taken for stuck, and ended; None is never.
         threads_per_worker: How many threads torch's operations use in a worker.
 
@@ -299,6 +310,7 @@ class ProcessReadingService(ReadingService):
         start_method: str | None = None,
         on_worker_death: Literal["restart", "raise"] = "restart",
         num_deaths: int = 3,
+        max_worker_deaths: int = 10,
         timeout_s: float | None = None,
         threads_per_worker: int = 1,
     ) -> None:
@@ -314,26 +326,45 @@ class ProcessReadingService(ReadingService):
         self.start_method = start_method
         self.on_worker_death = on_worker_death
         self.num_deaths = check_count("num_deaths", num_deaths)
+        self.max_worker_deaths = check_count("max_worker_deaths", max_worker_deaths)
+        if self.max_worker_deaths < self.num_deaths:
+            rule = f"at least {self.num_deaths}, which is `num_deaths`"
+            raise ValueError(must_be("max_worker_deaths", rule, max_worker_deaths, "Pass both."))
         self.timeout_s = _check_timeout(timeout_s)
         self.threads_per_worker = check_count("threads_per_worker", threads_per_worker)
 
     def _open_lanes(self) -> list[Lane]:
+        if multiprocessing.current_process().daemon:
+            raise RuntimeError(
+                f"Process {multiprocessing.current_process().name!r} is daemonic and may not have worker processes. "
+                "Start it with `daemon=False`, or use `ThreadReadingService`."
+            )
         name_classes(self._chain)
         parcel, pool = Parcel(self._chain), ProcessPool()
-        handler = handler_in(self._chain)
-        policy = DeathPolicy(self.timeout_s, self.on_worker_death == "restart", self.num_deaths, handler)
-        return [
-            ProcessLane(
-                parcel,
-                self._options(worker),
-                pool,
-                start_method=self.start_method,
-                policy=policy,
-                tally=self.tally,
-                cursor_place=worker if self._is_split_by_shard else 0,
-            )
-            for worker in range(self.num_workers)
-        ]
+        policy = DeathPolicy(
+            timeout_s=self.timeout_s,
+            is_restarted=self.on_worker_death == "restart",
+            num_deaths=self.num_deaths,
+            max_worker_deaths=self.max_worker_deaths,
+            handler=handler_in(self._chain),
+        )
+        lanes: list[Lane] = []
+        try:
+            for worker in range(self.num_workers):
+                lane = ProcessLane(
+                    parcel,
+                    self._options(worker),
+                    pool,
+                    start_method=self.start_method,
+                    policy=policy,
+                    tally=self.tally,
+                    cursor_place=worker if self._is_split_by_shard else 0,
+                )
+                lanes.append(lane)
+        except BaseException:
+            pool.close()
+            raise
+        return lanes
 
     def _options(self, worker: int) -> Options:
         return Options(
@@ -398,20 +429,27 @@ class _Delivered(Streaming[Any], IterDataPipe[Any]):
 class _Delivering:
     """Notes after each item that the user gets where the loader stands.
 
-    An epoch that is resumed behind its last batch is over; the next one begins in its place.
+    Of an epoch that is resumed after its last batch nothing is left: the iteration delivers nothing, and the next epoch
+    comes next.
     """
 
     def __init__(self, service: ReadingService) -> None:
         self._service = service
         self._items = service._begin()
-        self._is_empty_end = service._position.number > 0 or service._position.offset > 0
         self._asked, self._is_first = 0.0, True
+        self._owner = os.getpid()
 
     def __iter__(self) -> _Delivering:
         return self
 
     def __next__(self) -> Any:
         service = self._service
+        # A forked child shares the sockets and open files of its parent: what it read, the parent would miss.
+        if self._owner != os.getpid():
+            raise RuntimeError(
+                f"This iterator belongs to process {self._owner}, but process {os.getpid()}, forked from it, asks for "
+                "a batch. Make a loader in this process, or begin an epoch of its own: `for batch in loader`."
+            )
         if not service._lanes:
             raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
         self._asked = time.perf_counter() if self._is_first else self._asked
@@ -419,12 +457,7 @@ class _Delivering:
             item = next(self._items)
         except StopIteration:
             service._position = Position(service._position.epoch + 1)
-            if not self._is_empty_end:
-                raise
-            self._is_empty_end = False
-            self._items = service._begin()
-            return self.__next__()
-        self._is_empty_end = False
+            raise
         service._position = service._take_passed()
         now = time.perf_counter()
         service.tally.busy_s += now - self._asked

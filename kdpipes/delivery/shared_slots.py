@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kdpipes.delivery.wire import ReceivedFile
+
 __all__ = ["RETIRED", "LentSlots", "Slots", "anonymous_file", "places_of"]
 
 RETIRED = 0x8000  # in the number of a slot whose memory another process may still read
@@ -163,7 +165,7 @@ class LentSlots:
         LentSlots._all.add(self)
         self._retired: set[int] = set()
         self.returned: deque[int] = deque()  # appended to wherever the last view is dropped
-        self._files: dict[int, int] = {}
+        self._files: dict[int, ReceivedFile] = {}
         self._maps: dict[int, mmap.mmap] = {}
         self._lent: dict[int, weakref.ref[NDArray[Any]]] = {}
 
@@ -172,11 +174,9 @@ class LentSlots:
         """How many slots the user holds views of."""
         return len(self._lent)
 
-    def attach(self, slot: int, file: int) -> None:
+    def attach(self, slot: int, file: ReceivedFile) -> None:
         """Take the descriptor of a slot's memory, which is closed with the others."""
-        if slot in self._files:
-            os.close(self._files[slot])
-            self._maps.pop(slot, None)
+        self._maps.pop(slot, None)
         self._files[slot] = file
 
     def lend(self, slot: int, sizes: Sequence[int]) -> list[memoryview]:
@@ -202,8 +202,6 @@ class LentSlots:
 
     def close(self) -> None:
         """Let go of the memory; views that are still held keep theirs."""
-        for file in self._files.values():
-            os.close(file)
         self._files.clear()
         self._maps.clear()
 
@@ -216,6 +214,7 @@ class LentSlots:
     def _memory(self, slot: int, sizes: Sequence[int]) -> tuple[NDArray[Any], list[tuple[int, int]]]:
         places, size = places_of(sizes)
         if slot not in self._maps or len(self._maps[slot]) < size:
-            length = os.fstat(self._files[slot]).st_size
-            self._maps[slot] = mmap.mmap(self._files[slot], length, flags=mmap.MAP_SHARED | _POPULATE)
+            file = self._files[slot].number
+            length = os.fstat(file).st_size
+            self._maps[slot] = mmap.mmap(file, length, flags=mmap.MAP_SHARED | _POPULATE)
         return np.frombuffer(self._maps[slot], dtype=np.uint8), places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -62,6 +63,7 @@ class _Shared:
         self.order: Order | None = None
         self.generation = 0
         self.is_stopped = False
+        self.owner = os.getpid()
 
     def num_items(self) -> int:
         return sum(frame.kind is Kind.ITEM for frame in self.frames)
@@ -186,11 +188,13 @@ def _run(producer: Producer, first_epoch: int, shared: _Shared) -> None:
 def _stop(shared: _Shared, thread: threading.Thread) -> None:
     """End a thread that waits; one that is stuck in a user's code ends with the process."""
     _tell_to_stop(shared)
-    if thread is not threading.current_thread():
+    if shared.owner == os.getpid() and thread is not threading.current_thread():
         thread.join(1.0)
 
 
 def _tell_to_stop(shared: _Shared) -> None:
+    if shared.owner != os.getpid():
+        return  # forked: there is no thread, and the one in the parent may have held the lock
     with shared.changed:
         shared.is_stopped = True
         shared.frames.clear()

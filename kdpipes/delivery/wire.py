@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import errno
+import os
 import socket
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["NO_SLOT", "Flag", "Message", "Reader", "Said", "Told", "message"]
+from kdpipes.delivery.interrupts import uninterrupted
+
+__all__ = ["NO_SLOT", "Flag", "Message", "Reader", "ReceivedFile", "Said", "Told", "message"]
 
 NO_SLOT = 0xFFFF
 _HEADER = struct.Struct("<QBBHIqIIIq")
@@ -43,6 +48,23 @@ class Flag(enum.IntFlag):
     SLOW = 4  # there was no shared memory for it
 
 
+class ReceivedFile:
+    """A descriptor that has come over a socket; it is closed when nothing holds this any more.
+
+    Args:
+        number: The descriptor.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):  # a process that was forked may have closed all of its descriptors
+            os.close(self.number)
+
+
 class Message(NamedTuple):
     """One message; `num` is the number of samples in the batch, or of batches that have been taken."""
 
@@ -53,7 +75,7 @@ class Message(NamedTuple):
     number: int
     num: int
     payload: bytearray
-    file: int | None = None
+    file: ReceivedFile | None = None
     cursor: tuple[int, int, int] | None = None
 
 
@@ -84,25 +106,42 @@ class Reader:
         self._link = link
         self._bytes = bytearray()
         self._received = bytearray(_READ_SIZE)
-        self._files: deque[int] = deque()
+        self._arrived: deque[tuple[int, list[tuple[int, int, bytes]], int, Any]] = deque()
+        self._files: deque[ReceivedFile] = deque()
 
     def read(self, *, wait: bool = True) -> Iterator[Message] | None:
         """Return the messages that have come, after waiting for some bytes; None at the end of the link."""
         try:
             flags = 0 if wait else socket.MSG_DONTWAIT
-            number, ancillary, told, _ = self._link.recvmsg_into([self._received], _ANCILLARY_SIZE, flags)
+            # Stored without a step of Python in between, where Ctrl-C would lose descriptors.
+            self._arrived.extend(map(self._link.recvmsg_into, [[self._received]], [_ANCILLARY_SIZE], [flags]))
         except BlockingIOError:
             return iter(())
         except ConnectionResetError:
             return None
+        number, told = self._arrived[0][0], self._arrived[0][2]
+        self._keep_files()
         if not number:
             return None
         if told & socket.MSG_CTRUNC:
-            raise OSError("The memory of a worker cannot be opened: too many files are open. Raise `ulimit -n`.")
-        for _, _, content in ancillary:
-            self._files.extend(memoryview(content).cast("i"))
+            raise OSError(errno.EMFILE, "The memory of a worker cannot be opened: too many files are open")
         self._bytes += memoryview(self._received)[:number]
         return iter(list(self._messages()))
+
+    def close(self) -> None:
+        """Close the descriptors that nobody has taken."""
+        self._keep_files()
+        self._files.clear()
+
+    def _keep_files(self) -> None:
+        if not any(ancillary for _, ancillary, _, _ in self._arrived):
+            self._arrived.clear()
+            return
+        with uninterrupted():
+            for _, ancillary, _, _ in self._arrived:
+                for _, _, content in ancillary:
+                    self._files.extend(map(ReceivedFile, memoryview(content).cast("i")))
+            self._arrived.clear()
 
     def _messages(self) -> Iterator[Message]:
         start = 0

@@ -22,6 +22,7 @@ import torch
 
 from kdpipes import _record
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe
+from kdpipes.delivery.interrupts import ignore_interrupts
 from kdpipes.delivery.lane_profile import producer_of
 from kdpipes.delivery.packing import pack, pack_error, unpack
 from kdpipes.delivery.producer import Frame, Kind, Order, seed_process
@@ -102,7 +103,7 @@ def _work(parcel: Parcel, link: socket.socket, options: Options) -> None:
 
 def _settle(num_threads: int) -> None:
     """Take what a process inherits that is not right for a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the main one decides
+    ignore_interrupts()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(num_threads)
     gc.freeze()  # what is inherited is shared until it is written to, which the collector would do

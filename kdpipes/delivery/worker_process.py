@@ -14,12 +14,13 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from multiprocessing import connection
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any
 
 from kdpipes._record import read_record
+from kdpipes.delivery.interrupts import interrupts_blocked, uninterrupted
 from kdpipes.delivery.shared_slots import LentSlots
-from kdpipes.delivery.wire import Message, Reader, Told, message
+from kdpipes.delivery.wire import Message, Reader, ReceivedFile, Told, message
 from kdpipes.delivery.worker import Options, Parcel, work
 
 __all__ = ["ProcessPool", "WorkerProcess"]
@@ -45,7 +46,7 @@ class WorkerProcess:
     end: int
     owner: int = field(default_factory=os.getpid)  # the process that it is a child of
     slots: LentSlots = field(default_factory=LentSlots)
-    record: int | None = None
+    record: ReceivedFile | None = None
     is_ready: bool = False
     is_over: bool = False  # it has said that it cannot work
 
@@ -62,20 +63,25 @@ class WorkerProcess:
             parcel: The chain.
             options: How it works.
         """
+        _start_helpers(context)
         with _one_at_a_time:
             ours, theirs = socket.socketpair()
             process = context.Process(target=work, args=(parcel, theirs, options), name="kdpipes worker", daemon=True)
             _starting.set()
             try:
-                process.start()
+                with interrupts_blocked():
+                    process.start()
+                end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else process.sentinel
             except BaseException:
                 ours.close()
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
                 raise
             finally:
                 _starting.clear()
                 theirs.close()
         _alive.add(process)
-        end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else process.sentinel
         return cls(process, ours, end)
 
     @property
@@ -107,7 +113,7 @@ class WorkerProcess:
 
     def doing(self) -> tuple[str, str]:
         """Return the key of the sample that it was at last, and what it did with it."""
-        return ("", "") if self.record is None else read_record(self.record)
+        return ("", "") if self.record is None else read_record(self.record.number)
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
         """Return whether the process has ended, after waiting for that."""
@@ -140,8 +146,16 @@ class WorkerProcess:
             self.process.close()
         self.link.close()
         self.slots.close()
-        if self.record is not None:
-            os.close(self.record)
+        self._reader.close()
+        self.record = None
+
+
+def _start_helpers(context: Any) -> None:
+    """Start multiprocessing's helpers first: they would inherit a blocked Ctrl-C, or unblock it (Python 3.11)."""
+    if context.get_start_method() in ("spawn", "forkserver"):
+        resource_tracker.ensure_running()
+    if context.get_start_method() == "forkserver":
+        forkserver.ensure_running()
 
 
 class ProcessPool:
@@ -162,8 +176,9 @@ class ProcessPool:
 
     def end(self, worker: WorkerProcess) -> None:
         """End one worker."""
-        self.forget(worker)
-        _end_all([worker])
+        with uninterrupted():
+            self.forget(worker)
+            _end_all([worker])
 
     def close(self) -> None:
         """End all workers."""
@@ -174,6 +189,11 @@ def _end_all(workers: list[WorkerProcess]) -> None:
     """End workers: those that wait at once, others after a moment."""
     if sys.is_finalizing():
         return  # the interpreter has ended them
+    with uninterrupted():  # or those that come later would be forgotten; two seconds at most
+        _end_each(workers)
+
+
+def _end_each(workers: list[WorkerProcess]) -> None:
     own = [worker for worker in workers if worker.owner == os.getpid()]  # a forked process has inherited others
     workers.clear()
     for worker in own:

@@ -189,7 +189,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         def load(sample: Sample) -> Any:
             try:
                 return decode_member(member.field, content, decode=self._decode)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(
                     f"Member {member.field!r} of sample {sample.key!r} in {url!r} at offset {member.offset} cannot be "
                     f"decoded: {error}."

@@ -74,7 +74,7 @@ def header_of(content: bytes, place: str) -> Header:
         return Header(int(said["num_parts"]), str(said["source"]), None if names is None else tuple(map(str, names)))
     except DataError:
         raise
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DataError(f"{place!r} holds no records, or its {HEADER} is damaged.") from error
 
 

@@ -104,7 +104,7 @@ class ShardIndex:
             header = json.loads(content[head : head + length].decode("utf-8", "surrogateescape"))
             arrays = dict(_read_arrays(content, head + length, header["arrays"]))
             return cls._of(header, arrays)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"Index {url!r} cannot be read: {type(error).__name__}: {error}.") from error
 
     @classmethod

@@ -56,7 +56,7 @@ class SavedNotes:
             notes = cls(**found)
             notes._refuse_others()
             return notes
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
             way_out = "Remove it, and the shards beside it, to begin anew."
             raise DataError(f"{url!r} cannot be read as notes of shards: {error}. {way_out}") from error
 

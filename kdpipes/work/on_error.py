@@ -164,7 +164,7 @@ class ErrorHandler:
             try:
                 entry = json.loads(line or "{}")
                 listed.update({entry["key"]: entry["error"]} if entry else {})
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 if line is not rest:  # a process that was killed may have left half a line at the end
                     raise DataError(
                         f"Line {number} of the quarantine {str(self._path)!r} cannot be read ({error}): remove it."

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+import socket
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import fsspec
 
@@ -21,6 +23,9 @@ from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.urls import is_local
 from kdpipes.write._files import FULL, full_error, in_parallel, write_whole
 from kdpipes.write._tar_shard import TarSample, TarShard
+
+if sys.platform != "win32":
+    import fcntl
 
 __all__ = ["ShardPlaces", "Written"]
 
@@ -76,6 +81,24 @@ class ShardPlaces:
         if self.is_local:
             Path(self._folder or ".").mkdir(parents=True, exist_ok=True)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other jobs from writing here, where a lock can be had: they would remove each other's drafts.
+
+        Raises:
+            RuntimeError: Another job writes here.
+        """
+        self.make_folder()
+        path = os.path.abspath(f"{self._folder}.{self._head}shards{self._tail}.lock")  # noqa: PTH100
+        file = _locked(path) if self.is_local and sys.platform != "win32" else None
+        try:
+            yield
+        finally:
+            if file is not None:
+                _held.discard(path)
+                Path(path).unlink(missing_ok=True)
+                file.close()
+
     def there(self) -> list[str]:
         """Return the shards that are there, whoever has written them."""
         ours = re.compile(re.escape(self._head) + r"\d+" + re.escape(self._tail))
@@ -122,6 +145,51 @@ class ShardPlaces:
             raise DataError(f"{url!r} is to have {shard.num_bytes} bytes, but has {version.size}: who else writes it?")
         _write_index(url, shard.index(version))
         return Written(list(shard.keys), shard.num_bytes)
+
+
+_held: set[str] = set()  # by this process, whose threads such a lock does not keep apart
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_held.clear)
+
+
+def _locked(path: str) -> BinaryIO | None:
+    """Return a file that is locked and says who holds it; None where no lock can be had, on a read-only disk say.
+
+    The lock belongs to this process alone: workers that outlive it by a moment do not hold it.
+    """
+    if path in _held:  # closing the file, once opened, would end the lock
+        raise _busy_error("this process", path)
+    while True:
+        try:
+            file = open(path, "a+b")  # noqa: PTH123, SIM115 - the caller closes it
+        except OSError:
+            return None
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            with file:
+                file.seek(0)
+                holder = file.read().decode(errors="replace") or "another process"
+            raise _busy_error(holder, path) from None
+        except OSError:  # of file systems without locks
+            file.close()
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), os.fstat(file.fileno())):  # noqa: PTH116
+                break
+        file.close()  # whoever had it has removed it
+    _held.add(path)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+    file.flush()
+    return file
+
+
+def _busy_error(holder: str, path: str) -> RuntimeError:
+    return RuntimeError(
+        f"Shards are being written there already, by {holder} (lock {path!r}). Call `write_shards` in one process, "
+        "with `num_workers=`, not on every rank; or wait for the other call."
+    )
 
 
 def _write_here(url: str, shard: TarShard, samples: Iterable[TarSample]) -> None:

@@ -85,6 +85,7 @@ def write_shards(
 
     Raises:
         FileExistsError: The shards that are there are of another job, or of none that is known.
+        RuntimeError: Another call writes these shards at the same time.
         ChainError: A field has no encoding; or the chain gives no samples.
         DataError: Two samples have the same key, or one cannot stand in a tar; or a sample cannot be read.
         OSError: A shard cannot be written; a full disk says how much is free.
@@ -113,8 +114,9 @@ def write_shards(
         "max_bytes": max_bytes,
         "arguments": fingerprint(recipe.identity()),
     }
-    notes, was_begun = ShardNotes.begin(places, job, _class_names(pipe))
-    return ShardRun(recipe, places, limits, notes, was_begun, size).do(num_workers, executor)
+    with places.held():
+        notes, was_begun = ShardNotes.begin(places, job, _class_names(pipe))
+        return ShardRun(recipe, places, limits, notes, was_begun, size).do(num_workers, executor)
 
 
 def _limits(max_samples: int | None, max_bytes: int | None) -> Limits:

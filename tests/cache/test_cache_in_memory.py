@@ -409,3 +409,24 @@ def test_views_of_encoded_images_are_decoded(photo_folder: Path) -> None:
     viewed = photos.cache_in_memory(bytes_as_views=True).decode_images("x")
     for _ in range(2):
         assert all((np.asarray(s["x"]) == one).all() for s, one in zip(viewed, expected, strict=True))
+
+
+TAKEN: dict[str, Callable[[Path], Any]] = {
+    "file": Path.touch,
+    "fifo": os.mkfifo,
+    "link": lambda path: path.symlink_to("/tmp"),
+    "dangling": lambda path: path.symlink_to("/nowhere"),
+}
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_a_name_that_something_else_has_taken_is_reported(kind: str) -> None:
+    name = f"test-taken-{os.getpid()}"
+    path = Path(f"/dev/shm/kdpipes-{os.getuid()}-{name}")
+    TAKEN[kind](path)
+    try:
+        with pytest.raises(PermissionError, match=rf"'{path}' is taken by what is not a folder of this user.* another"):
+            list(kdp.from_dataset([(1, 0)]).transform("x", str).cache_in_memory(name=name))
+        assert name not in named_folders()
+    finally:
+        path.unlink()

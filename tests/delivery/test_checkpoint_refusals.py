@@ -134,13 +134,40 @@ GARBAGE: list[Any] = [
 ]
 
 
+ENTRIES: dict[str, list[Any]] = {
+    "epoch": [None, "1", 1.0, True, -1, 10**9, [0]],
+    "batch": [None, "1", 1.0, True, -1, 9, 10**18, {}],
+    "offset": [None, "1", 0.5, False, -1, 10**18],
+    "cursors": [5, "word", [5], [[0, 1, 2]], [[1, 0, 0, 0]], [[0, 0, 0, -1]], [[0, 2**32, 0, 0]], [[0, 0, True, 0]]],
+    "seed": [None, "1", 1.0, True, -1, 1 << 64],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ENTRIES.items() for value in values])
+def test_a_wrong_entry_of_a_state_is_named(name: str, value: Any) -> None:
+    loader = kdp.Loader(chain())
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match=rf"`state_dict\['{name}'\]` must be .* instead\. Load a state as"):
+        loader.load_state_dict({**state, name: value})
+    assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("name", ["epoch", "batch", "seed", "pipes", "version"])
+def test_a_state_that_lacks_an_entry_is_refused(name: str) -> None:
+    loader = kdp.Loader(chain())
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match="`state_dict"):
+        loader.load_state_dict({entry: value for entry, value in state.items() if entry != name})
+    assert loader.state_dict() == state
+
+
 @pytest.mark.parametrize("garbage", GARBAGE, ids=str)
 def test_garbage_is_refused_and_changes_nothing(garbage: Any) -> None:
     loader = kdp.Loader(chain())
     state = loader.state_dict()
     if isinstance(garbage, dict) and set(garbage) & set(state):
         garbage = {**state, **garbage}
-    with pytest.raises(ValueError, match=r"The state|`state_dict`|`batch`"):
+    with pytest.raises(ValueError, match=r"The state|`state_dict"):
         loader.load_state_dict(garbage)
     assert loader.state_dict() == state
 

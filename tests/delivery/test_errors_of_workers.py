@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from tests.delivery.faults import numbers, services, while_armed
@@ -90,6 +92,19 @@ def test_an_error_of_any_kind_arrives_with_its_text_and_the_next_epoch_runs(
         assert list(loader) == list(numbers())
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+@services()
+def test_a_worker_that_would_end_names_sample_and_operation(service: Any, kind: Any, tmp_path: Path) -> None:
+    def leave() -> None:
+        raise kind(3)
+
+    with kdp.Loader(numbers(while_armed(tmp_path / "flag", 5, leave)), reading_service=service) as loader:
+        told = rf"A worker raised {kind.__name__}: 3, while applying 'step' to field 'x' of sample '5' \(ordinal 5\)"
+        with pytest.raises(RuntimeError, match=told) as caught:
+            list(loader)
+    assert "kdpipes: while making batch 2 of epoch 0 (seed 0)" in caught.value.__notes__
+
+
 @pytest.mark.parametrize("kind", [ValueError, StopIteration])
 def test_an_error_while_a_spawned_worker_unpickles_the_chain_is_told(kind: type[Exception], tmp_path: Path) -> None:
     flag = tmp_path / "flag"
@@ -151,3 +166,79 @@ def test_what_cannot_be_pickled_is_an_error_under_spawn_each_time() -> None:
             kdp.Loader(Source().select("x").deal(batch_size=1), num_workers=2, start_method="spawn") as loader,
         ):
             list(loader)
+
+
+class Unloadable:
+    """What can be pickled, and raises when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return divmod, (1, 0)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_item_that_cannot_be_unpickled_names_its_batch(*, is_stream: bool) -> None:
+    source: Any = kdp.from_dataset([(number, 0) for number in range(6)])
+    source = IterableWrapper(range(6)).to_samples(fields="x") if is_stream else source
+    pipe = source.transform("x", lambda x: Unloadable() if x == 3 else x).select("x").deal(batch_size=2)
+    keys = "" if is_stream else r" \(samples '2', '3'\)"
+    with kdp.Loader(pipe, num_workers=2, start_method="fork") as loader:
+        with pytest.raises(ZeroDivisionError) as caught:
+            list(loader)
+        note = rf"kdpipes: while unpickling batch 1 of epoch 0{keys}, sent by worker process \d+"
+        assert re.fullmatch(note, caught.value.__notes__[-1])
+
+
+def test_a_daemonic_process_is_told_what_it_may_use(interpreter: Any) -> None:
+    script = """
+import multiprocessing
+import kdpipes as kdp
+
+def load():
+    pipe = kdp.from_dataset([(number, 0) for number in range(4)]).select("x").deal(batch_size=2)
+    try:
+        list(kdp.Loader(pipe, num_workers=1))
+    except RuntimeError as error:
+        print(error)
+    print(len(list(kdp.Loader(pipe, reading_service=kdp.ThreadReadingService(1)))))
+
+process = multiprocessing.get_context("fork").Process(target=load, name="mine", daemon=True)
+process.start()
+process.join()
+"""
+    status, printed, told = interpreter.run(script)
+    assert (status, told) == (0, "")
+    assert printed == (
+        "Process 'mine' is daemonic and may not have worker processes. Start it with `daemon=False`, or use "
+        "`ThreadReadingService`.\n2\n"
+    )
+
+
+def test_too_few_descriptors_are_reported_with_the_number_needed(interpreter: Any) -> None:
+    script = """
+import gc, os, resource
+import torch
+import kdpipes as kdp
+
+pipe = kdp.from_dataset([(torch.zeros(9000), 0) for number in range(90)]).select("x").deal(batch_size=1)
+before = len(os.listdir("/proc/self/fd"))
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+for limit in (*range(before + 2, before + 30, 3), before + 100):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    loader = kdp.Loader(pipe, num_workers=4, start_method="fork")
+    try:
+        print(len(list(loader)))
+    except OSError as error:
+        assert error.errno == 24
+        needed = "4 workers need up to 40 file descriptors besides those that are open"
+        assert error.strerror.startswith(f"Too many open files. {needed}; `ulimit -n` is {limit} here."), error
+        print("reported")
+        del error
+    loader.close()
+    del loader
+    gc.collect()
+    children = open(f"/proc/self/task/{os.getpid()}/children").read()
+    assert not children, children
+"""
+    status, printed, told = interpreter.run(script)
+    assert status == 0, told
+    assert printed.split() == 10 * ["reported"] + ["90"]

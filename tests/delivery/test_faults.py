@@ -76,6 +76,54 @@ def test_a_sample_that_always_kills_is_named_and_the_loader_goes_on_without_it(t
         assert list(loader) == list(numbers())
 
 
+@pytest.mark.parametrize("limit", [4, 12])
+def test_the_number_of_successive_deaths_can_be_chosen(limit: int, tmp_path: Path) -> None:
+    def die_one_later(x: int) -> int:
+        if x == len(list(tmp_path.iterdir())):
+            (tmp_path / str(x)).touch()
+            end_process("SIGKILL")
+        return x
+
+    pipe = kdp.from_dataset([(number, 0) for number in range(20)]).transform("x", die_one_later).select("x")
+    service = kdp.ProcessReadingService(1, start_method="fork", max_worker_deaths=limit)
+    told = rf"{limit} workers have died here without a batch in between; `max_worker_deaths` of .* is {limit}"
+    with (
+        kdp.Loader(pipe.deal(batch_size=20), reading_service=service) as loader,
+        pytest.raises(kdp.WorkerError, match=told),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("num_deaths", [2, 3])
+def test_a_spawned_worker_that_dies_before_it_begins_is_a_death(
+    num_deaths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*arguments: Any) -> WorkerProcess:
+        if len(tried) < 2:
+            tried.append(True)
+            raise BrokenPipeError
+        return whole(*arguments)
+
+    tried: list[bool] = []
+    whole = WorkerProcess.start
+    monkeypatch.setattr(WorkerProcess, "start", start)
+    service = kdp.ProcessReadingService(1, start_method="fork", num_deaths=num_deaths)
+    with kdp.Loader(numbers(), reading_service=service) as loader:
+        if num_deaths == 2:
+            with pytest.raises(kdp.WorkerError, match=r"before it had read its chain, while starting.* number 2 to die"):
+                list(loader)
+        assert list(loader) == list(numbers())
+        assert loader.stats()["worker_deaths"] == 2
+
+
+def test_more_deaths_at_a_sample_than_in_all_cannot_be_asked_for() -> None:
+    with pytest.raises(
+        ValueError, match=r"`max_worker_deaths` must be at least 50, which is `num_deaths`, but is 10 instead"
+    ):
+        kdp.ProcessReadingService(1, num_deaths=50)
+    assert kdp.ProcessReadingService(1, num_deaths=50, max_worker_deaths=50).num_deaths == 50
+
+
 def test_a_death_is_an_error_at_once_where_that_is_asked_for(tmp_path: Path) -> None:
     pipe = numbers(while_armed(tmp_path / "flag", 5, lambda: end_process("exit"), once=True))
     service = kdp.ProcessReadingService(2, on_worker_death="raise")

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import kdpipes as kdp
+from tests.processes import in_child
 
 HEAD = """
 import multiprocessing, os, signal, sys, torch
@@ -196,6 +197,24 @@ loader.close()
 """
     status, _, told = interpreter.run(HEAD + script)
     assert status == 0, told
+
+
+@pytest.mark.parametrize("kind", ["processes", "threads", "inline"])
+def test_a_forked_child_cannot_go_on_with_an_iterator(kind: str) -> None:
+    service = {"processes": kdp.ProcessReadingService(2, start_method="fork"), "threads": kdp.ThreadReadingService(2)}
+    with kdp.Loader(numbers(), reading_service=service.get(kind)) as loader:
+        batches = iter(loader)
+        first = values([next(batches)])
+
+        def go_on() -> None:
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match=r"belongs to process \d+.* Make a loader in this process"):
+                    next(batches)
+            assert values(loader) == list(range(20))  # an epoch of its own
+
+        assert in_child(go_on) == 0
+        assert first + values(batches) == list(range(20))
+        assert loader.stats()["worker_deaths"] == 0
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,41 @@ def test_a_stream_goes_on_at_every_batch(urls: list[str], service: str, split: A
     for done, state in enumerate(states):
         with kdp.Loader(chain(urls, split=split), reading_service=SERVICES[service]()) as loader:
             loader.load_state_dict(state)
-            rest = batches[done:]
-            assert list(loader) == (rest or following)
-            assert not rest or list(loader) == following
+            assert list(loader) == batches[done:]
+            assert list(loader) == following
+
+
+VARIANTS: dict[str, Any] = {
+    "keep": lambda urls: chain(urls),
+    "pad": lambda urls: chain(urls, uneven="pad"),
+    "drop": lambda urls: chain(urls, uneven="drop"),
+    "shards": lambda urls: chain(urls, split="shards"),
+    "repeat": lambda urls: kdp.stream_shards(urls).repeat_until(min_size=100).select("key").deal(batch_size=4),
+}
+
+
+@pytest.mark.parametrize("service", ["0", "3", "2 threads"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_after_its_last_batch_a_resumed_stream_is_over(urls: list[str], variant: str, service: str) -> None:
+    def loader() -> Any:
+        return kdp.Loader(VARIANTS[variant](urls), reading_service=SERVICES[service]())
+
+    with loader() as whole:
+        epochs = [list(whole), list(whole)]
+    with loader() as stopped:
+        batches = iter(stopped)
+        for _ in epochs[0]:
+            next(batches)
+        state = stopped.state_dict()
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        found = []
+        while resumed.epoch < 1:
+            found += list(resumed)
+        assert (found, resumed.epoch) == ([], 1)
+        resumed.load_state_dict(state)
+        found = [list(resumed) for _ in range(resumed.epoch, 2)]
+        assert (found, resumed.epoch) == ([[], epochs[1]], 2)
 
 
 def test_a_stream_that_is_split_by_samples_goes_on_with_other_workers(urls: list[str]) -> None:

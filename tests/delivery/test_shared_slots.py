@@ -14,6 +14,7 @@ import kdpipes as kdp
 from kdpipes.delivery.collate_samples import collate
 from kdpipes.delivery.packing import pack, unpack
 from kdpipes.delivery.shared_slots import LentSlots, Slots
+from kdpipes.delivery.wire import ReceivedFile
 
 
 class Pair:
@@ -27,7 +28,7 @@ class Pair:
         stream, buffers = pack(item)
         slot, file = self.worker.put(buffers)
         if file is not None:
-            self.main.attach(slot, os.dup(file))
+            self.main.attach(slot, ReceivedFile(os.dup(file)))
         return unpack(stream, self.main.lend(slot, [buffer.nbytes for buffer in buffers])), slot
 
 

@@ -21,6 +21,7 @@ import pytest
 import kdpipes as kdp
 from kdpipes.errors import ChainError, DataError
 from kdpipes.write import _shard_places, _tar_shard
+from tests.processes import in_child
 from tests.write.shards import LIMITS, QUIET, names_in, tars_in, write
 
 pytestmark = QUIET
@@ -77,6 +78,29 @@ def test_a_run_that_was_killed_is_gone_on_with(
     assert tars_in(tmp_path) == reference
     expected = {name for tar in reference for name in (tar, f"{tar}.index")} | {"train-shards.json"}
     assert names_in(tmp_path) == expected
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_a_second_job_at_the_same_time_is_reported(
+    kind: str, photo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = partial(kdp.write_shards, kdp.image_folder(photo_folder), tmp_path / "a-%06d.tar", max_samples=30)
+    holder = "this process" if kind == "thread" else f"process {os.getpid()} on "
+
+    def second() -> None:
+        with pytest.raises(RuntimeError, match=f"written there already, by {holder}.*`write_shards` in one process"):
+            again()
+
+    def during(url: str, index: Any) -> None:
+        assert in_child(second) == 0 if kind == "process" else second() is None
+        keep(url, index)
+
+    keep = _shard_places._write_index
+    with monkeypatch.context() as patched:
+        patched.setattr(_shard_places, "_write_index", during)
+        first = again()
+    assert again().num_found == len(first.urls) > 1
+    assert not [name for name in names_in(tmp_path) if "lock" in name or "part" in name]
 
 
 def test_a_run_is_gone_on_with_by_other_workers(

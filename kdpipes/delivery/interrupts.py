@@ -1,0 +1,52 @@
+"""Ctrl-C, held off while something is half done."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["ignore_interrupts", "interrupts_blocked", "uninterrupted"]
+
+_CAN_BLOCK = hasattr(signal, "pthread_sigmask")
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold a Ctrl-C off until the end of this block, which must take no longer than a moment.
+
+    Blocking the signal would not do: any thread of the process may receive it, and Python raises KeyboardInterrupt in
+    the main thread, and only there, all the same.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    held: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *received: held.append(received))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held and callable(before):
+            before(*held[0])
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Let processes that are started in this block receive no Ctrl-C before they call `ignore_interrupts`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if _CAN_BLOCK else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C, which reaches all processes of a terminal, to the main process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if _CAN_BLOCK:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
