@@ -12,6 +12,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.cache.store import CacheStats
 from kdpipes.look.peek import Peek
+from kdpipes.work.joint import FieldKind
 from kdpipes.work.transform import RecordedTransform
 
 _Uneven = Literal["keep", "pad", "drop"]
@@ -124,6 +125,7 @@ class MapChain(MapDataPipe[Any]):
         field: str,
         *transforms: Callable[..., Any] | RecordedTransform,
         views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
+        kinds: Mapping[str, FieldKind] | None = None,
     ) -> MapChain: ...
     def select(self, mode: str, return_ctx: bool = False) -> MapChain: ...
     def deal(
@@ -228,6 +230,7 @@ class IterChain(IterDataPipe[Any]):
         field: str,
         *transforms: Callable[..., Any] | RecordedTransform,
         views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
+        kinds: Mapping[str, FieldKind] | None = None,
     ) -> IterChain: ...
     def select(self, mode: str, return_ctx: bool = False) -> IterChain: ...
     def deal(
