@@ -225,7 +225,7 @@ class AlbumentationsAdapter(_Adapter):
     are more than 1,000 values or no plain data (noise, distortion maps) is recorded by its `seed`, and so is a
     transform of a user's own class, a `Lambda`, and a composition that does more than call its parts in turn.
 
-    Of several fields (`.transform("image mask boxes label", ...)`), it gets `image`, `mask`, `bboxes` and `keypoints`, the
+    Of several fields (`.transform("image mask boxes", ...)`), it gets `image`, `mask`, `bboxes` and `keypoints`, the
     second of a kind under its field's name; boxes and points need a composition with `bbox_params`, whose
     `label_fields` are fields of the kind "other", and `keypoint_params`.
 
