@@ -28,7 +28,9 @@ class RecordedTransform(Protocol):
 
     `draw(image, rng)` returns the parameters, plain data; `apply(image, params)` does what they say and draws nothing.
     An image from `decode_images` comes as an `EncodedImage`, of which `apply` decodes what it needs. One that does both
-    at once may have a third method, `draw_and_apply(image, rng)`, which returns the parameters and the result.
+    at once may have a third method, `draw_and_apply(image, rng)`, which returns the parameters and the result. One that
+    is used on several fields together has a method `apply_to(kind, value, params, size)` for those that are not images:
+    `kind` is "mask", "boxes" or "points", `size` the width and height of the images before it.
     """
 
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]: ...
