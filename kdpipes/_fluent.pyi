@@ -13,6 +13,7 @@ from typing_extensions import Never
 
 from kdpipes.cache.store import CacheStats
 from kdpipes.look.peek import Peek
+from kdpipes.work.joint import FieldKind
 from kdpipes.work.transform import RecordedTransform
 
 _Uneven = Literal["keep", "pad", "drop"]
@@ -143,6 +144,7 @@ class MapChain(MapDataPipe[Any]):
         field: str,
         *transforms: Callable[..., Any] | RecordedTransform,
         views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
+        kinds: Mapping[str, FieldKind] | None = None,
     ) -> MapChain: ...
     def select(self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False) -> MapChain: ...
     def deal(
@@ -324,6 +326,7 @@ class IterChain(IterDataPipe[Any]):
         field: str,
         *transforms: Callable[..., Any] | RecordedTransform,
         views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
+        kinds: Mapping[str, FieldKind] | None = None,
     ) -> IterChain: ...
     def select(
         self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False

@@ -9,7 +9,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +20,14 @@ from kdpipes._draw import seeded_globals
 from kdpipes._plain_data import as_plain, restored
 from kdpipes.errors import must_be
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.work.joint import (
+    Fields,
+    closed_of_albumentations,
+    closed_of_v2,
+    opened_for_albumentations,
+    opened_for_v2,
+    targets_of,
+)
 
 __all__ = ["AlbumentationsAdapter", "TorchvisionAdapter", "adapted"]
 
@@ -26,18 +35,19 @@ _NUM_SEEDS = 1 << 53  # which every reader of JSON holds exactly
 _NO_IDENTITY = {"_images_was_list", "_key2func", "_masks_was_list", "params", "py_random", "random_generator", "seed"}
 
 
-def adapted(transform: Any, param: str = "transform") -> Any:
+def adapted(transform: Any, param: str = "transform", fields: Fields | None = None) -> Any:
     """Return a recorded transform for a transform of albumentations or torchvision v2, and anything else as it is.
 
     Args:
         transform: Any callable; neither library is imported for one that is not theirs.
         param: The name of the parameter that it was given as, for errors.
+        fields: What it gets, as a tuple, in place of one image.
     """
     if _has_base(transform, "albumentations", "BasicTransform", "BaseCompose"):
-        _check_albumentations(transform, param)
-        return AlbumentationsAdapter(transform)
+        _check_albumentations(transform, param, fields)
+        return AlbumentationsAdapter(transform, fields)
     if _has_base(transform, "torchvision.transforms.v2", "Transform") and type(transform).__name__ != "Lambda":
-        return TorchvisionAdapter(transform)
+        return TorchvisionAdapter(transform, fields)
     return transform
 
 
@@ -89,7 +99,8 @@ class _Unit(ABC):
     def _note(self, params: Any, does: Callable[[], Any]) -> Any:
         plain, before = as_plain(params), self._state()
         result = does()
-        self._did = self._call if plain is None or self._state() != before else plain
+        if self._did is not self._call:  # a joint transform is called once for each field
+            self._did = self._call if plain is None or self._state() != before else plain
         return result
 
     @abstractmethod
@@ -126,6 +137,7 @@ class _Tree:
     ) -> None:
         self.rng = np.random.default_rng(0)
         self.steps: list[dict[str, Any]] = []
+        self.is_skipped = False
         self._units: dict[tuple[int, ...], _Unit] = {}
         self._is_container = containers
         self._make = unit
@@ -150,13 +162,14 @@ class _Tree:
 class _Adapter(ABC):
     """What both adapters share."""
 
-    def __init__(self, transform: Any) -> None:
+    def __init__(self, transform: Any, fields: Fields | None = None) -> None:
         self._transform = transform
+        self._fields = fields
         self._local = threading.local()
         self.__name__ = type(transform).__name__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._transform,)
+        return type(self), (self._transform, self._fields)
 
     def __repr__(self) -> str:
         return repr(self._transform)
@@ -168,17 +181,22 @@ class _Adapter(ABC):
     def draw_and_apply(self, value: Any, rng: np.random.Generator) -> tuple[dict[str, Any], Any]:
         """Return what the transform does to `value` with numbers from `rng`, and the new value."""
         tree = self._tree()
-        tree.rng, tree.steps = rng, []
+        tree.rng, tree.steps, tree.is_skipped = rng, [], False
         result = self._run(tree, self._opened(value))
-        return {"steps": tree.steps}, self._closed(result)
+        skipped = {"skipped": True} if tree.is_skipped else {}
+        return {"steps": tree.steps, **skipped}, self._closed(result, value)
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return `value` after the recorded steps."""
         tree, result = self._tree(), self._opened(value)
         with seeded_globals(b""):  # which steps that are recorded by their seed seed anew
-            for step in params["steps"]:
-                result = tree.unit_of(step).again(result, step)
-        return self._closed(result)
+            result = self._again(tree, result, params)
+        return self._closed(result, value)
+
+    def _again(self, tree: _Tree, result: Any, params: dict[str, Any]) -> Any:
+        for step in params["steps"]:
+            result = tree.unit_of(step).again(result, step)
+        return result
 
     def _tree(self) -> _Tree:
         if not hasattr(self._local, "tree"):
@@ -195,7 +213,7 @@ class _Adapter(ABC):
     @abstractmethod
     def _run(self, tree: _Tree, value: Any) -> Any: ...
 
-    def _closed(self, result: Any) -> Any:
+    def _closed(self, result: Any, value: Any) -> Any:
         return result
 
 
@@ -207,6 +225,10 @@ class AlbumentationsAdapter(_Adapter):
     are more than 1,000 values or no plain data (noise, distortion maps) is recorded by its `seed`, and so is a
     transform of a user's own class, a `Lambda`, and a composition that does more than call its parts in turn.
 
+    Of several fields (`.transform("image mask boxes", ...)`), it gets `image`, `mask`, `bboxes` and `keypoints`, the
+    second of a kind under its field's name; boxes and points need a composition with `bbox_params`, whose
+    `label_fields` are fields of the kind "other", and `keypoint_params`.
+
     It takes an image of `decode_images`, an image of Pillow's (RGB or grey; others become RGB) or an array, and gives
     an image of Pillow's where the result is `[H, W, 3] uint8` or `[H, W] uint8`, and other results as they are.
 
@@ -215,12 +237,22 @@ class AlbumentationsAdapter(_Adapter):
 
     def fingerprinted(self) -> Any:
         """Return what tells the transform from another: all but its random state."""
-        return _identity(self._transform)
+        known = _identity(self._transform)
+        return known if self._fields is None else [known, self._fields]
 
     def _copied(self) -> _Tree:
-        return _Tree(self._transform, _is_composition, _AlbumentationsUnit)
+        if self._fields is None:
+            return _Tree(self._transform, _is_composition, _AlbumentationsUnit)
+        transform = copy.deepcopy(self._transform)  # with its processors, which keep what they are at
+        targets = zip(targets_of(self._fields), self._fields.kinds, strict=True)
+        names = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}
+        more = {target: names[kind] for target, kind in targets if kind in names and target != names[kind]}
+        transform.add_targets(more)
+        return _Tree(transform, _is_composition, _AlbumentationsUnit)
 
     def _opened(self, value: Any) -> Any:
+        if self._fields is not None:
+            return opened_for_albumentations(self._fields, value, _labels_of(self._transform))
         if isinstance(value, EncodedImage | DecodedImage | np.ndarray):
             return np.array(value)
         if not isinstance(value, Image.Image):
@@ -231,9 +263,34 @@ class AlbumentationsAdapter(_Adapter):
     def _run(self, tree: _Tree, value: Any) -> Any:
         if not isinstance(tree.top, _Unit):
             tree.top.set_random_state(tree.rng, random.Random(int(tree.rng.integers(_NUM_SEEDS))))
-        return tree.top(image=value)["image"]
+        if self._fields is None:
+            return tree.top(image=value)["image"]
+        if not _processors_of(tree.top):
+            return tree.top(**value)
+        tree.is_skipped = tree.top.p < 1 and bool(tree.rng.random() >= tree.top.p)
+        return value if tree.is_skipped else tree.top(force_apply=True, **value)
 
-    def _closed(self, result: Any) -> Any:
+    def _again(self, tree: _Tree, result: Any, params: dict[str, Any]) -> Any:
+        if self._fields is None:
+            return super()._again(tree, result, params)
+        steps: list[Any] = [
+            partial(cast("_AlbumentationsUnit", tree.unit_of(step)).again_on_all, step) for step in params["steps"]
+        ]
+        if not _processors_of(tree.top):
+            for step in steps:
+                result = step(**result)
+            return result
+        if params.get("skipped"):
+            return result
+        if tree.top.transforms and not any(step["at"][0] == 0 for step in params["steps"]):
+            steps.insert(0, dict)  # the first one did nothing, but boxes are looked at after it
+        flat = copy.copy(tree.top)  # moves boxes into albumentations' own format, filters them, and moves them back
+        vars(flat)["transforms"] = steps
+        return flat(force_apply=True, **result)
+
+    def _closed(self, result: Any, value: Any) -> Any:
+        if self._fields is not None:
+            return closed_of_albumentations(self._fields, value, result)
         is_image = isinstance(result, np.ndarray) and result.dtype == np.uint8 and result.shape[2:] in {(), (3,)}
         return Image.fromarray(result) if is_image else result
 
@@ -251,9 +308,11 @@ class _AlbumentationsUnit(_Unit):
         return getattr(self.__dict__["_transform"], name)
 
     def again(self, value: Any, step: dict[str, Any]) -> Any:
-        if "seed" in step:
-            return self._run(step, {"image": value})["image"]
-        return self._does(restored(step["params"], step["kinds"]), image=value)["image"]
+        return self.again_on_all(step, image=value)["image"]
+
+    def again_on_all(self, step: dict[str, Any], **data: Any) -> Any:
+        """Return all targets after the same step as the one that was written down."""
+        return self._run(step, data) if "seed" in step else self._does(restored(step["params"], step["kinds"]), **data)
 
     def _seed(self, seed: int) -> None:
         self._transform.set_random_state(np.random.Generator(np.random.PCG64(seed)), random.Random(seed))
@@ -274,10 +333,46 @@ def _is_composition(transform: Any) -> bool:
     return _is_of(type(transform), "albumentations") and type(transform).__name__ in names
 
 
-def _check_albumentations(transform: Any, param: str) -> None:
+def _processors_of(transform: Any) -> dict[str, Any]:
+    """Return what a composition does to boxes and keypoints before and after its transforms."""
+    found: dict[str, Any] = {} if isinstance(transform, _Unit) else getattr(transform, "processors", None) or {}
+    return found
+
+
+def _labels_of(transform: Any) -> tuple[str, ...]:
+    """Return the fields that are filtered along with boxes or keypoints."""
+    processors = _processors_of(transform).values()
+    return tuple(label for processor in processors for label in processor.params.label_fields or ())
+
+
+def _check_joint(transform: Any, param: str, fields: Fields) -> None:
+    """Refuse a transform of albumentations that does not say how boxes, points and their labels are given."""
+    processors = _processors_of(transform)
+    for kind, name, format, maker in (
+        ("boxes", "bboxes", "pascal_voc", 'bbox_params=A.BboxParams("pascal_voc", label_fields=[...])'),
+        ("points", "keypoints", "xy", 'keypoint_params=A.KeypointParams("xy")'),
+    ):
+        if (kind in fields.kinds) != (name in processors):
+            what = "with" if kind in fields.kinds else "without"
+            way_out = f"Give a composition {what} it: `A.Compose([...], {maker})`." if what == "with" else ""
+            rule = f"a composition {what} `{maker.partition('=')[0]}`, for {fields}"
+            raise ValueError(must_be(param, rule, transform, way_out))
+        if name in processors and processors[name].params.format != format:
+            raise ValueError(must_be(param, f"for the format {format!r}", processors[name].params.format))
+    known = [name for name, kind in zip(*fields, strict=True) if kind == "other"]
+    unknown = next((label for label in _labels_of(transform) if label not in known), None)
+    if unknown is not None:
+        way_out = f'Name it in `transform`: `"{" ".join(fields.names)} {unknown}"`, of kind "other".'
+        raise ValueError(must_be("label_fields", f"among the other fields {known}", unknown, way_out))
+
+
+def _check_albumentations(transform: Any, param: str, fields: Fields | None) -> None:
     if not hasattr(transform, "set_random_state"):
         way_out = "Install it: `pip install 'albumentations>=2.0.8,<3'`."
         raise ValueError(must_be(param, "of albumentations 2 or later", transform, way_out))
+    if fields is not None:
+        _check_joint(transform, param, fields)
+        return
     for part in _parts(transform):
         processors = getattr(part, "processors", None) or {}
         others = [f"{name.removesuffix('es').removesuffix('s')}_params" for name in processors]
@@ -306,29 +401,33 @@ def _identity(transform: Any) -> list[Any]:
 class TorchvisionAdapter(_Adapter):
     """A transform of `torchvision.transforms.v2`, recorded: what `.transform("x", v2.RandomResizedCrop(224))` makes.
 
-    Written after torchvision's source and tested against a stand-in; unverified against the library itself.
-
     Recorded are the `steps` that were done, in their order, as `AlbumentationsAdapter` does: the `params` of
     `make_params`, or the `seed` of a transform that draws otherwise or much (AutoAugment, GaussianNoise,
     ElasticTransform), of a user's own class, and of what is no v2 transform in a container of v2's. A `v2.Lambda` that
     stands alone is a callable like any other.
 
-    It takes an image of `decode_images` as one of Pillow's, and any other value as it is.
+    It takes an image of `decode_images` as one of Pillow's, and any other value as it is. Several fields come as one
+    dictionary, `tv_tensors` and images of Pillow's by field name.
     """
 
     def fingerprinted(self) -> Any:
         """Return what tells the transform from another."""
-        return self._transform
+        return self._transform if self._fields is None else [self._transform, self._fields]
 
     def _copied(self) -> _Tree:
         return _Tree(self._transform, _is_v2_container, _TorchvisionUnit)
 
     def _opened(self, value: Any) -> Any:
+        if self._fields is not None:
+            return opened_for_v2(self._fields, value)
         return value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
 
     def _run(self, tree: _Tree, value: Any) -> Any:
         with seeded_globals(tree.rng.bytes(32)):
             return tree.top(value)
+
+    def _closed(self, result: Any, value: Any) -> Any:
+        return result if self._fields is None else closed_of_v2(self._fields, value, result)
 
 
 class _TorchvisionUnit(_Unit):
@@ -343,7 +442,16 @@ class _TorchvisionUnit(_Unit):
         return self._record({}, value)
 
     def again(self, value: Any, step: dict[str, Any]) -> Any:
-        return self._run(step, value) if "seed" in step else self._does(value, restored(step["params"], step["kinds"]))
+        if "seed" in step:
+            return self._run(step, value)
+        params = restored(step["params"], step["kinds"])
+        if not isinstance(value, dict):
+            return self._does(value, params)
+        wanted = self._transform._needs_transform_list(list(value.values()))
+        return {
+            name: self._does(part, params) if is_wanted else part
+            for (name, part), is_wanted in zip(value.items(), wanted, strict=True)
+        }
 
     def _seed(self, seed: int) -> None:
         if self._is_split:

@@ -74,6 +74,10 @@ class ColorJitter(Drawn):
             image = adjusted(image, name, params[name])
         return like(value, image)
 
+    def apply_to(self, kind: str, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
+        """Return a mask, boxes or points as they are: colours alone change."""
+        return value
+
 
 def _check_kind(image: Any) -> None:
     if not isinstance(image, torch.Tensor):

@@ -22,6 +22,7 @@ from kdpipes.work._images import (
     resized,
     size_of,
 )
+from kdpipes.work.joint import FieldKind, moved, on_mask
 
 __all__ = ["CenterCrop", "HorizontalFlip", "RandomResizedCrop", "Resize"]
 
@@ -77,6 +78,18 @@ class RandomResizedCrop(Drawn):
         region = cut_out(value, params, "RandomResizedCrop", self._size)
         return like(value, resized(region, self._size, self._interpolation))
 
+    def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
+        """Return a mask, boxes or points of an image of that size (width, height), cut and resized like it."""
+        height, width = self._size
+        if kind == "mask":
+            return on_mask(value, lambda mask: self._of_mask(mask, params))
+        scale = width / params["width"], height / params["height"]
+        shift = -params["left"] * scale[0], -params["top"] * scale[1]
+        return moved(kind, value, scale=scale, shift=shift, size=(width, height))
+
+    def _of_mask(self, mask: Any, params: dict[str, Any]) -> Any:
+        return like(mask, resized(cut_out(mask, params, "RandomResizedCrop"), self._size, "nearest"))
+
     def _central(self, width: int, height: int) -> dict[str, Any]:
         w = min(width, max(1, round(height * self._ratio[1])))
         h = min(height, max(1, round(width / self._ratio[0])))
@@ -114,6 +127,13 @@ class CenterCrop(Fixed):
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return the region that `params` name."""
         return like(value, cut_out(value, params, "CenterCrop"))
+
+    def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
+        """Return a mask, 0 where the image becomes black, boxes or points of an image of that size, cut like it."""
+        if kind == "mask":
+            return on_mask(value, lambda mask: self.apply(mask, params))
+        shift = -params["left"], -params["top"]
+        return moved(kind, value, shift=shift, size=(params["width"], params["height"]))
 
 
 class Resize(Fixed):
@@ -166,6 +186,15 @@ class Resize(Fixed):
         size = params["height"], params["width"]
         return like(value, resized(as_image(value, "Resize", size), size, self._interpolation))
 
+    def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
+        """Return a mask, by nearest neighbour, boxes or points of an image of that size (width, height), resized."""
+        height, width = params["height"], params["width"]
+        if kind == "mask":
+            return on_mask(
+                value, lambda mask: like(mask, resized(as_image(mask, "Resize"), (height, width), "nearest"))
+            )
+        return moved(kind, value, scale=(width / size[0], height / size[1]), size=(width, height))
+
 
 class HorizontalFlip(Drawn):
     """The image mirrored left to right, with a probability. Recorded as `{"flipped": bool}`.
@@ -199,6 +228,13 @@ class HorizontalFlip(Drawn):
             return like(value, image)
         is_pil = isinstance(image, Image.Image)
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if is_pil else like(value, image.flip(-1))
+
+    def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
+        """Return a mask, boxes or points of an image of that size (width, height), flipped if `params` say so."""
+        if kind == "mask":
+            return on_mask(value, lambda mask: self.apply(mask, params))
+        how: dict[str, Any] = {"scale": (-1, 1), "shift": (size[0], 0)} if params["flipped"] else {}
+        return moved(kind, value, size=size, **how)
 
 
 def _middle(space: int) -> int:

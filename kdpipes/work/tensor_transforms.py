@@ -47,6 +47,10 @@ class ToTensor(Fixed):
         floats = pixels.to(torch.float32, memory_format=torch.contiguous_format).contiguous()
         return floats.div_(255) if pixels.dtype == torch.uint8 else floats
 
+    def apply_to(self, kind: str, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
+        """Return a mask, boxes or points as they are: `collate_samples` makes tensors of them."""
+        return value
+
 
 class Normalize(Fixed):
     """The tensor, less a mean and divided by a standard deviation, for each channel. Recorded as `{}`.
@@ -83,6 +87,10 @@ class Normalize(Fixed):
             raise ValueError(f"`Normalize` got a tensor of {num_channels} channels. {way_out}")
         mean, std = (value.new_tensor(numbers)[:, None, None] for numbers in (self._mean, self._std))
         return (value - mean).div_(std)
+
+    def apply_to(self, kind: str, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
+        """Return a mask, boxes or points as they are."""
+        return value
 
 
 def _of_array(array: np.ndarray[Any, np.dtype[Any]]) -> torch.Tensor:

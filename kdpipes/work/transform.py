@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,6 +17,7 @@ from kdpipes.sample import Lazy, Sample
 from kdpipes.work._images import takes_lent
 from kdpipes.work.adapters import adapted
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.work.joint import FieldKind, Fields, JointTransform, fields_of
 
 __all__ = ["RecordedTransform", "Transformer"]
 
@@ -26,7 +28,9 @@ class RecordedTransform(Protocol):
 
     `draw(image, rng)` returns the parameters, plain data; `apply(image, params)` does what they say and draws nothing.
     An image from `decode_images` comes as an `EncodedImage`, of which `apply` decodes what it needs. One that does both
-    at once may have a third method, `draw_and_apply(image, rng)`, which returns the parameters and the result.
+    at once may have a third method, `draw_and_apply(image, rng)`, which returns the parameters and the result. One that
+    is used on several fields together has a method `apply_to(kind, value, params, size)` for those that are not images:
+    `kind` is "mask", "boxes" or "points", `size` the width and height of the images before it.
     """
 
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]: ...
@@ -46,8 +50,14 @@ class Transformer:
     that it draws nothing). Not so a generator that a callable makes for itself, or `A.Compose` inside of a function:
     give the composition itself. An image from `decode_images` reaches a callable as a PIL image (RGB).
 
+    Several fields named in one string, `"image mask"`, are transformed together: each transform draws once for all of
+    them, and has one entry in the ctx. Images are interpolated as the transform says, masks by nearest neighbour, boxes
+    and points are moved, and colours change in images alone. Images and masks must have the same size. torchvision's
+    v2 transforms get all fields in one call, as `tv_tensors`, those of albumentations as its targets; a callable gets
+    as many arguments as there are fields, and returns a tuple of as many values.
+
     Args:
-        field: The field's name.
+        field: The field's name; or several, with spaces between.
         transforms: Callables: called with the value, they return the new one. A parameter `ctx` gets the sample's ctx
             (an empty dictionary without `record_ctx`), a parameter `rng` a `numpy.random.Generator` of its own.
             kdpipes' own transforms, all with the methods of `kdp.RecordedTransform`, and those of albumentations and of
@@ -55,10 +65,17 @@ class Transformer:
             leaves the one that it got as it is; None is an error, unless it got None.
         views: In place of `transforms`: several recipes, each a list of callables. The field becomes a tuple of as many
             views of it, each drawn for itself, and recorded as `ctx["view_1"]`, `ctx["view_2"]`, ...
+        kinds: What fields hold, by name: "image"; "mask"; "boxes", `[N, 4]` left, top, right, bottom; "points",
+            `[N, 2]` x, y; "other", which stays as it is. Coordinates are in pixels from the image's left and top edge:
+            the middle of the first pixel is 0.5. By default, it goes by the name: `mask`, `masks`, `segmentation`;
+            `box`, `boxes`, `bbox`, `bboxes`; `point`, `points`, `keypoints`; `y`, `label`, `labels`, `class`, `classes`
+            are "other"; all else are images. Boxes are cut off at the image's edges, and stay as many; whole numbers
+            are rounded.
 
     Raises:
         FieldError: There is no such field.
         TypeError: A callable has returned None; the error names the callable and the sample.
+        DataError: Images and masks of one sample differ in size.
 
     Example:
         >>> def jitter(x, rng):
@@ -68,11 +85,14 @@ class Transformer:
         True
     """
 
+    _fields: Fields | None = None  # of a joint transform; states of others stay what they were
+
     def __init__(
         self,
         field: str,
         *transforms: Callable[..., Any] | RecordedTransform,
         views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
+        kinds: Mapping[str, FieldKind] | None = None,
     ) -> None:
         if not isinstance(field, str):
             raise TypeError(must_be("field", "the name of a field", field))
@@ -82,45 +102,63 @@ class Transformer:
             raise ValueError(
                 "`transform` must be given at least one callable, behind the name of the field, or `views`."
             )
-        self.field = field
-        self._steps = _steps("transforms", transforms)
-        self._views = None if views is None else _recipes(views)
+        names = tuple(field.split())
+        if len(names) > 1 or kinds is not None:
+            self._fields = fields_of(names, kinds)
+        self.field = field if self._fields is None else names[self._fields.lead]
+        self._steps = _steps("transforms", transforms, self._fields)
+        self._views = None if views is None else _recipes(views, self._fields)
 
     def __call__(self, sample: Sample) -> Sample:
-        value = sample.lazy(self.field)
-        if self._views is None:
-            sample[self.field] = self._transformed(sample, value, self._steps)
+        joint = self._fields
+        result = self._result(sample, sample.lazy(self.field) if joint is None else _together(sample, joint))
+        if joint is None:
+            sample[self.field] = result
             return sample
+        for place, name in enumerate(joint.names):
+            sample[name] = Lazy(partial(_part, place), result, what=f"applying transforms to field {name!r}")
+        return sample
+
+    def _result(self, sample: Sample, value: Lazy) -> Lazy:
+        if self._views is None:
+            return self._transformed(sample, value, self._steps)
         views = []
         for number, steps in enumerate(self._views, 1):
             name = sample.claim_name(f"view_{number}")
             views.append(self._transformed(sample, value, steps, view=name))
             if sample.is_recording:
                 sample.promise_ctx(name, views[-1])
-        what = f"making views of field {self.field!r}"
-        sample[self.field] = Lazy(lambda sample, *values: values, *views, what=what)
-        return sample
+        return Lazy(_side_by_side if self._fields is None else _by_field, *views, what=f"making views of {self._what}")
 
     def _transformed(self, sample: Sample, value: Lazy, steps: list[_Step], view: str = "") -> Lazy:
         for step, has_params in steps:
             place = sample.claim_name(f"{view}.{step.name}" if view else step.name)
-            make = _in_two_steps if has_params else _in_one
-            run = make(step, _Place(place, view, sample.is_recording))
-            value = Lazy(run, value, what=f"applying {step.name!r} to field {self.field!r}")
+            where = _Place(place, view, sample.is_recording)
+            run = _in_two_steps(step, where) if has_params else _in_one(step, where, self._fields)
+            value = Lazy(run, value, what=f"applying {step.name!r} to {self._what}")
             if sample.is_recording and not view:
                 sample.promise_ctx(place, value)
         return value
 
+    @property
+    def _what(self) -> str:
+        return f"field {self.field!r}" if self._fields is None else str(self._fields)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (self.field,) if self._fields is None else self._fields.names
+
     def check(self, known: frozenset[str]) -> None:
-        if self.field not in known:
-            refuse_field(self.field, "The source", known)
+        for name in self._names:
+            if name not in known:
+                refuse_field(name, "The source", known)
 
     def field_names(self, known: frozenset[str]) -> frozenset[str]:
         return known
 
     def ignores(self, name: str) -> bool:
         """Return whether what it makes does not depend on a field."""
-        return name != self.field
+        return name not in self._names
 
     def draws(self) -> str | None:
         """Return the name of a callable that draws random numbers, as far as that is known before it is called."""
@@ -138,7 +176,31 @@ class Transformer:
         return [*self._steps, *(step for recipe in self._views or () for step in recipe)]
 
     def column_name(self, name: str) -> str | None:
-        return None if name == self.field else name
+        return None if name in self._names else name
+
+
+def _together(sample: Sample, fields: Fields) -> Lazy:
+    """Return the values of several fields as one tuple, which loads them all."""
+    names = fields.names
+    order = sorted(names, key=lambda name: name != names[fields.lead])  # what looks for the original takes the first
+
+    def collect(sample: Sample, *values: Any) -> tuple[Any, ...]:
+        found = dict(zip(order, values, strict=True))
+        return tuple(found[name] for name in names)
+
+    return Lazy(collect, *map(sample.lazy, order), what=f"applying transforms to {fields}")
+
+
+def _part(place: int, sample: Sample, values: tuple[Any, ...]) -> Any:
+    return values[place]
+
+
+def _side_by_side(sample: Sample, *views: Any) -> tuple[Any, ...]:
+    return views
+
+
+def _by_field(sample: Sample, *views: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(zip(*views, strict=True))
 
 
 def _draws(step: Callback, has_params: bool) -> bool:
@@ -150,26 +212,28 @@ def _records(step: Callback, has_params: bool) -> bool:
     return has_params or not step.parameters.isdisjoint({"ctx", "rng"})
 
 
-def _recipes(views: Any) -> list[list[_Step]]:
+def _recipes(views: Any, fields: Fields | None) -> list[list[_Step]]:
     rule = "lists of callables, one list for each view"
     is_lists = isinstance(views, list | tuple) and all(isinstance(recipe, list | tuple) for recipe in views)
     if not is_lists or not views:
         raise TypeError(must_be("views", rule, views))
-    return [_steps(f"views[{number}]", recipe) for number, recipe in enumerate(views)]
+    return [_steps(f"views[{number}]", recipe, fields) for number, recipe in enumerate(views)]
 
 
-def _steps(param: str, transforms: Sequence[Any]) -> list[_Step]:
-    return [_step(f"{param}[{number}]", transform) for number, transform in enumerate(transforms)]
+def _steps(param: str, transforms: Sequence[Any], fields: Fields | None) -> list[_Step]:
+    return [_step(f"{param}[{number}]", transform, fields) for number, transform in enumerate(transforms)]
 
 
-def _step(param: str, transform: Any) -> _Step:
+def _step(param: str, transform: Any, fields: Fields | None) -> _Step:
     if isinstance(transform, list | tuple):
         way_out = "Give the callables one after the other; several views of a field are `views=[[...], [...]]`."
         raise TypeError(must_be(param, "a callable", transform, way_out))
     if isinstance(transform, type) and issubclass(transform, RecordedTransform):
         raise TypeError(must_be(param, "a transform", transform, f"Write `{transform.__name__}(...)` to make one."))
     if not isinstance(transform, RecordedTransform):
-        transform = adapted(transform, param)
+        transform = adapted(transform, param, fields)
+    elif fields is not None:
+        transform = JointTransform(transform, fields, param)
     has_params = isinstance(transform, RecordedTransform)
     return Callback(param, transform, check=not has_params), has_params
 
@@ -198,18 +262,33 @@ class _Place(NamedTuple):
         return (replayed.get(self.view, {}) if self.view else replayed).get(self.entry)
 
 
-def _in_one(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:
+def _in_one(step: Callback, place: _Place, fields: Fields | None) -> Callable[[Sample, Any], Any]:
     def run(sample: Sample, value: Any) -> Any:
-        plain = value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
+        values = [_plain(each) for each in ((value,) if fields is None else value)]
         try:
-            made = call_seeded(step, sample, place.name, plain, ctx=place.ctx_of(sample))
+            made = call_seeded(step, sample, place.name, *values, ctx=place.ctx_of(sample))
         except Exception as error:
-            if isinstance(plain, bytes) and _is_image_file(plain):
+            if any(isinstance(each, bytes) and _is_image_file(each) for each in values):
                 add_note(error, "kdpipes: it was given the bytes of an image file: put `.decode_images()` before it")
             raise
-        return _made(made, plain, step)
+        return _made(made, values[0], step) if fields is None else _made_of_all(made, values, step, fields)
 
     return run
+
+
+def _plain(value: Any) -> Any:
+    return value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
+
+
+def _made_of_all(made: Any, values: list[Any], step: Callback, fields: Fields) -> tuple[Any, ...]:
+    """Return what a callable has made of several fields, as a tuple."""
+    results = (made,) if len(values) == 1 else made
+    if not isinstance(results, tuple | list) or len(results) != len(values):
+        shown = f"{len(results)}" if isinstance(results, tuple | list) else type(results).__name__
+        raise TypeError(
+            f"`{step.name}` must return a tuple of {len(values)} values, for {fields}, but returned {shown}."
+        )
+    return tuple(_made(result, value, step) for result, value in zip(results, values, strict=True))
 
 
 def _made(made: Any, value: Any, step: Callback) -> Any:
