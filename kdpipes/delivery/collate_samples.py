@@ -37,11 +37,11 @@ class SampleCollatorIterDataPipe(OneToOne):
     """Turns lists of items into batches of tensors (functional name: ``collate_samples``).
 
     Tuples become tuples of batches, also in a field (several views of an image), dictionaries dictionaries of batches,
-    and `((x, y), ctx)` keeps its form.
-    Images become `[B, C, H, W] uint8`, arrays and tensors `[B, ...]` of their dtype, numbers `[B]` (int64, float64 or
-    bool), lists of numbers `[B, n]`; strings, bytes and None lists. Dictionaries, ctx among them,
-    become dictionaries of batches; where an item lacks an entry, it is None in a list. Samples that no `select` has
-    made tuples of become a dictionary of all their fields.
+    and `((x, y), ctx)` keeps its form. Images become `[B, C, H, W] uint8` (of mode "I;16" uint16, of "F" float32; those
+    of mode "P", which are masks, `[B, H, W]`), arrays and tensors `[B, ...]` of their dtype, numbers `[B]` (int64,
+    float64 or bool), lists of numbers `[B, n]`; strings, bytes and None lists. Dictionaries, ctx among them, become
+    dictionaries of batches; where an item lacks an entry, it is None in a list. Samples that no `select` has made
+    tuples of become a dictionary of all their fields.
 
     Args:
         source_datapipe: A stream of lists, as `deal` yields them.
@@ -236,8 +236,11 @@ def _channels_first(image: Any) -> torch.Tensor:
     planes: torch.Tensor | None = getattr(image, "pixels", None)
     if planes is not None:
         return planes
+    image = image.to_pil() if hasattr(image, "to_pil") else image
     pixels = torch.from_numpy(np.array(image))
-    return pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels[None]
+    if pixels.dim() == 3:
+        return pixels.permute(2, 0, 1)
+    return pixels if image.mode == "P" else pixels[None]
 
 
 def _put(values: torch.Tensor, memory: BatchMemory | None) -> torch.Tensor:
