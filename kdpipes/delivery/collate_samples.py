@@ -233,14 +233,15 @@ def _kind(value: Any) -> str:
 
 
 def _channels_first(image: Any) -> torch.Tensor:
+    image = image.decoded() if hasattr(image, "decoded") else image  # of `decode_images`, not decoded yet
     planes: torch.Tensor | None = getattr(image, "pixels", None)
     if planes is not None:
         return planes
-    image = image.to_pil() if hasattr(image, "to_pil") else image
     pixels = torch.from_numpy(np.array(image))
     if pixels.dim() == 3:
         return pixels.permute(2, 0, 1)
-    return pixels if image.mode == "P" else pixels[None]
+    is_mask = isinstance(image, Image.Image) and image.mode == "P"
+    return pixels if is_mask else pixels[None]
 
 
 def _put(values: torch.Tensor, memory: BatchMemory | None) -> torch.Tensor:
