@@ -88,6 +88,8 @@ class MapChain(MapDataPipe[Any]):
         *,
         backend: Literal["auto", "turbojpeg", "simplejpeg", "pillow"] = "auto",
         exact: bool = True,
+        mode: Literal["RGB", "L", "I;16", "F", "P", "unchanged"] = "RGB",
+        exif: bool = False,
     ) -> MapChain: ...
     def cache_in_memory(
         self,
@@ -270,6 +272,8 @@ class IterChain(IterDataPipe[Any]):
         *,
         backend: Literal["auto", "turbojpeg", "simplejpeg", "pillow"] = "auto",
         exact: bool = True,
+        mode: Literal["RGB", "L", "I;16", "F", "P", "unchanged"] = "RGB",
+        exif: bool = False,
     ) -> IterChain: ...
     def cache_in_memory(
         self,

@@ -37,11 +37,11 @@ class SampleCollatorIterDataPipe(OneToOne):
     """Turns lists of items into batches of tensors (functional name: ``collate_samples``).
 
     Tuples become tuples of batches, also in a field (several views of an image), dictionaries dictionaries of batches,
-    and `((x, y), ctx)` keeps its form.
-    Images become `[B, C, H, W] uint8`, arrays and tensors `[B, ...]` of their dtype, numbers `[B]` (int64, float64 or
-    bool), lists of numbers `[B, n]`; strings, bytes and None lists. Dictionaries, ctx among them,
-    become dictionaries of batches; where an item lacks an entry, it is None in a list. Samples that no `select` has
-    made tuples of become a dictionary of all their fields.
+    and `((x, y), ctx)` keeps its form. Images become `[B, C, H, W] uint8` (of mode "I;16" uint16, of "F" float32; those
+    of mode "P", which are masks, `[B, H, W]`), arrays and tensors `[B, ...]` of their dtype, numbers `[B]` (int64,
+    float64 or bool), lists of numbers `[B, n]`; strings, bytes and None lists. Dictionaries, ctx among them, become
+    dictionaries of batches; where an item lacks an entry, it is None in a list. Samples that no `select` has made
+    tuples of become a dictionary of all their fields.
 
     Args:
         source_datapipe: A stream of lists, as `deal` yields them.
@@ -233,11 +233,15 @@ def _kind(value: Any) -> str:
 
 
 def _channels_first(image: Any) -> torch.Tensor:
+    image = image.decoded() if hasattr(image, "decoded") else image  # of `decode_images`, not decoded yet
     planes: torch.Tensor | None = getattr(image, "pixels", None)
     if planes is not None:
         return planes
     pixels = torch.from_numpy(np.array(image))
-    return pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels[None]
+    if pixels.dim() == 3:
+        return pixels.permute(2, 0, 1)
+    is_mask = isinstance(image, Image.Image) and image.mode == "P"
+    return pixels if is_mask else pixels[None]
 
 
 def _put(values: torch.Tensor, memory: BatchMemory | None) -> torch.Tensor:

@@ -264,7 +264,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             `batches` and `samples` delivered (samples where `deal` counts them); `batches_per_s` and `samples_per_s`,
             between the first request and the last delivery of each epoch; `wait_s`, how long of that no batch was
             there, and `wait_share`, its part; `queue_depth`, batches received and not given out yet;
-            `worker_deaths`; `skipped_samples`, and `skipped_shards` of streams, by `on_error`; `copied_batches`, given
+            `worker_deaths`; `skipped_samples` (also those that were replaced), and `skipped_shards` of streams, by
+            `on_error`; `copied_batches`, given
             out as copies because the user held many; `slow_batches`, that found no shared memory. Where the chain
             has caches, since these were made, in all processes and by all loaders: `cache_hits`, `cache_misses`,
             `cache_healed`, and what those in memory or in LMDB hold, `cache_bytes` and `cache_entries`.
@@ -311,7 +312,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """What `on_error` has left out: `epoch`, `batch`, `ordinal`, `key`, `error` and `is_shard` of each.
+        """What `on_error` has left out: `epoch`, `batch`, `ordinal`, `key`, `error`, `is_shard`, `is_replaced` of each.
 
         The entry of a shard stands for all that would have followed in it; its ordinal is how many samples the stream
         had given before.

@@ -63,7 +63,7 @@ def as_picture(image: Any) -> Image.Image:
     if isinstance(image, Image.Image):
         return image.convert("RGB")
     if hasattr(image, "to_pil"):
-        picture: Image.Image = image.to_pil()
+        picture: Image.Image = image.to_pil().convert("RGB")
         return picture
     pixels = np.asarray(image)
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3):

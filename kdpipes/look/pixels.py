@@ -45,9 +45,11 @@ def picture_of(image: Any, normalization: Normalization | None = None) -> Image.
         normalization: Mean and standard deviation, which are taken back.
     """
     if isinstance(image, bytes):
-        return EncodedImage(image).to_pil()
+        image = EncodedImage(image, mode="unchanged")
     if not isinstance(image, torch.Tensor | np.ndarray):
-        return as_picture(image)
+        image = image if isinstance(image, Image.Image) else image.to_pil()
+        is_wide = image.mode == "F" or image.mode.startswith("I")
+        return as_picture(_bytes_of(np.asarray(image, np.float64), None) if is_wide else image)
     pixels = image.detach().cpu().float().numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
     if str(image.dtype).removeprefix("torch.") == "uint8":
         return as_picture(pixels.astype(np.uint8))

@@ -93,6 +93,8 @@ def as_image(value: Any, owner: str, least: tuple[int, int] | None = None) -> An
     if isinstance(value, Image.Image):
         return value
     if isinstance(value, EncodedImage):
+        if value.mode != "RGB":
+            return value.to_pil()
         width, height = value.size
         return value.region(0, 0, height, width, least=least)
     if isinstance(value, DecodedImage):
@@ -108,7 +110,8 @@ def as_image(value: Any, owner: str, least: tuple[int, int] | None = None) -> An
 
 def like(value: Any, image: Any) -> Any:
     """Return an image that was made of a value as one of its kind."""
-    return DecodedImage(image) if isinstance(value, EncodedImage | DecodedImage) else image
+    is_ours = isinstance(value, EncodedImage | DecodedImage) and isinstance(image, torch.Tensor)
+    return DecodedImage(image) if is_ours else image
 
 
 def cut_out(value: Any, params: dict[str, int], owner: str, least: tuple[int, int] | None = None) -> Any:
@@ -120,7 +123,7 @@ def cut_out(value: Any, params: dict[str, int], owner: str, least: tuple[int, in
         owner: Which transform wants it.
         least: The height and width that it will be resized to.
     """
-    if isinstance(value, EncodedImage | DecodedImage):
+    if isinstance(value, EncodedImage | DecodedImage) and value.mode == "RGB":
         width, height = value.size
         top, left, rows, columns = (params[name] for name in ("top", "left", "height", "width"))
         if min(top, left) >= 0 and top + rows <= height and left + columns <= width:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import PIL
@@ -13,14 +14,29 @@ from numpy.typing import DTypeLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
 from kdpipes._sample_pipe import sample_pipe
-from kdpipes.errors import DataError, check_choice, must_be, refuse_field
+from kdpipes.errors import DataError, check_bool, check_choice, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import register_type
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, decoder, made_smaller
 
-__all__ = ["DecodedImage", "EncodedImage", "ImageDecoder", "UnchangedImages"]
+__all__ = ["DecodedImage", "EncodedImage", "ImageDecoder", "Mode", "UnchangedImages"]
 
 _JPEG = b"\xff\xd8\xff"
+Mode = Literal["RGB", "L", "I;16", "F", "P", "unchanged"]
+_ORIENTATION = 0x0112  # the tag of EXIF
+# What turns the pixels of a file upright, by orientation: first rows and columns change places (from 5 on), then these
+# dimensions are flipped.
+_FLIPS: dict[int, tuple[int, ...]] = {2: (-1,), 3: (-1, -2), 4: (-2,), 5: (), 6: (-1,), 7: (-1, -2), 8: (-2,)}
+_TAGS = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # entries of `info` with an orientation
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class DecodedImage:
@@ -105,27 +121,38 @@ class DecodedImage:
 class EncodedImage:
     """An image as its file has it: the size is read from the header, pixels when they are asked for.
 
-    `np.asarray(image)` gives `[H, W, 3] uint8`, `image.to_pil()` an RGB image of Pillow's. Orientation tags (EXIF) are
-    left alone, as Pillow and torchvision's datasets leave them.
+    `np.asarray(image)` gives `[H, W, 3] uint8`, `image.to_pil()` an RGB image of Pillow's. In other modes, these are
+    `[H, W]` and an image of that mode: uint8 for "L" and "P", uint16 for "I;16", float32 for "F".
 
     Args:
-        content: The bytes of a file in any format that Pillow reads: JPEG, PNG, WebP, ... Of 16 bits, 8 are kept.
+        content: The bytes of a file in any format that Pillow reads: JPEG, PNG, WebP, ...
         name: What the image is of, for errors; or what returns that.
         backend: See `decode_images`.
         exact: See `decode_images`.
+        mode: See `decode_images`.
+        exif: See `decode_images`.
 
     Raises:
-        DataError: The bytes are no image, or are truncated (when pixels are read).
+        DataError: The bytes are no image; or, when pixels are read, they are truncated, or the mode cannot hold them.
     """
 
-    __slots__ = ("_image", "_name", "_size", "backend", "content", "exact")
+    __slots__ = ("_image", "_name", "_size", "_turn", "backend", "content", "exact", "exif", "mode")
     late_methods = ("region", "to_pil")  # which do the work that `decode_images` stands for, whoever calls them
 
     def __init__(
-        self, content: bytes, name: str | Callable[[], str] = "", backend: Backend = "auto", exact: bool = True
+        self,
+        content: bytes,
+        name: str | Callable[[], str] = "",
+        backend: Backend = "auto",
+        exact: bool = True,
+        mode: Mode = "RGB",
+        exif: bool = False,
     ) -> None:
         self.content = content
         self.exact = exact
+        self.mode = mode
+        self.exif = exif
+        self._turn: int | None = None
         self._name = name
         self.backend = backend
         self._image: Image.Image | None = None
@@ -142,13 +169,16 @@ class EncodedImage:
     def size(self) -> tuple[int, int]:
         """Width and height in pixels, from the header."""
         if self._size is None:
-            self._size = self._size_by_decoder() or self._opened().size
+            size = self._size_by_decoder() or self._opened().size
+            self._size = size[::-1] if self._orientation() > 4 else size
         return self._size
 
     def region(
         self, top: int, left: int, height: int, width: int, *, least: tuple[int, int] | None = None
     ) -> torch.Tensor:
         """Return the pixels of a region, `[3, height, width] uint8`, of which nothing lies outside of the image.
+
+        In modes other than "RGB", it is `[1, height, width]` of the mode's dtype.
 
         Args:
             top: In pixels, as the others.
@@ -158,27 +188,49 @@ class EncodedImage:
             least: To what height and width it will be resized: where `exact` is False, it may come smaller, but not
                 smaller than that.
         """
-        box, factor = Box(top, left, height, width), 1
+        box, factor, turn = Box(top, left, height, width), 1, self._orientation()
+        if self.mode != "RGB":
+            return _as_planes(np.array(self.to_pil().crop((left, top, left + width, top + height))))
+        if turn > 1:
+            box = _box_in_file(box, turn, self.size)
         if least is not None and not self.exact and self.content.startswith(_JPEG):
-            box, factor = made_smaller(self.size, box, least)
+            (width, height), (rows, columns) = self.size, least
+            is_swapped = turn > 4
+            size, least = ((height, width), (columns, rows)) if is_swapped else (self.size, least)
+            box, factor = made_smaller(size, box, least)
+        planes = self._planes_in_file(box, factor)
+        if turn == 1:
+            return planes
+        return (planes.mT if turn > 4 else planes).flip(_FLIPS[turn])
+
+    def _planes_in_file(self, box: Box, factor: int) -> torch.Tensor:
         fast = self._decoder()
         if fast is not None:
             try:
                 return _as_planes(fast.region(self.content, box, factor))
             except UnfitError:
                 self.backend = "pillow"
-        image = self.to_pil() if factor == 1 else self._decoded_by_pillow(factor)
+        image = self._decoded_by_pillow(factor)
         corners = (box.left, box.top, box.left + box.width, box.top + box.height)
         return _as_planes(np.asarray(image if corners == (0, 0, *image.size) else image.crop(corners)))
 
-    def decoded(self) -> DecodedImage:
-        """Return all pixels."""
+    def decoded(self) -> DecodedImage | Image.Image:
+        """Return all pixels; in modes other than "RGB" as an image of Pillow's."""
+        if self.mode != "RGB":
+            return self.to_pil()
         width, height = self.size
         return DecodedImage(self.region(0, 0, height, width))
 
     def to_pil(self) -> Image.Image:
-        """Return all pixels as an RGB image, a new one each time."""
-        return self._decoded_by_pillow(1)
+        """Return all pixels as an image of the mode, a new one each time."""
+        turn = self._orientation()
+        image = self._decoded_by_pillow(1)
+        if turn == 1:
+            return image
+        upright = image.transpose(_TURNS[turn])
+        for name in _TAGS:  # or whoever reads them would turn the image again
+            upright.info.pop(name, None)
+        return upright
 
     def _decoded_by_pillow(self, factor: int) -> Image.Image:
         try:
@@ -186,7 +238,7 @@ class EncodedImage:
             if factor > 1:
                 width, height = image.size
                 image.draft(None, (width // factor, height // factor))
-            image = _as_rgb(image)
+            image = _converted(image, self.mode)
         except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
             raise DataError(f"{self._who()} cannot be decoded: {error}.") from error
         finally:
@@ -197,7 +249,12 @@ class EncodedImage:
         return np.array(self.decoded(), dtype=dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EncodedImage, (self.content, self.name, self.backend, self.exact)
+        return EncodedImage, self.as_plain()
+
+    def as_plain(self) -> tuple[Any, ...]:
+        """Return the arguments that make it: of the default mode, what earlier releases wrote into caches."""
+        is_default = self.mode == "RGB" and not self.exif
+        return self.content, self.name, self.backend, self.exact, *(() if is_default else (self.mode, self.exif))
 
     def __repr__(self) -> str:
         return f"EncodedImage({len(self.content)} bytes)"
@@ -205,8 +262,14 @@ class EncodedImage:
     def _who(self) -> str:
         return f"The image of {self.name}" if self.name else "The image"
 
+    def _orientation(self) -> int:
+        """Return how the file's pixels are turned, from 1 (upright) to 8, if that is to be undone; else 1."""
+        if self._turn is None:
+            self._turn = _orientation_of(self._opened()) if self.exif else 1
+        return self._turn
+
     def _decoder(self) -> JpegDecoder | None:
-        if self.backend == "pillow" or not self.content.startswith(_JPEG):
+        if self.backend == "pillow" or self.mode != "RGB" or not self.content.startswith(_JPEG):
             return None
         return decoder(self.backend)
 
@@ -236,15 +299,16 @@ class EncodedImage:
         return self._image
 
 
-def _as_planes(rows: NDArray[np.uint8]) -> torch.Tensor:
-    """Return pixels `[H, W, 3]` as `[3, H, W]`, the same memory."""
+def _as_planes(rows: NDArray[Any]) -> torch.Tensor:
+    """Return pixels `[H, W, 3]` as `[3, H, W]`, the same memory; `[H, W]` as `[1, H, W]`."""
+    rows = rows[..., None] if rows.ndim == 2 else rows
     return torch.from_numpy(rows if rows.flags.writeable else rows.copy()).permute(2, 0, 1)
 
 
 register_type(
     "EncodedImage",
     EncodedImage,
-    lambda image: (image.content, image.name, image.backend, image.exact),
+    EncodedImage.as_plain,
     lambda plain: EncodedImage(*plain),
 )
 
@@ -268,12 +332,49 @@ def _image_of(plain: Any) -> DecodedImage:
 register_type("DecodedImage", DecodedImage, _rows_of, _image_of)
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    return image.convert("RGB")
+def _box_in_file(box: Box, turn: int, size: tuple[int, int]) -> Box:
+    """Return where a region of the upright image lies in the file's, which is turned."""
+    width, height = size
+    top, left, rows, columns = box
+    top = height - top - rows if -2 in _FLIPS[turn] else top
+    left = width - left - columns if -1 in _FLIPS[turn] else left
+    return Box(left, top, columns, rows) if turn > 4 else Box(top, left, rows, columns)
+
+
+def _orientation_of(image: Image.Image) -> int:
+    if image.format == "TIFF":  # which Pillow turns upright itself
+        return 1
+    try:
+        turn = image.getexif().get(_ORIENTATION)
+    except (OSError, SyntaxError, ValueError, struct.error):  # damaged tags name no orientation
+        return 1
+    return turn if isinstance(turn, int) and turn in _TURNS else 1
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    """Return an image in another mode.
+
+    Raises:
+        ValueError: The mode cannot hold its pixels.
+    """
+    found = image.mode
+    if found == mode or (mode == "unchanged" and not found.startswith("I;16")):
+        return image.copy()  # without the file
+    is_wide = found == "F" or found.startswith("I")
+    if mode in ("RGB", "L") and not is_wide:
+        image = image.convert("RGBA") if found == "P" and "transparency" in image.info else image
+        return image.convert(mode)
+    if mode == "P" and found in ("L", "1"):
+        return Image.fromarray(np.asarray(image).astype(np.uint8)).convert("P")
+    if mode in ("I;16", "F", "unchanged") and found != "F" and (is_wide or found in ("L", "1")):
+        pixels = np.asarray(image)
+        converted = pixels.astype(np.float32 if mode == "F" else np.uint16)
+        if np.array_equal(converted, pixels, equal_nan=is_wide):
+            return Image.fromarray(converted)
+    kept = found if found in ("F", "P", "RGB") else "I;16" if found.startswith("I;16") else "unchanged"
+    raise ValueError(
+        f"`mode={mode!r}` cannot hold its pixels, of mode {found!r}; `decode_images(..., mode={kept!r})` keeps them"
+    )
 
 
 @sample_pipe("decode_images")
@@ -294,6 +395,16 @@ class ImageDecoder:
         exact: False lets `kdp.Resize` and `kdp.RandomResizedCrop` decode a JPEG in half, a quarter or an eighth of its
             size where their result is no larger than that: faster for large photos, and less sharp or sharper by some
             grey levels (see Accuracy).
+        mode: What the pixels become. "RGB"; "L", 8 bits of grey; "I;16", 16 bits of grey, as depth maps have them; "F",
+            floats; "P", the numbers of a palette or of 8 bits of grey, as masks of classes have them; or "unchanged",
+            as the file has them. "RGB" and "L" show a palette by its colours, and are an error for pixels of more than
+            8 bits, as are other modes for pixels that they cannot hold. Of colours of 16 bits, Pillow reads 8.
+        exif: Whether to turn photos upright, as their orientation tag (EXIF) says. By default they stay as they are, as
+            in Pillow and in torchvision's datasets.
+
+    In modes other than "RGB", `np.asarray` of the image gives `[H, W]` of uint8 ("L", "P"), uint16 ("I;16") or float32
+    ("F"). Whole images are decoded, by Pillow, and transforms give images of Pillow's; "P" is always resized by
+    nearest. In batches, "P" becomes `[B, H, W] uint8`, the others `[B, 1, H, W]`.
 
     Accuracy: with `exact=False`, photos (of scikit-image, and those that kdpipes ships) that become half as large or
         smaller differ from exact results by 1 to 2.3 grey levels on average, and by up to 90 at edges.
@@ -301,23 +412,34 @@ class ImageDecoder:
     Raises:
         FieldError: There is no such field.
         ImportError: The backend is not installed.
-        DataError: The bytes are no image; it names the sample.
+        DataError: The bytes are no image, or their pixels do not fit into the mode; it names the sample.
 
     Example:
         >>> kdp.image_folder("photos").decode_images("x")[0]["x"].size  # doctest: +SKIP
         (128, 96)
     """
 
-    def __init__(self, field: str = "x", *, backend: Backend = "auto", exact: bool = True) -> None:
+    def __init__(
+        self,
+        field: str = "x",
+        *,
+        backend: Backend = "auto",
+        exact: bool = True,
+        mode: Mode = "RGB",
+        exif: bool = False,
+    ) -> None:
         if not isinstance(field, str):
             raise TypeError(must_be("field", "the name of a field", field))
         check_choice("backend", backend, BACKENDS)
-        if not isinstance(exact, bool):
-            raise TypeError(must_be("exact", "True or False", exact))
+        check_bool("exact", exact)
+        check_choice("mode", mode, get_args(Mode))
+        check_bool("exif", exif)
         decoder(backend)
         self._field = field
         self._backend = backend
         self._exact = exact
+        self._mode: Mode = mode
+        self._exif = exif
         self._what = f"decoding field {field!r}"
 
     def __call__(self, sample: Sample) -> Sample:
@@ -336,8 +458,16 @@ class ImageDecoder:
         return name != self._field
 
     def cached_as(self) -> Any:
-        """Return what the pixels depend on: who decodes them, and in which version."""
-        return self._field, *self.decoded_by(), PIL.__version__, self._exact
+        """Return what the pixels depend on: the decoder and its version, and the mode."""
+        return self._field, *self.decoded_by(), PIL.__version__, self._exact, *self._options()
+
+    def fingerprinted(self) -> Any:
+        """Return what changes the images; by default, what earlier releases wrote into states."""
+        known = {"_field": self._field, "_backend": self._backend, "_exact": self._exact, "_what": self._what}
+        return {**known, "options": self._options()} if self._options() else known
+
+    def _options(self) -> tuple[Any, ...]:
+        return () if self._mode == "RGB" and not self._exif else (self._mode, self._exif)
 
     def decoded_by(self) -> tuple[str, str]:
         """Return what decodes JPEGs, and in which version; Pillow's is not told."""
@@ -352,7 +482,7 @@ class ImageDecoder:
             return value
         if not isinstance(value, bytes | bytearray | memoryview):
             raise TypeError(f"`decode_images` takes bytes, but the field holds {type(value).__name__}.")
-        image = EncodedImage(bytes(value), sample.naming(), self._backend, self._exact)
+        image = EncodedImage(bytes(value), sample.naming(), self._backend, self._exact, self._mode, self._exif)
         image.size  # noqa: B018 - a file that is no image is to fail here, where the sample is known
         return image
 

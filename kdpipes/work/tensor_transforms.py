@@ -14,16 +14,17 @@ from kdpipes.work._images import Fixed, as_image
 
 __all__ = ["Normalize", "ToTensor"]
 
-_MODES = ("L", "LA", "RGB", "RGBA")
+_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "F", "P")
 
 
 class ToTensor(Fixed):
     """The image as a tensor `[C, H, W] float32` from 0 to 1. Recorded as `{}`.
 
-    Bytes are divided by 255, floats are kept; the result never shares memory with an image or an array.
+    Bytes are divided by 255, the 16 bits of images of mode "I;16" by 65,535, floats are kept; the result never shares
+    memory with an image or an array. Images of mode "P" are masks: they become `[H, W] uint8`, the numbers as they are.
 
-    The image may be one of `decode_images` or of Pillow's (mode L, LA, RGB or RGBA), an array `[H, W, C]` or `[H, W]`,
-    or a tensor `[..., C, H, W]`, of uint8 or float.
+    The image may be one of `decode_images` or of Pillow's (mode L, LA, RGB, RGBA, I;16, F or P), an array `[H, W, C]`
+    or `[H, W]`, or a tensor `[..., C, H, W]`, of uint8 or float.
 
     Example:
         >>> x = kdp.ToTensor()(Image.new("RGB", (4, 2), (255, 0, 51)))
@@ -41,7 +42,10 @@ class ToTensor(Fixed):
                 raise TypeError(
                     f"`ToTensor` takes images of mode {modes}, but got one of mode {pixels.mode}. {way_out}"
                 )
-            pixels = _of_array(np.asarray(pixels))
+            if pixels.mode == "P":
+                return torch.from_numpy(np.array(pixels))
+            array = np.asarray(pixels)
+            pixels = _of_array(array / np.float32(65_535) if pixels.mode == "I;16" else array)
         if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
             raise TypeError(_refused(pixels.dtype))
         floats = pixels.to(torch.float32, memory_format=torch.contiguous_format).contiguous()

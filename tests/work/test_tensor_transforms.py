@@ -138,7 +138,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
         ValueError,
         "`Normalize` takes tensors [..., C, H, W], but got one of",
     ),
-    (lambda: kdp.ToTensor()(IMAGE.convert("P")), TypeError, "takes images of mode L, LA, RGB or RGBA, but got one of"),
+    (lambda: kdp.ToTensor()(IMAGE.convert("CMYK")), TypeError, "RGBA, I;16, F or P, but got one of mode CMYK"),
     (
         lambda: kdp.ToTensor()(PIXELS.astype(int)),
         TypeError,
