@@ -1,4 +1,8 @@
-"""What a chain is, in short hashes that are the same in every process: to tell whether a state or a cache fits it."""
+"""What a chain is, in short hashes that are the same in every process: to tell whether a state or a cache fits it.
+
+States of loaders follow the code, defaults and closures of functions. Keys of caches follow the globals that functions
+read as well: a stale value is worse than a miss, but a global that changes as a training runs must not void its states.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ import tarfile
 import weakref
 import zipfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol, runtime_checkable
@@ -62,6 +66,7 @@ _OF_THIS_PROCESS = (
     random.Random,
     torch.Generator,
 )
+_BASIC = frozenset([bytes, str, bool, int, float, complex, type(None)])  # whose texts differ when they do
 _PLAIN = (bytes, str, bool, int, float, complex, np.generic)
 _VALUES = (*_PLAIN, tuple, list, dict, set, frozenset, np.ndarray, torch.Tensor, PurePath, torch.dtype)
 _REFERENCES = (functools.partial, MethodType, BuiltinFunctionType)
@@ -188,6 +193,8 @@ class _Tokens:
             yield str(value).encode()
         elif isinstance(value, np.ndarray) and value.dtype != object:
             yield from (str(value.dtype).encode(), str(value.shape).encode(), np.ascontiguousarray(value).tobytes())
+        elif self._follows_globals and (text := _text_of_basic(value)) is not None:
+            yield text.encode()
         elif value is not None and id(value) in self._met:
             yield str(self._met[id(value)][0]).encode()
         elif value is not None:
@@ -234,7 +241,8 @@ class _Tokens:
             yield from _object_parts(value)
         else:
             yield from (getattr(value, "__qualname__", type(value).__qualname__), own_members(type(value)))
-            kind, attributes = type(value), settled_attributes(value)
+            kind: Any = type(value)
+            attributes = settled_attributes(value)
             # Of a plain object of a user's class that has no attributes yet, there is nothing more to know.
             is_plain = (kind.__reduce_ex__, kind.__reduce__) == (object.__reduce_ex__, object.__reduce__)
             yield attributes if attributes or (is_plain and is_users(kind)) else self._reduced(value)
@@ -286,6 +294,21 @@ class _Tokens:
         return number
 
 
+def _text_of_basic(value: Any) -> str | None:
+    """Return the text of a collection of strings, numbers and the like: far quicker than to hash each for itself."""
+    kind = type(value)
+    if kind is dict and set(map(type, value)) <= {str} and _is_basic(value.values()):
+        return repr(sorted(value.items()))
+    return repr(value) if kind in (list, tuple) and _is_basic(value) else None
+
+
+def _is_basic(values: Collection[Any], depth: int = 4) -> bool:
+    kinds = set(map(type, values)) - _BASIC
+    if not kinds <= {list, tuple}:
+        return False
+    return not kinds or (depth > 0 and all(type(each) in _BASIC or _is_basic(each, depth - 1) for each in values))
+
+
 def _reads(file: io.IOBase) -> bool:
     try:
         return file.readable()
@@ -302,9 +325,10 @@ def _resolved(namespace: Mapping[str, Any], path: tuple[str, ...]) -> tuple[int,
     value = _first_globals.get((namespace.get("__name__") or "", path[0]), namespace[path[0]])
     for length, name in enumerate(path[1:], 1):
         held = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type) else {}
-        is_plain = type(value).__getattribute__ in (object.__getattribute__, ModuleType.__getattribute__)
+        kind: Any = type(value)
+        is_plain = kind.__getattribute__ in (object.__getattribute__, ModuleType.__getattribute__)
         is_library = isinstance(value, ModuleType) and not _is_users_module(value.__name__)
-        if name not in held or not is_plain or is_library or hasattr(getattr(type(value), name, None), "__set__"):
+        if name not in held or not is_plain or is_library or hasattr(getattr(kind, name, None), "__set__"):
             return length, value
         value = held[name]
     return len(path), value
