@@ -16,7 +16,7 @@ from torch.utils.data.datapipes.map.callable import default_fn
 from kdpipes._called import CALLED
 from kdpipes._calling import call_drawn
 from kdpipes._draw import Draw, current_draw, drawing, is_drawing
-from kdpipes._fingerprint import MISSING, first_values
+from kdpipes._fingerprint import with_first_values
 from kdpipes._graph import walk
 from kdpipes._pipe import Shown, Suggesting, gives_samples
 from kdpipes._pipe_name import note_name, pipe_name
@@ -77,10 +77,8 @@ class MapPipe(Suggesting, MapChain):
     def identity(self) -> Any:
         """Return what makes this pipe give what it gives, as plain data: its arguments, not what it has computed."""
         left_out = *self._computed, _KEPT_LABELS, CALLED
-        values = {**vars(self), **first_values(self)}
-        return [
-            (name, value) for name, value in sorted(values.items()) if name not in left_out and value is not MISSING
-        ]
+        values = with_first_values(self, vars(self))
+        return [(name, value) for name, value in sorted(values.items()) if name not in left_out]
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
