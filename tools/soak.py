@@ -127,7 +127,7 @@ class Case:
         return kdp.ProcessReadingService(
             draw.randint(1, 3),
             prefetch=draw.randint(1, 3),
-            start_method="forkserver" if draw.random() < 0.1 else "fork",
+            start_method="forkserver" if not self.is_stored and draw.random() < 0.2 else "fork",
             timeout_s=3,  # so that a stopped worker is replaced
             num_deaths=1000,
             max_worker_deaths=1000,
