@@ -31,7 +31,7 @@ class MapChain(MapDataPipe[Any]):
         self, local_root: str | os.PathLike[str], *, global_root: str | os.PathLike[str] | None = None
     ) -> MapChain: ...
     def filter_classes(self, *, valid: _Classes | None = None, invalid: _Classes | None = None) -> MapChain: ...
-    def oversample(self, *, mode: Literal["multiply", "exact"] = "multiply") -> MapChain: ...
+    def oversample(self, *, mode: Literal["multiply", "exact"] = "multiply", redraw: bool = True) -> MapChain: ...
     def repeat_until(self, *, min_size: int | None = None, repetitions: int | None = None) -> MapChain: ...
     def subset(self, indices: Sequence[int] | NDArray[Any]) -> MapChain: ...
     def take_percent(
@@ -50,6 +50,7 @@ class MapChain(MapDataPipe[Any]):
         weights: Sequence[float] | None = None,
         seed: int = 0,
         stop: Literal["first", "all"] = "first",
+        redraw: bool = True,
     ) -> MapChain: ...
     def sample_weighted(
         self,
@@ -58,6 +59,7 @@ class MapChain(MapDataPipe[Any]):
         num_samples: int | None = None,
         replacement: bool = True,
         seed: int = 0,
+        redraw: bool = True,
     ) -> MapChain: ...
     def take_per_class(
         self, *, num_samples: int | None = None, share: float | None = None, seed: int | None = None
@@ -156,7 +158,11 @@ class IterChain(IterDataPipe[Any]):
     ) -> IterChain: ...
     def filter_classes(self, *, valid: _Classes | None = None, invalid: _Classes | None = None) -> IterChain: ...
     def oversample(
-        self, *, mode: Literal["multiply", "exact"] = "multiply", class_counts: Mapping[Any, int] | None = None
+        self,
+        *,
+        mode: Literal["multiply", "exact"] = "multiply",
+        redraw: bool = True,
+        class_counts: Mapping[Any, int] | None = None,
     ) -> IterChain: ...
     def map_classes(
         self, mapping: Mapping[Any, Any], *, unmapped: Literal["drop", "keep", "raise"] = "drop"

@@ -77,6 +77,13 @@ def check_choice(param: str, value: object, choices: Collection[object]) -> None
         raise ValueError(must_be(param, "one of " + ", ".join(map(repr, choices)), value))
 
 
+def check_flag(param: str, value: Any) -> bool:
+    """Return `value` if it is True or False, or refuse it."""
+    if not isinstance(value, bool):
+        raise TypeError(must_be(param, "True or False", value))
+    return value
+
+
 def is_number(value: Any) -> bool:
     """Return whether a value is a real number, also of NumPy; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)

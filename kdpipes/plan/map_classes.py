@@ -129,7 +129,8 @@ class ClassMapperMapDataPipe(PlanPipe):
         self._mapping = _Mapping(mapping, unmapped)
         self._labels: Shared[NDArray[Any]] | None = None
 
-    _computed = ("_positions", "_labels")
+    _computed = (*PlanPipe._computed, "_labels")
+    _goes_by = "labels"
 
     def _plan(self) -> NDArray[Any]:
         labels = self._source.column("y")
