@@ -66,7 +66,11 @@ class MapChain(MapDataPipe[Any]):
     ) -> MapChain: ...
     def few_shot(self, shots: int, *, seed: int = 0) -> MapChain: ...
     def map_classes(
-        self, mapping: Mapping[Any, Any], *, unmapped: Literal["drop", "keep", "raise"] = "drop"
+        self,
+        mapping: Mapping[Any, Any],
+        *,
+        unmapped: Literal["drop", "keep", "raise"] = "drop",
+        class_names: Sequence[str] | None = None,
     ) -> MapChain: ...
     def rename_fields(self, **renames: str) -> MapChain: ...
     def add_field(self, name: str, function: Callable[..., Any]) -> MapChain: ...
@@ -165,7 +169,11 @@ class IterChain(IterDataPipe[Any]):
         class_counts: Mapping[Any, int] | None = None,
     ) -> IterChain: ...
     def map_classes(
-        self, mapping: Mapping[Any, Any], *, unmapped: Literal["drop", "keep", "raise"] = "drop"
+        self,
+        mapping: Mapping[Any, Any],
+        *,
+        unmapped: Literal["drop", "keep", "raise"] = "drop",
+        class_names: Sequence[str] | None = None,
     ) -> IterChain: ...
     def mix(
         self,
