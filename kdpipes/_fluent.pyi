@@ -26,6 +26,7 @@ class MapChain(MapDataPipe[Any]):
         key: Callable[[Any], Any] | None = None,
         label: Callable[[Any], Any] | None = None,
         fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> MapChain: ...
     def localize_files(
         self, local_root: str | os.PathLike[str], *, global_root: str | os.PathLike[str] | None = None
@@ -156,6 +157,7 @@ class IterChain(IterDataPipe[Any]):
         key: Callable[[Any], Any] | None = None,
         label: Callable[[Any], Any] | None = None,
         fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> IterChain: ...
     def localize_files(
         self, local_root: str | os.PathLike[str], *, global_root: str | os.PathLike[str] | None = None

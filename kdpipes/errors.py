@@ -11,7 +11,10 @@ from typing import Any, NoReturn
 
 __all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
 
-_MEMBERS = {"x": ("jpg", "jpeg", "png", "webp", "wav", "txt", "npy"), "y": ("cls",)}  # what they are called in tars
+_MEMBERS = {  # what they are called in tars, by KappaData, and in Hugging Face's datasets
+    "x": ("jpg", "jpeg", "png", "webp", "wav", "txt", "npy"),
+    "y": ("cls", "class", "label", "labels", "target"),
+}
 
 
 class KdpipesError(Exception):

@@ -16,7 +16,8 @@ PETS = ("cat", "pony", "dog", "horse")
 
 def both(labels: list[Any], known: Any, mapping: Any, **given: Any) -> tuple[list[str], list[Any], Any]:
     """Return keys, labels and class names behind the mapping, after seeing that both flavours agree."""
-    indexed = kdp.from_dataset(list(map(str, range(len(labels)))), "x", labels=labels, class_names=known)
+    rows = list(zip(map(str, range(len(labels))), labels, strict=True))
+    indexed = kdp.from_dataset(rows, class_names=known)
     indexed = indexed.map_classes(mapping, **given)
 
     class Named(kdp.IterPipe):
@@ -30,7 +31,6 @@ def both(labels: list[Any], known: Any, mapping: Any, **given: Any) -> tuple[lis
         def class_names(self) -> Any:
             return known
 
-    rows = list(zip(map(str, range(len(labels))), labels, strict=True))
     stream = Named(IterableWrapper(rows).to_samples(fields="x y")).map_classes(mapping, **given)
     found = [(sample["x"], sample["y"]) for sample in indexed]
     assert found == [(sample["x"], sample["y"]) for sample in stream]

@@ -98,7 +98,7 @@ def test_sources_one_after_the_other() -> None:
     joined = kdp.concat(*sources([2, 0, 3], "map"))
     assert [sample["x"] for sample in joined] == ["a0", "a1", "c0", "c1", "c2"] == joined.column("x").tolist()
     assert (len(joined), joined[-1]["x"], len(kdp.concat(*sources([0, 0], "map")))) == (5, "c2", 0)
-    both = kdp.concat(kdp.from_dataset([1], "x", labels=[0]), kdp.from_dataset([2], "x", labels=["newt"]))
+    both = kdp.concat(kdp.from_dataset([1], "x", labels=[0]), kdp.from_dataset([(2, "newt")]))
     assert both.column("y").tolist() == [0, "newt"]
 
 
