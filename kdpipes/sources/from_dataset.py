@@ -149,7 +149,7 @@ class DatasetReaderMapDataPipe(MapPipe):
 
 def _is_column(found: Any, size: int) -> bool:
     try:
-        return np.shape(found) == (size,)
+        return bool(np.shape(found) == (size,))
     except ValueError:  # lists of different lengths
         return False
 
