@@ -125,6 +125,6 @@ def test_a_misspelt_name_is_an_error_with_the_closest() -> None:
         (lambda: kdp.from_dataset([1], "x").deal(1, num_workers=2), r"`kdp\.Loader\(chain, num_workers=\.\.\.\)`"),
     ],
 )
-def test_arguments_that_do_not_fit_are_answered_in_the_words_of_the_call(call: Any, words: str) -> None:
+def test_errors_about_arguments_are_in_the_words_of_the_call(call: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         call()

@@ -165,7 +165,7 @@ def test_the_names_of_hugging_faces_class_labels_are_known() -> None:
     assert kdp.from_dataset(table.remove_columns("label"), "value").class_names() is None
 
 
-def test_datasets_without_positions_are_refused_with_the_way_to_do_it() -> None:
+def test_datasets_without_positions_are_refused_with_a_hint() -> None:
     class Stream(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Any:
             return iter([(1.0, 0), (2.0, 1)])
