@@ -3,6 +3,8 @@
 Importing it registers every pipe as a method of all DataPipes.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from kdpipes import _torchdata  # noqa: F401  # first: it decides how torchdata is imported
 from kdpipes._draw import Draw
 from kdpipes._functional import functional_pipe
@@ -25,6 +27,7 @@ from kdpipes.delivery.reading_services import ProcessReadingService, ThreadReadi
 from kdpipes.delivery.rebuild_batch import rebuild_batch
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
+from kdpipes.errors import closest as _closest
 from kdpipes.look import notebook as _notebook  # noqa: F401  # which lets pipes show themselves
 from kdpipes.look.crop_boxes import crop_boxes
 from kdpipes.look.doctor.examine import doctor
@@ -171,3 +174,8 @@ __all__ = [
     "write_records",
     "write_shards",
 ]
+
+if not _TYPE_CHECKING:  # or type checkers would take every name for one of the package's
+
+    def __getattr__(name: str) -> object:
+        raise AttributeError(f"`kdpipes` has no attribute {name!r}.{_closest(name, __all__)}")

@@ -33,6 +33,8 @@ __all__ = [
     "is_replaying",
     "lent_generator",
     "made_under",
+    "plan_epoch",
+    "planning",
     "seeded_globals",
 ]
 
@@ -165,6 +167,33 @@ def is_replaying() -> bool:
 def is_drawing() -> bool:
     """Return whether samples that are made now are given a draw."""
     return _current.get() is not None
+
+
+_planned: ContextVar[int | None] = ContextVar("kdpipes_planned", default=None)
+
+
+def plan_epoch() -> int:
+    """Return the epoch that plan pipes choose samples for: that of `planning`, else of the sample made now, or 0."""
+    planned = _planned.get()
+    if planned is None:
+        current = _current.get()
+        return 0 if current is None else current.epoch
+    return planned
+
+
+class planning:
+    """Let plan pipes choose the samples of `epoch` inside, whichever epoch the samples are made for."""
+
+    __slots__ = ("_epoch", "_token")
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __enter__(self) -> None:
+        self._token = _planned.set(self._epoch)
+
+    def __exit__(self, *error: object) -> None:
+        _planned.reset(self._token)
 
 
 class drawing:  # a class: the context manager of a generator takes four times as long, for each sample

@@ -40,12 +40,13 @@ class MapChain(MapDataPipe[Any]):
         key: Callable[[Any], Any] | None = None,
         label: Callable[[Any], Any] | None = None,
         fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> MapChain: ...
     def localize_files(
         self, local_root: str | os.PathLike[str], *, global_root: str | os.PathLike[str] | None = None
     ) -> MapChain: ...
     def filter_classes(self, *, valid: _Classes | None = None, invalid: _Classes | None = None) -> MapChain: ...
-    def oversample(self, *, mode: Literal["multiply", "exact"] = "multiply") -> MapChain: ...
+    def oversample(self, *, mode: Literal["multiply", "exact"] = "multiply", redraw: bool = True) -> MapChain: ...
     def repeat_until(self, *, min_size: int | None = None, repetitions: int | None = None) -> MapChain: ...
     def subset(self, indices: Sequence[int] | NDArray[Any]) -> MapChain: ...
     def take_percent(
@@ -64,6 +65,7 @@ class MapChain(MapDataPipe[Any]):
         weights: Sequence[float] | None = None,
         seed: int = 0,
         stop: Literal["first", "all"] = "first",
+        redraw: bool = True,
     ) -> MapChain: ...
     def sample_weighted(
         self,
@@ -72,13 +74,18 @@ class MapChain(MapDataPipe[Any]):
         num_samples: int | None = None,
         replacement: bool = True,
         seed: int = 0,
+        redraw: bool = True,
     ) -> MapChain: ...
     def take_per_class(
         self, *, num_samples: int | None = None, share: float | None = None, seed: int | None = None
     ) -> MapChain: ...
     def few_shot(self, shots: int, *, seed: int = 0) -> MapChain: ...
     def map_classes(
-        self, mapping: Mapping[Any, Any], *, unmapped: Literal["drop", "keep", "raise"] = "drop"
+        self,
+        mapping: Mapping[Any, Any],
+        *,
+        unmapped: Literal["drop", "keep", "raise"] = "drop",
+        class_names: Sequence[str] | None = None,
     ) -> MapChain: ...
     def rename_fields(self, **renames: str) -> MapChain: ...
     def add_field(self, name: str, function: Callable[..., Any]) -> MapChain: ...
@@ -244,16 +251,25 @@ class IterChain(IterDataPipe[Any]):
         key: Callable[[Any], Any] | None = None,
         label: Callable[[Any], Any] | None = None,
         fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> IterChain: ...
     def localize_files(
         self, local_root: str | os.PathLike[str], *, global_root: str | os.PathLike[str] | None = None
     ) -> IterChain: ...
     def filter_classes(self, *, valid: _Classes | None = None, invalid: _Classes | None = None) -> IterChain: ...
     def oversample(
-        self, *, mode: Literal["multiply", "exact"] = "multiply", class_counts: Mapping[Any, int] | None = None
+        self,
+        *,
+        mode: Literal["multiply", "exact"] = "multiply",
+        redraw: bool = True,
+        class_counts: Mapping[Any, int] | None = None,
     ) -> IterChain: ...
     def map_classes(
-        self, mapping: Mapping[Any, Any], *, unmapped: Literal["drop", "keep", "raise"] = "drop"
+        self,
+        mapping: Mapping[Any, Any],
+        *,
+        unmapped: Literal["drop", "keep", "raise"] = "drop",
+        class_names: Sequence[str] | None = None,
     ) -> IterChain: ...
     def mix(
         self,

@@ -16,6 +16,13 @@ __all__ = ["Flavour", "functional_pipe", "register", "registered"]
 
 Flavour = Literal["map", "iter"]
 _BASES: dict[str, Any] = {"map": MapDataPipe, "iter": IterDataPipe}
+_INSTEAD = {  # arguments of torch's DataLoader, by the pipe that they are given to
+    ("deal", "drop_last"): ' Write `uneven="drop"`.',
+    ("deal", "num_workers"): " The loader has them: `kdp.Loader(chain, num_workers=...)`.",
+    ("deal", "collate_fn"): " Put `.collate_samples()` behind it, or `.map(function)`.",
+    ("deal", "pin_memory"): ' End the chain with `.to_device("cuda")`.',
+    ("deal", "sampler"): " `.sample_weighted(...)` or `.subset(...)` upstream choose samples.",
+}
 _ours: dict[tuple[str, str], Callable[..., Any]] = {}
 
 PipeClass = TypeVar("PipeClass", bound=type)
@@ -91,7 +98,8 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             unknown = next((key for key in kwargs if key not in signature.parameters), "")
             what = f"got an unexpected keyword argument {unknown!r}" if unknown else str(error)
             names = [key for key in signature.parameters if key != "source_datapipe"]
-            raise TypeError(f"`{shown}`: {what}.{closest(unknown, names)}{_by_name(error, args, parameters)}") from None
+            hint = _INSTEAD.get((name, unknown)) or closest(unknown, names)
+            raise TypeError(f"`{shown}`: {what}.{hint}{_by_name(error, args, parameters)}") from None
         return function(source_datapipe, *args, **kwargs)
 
     return functools.update_wrapper(pipe, function)

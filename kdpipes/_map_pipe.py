@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import nullcontext
 from numbers import Number
-from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
 
 import numpy as np
 import torch
@@ -15,9 +17,9 @@ from torch.utils.data.datapipes.map.callable import default_fn
 
 from kdpipes._called import CALLED
 from kdpipes._calling import call_drawn
-from kdpipes._draw import Draw, current_draw, drawing, is_drawing
+from kdpipes._draw import Draw, current_draw, drawing, is_drawing, plan_epoch, planning
 from kdpipes._fingerprint import with_first_values
-from kdpipes._graph import walk
+from kdpipes._graph import sources_of, walk
 from kdpipes._pipe import Shown, Suggesting, gives_samples
 from kdpipes._pipe_name import note_name, pipe_name
 from kdpipes._progress import shown_if_slow
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 else:
     MapChain = MapDataPipe
 
-__all__ = ["MapPipe", "PlanPipe", "as_column", "indexed", "is_key"]
+__all__ = ["MapPipe", "PlanPipe", "as_column", "indexed", "is_key", "warn_of_fixed"]
 
 _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
 
@@ -73,6 +75,19 @@ class MapPipe(Suggesting, MapChain):
         That is said where the order goes shard by shard (in order, or shuffled by shards), of all workers of this
         machine; none are said where it does not.
         """
+
+    def redrawn_by(self, *, of_labels: bool = False) -> str | None:
+        """Return the name of the pipe, this one or upstream, that chooses other samples in each epoch, if there is one.
+
+        `fetch`, `announce`, `expect` and `shard_numbers` then mean the samples of the epoch that `deal` is in; outside
+        of it, and for columns, those of epoch 0. The length is the same in every epoch.
+
+        Args:
+            of_labels: Whether a pipe counts only if the labels at the same positions differ, too.
+        """
+        sources = (source for source in sources_of(self) if isinstance(source, MapPipe))
+        names = (source.redrawn_by(of_labels=of_labels) for source in sources)
+        return next((name for name in names if name is not None), None)
 
     def identity(self) -> Any:
         """Return what makes this pipe give what it gives, as plain data: its arguments, not what it has computed."""
@@ -127,7 +142,8 @@ class MapPipe(Suggesting, MapChain):
     def column(self, name: str) -> NDArray[Any]:
         """Return one field of all samples, `[len(self)]`, not to be modified; `y`, the labels, is read only once.
 
-        `key` are the samples' keys, where that is no field.
+        `key` are the samples' keys, where that is no field. Where samples are drawn anew in each epoch
+        (`sample_weighted`), these are those of epoch 0.
         """
         if name != "y":
             return self._checked_column(name)
@@ -137,7 +153,8 @@ class MapPipe(Suggesting, MapChain):
         return kept.value
 
     def _checked_column(self, name: str) -> NDArray[Any]:
-        column = as_column(self.read_column(name))
+        with planning(0):
+            column = as_column(self.read_column(name))
         if len(column) != len(self):
             owner = type(self).__name__
             raise ChainError(
@@ -240,51 +257,126 @@ def indexed(source_datapipe: Any, name: str, *, takes_samples: bool = True) -> M
     return gives_samples(source_datapipe, name) if takes_samples else source_datapipe
 
 
+def warn_of_fixed(redrawn: str, by: str) -> None:
+    """Warn that a pipe draws nothing anew, since the length of an epoch would change downstream."""
+    warnings.warn(
+        f"`{redrawn}` gives the same samples in every epoch here, because `{by}` downstream goes by their values, and "
+        f"an epoch's length must not change. Put `{by}` before `{redrawn}`, or write `{redrawn}(..., redraw=False)`.",
+        stacklevel=2,
+    )
+
+
+class _Recent:
+    """The positions of the last two epochs in this process: threads of workers may be in either. A copy has none."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, NDArray[Any]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Recent, ()
+
+    def of(self, epoch: int, choose: Callable[[int], NDArray[Any]]) -> NDArray[Any]:
+        """Return the positions of an epoch."""
+        positions = self._kept.get(epoch)
+        if positions is None:
+            with planning(0):  # labels are those of epoch 0
+                positions = choose(epoch)
+            positions.flags.writeable = False
+            self._kept = {**dict(list(self._kept.items())[-1:]), epoch: positions}
+        return positions
+
+
 class PlanPipe(MapPipe):
     """A choice of the source's samples, computed from its columns when it is first needed, and then kept.
 
-    Subclasses implement `_plan`, which returns the positions of the source's samples.
+    Subclasses implement `_plan`, which returns the positions of the source's samples. One that chooses anew in each
+    epoch sets `_redraws` when it is made or planned, and implements `_replan`.
+
+    A choice by values holds for the samples of epoch 0 alone: upstream of it, nothing is drawn anew. Subclasses whose
+    choice depends on labels only, or on no values at all, say so in `_goes_by`.
     """
 
-    _computed: ClassVar[tuple[str, ...]] = ("_positions",)
+    _computed: ClassVar[tuple[str, ...]] = ("_positions", "_redraws", "_recent", "_is_fixed")
+    _goes_by: ClassVar[Literal["number", "labels", "values"]] = "values"
+    _warns_of_fixed: ClassVar[bool] = True
     is_plan = True
 
-    def __init__(self, source_datapipe: MapPipe, name: str) -> None:
+    def __init__(self, source_datapipe: MapPipe, name: str, *, redraws: bool = False) -> None:
         self._source = indexed(source_datapipe, name)
         self._positions: Shared[NDArray[Any]] | None = None
+        self._redraws = redraws
+        self._recent = _Recent()
+        self._is_fixed = False
 
     def _plan(self) -> NDArray[Any]:
         raise TypeError(f"{type(self).__name__} must implement `_plan`.")
 
+    def _replan(self, epoch: int) -> NDArray[Any]:
+        """Return the positions of an epoch from 1 on, as many as those of `_plan`."""
+        raise TypeError(f"{type(self).__name__} must implement `_replan`.")
+
     def positions(self) -> NDArray[Any]:
         """Return which samples of the source these are, in order, `[len(self)]`. Not to be modified."""
         if self._positions is None:
-            positions = self._plan()
-            positions.flags.writeable = False
-            self._positions = Shared(positions)
+            self._positions = self._planned()
+        if self._redraws and (epoch := plan_epoch()):
+            return self._recent.of(epoch, self._replan)
         return self._positions.value
+
+    def _planned(self) -> Shared[NDArray[Any]]:
+        with planning(0):
+            positions = self._plan()
+        positions.flags.writeable = False
+        goes_by = self._goes_by
+        redrawn = None if goes_by == "number" else self._source.redrawn_by(of_labels=goes_by == "labels")
+        self._is_fixed = redrawn is not None
+        if redrawn is not None and self._warns_of_fixed:
+            warn_of_fixed(redrawn, pipe_name(self))
+        return Shared(positions)
+
+    def redrawn_by(self, *, of_labels: bool = False) -> str | None:
+        self.positions()
+        if self._redraws:
+            return pipe_name(self)
+        return None if self._is_fixed else super().redrawn_by(of_labels=of_labels)
 
     def __len__(self) -> int:
         return len(self.positions())
 
     def fetch(self, index: int) -> Sample:
-        return self._source.fetch(int(self.positions()[index]))
+        position = int(self.positions()[index])
+        if self._is_fixed:
+            with planning(0):
+                return self._source.fetch(position)
+        return self._source.fetch(position)
+
+    def _upstream(self) -> Any:
+        return planning(0) if self._is_fixed else nullcontext()
 
     def identity(self) -> Any:
-        return super().identity(), self.positions()  # which labels decide on
+        with planning(0):
+            positions = self.positions()  # which labels decide on
+        return (super().identity(), positions, "redraw") if self._redraws else (super().identity(), positions)
 
     def announce(self, positions: NDArray[Any]) -> None:
-        self._source.announce(self.positions()[positions])
+        positions = self.positions()[positions]
+        with self._upstream():
+            self._source.announce(positions)
 
     def shard_numbers(self) -> NDArray[Any] | None:
-        numbers = self._source.shard_numbers()
-        return None if numbers is None else numbers[self.positions()]
+        positions = self.positions()
+        with self._upstream():
+            numbers = self._source.shard_numbers()
+        return None if numbers is None else numbers[positions]
 
     def expect(self, positions: NDArray[Any]) -> None:
-        self._source.expect(self.positions()[positions])
+        positions = self.positions()[positions]
+        with self._upstream():
+            self._source.expect(positions)
 
     def column(self, name: str) -> NDArray[Any]:
-        column: NDArray[Any] = self._source.column(name)[self.positions()]
+        with planning(0):
+            column: NDArray[Any] = self._source.column(name)[self.positions()]
         return column
 
     def class_names(self) -> tuple[str, ...] | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
+
+from kdpipes.errors import closest
 
 __all__ = ["called_as", "called_directly", "note_name", "pipe_name", "short_name", "shown_name"]
 
@@ -17,13 +20,32 @@ PipeClass = TypeVar("PipeClass", bound=type)
 
 
 def called_as(name: str) -> Callable[[PipeClass], PipeClass]:
-    """Note that a pipe class is called as `kdp.name(...)`."""
+    """Note that a pipe class is called as `kdp.name(...)`, also in errors about its arguments."""
 
     def decorate(pipe_class: PipeClass) -> PipeClass:
         called_directly[pipe_class] = name
+        pipe_class.__init__ = _checked(name, pipe_class.__init__)  # type: ignore[misc]
         return pipe_class
 
     return decorate
+
+
+def _checked(name: str, construct: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(construct)
+    parameters = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()][1:]
+
+    @functools.wraps(construct)
+    def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            names = [parameter.name for parameter in parameters]
+            unknown = next((key for key in kwargs if key not in names), "")
+            what = f"got an unexpected keyword argument {unknown!r}" if unknown else str(error)
+            raise TypeError(f"`kdp.{name}{inspect.Signature(parameters)}`: {what}.{closest(unknown, names)}") from None
+        construct(self, *args, **kwargs)
+
+    return constructed
 
 
 def note_name(pipe_class: type, name: str) -> None:

@@ -11,7 +11,10 @@ from typing import Any, NoReturn
 
 __all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
 
-_MEMBERS = {"x": ("jpg", "jpeg", "png", "webp", "wav", "txt", "npy"), "y": ("cls",)}  # what they are called in tars
+_MEMBERS = {  # what they are called in tars, by KappaData, and in Hugging Face's datasets
+    "x": ("jpg", "jpeg", "png", "webp", "wav", "txt", "npy"),
+    "y": ("cls", "class", "label", "labels", "target"),
+}
 
 
 class KdpipesError(Exception):
@@ -75,6 +78,13 @@ def check_choice(param: str, value: object, choices: Collection[object]) -> None
     """Refuse a `value` that is none of `choices`."""
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
         raise ValueError(must_be(param, "one of " + ", ".join(map(repr, choices)), value))
+
+
+def check_flag(param: str, value: Any) -> bool:
+    """Return `value` if it is True or False, or refuse it."""
+    if not isinstance(value, bool):
+        raise TypeError(must_be(param, "True or False", value))
+    return value
 
 
 def is_number(value: Any) -> bool:

@@ -106,17 +106,24 @@ def oversample_multiply(labels: NDArray[Any]) -> Ints:
     return np.concatenate([everything, *(np.tile(group, largest // len(group) - 1) for group in groups)])
 
 
-def oversample_exact(labels: NDArray[Any]) -> Ints:
+def oversample_exact(labels: NDArray[Any], epoch: int = 0) -> Ints:
     """Return class after class, each repeated up to exactly the size of the largest; no unlabelled samples (-1).
+
+    What is missing after whole rounds are other samples of the class in each epoch, in turns.
 
     >>> oversample_exact(np.array([0, 1, 0, 0]))
     array([0, 2, 3, 1, 1, 1], dtype=int32)
+    >>> oversample_exact(np.array([0, 0, 0, 1, 1]), epoch=1)
+    array([0, 1, 2, 3, 4, 4], dtype=int32)
     """
     groups = _by_class(labels) if len(labels) else []
     largest = max(map(len, groups), default=0)
-    return np.concatenate(
-        [np.zeros(0, dtype=smallest_int(len(labels))), *(np.resize(group, largest) for group in groups)]
-    )
+    parts = [np.zeros(0, dtype=smallest_int(len(labels)))]
+    for group in groups:
+        num_rounds, num_extras = divmod(largest, len(group))
+        extras = (np.arange(num_extras) + epoch * num_extras % len(group)) % len(group)
+        parts += [np.tile(group, num_rounds), group[extras]]
+    return np.concatenate(parts)
 
 
 def take_per_class(labels: NDArray[Any], number_of: Callable[[int], int], seed: int | None) -> Ints:

@@ -109,7 +109,8 @@ def test_both_flavours_of_a_name_agree_in_their_parameters() -> None:
     indexed, streamed = pipes("map"), pipes("iter")
     for name in sorted(set(indexed) & set(streamed)):
         shared = [entry for entry in real_shape(streamed[name]) if entry[0] not in {"class_counts", "split"}]
-        assert shared == real_shape(indexed[name]), name
+        only_indexed = {"redraw"} if name == "mix" else set()
+        assert shared == [entry for entry in real_shape(indexed[name]) if entry[0] not in only_indexed], name
 
 
 def test_the_typed_chains_run(photo_folder: Path, photo_shards: str, tmp_path: Path) -> None:

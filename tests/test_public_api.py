@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 import kdpipes as kdp
 from kdpipes._functional import registered
 
@@ -118,3 +120,27 @@ def test_importing_prints_no_warning_and_imports_nothing_heavy() -> None:
 def test_torchdatas_hugging_face_reader_imports_datasets_on_use() -> None:
     out, _ = python("-c", HUGGING_FACE)
     assert json.loads(out) == [False, "csv", [{"n": 1}, {"n": 2}]]
+
+
+def test_a_misspelt_name_is_an_error_with_the_closest() -> None:
+    with pytest.raises(AttributeError, match=r"`kdpipes` has no attribute 'open_shard'\. Did you mean 'open_shards'\?"):
+        kdp.open_shard  # noqa: B018
+    assert not hasattr(kdp, "nothing_like_it")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: kdp.open_shards("a.tar", storage_options={}), r"`kdp\.open_shards\(urls, .*: got an unexpected"),
+        (lambda: kdp.image_folder("a", class_name=["b"]), r"argument 'class_name'\. Did you mean 'class_names'\?"),
+        (lambda: kdp.from_ids(), r"`kdp\.from_ids\(ids, .*: missing a required argument: 'ids'"),
+        (lambda: kdp.stream_shards("a.tar", nonsense=1), r"`kdp\.stream_shards\(.*'nonsense'"),
+        (lambda: kdp.Loader("photos"), r"A chain begins with a source, like `kdp\.image_folder\(path\)`"),
+        (lambda: kdp.Loader([(1, 0)]), r"`kdp\.from_dataset\(dataset\)` begins a chain"),
+        (lambda: kdp.from_dataset([1], "x").deal(1, drop_last=True), r"'drop_last'\. Write `uneven=\"drop\"`\."),
+        (lambda: kdp.from_dataset([1], "x").deal(1, num_workers=2), r"`kdp\.Loader\(chain, num_workers=\.\.\.\)`"),
+    ],
+)
+def test_errors_about_arguments_are_in_the_words_of_the_call(call: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        call()

@@ -119,7 +119,9 @@ def _check_field(param: str, name: Any, names: tuple[str, ...]) -> None:
     if not isinstance(name, str):
         raise TypeError(must_be(param, "the name of a field", name))
     if names and name not in names:
-        raise ValueError(must_be(param, f"among the fields {', '.join(names)}", name) + closest(name, names))
+        way_out = f'Select it: `.select("{" ".join([*names, name])}")`; or name another: `{param}=...`.'
+        rule = f"among the fields {', '.join(names)}"
+        raise ValueError(must_be(param, rule, name, closest(name, names).strip() or way_out))
 
 
 def _dealer_before(source: Any, method: str) -> Any:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count, islice
 from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._draw import Draw, EarlyDraws, drawing, hash_key, made_under
+from kdpipes._draw import Draw, EarlyDraws, drawing, hash_key, made_under, planning
 from kdpipes._functional import functional_pipe
 from kdpipes._giving_up import given_up_by
 from kdpipes._graph import walk
 from kdpipes._iter_pipe import IterPipe, seed_upstream
-from kdpipes._map_pipe import MapPipe, indexed
+from kdpipes._map_pipe import MapPipe, indexed, warn_of_fixed
 from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
@@ -131,6 +132,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         )
         self._lengths: Shared[LengthOrder] | None = None
         self._shards: Shared[ShardOrder] | None = None
+        self._is_fixed = False  # whether every epoch has the samples of epoch 0, since batches are cut by their lengths
         if isinstance(self._layout, ByLength):
             known = indexed(source_datapipe, "deal", takes_samples=False).field_names()
             if known is not None and column not in known:
@@ -158,11 +160,17 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
 
     def _order(self, key: tuple[int, int]) -> Permutation | WindowedOrder:
         if self._shuffle == "shards":
-            return WindowedOrder(self._by_shard(), self._window, key)
+            return WindowedOrder(self._by_shard(key[1]), self._window, key)
         return Permutation(len(self._source), key=hash_key("order", *key))
 
-    def _by_shard(self) -> ShardOrder:
-        """Return the positions of the source's samples by their shard: worked out once, for all copies."""
+    def _by_shard(self, epoch: int = 0) -> ShardOrder:
+        """Return the positions of the source's samples by their shard: worked out once, for all copies.
+
+        Where the source draws other samples in each epoch, those of later epochs are worked out when they begin.
+        """
+        if epoch and isinstance(self._source, MapPipe) and self._source.redrawn_by() is not None:
+            with planning(epoch):
+                return read_shards(self._source)
         if self._shards is None:
             self._shards = Shared(read_shards(self._source))
         return self._shards.value
@@ -170,6 +178,10 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
     def _by_length(self, layout: ByLength) -> LengthOrder:
         """Return the positions of the source's samples by their length: worked out once, for all copies."""
         if self._lengths is None:
+            redrawn = self._source.redrawn_by() if isinstance(self._source, MapPipe) else None
+            if redrawn is not None:
+                warn_of_fixed(redrawn, "deal(batch_by=...)")
+            self._is_fixed = redrawn is not None
             self._lengths = Shared(read_lengths(self._source, layout.column))
         layout.refuse_long(self._source, self._lengths.value, self._sharding.num_ranks)
         return self._lengths.value
@@ -184,15 +196,19 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         if epoch.num_batches:
             epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is refused at its start
         item = self._item_or_nothing if self._starts_epoch() is not None else self._item
+        item = partial(_planned_first, item) if self._is_fixed else item
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
         is_elsewhere = self.reads_ahead and isinstance(self._source, MapPipe)  # no stock pipe, which passes nothing on
         is_elsewhere = is_elsewhere and any(getattr(pipe, "is_elsewhere", False) for pipe in walk(self._source))
+        planned = 0 if self._is_fixed else number  # the epoch whose samples are delivered
         if is_elsewhere:
-            self._source.expect(epoch.order(first))
+            with planning(planned):
+                self._source.expect(epoch.order(first))
         for place, batch in enumerate(batches):
             if is_elsewhere:
                 for later in batches[place + (_AHEAD if place else 0) : place + _AHEAD + 1]:
-                    self._source.announce(epoch.positions(later))
+                    with planning(planned):
+                        self._source.announce(epoch.positions(later))
             ordinals = epoch.ordinals(batch)
             self._announce(Dealt(batch, len(ordinals)))
             draws = (self._draw(number, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)
@@ -245,6 +261,12 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             self._by_shard()
         else:
             len(self._source)
+
+
+def _planned_first(item: Callable[..., Any], *args: Any) -> Any:
+    """Return an item of the samples that epoch 0 has, whichever epoch it is made for."""
+    with planning(0):
+        return item(*args)
 
 
 @functional_pipe("deal", flavour="iter")

@@ -19,6 +19,7 @@ from torchdata.dataloader2.random import seed_generator
 
 from kdpipes._draw import hash_key
 from kdpipes._graph import shards, walk
+from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.batches import Batches
 from kdpipes.delivery.checkpoint import Checkpointer, main_part, seed_in
 from kdpipes.delivery.foreign_arguments import refuses_foreign_arguments
@@ -87,7 +88,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         if isinstance(source_datapipe, MapDataPipe):
             raise ChainError("An indexed chain has no epochs. End it with `.deal(batch_size=...)`.")
         if not isinstance(source_datapipe, IterDataPipe):
-            raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe))
+            raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe, _way_in(source_datapipe)))
         for name, value in (("progress", progress), ("profile", profile)):
             if not isinstance(value, bool):
                 raise TypeError(must_be(name, "True or False", value))
@@ -118,9 +119,9 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             ) from None
 
     def __repr__(self) -> str:
-        names = [entry.rpartition(":")[0] for entry in self._checkpointer.pipes] if self._checkpointer else []
+        names = " → ".join(map(pipe_name, reversed(walk(self._pristine._chain))))
         num_workers = _num_workers(self._service) if getattr(self._service, "has_workers", True) else 0
-        return f"<kdpipes.Loader of {' < '.join(names) or 'a chain'}; {num_workers} workers>"
+        return f"<kdpipes.Loader of {names}; {num_workers} workers>"
 
     @property
     def epoch(self) -> int:
@@ -406,6 +407,16 @@ def _profiled(service: Any) -> Any:
         raise TypeError("Only kdpipes' own reading services measure: `num_workers=`, or `ThreadReadingService`.")
     own.is_profiled = True
     return copied
+
+
+def _way_in(source: Any) -> str:
+    """Return which chain begins with what is no datapipe."""
+    if isinstance(source, str | os.PathLike):
+        return (
+            "A chain begins with a source, like `kdp.image_folder(path)` or `kdp.open_shards(urls)`, and ends with "
+            "`.deal(batch_size=...).collate_samples()`."
+        )
+    return "`kdp.from_dataset(dataset)` begins a chain." if hasattr(source, "__getitem__") else ""
 
 
 def _own(service: Any) -> ReadingService | None:

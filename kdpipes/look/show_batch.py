@@ -21,6 +21,7 @@ from kdpipes.look.items import class_names_of, fields_of, names_of, rows_of
 from kdpipes.look.pixels import Normalization, check_normalization, is_image, normalization_of, picture_of
 from kdpipes.look.replay_grid import original_of
 from kdpipes.sample import Sample
+from kdpipes.work.replay import find_sample
 
 __all__ = ["show_batch"]
 
@@ -195,15 +196,18 @@ def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, numbe
         )
     while isinstance(source, SampleMapper) and source.is_selected:
         source = source._source
-    places = {str(key): place for place, key in enumerate(source.column("key").tolist())}
-    keys = list(batch.keys[:number])
-    strange = next((key for key in keys if key not in places), None)
-    if strange is not None:
+    keys = list(map(str, batch.keys[:number]))
+    return [original_of(_sample_of(key, source), _image_field(source)) for key in keys]
+
+
+def _sample_of(key: str, source: MapPipe) -> Sample:
+    sample = find_sample(key, source)
+    if sample is None:
         raise ChainError(
-            f"The chain has no sample {strange!r}: the batch is another chain's. Give the chain that it comes from, or "
+            f"The chain has no sample {key!r}: the batch is another chain's. Give the chain that it comes from, or "
             "`originals=[...]`."
         )
-    return [original_of(source.fetch(places[key]), _image_field(source)) for key in keys]
+    return sample
 
 
 def _image_field(source: Any) -> str:

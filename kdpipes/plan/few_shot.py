@@ -38,6 +38,8 @@ class FewShotTakerMapDataPipe(PlanPipe):
         2
     """
 
+    _goes_by = "labels"
+
     def __init__(self, source_datapipe: MapPipe, shots: int, *, seed: int = 0) -> None:
         super().__init__(source_datapipe, "few_shot")
         self._shots = check_count("shots", shots)

@@ -59,6 +59,8 @@ class ClassFilterMapDataPipe(PlanPipe):
         array(['a', 'c'], dtype='<U1')
     """
 
+    _goes_by = "labels"
+
     def __init__(
         self, source_datapipe: MapPipe, *, valid: Classes | None = None, invalid: Classes | None = None
     ) -> None:

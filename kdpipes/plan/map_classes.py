@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe
 from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import StreamPlanPipe, samples_of
 from kdpipes._map_pipe import MapPipe, PlanPipe, as_column
-from kdpipes.errors import DataError, check_choice, must_be
+from kdpipes.errors import DataError, check_choice, check_names, must_be
 from kdpipes.plan._classes import label_of, shown, to_labels
 from kdpipes.sample import Sample
 from kdpipes.selection import UNLABELLED, smallest_int
@@ -29,7 +29,7 @@ _SEVERAL = ()  # the label of a sample with no object, or with more than one
 class _Mapping:
     """The arguments, and what they make of labels."""
 
-    def __init__(self, mapping: Any, unmapped: Unmapped) -> None:
+    def __init__(self, mapping: Any, unmapped: Unmapped, class_names: Sequence[str] | None) -> None:
         if not isinstance(mapping, Mapping) or not mapping:
             raise TypeError(must_be("mapping", 'a dictionary of classes, like {"pony": "horse"}', mapping))
         classes = [entry for pair in mapping.items() for entry in pair]
@@ -38,29 +38,47 @@ class _Mapping:
         if len({isinstance(entry, str) for entry in mapping.values()}) > 1:
             raise ValueError(must_be("mapping", "to numbers or to names, not to both", mapping))
         check_choice("unmapped", unmapped, ("drop", "keep", "raise"))
-        self._mapping = dict(mapping)
         self._unmapped = unmapped
+        self._class_names = check_names("class_names", class_names)
+        self._mapping = dict(mapping)
+        if self._class_names is not None:
+            new = to_labels("mapping", list(mapping.values()), self._class_names, are_names=False)
+            self._mapping = dict(zip(mapping, new, strict=True))
+
+    def fingerprinted(self) -> Any:
+        """Return what tells it from another, as states of kdpipes 0.1 know it."""
+        known = {name: value for name, value in vars(self).items() if name != "_class_names"}
+        return known if self._class_names is None else (known, self._class_names)
 
     def names(self, known: tuple[str, ...] | None) -> tuple[str, ...] | None:
         """Return the names of the classes 0, 1, ... behind the mapping, if there are any."""
         new = self._mapping.values()
-        if known is None:
+        if self._class_names is not None:
+            return self._class_names
+        if known is None or not all(isinstance(entry, str) for entry in new):
             return None
-        if all(isinstance(entry, str) for entry in new):
-            mapped = set(to_labels("mapping", list(self._mapping), known, are_names=False))
-            kept = [name for number, name in enumerate(known) if number not in mapped]
-            return tuple(dict.fromkeys([*map(str, new), *(kept if self._unmapped == "keep" else [])]))
-        return known if all(isinstance(entry, int) and 0 <= entry < len(known) for entry in new) else None
+        mapped = set(to_labels("mapping", list(self._mapping), known, are_names=False))
+        kept = [name for number, name in enumerate(known) if number not in mapped]
+        return tuple(dict.fromkeys([*map(str, new), *(kept if self._unmapped == "keep" else [])]))
 
     def table(self, known: tuple[str, ...] | None, *, are_names: bool) -> dict[Any, Any]:
         """Return the new labels by the old ones, for labels that are numbers, or names themselves."""
         names = None if are_names else self.names(known)
         old = to_labels("mapping", list(self._mapping), known, are_names=are_names)
         table: dict[Any, Any] = dict(zip(old, self._mapping.values(), strict=True))
-        if names is not None and names is not known and known is not None:
-            kept = {number: name for number, name in enumerate(known) if number not in table and name in names}
-            table = {number: names.index(name) for number, name in {**table, **kept}.items()}
+        if names is not None and known is not None:
+            if self._unmapped == "keep":
+                table |= {number: self._kept(name) for number, name in enumerate(known) if number not in table}
+            table = {old: names.index(new) if isinstance(new, str) else new for old, new in table.items()}
         return table
+
+    def _kept(self, label: Any) -> Any:
+        """Return what becomes of the label of a class that is kept."""
+        if self._class_names is None or not isinstance(label, str):
+            return label
+        if label not in self._class_names:
+            raise ValueError(f"`class_names` must have {label!r}, which `unmapped='keep'` keeps; or map it.")
+        return self._class_names.index(label)
 
     def apply(self, label: Any, table: Mapping[Any, Any], key_of: Callable[[], str], names: Any) -> Any:
         """Return the new label of one sample, or _DROPPED.
@@ -79,7 +97,7 @@ class _Mapping:
                 f"Class {shown(label, names)} of sample {key_of()!r} is not in `mapping`. `unmapped=` says what to do "
                 "then."
             )
-        return label if self._unmapped == "keep" and label != _SEVERAL else _DROPPED
+        return self._kept(label) if self._unmapped == "keep" and label != _SEVERAL else _DROPPED
 
 
 def _only(label: Any) -> Any:
@@ -100,7 +118,8 @@ class ClassMapperMapDataPipe(PlanPipe):
     """Renames and merges classes, and drops others (functional name: ``map_classes``).
 
     Reads the labels, field `y`, and nothing else. Where the source knows the names of its classes and the new ones are
-    names, the classes are numbered anew, as the mapping names them first. Labels that are names stay names. A label may
+    names, the classes are numbered anew, as the mapping names them first, or as `class_names` does. Without
+    `class_names`, labels that are names stay names, and classes that are mapped to numbers have no names. A label may
     be a list, as detection data has one for each object: that of a single object counts, others are not mapped.
 
     Args:
@@ -108,11 +127,13 @@ class ClassMapperMapDataPipe(PlanPipe):
         mapping: New classes, numbers or names, by old ones, numbers or names.
         unmapped: What becomes of samples of other classes, and of unlabelled ones: "drop", "keep" as they are, or
             "raise".
+        class_names: The names of the new classes 0, 1, ...
 
     Length: the number of samples that are kept.
 
     Raises:
-        ValueError: A class is not among the source's names. (When the plan is made.)
+        ValueError: A new class is not among `class_names`; or, when the plan is made, an old one is not among those of
+            the source.
         DataError: `unmapped="raise"`, and there is a sample of another class. (When the plan is made.)
 
     Example:
@@ -124,12 +145,20 @@ class ClassMapperMapDataPipe(PlanPipe):
 
     changes = "y"
 
-    def __init__(self, source_datapipe: MapPipe, mapping: Mapping[Any, Any], *, unmapped: Unmapped = "drop") -> None:
+    def __init__(
+        self,
+        source_datapipe: MapPipe,
+        mapping: Mapping[Any, Any],
+        *,
+        unmapped: Unmapped = "drop",
+        class_names: Sequence[str] | None = None,
+    ) -> None:
         super().__init__(source_datapipe, "map_classes")
-        self._mapping = _Mapping(mapping, unmapped)
+        self._mapping = _Mapping(mapping, unmapped, class_names)
         self._labels: Shared[NDArray[Any]] | None = None
 
-    _computed = ("_positions", "_labels")
+    _computed = (*PlanPipe._computed, "_labels")
+    _goes_by = "labels"
 
     def _plan(self) -> NDArray[Any]:
         labels = self._source.column("y")
@@ -184,7 +213,8 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
     """Renames and merges classes, and drops others, as samples pass (functional name: ``map_classes``).
 
     Reads the labels, field `y`, and nothing else. Where the source knows the names of its classes and the new ones are
-    names, the classes are numbered anew, as the mapping names them first. Labels that are names stay names. A label may
+    names, the classes are numbered anew, as the mapping names them first, or as `class_names` does. Without
+    `class_names`, labels that are names stay names, and classes that are mapped to numbers have no names. A label may
     be a list, as detection data has one for each object: that of a single object counts, others are not mapped.
 
     Args:
@@ -192,11 +222,13 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
         mapping: New classes, numbers or names, by old ones, numbers or names.
         unmapped: What becomes of samples of other classes, and of unlabelled ones: "drop", "keep" as they are, or
             "raise".
+        class_names: The names of the new classes 0, 1, ...
 
     Length: none.
 
     Raises:
-        ValueError: A class is not among the source's names. (When the first sample passes.)
+        ValueError: A new class is not among `class_names`; or, when the first sample passes, an old one is not among
+            those of the source.
         DataError: `unmapped="raise"`, and a sample of another class passes.
     """
 
@@ -205,10 +237,15 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
     changes = "y"
 
     def __init__(
-        self, source_datapipe: IterDataPipe[Any], mapping: Mapping[Any, Any], *, unmapped: Unmapped = "drop"
+        self,
+        source_datapipe: IterDataPipe[Any],
+        mapping: Mapping[Any, Any],
+        *,
+        unmapped: Unmapped = "drop",
+        class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(source_datapipe, "map_classes")
-        self._mapping = _Mapping(mapping, unmapped)
+        self._mapping = _Mapping(mapping, unmapped, class_names)
 
     def samples(self) -> Iterator[Sample]:
         tables: dict[bool, dict[Any, Any]] = {}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes._draw import plan_epoch, planning
 from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import IterPipe, samples_of, seed_upstream
 from kdpipes._map_pipe import MapPipe, as_column, indexed
 from kdpipes._pipe import a_datapipe, gives_samples
-from kdpipes.errors import ChainError, check_choice, check_seed, is_number, must_be
+from kdpipes.errors import ChainError, check_choice, check_flag, check_seed, is_number, must_be
 from kdpipes.plan._several import joined_shards, shared_class_names, shared_fields
 from kdpipes.sample import Sample
 from kdpipes.selection import interleave, smallest_int
@@ -28,8 +30,11 @@ Stop = Literal["first", "all"]
 def _check_weights(weights: Any, number: int) -> tuple[float, ...]:
     given = [1.0] * number if weights is None else weights
     is_sequence = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str)
-    if not is_sequence or not all(is_number(weight) and weight > 0 for weight in given):
+    if not is_sequence or not all(map(is_number, given)):
         raise TypeError(must_be("weights", "numbers above 0, one for each source", weights))
+    if not all(0 < weight < math.inf for weight in given):
+        way_out = "Leave out a source that is to give nothing."
+        raise ValueError(must_be("weights", "finite and above 0", weights, way_out))
     if len(given) != number:
         raise ValueError(must_be("weights", f"one for each of {number} sources, the first of all included", weights))
     return tuple(float(weight) for weight in given)
@@ -42,14 +47,26 @@ def _as_tuple(others: Any) -> tuple[Any, ...]:
     return sources
 
 
+class _MixPlan(NamedTuple):
+    """Which source each sample of epoch 0 is of, and at which position there.
+
+    Each epoch begins `shifts[n]` samples farther on in source n, of `lengths[n]`.
+    """
+
+    chosen: NDArray[Any]
+    positions: NDArray[Any]
+    lengths: NDArray[Any]
+    shifts: NDArray[Any]
+
+
 @functional_pipe("mix", flavour="map")
 class MixerMapDataPipe(MapPipe):
     """Mixes several sources in given proportions (functional name: ``mix``).
 
-    Each source gives its samples in its own order: one that is sorted by class, as image folders are, gives only its
-    first classes if it is not used up; `permute(seed)` it before. In any stretch of the mix, a source's number of
-    samples is off its exact share by less than the number of sources. The same in every epoch; `deal(shuffle=True)`
-    changes the order.
+    Each source gives its samples in its own order. An epoch that uses only a part of a source takes the next part in
+    the following epoch, where the last one stopped: one that is sorted by class, as image folders are, then has other
+    classes in each epoch; `permute(seed)` it before. In any stretch of the mix, a source's number of samples is off its
+    exact share by less than the number of sources. `deal(shuffle=True)` changes the order.
 
     Args:
         source_datapipe: An indexed pipe of samples.
@@ -58,6 +75,8 @@ class MixerMapDataPipe(MapPipe):
         seed: Of which source comes first where several could, from 0 up to 2**64.
         stop: "first": the mix ends when the first source is used up. "all": when all are, sources that are used up
             before being read again from their start.
+        redraw: Whether an epoch of `deal` goes on in each source where the last epoch stopped. False: every epoch
+            begins with the first samples of each source.
 
     Length: known from the sources' lengths.
 
@@ -80,28 +99,37 @@ class MixerMapDataPipe(MapPipe):
         weights: Sequence[float] | None = None,
         seed: int = 0,
         stop: Stop = "first",
+        redraw: bool = True,
     ) -> None:
         self._sources = tuple(indexed(source, "mix") for source in (source_datapipe, *_as_tuple(others)))
         self._weights = _check_weights(weights, len(self._sources))
         self._mix_seed = check_seed(seed)
         check_choice("stop", stop, ("first", "all"))
         self._stop = stop
+        self._redraw = check_flag("redraw", redraw)
         self._names = shared_class_names("mix", self._sources)
-        self._plan: Shared[tuple[NDArray[Any], NDArray[Any]]] | None = None
+        self._plan: Shared[_MixPlan] | None = None
 
     def identity(self) -> Any:
-        return self._weights, self._mix_seed, self._stop, self._names
+        known = self._weights, self._mix_seed, self._stop, self._names
+        return (*known, "redraw") if self._moves_on() else known
+
+    def redrawn_by(self, *, of_labels: bool = False) -> str | None:
+        return "mix" if self._moves_on() else super().redrawn_by(of_labels=of_labels)
+
+    def _moves_on(self) -> bool:
+        """Return whether epochs take different parts of a source."""
+        return self._redraw and bool(self._planned().shifts.any())
 
     def __len__(self) -> int:
-        return len(self._planned()[0])
+        return len(self._planned().chosen)
 
     def fetch(self, index: int) -> Sample:
-        chosen, positions = self._planned()
-        number = int(chosen[index])
-        return self._sources[number].fetch(int(positions[index])).come_from(number)
+        number, position = self._places(index)
+        return self._sources[int(number)].fetch(int(position)).come_from(int(number))
 
     def announce(self, positions: NDArray[Any]) -> None:
-        chosen, places = (column[positions] for column in self._planned())
+        chosen, places = self._places(positions)
         for number, source in enumerate(self._sources):
             source.announce(places[chosen == number])
 
@@ -110,21 +138,22 @@ class MixerMapDataPipe(MapPipe):
         return None if numbers is None else self._mixed(numbers)
 
     def expect(self, positions: NDArray[Any]) -> None:
-        chosen, places = (column[positions] for column in self._planned())
+        chosen, places = self._places(positions)
         for number, source in enumerate(self._sources):
             source.expect(places[chosen == number])
 
     def column(self, name: str) -> NDArray[Any]:
-        chosen, positions = self._planned()
         columns = [source.column(name) for source in self._sources]
-        if len({column.dtype.kind for column in columns}) > 1:
-            pairs = zip(chosen.tolist(), positions.tolist(), strict=True)
-            return as_column([columns[source][place] for source, place in pairs])
-        return self._mixed(np.concatenate(columns))
+        with planning(0):
+            if len({column.dtype.kind for column in columns}) == 1:
+                return self._mixed(np.concatenate(columns))
+            chosen, positions = self._places(slice(None))
+        pairs = zip(chosen.tolist(), positions.tolist(), strict=True)
+        return as_column([columns[source][place] for source, place in pairs])
 
     def _mixed(self, column: NDArray[Any]) -> NDArray[Any]:
         """Return a column of all sources, one after the other, in the order of the mix."""
-        chosen, positions = self._planned()
+        chosen, positions = self._places(slice(None))
         starts = np.cumsum([0, *map(len, self._sources)])[:-1]
         mixed: NDArray[Any] = column[starts[chosen] + positions]
         return mixed
@@ -135,14 +164,23 @@ class MixerMapDataPipe(MapPipe):
     def field_names(self) -> frozenset[str] | None:
         return shared_fields(self._sources)
 
-    def _planned(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return which source each sample is of, and at which position there."""
+    def _places(self, index: Any) -> tuple[Any, Any]:
+        """Return which source some samples are of, and at which position there, in the epoch that is planned."""
+        plan = self._planned()
+        chosen, positions = plan.chosen[index], plan.positions[index]
+        if self._redraw and (epoch := plan_epoch()):
+            lengths = plan.lengths[chosen]
+            positions = (positions + epoch * plan.shifts[chosen] % lengths) % lengths
+        return chosen, positions
+
+    def _planned(self) -> _MixPlan:
         if self._plan is None:
             sizes = [len(source) for source in self._sources]
             chosen, counts = interleave(sizes, self._weights, self._mix_seed, until_all=self._stop == "all")
             lengths = np.asarray([max(size, 1) for size in sizes])
             positions = (counts % lengths[chosen]).astype(smallest_int(max(sizes)))
-            self._plan = Shared((chosen, positions))
+            shifts = np.bincount(chosen, minlength=len(sizes)) % lengths
+            self._plan = Shared(_MixPlan(chosen, positions, lengths, shifts))
         return self._plan.value
 
 
@@ -150,8 +188,9 @@ class MixerMapDataPipe(MapPipe):
 class MixerIterDataPipe(IterPipe):
     """Mixes several streams in given proportions, as they pass (functional name: ``mix``).
 
-    Each stream gives its samples in its own order. In any stretch of the mix, a stream's number of samples is off its
-    exact share by less than the number of streams.
+    Each stream gives its samples in its own order, in every epoch from its start: put `.shuffle(buffer_size=...)`
+    before, or `deal(shuffle="shards")` behind, where an epoch uses only a part of a stream. In any stretch of the mix,
+    a stream's number of samples is off its exact share by less than the number of streams.
 
     Args:
         source_datapipe: A stream of samples.

@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes._draw import plan_epoch
 from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import StreamPlanPipe, samples_of
 from kdpipes._map_pipe import MapPipe, PlanPipe
-from kdpipes.errors import DataError, check_choice, check_count, must_be
+from kdpipes.errors import DataError, check_choice, check_count, check_flag, must_be
 from kdpipes.plan._classes import label_of, labels_of, to_labels
 from kdpipes.sample import Sample
 from kdpipes.selection import UNLABELLED, oversample_exact, oversample_multiply
@@ -27,13 +29,16 @@ class OversamplerMapDataPipe(PlanPipe):
     """Balances classes by repeating the samples of the rarer ones (functional name: ``oversample``).
 
     Reads the labels, field `y`, and nothing else. A repeated sample is augmented anew. Samples without a label (-1 or
-    None) are no class: "multiply" gives them once, "exact" leaves them out.
+    None) are no class: "multiply" gives them once, "exact" leaves them out. In "exact" mode, a class's samples take
+    turns in being the ones that an epoch has once more than the others.
 
     Args:
         source_datapipe: An indexed pipe of samples.
         mode: "multiply": all samples, then each rarer class again as often as it fits into the largest, by whole
             numbers: not one that has more than half as many. "exact": class after class, each repeated up to exactly
             the size of the largest.
+        redraw: In "exact" mode, whether the samples that come once more than others change from epoch to epoch. False:
+            they are the same ones in every epoch.
 
     Length: "exact": number of classes times the size of the largest; "multiply": at most that, more than half of it.
 
@@ -45,14 +50,28 @@ class OversamplerMapDataPipe(PlanPipe):
         array(['a', 'b', 'c', 'b'], dtype='<U1')
     """
 
-    def __init__(self, source_datapipe: MapPipe, *, mode: Mode = "multiply") -> None:
-        super().__init__(source_datapipe, "oversample")
+    _goes_by = "labels"
+
+    def __init__(self, source_datapipe: MapPipe, *, mode: Mode = "multiply", redraw: bool = True) -> None:
         check_choice("mode", mode, ("multiply", "exact"))
+        super().__init__(source_datapipe, "oversample", redraws=check_flag("redraw", redraw) and mode == "exact")
         self._mode = mode
 
     def _plan(self) -> NDArray[Any]:
         labels = labels_of(self._source, "oversample")
-        return oversample_multiply(labels) if self._mode == "multiply" else oversample_exact(labels)
+        if self._mode == "multiply":
+            return oversample_multiply(labels)
+        positions = oversample_exact(labels)
+        if self._redraws:  # not where all classes are repeated in whole rounds
+            self._redraws = not np.array_equal(positions, oversample_exact(labels, epoch=1))
+        return positions
+
+    def redrawn_by(self, *, of_labels: bool = False) -> str | None:
+        redrawn = super().redrawn_by(of_labels=of_labels)
+        return None if of_labels and self._redraws else redrawn  # each class keeps its positions
+
+    def _replan(self, epoch: int) -> NDArray[Any]:
+        return oversample_exact(labels_of(self._source, "oversample"), epoch)
 
 
 @functional_pipe("oversample", flavour="iter")
@@ -66,6 +85,8 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         source_datapipe: A stream of samples.
         mode: "multiply": each sample as often as its class fits into the largest, by whole numbers. "exact": so often
             that all classes end at the size of the largest, if `class_counts` is true of the stream.
+        redraw: In "exact" mode, whether the samples that come once more than others change from epoch to epoch. False:
+            they are the same ones in every epoch.
         class_counts: The number of samples of each class, by number, or by name where the source knows names. A stream
             cannot count ahead.
 
@@ -84,6 +105,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         source_datapipe: IterDataPipe[Any],
         *,
         mode: Mode = "multiply",
+        redraw: bool = True,
         class_counts: Mapping[Any, int] | None = None,
     ) -> None:
         super().__init__(source_datapipe, "oversample")
@@ -96,6 +118,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         if not isinstance(class_counts, Mapping) or not class_counts:
             raise TypeError(must_be("class_counts", "a dictionary of counts by class", class_counts))
         self._mode = mode
+        self._redraw = check_flag("redraw", redraw)
         self._counts = {label: check_count(f"class_counts[{label!r}]", count) for label, count in class_counts.items()}
 
     def _counts_of(self, *, are_names: bool) -> dict[Any, int]:
@@ -103,7 +126,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         return dict(zip(labels, self._counts.values(), strict=True))
 
     def samples(self) -> Iterator[Sample]:
-        largest = max(self._counts.values())
+        largest, epoch = max(self._counts.values()), plan_epoch() if self._redraw else 0
         by_kind: dict[bool, dict[Any, int]] = {}
         seen: Counter[Any] = Counter()
         for sample in samples_of(self._source, "oversample"):
@@ -118,12 +141,17 @@ class OversamplerIterDataPipe(StreamPlanPipe):
             counts = by_kind[is_name]
             if label not in counts:
                 raise DataError(f"Sample {sample.key!r} has class {label!r}, which is not in `class_counts`.")
-            times = self._times(seen[label], counts[label], largest)
+            times = self._times(seen[label], counts[label], largest, epoch)
             seen[label] += 1
             for _ in range(times):
                 yield sample.fork()
 
-    def _times(self, seen: int, count: int, largest: int) -> int:
+    def _times(self, seen: int, count: int, largest: int, epoch: int) -> int:
         if self._mode == "multiply":
             return largest // count
-        return (seen + 1) * largest // count - seen * largest // count
+        start = epoch * largest % count  # shifts by `epoch` samples which of them come once more than the others
+        return ((seen + 1) * largest + start) // count - (seen * largest + start) // count
+
+    def identity(self) -> Any:
+        changes_order = self._redraw and self._mode == "exact"
+        return [entry for entry in super().identity() if entry[0] != "_redraw" or changes_order]

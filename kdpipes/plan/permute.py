@@ -34,6 +34,8 @@ class PermuterMapDataPipe(PlanPipe):
         array(['d', 'b', 'c', 'a'], dtype='<U1')
     """
 
+    _goes_by = "number"
+
     def __init__(self, source_datapipe: MapPipe, seed: int) -> None:
         super().__init__(source_datapipe, "permute")
         self._order_seed = check_seed(seed)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kdpipes._functional import functional_pipe, refuse_flavour
 from kdpipes._map_pipe import MapPipe, PlanPipe
-from kdpipes.errors import DataError, check_count, check_seed, must_be
+from kdpipes.errors import DataError, check_count, check_flag, check_seed, must_be
 from kdpipes.plan._classes import labels_of, to_labels
 from kdpipes.selection import smallest_int
 from kdpipes.storage.shared import Shared
@@ -22,8 +22,9 @@ __all__ = ["WeightedSamplerMapDataPipe"]
 class WeightedSamplerMapDataPipe(PlanPipe):
     """Draws samples at random, by weight (functional name: ``sample_weighted``).
 
-    The choice is the same in every epoch; `deal(shuffle=True)` changes its order. With weights by class it reads the
-    labels, field `y`, and nothing else.
+    Each epoch of `deal` has a draw of its own, which depends on `seed` and the number of the epoch alone; outside of
+    `deal`, and in columns, it is that of epoch 0. With weights by class it reads the labels, field `y`, and nothing
+    else.
 
     Args:
         source_datapipe: An indexed pipe of samples.
@@ -32,8 +33,12 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         num_samples: How many to draw; by default as many as there are.
         replacement: Whether a sample may be drawn again.
         seed: Of the choice, from 0 up to 2**64.
+        redraw: Whether each epoch has a draw of its own. False: all have that of epoch 0.
 
     Length: `num_samples`.
+
+    Memory: four bytes for each sample that is drawn, in each worker; with `redraw` also eight bytes a sample of the
+        source, shared by workers.
 
     Raises:
         ValueError: The weights do not fit the samples, or too few weigh more than nothing. (When the plan is made.)
@@ -54,20 +59,22 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         num_samples: int | None = None,
         replacement: bool = True,
         seed: int = 0,
+        redraw: bool = True,
     ) -> None:
-        super().__init__(source_datapipe, "sample_weighted")
+        super().__init__(source_datapipe, "sample_weighted", redraws=check_flag("redraw", redraw))
         values = np.asarray(list(weights.values()) if isinstance(weights, Mapping) else weights)
         if values.ndim != 1 or values.dtype.kind not in "iuf":
             raise TypeError(must_be("weights", "numbers, one for each sample or by class", weights))
         if not np.isfinite(values).all() or (values < 0).any():
             raise ValueError(must_be("weights", "finite and at least 0", weights))
-        if not isinstance(replacement, bool):
-            raise TypeError(must_be("replacement", "True or False", replacement))
         self._weights = Shared(values)
         self._classes = tuple(weights) if isinstance(weights, Mapping) else None
         self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
-        self._replacement = replacement
+        self._replacement = check_flag("replacement", replacement)
         self._choice_seed = check_seed(seed)
+        self._shares: Shared[NDArray[Any]] | None = None
+
+    _computed = (*PlanPipe._computed, "_shares")
 
     def _plan(self) -> NDArray[Any]:
         size = len(self._source)
@@ -80,8 +87,19 @@ class WeightedSamplerMapDataPipe(PlanPipe):
             raise ValueError(
                 f"`sample_weighted` is to draw {number} samples of {size}, but only {possible} weigh more than nothing."
             )
-        rng = np.random.default_rng(self._choice_seed)
-        drawn = rng.choice(size, number, replace=self._replacement, p=weights / weights.sum())
+        shares = weights / weights.sum()
+        self._shares = Shared(shares) if self._redraws else None
+        return self._drawn(number, shares, 0)
+
+    def _replan(self, epoch: int) -> NDArray[Any]:
+        if self._shares is None:  # nothing is drawn
+            return np.zeros(0, dtype=np.int32)
+        return self._drawn(len(self), self._shares.value, epoch)
+
+    def _drawn(self, number: int, shares: NDArray[Any], epoch: int) -> NDArray[Any]:
+        seeds = np.random.SeedSequence(self._choice_seed, spawn_key=(epoch,) if epoch else ())
+        size = len(shares)
+        drawn = np.random.default_rng(seeds).choice(size, number, replace=self._replacement, p=shares)
         return drawn.astype(smallest_int(size))
 
     def _weights_of_samples(self, size: int) -> NDArray[Any]:

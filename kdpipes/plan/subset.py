@@ -21,7 +21,8 @@ __all__ = ["SubsetterMapDataPipe"]
 class SubsetterMapDataPipe(PlanPipe):
     """Gives the samples at fixed positions, in that order (functional name: ``subset``).
 
-    `pipe[5:-3:2]` and `pipe[[4, 0, 4]]` are the same. A position may be given more than once.
+    `pipe[5:-3:2]` and `pipe[[4, 0, 4]]` are the same. A position may be given more than once. Positions are those of
+    epoch 0: of what is drawn anew in each epoch upstream, a subset has the same samples in every epoch.
 
     Args:
         source_datapipe: An indexed pipe of samples.
@@ -36,6 +37,8 @@ class SubsetterMapDataPipe(PlanPipe):
         >>> kdp.from_dataset([("a", 0), ("b", 1), ("c", 0)]).subset([-1, 0]).column("x")
         array(['c', 'a'], dtype='<U1')
     """
+
+    _warns_of_fixed = False  # a slice is a way to look at some samples
 
     def __init__(self, source_datapipe: MapPipe, indices: Sequence[int] | NDArray[Any]) -> None:
         super().__init__(source_datapipe, "subset")

@@ -36,6 +36,8 @@ class PerClassTakerMapDataPipe(PlanPipe):
         array(['a', 'b', 'c'], dtype='<U1')
     """
 
+    _goes_by = "labels"
+
     def __init__(
         self,
         source_datapipe: MapPipe,

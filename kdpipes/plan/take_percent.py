@@ -40,6 +40,8 @@ class PercentTakerMapDataPipe(PlanPipe):
         array(['b', 'c'], dtype='<U1')
     """
 
+    _goes_by = "number"
+
     def __init__(
         self,
         source_datapipe: MapPipe,

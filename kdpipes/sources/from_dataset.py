@@ -19,15 +19,17 @@ from kdpipes._pipe_name import called_as
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
+from kdpipes.sources._labels import as_classes, class_names_in, numbered
 from kdpipes.storage.shared import Shared, is_sharing
 
 __all__ = ["DatasetReaderMapDataPipe", "SampleSource"]
 
 _PREFIX = "getitem_"
+_LABELS = ("targets", "labels")  # attributes of datasets
 _IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)
 _RESERVED = frozenset(
     "announce cached_as class_names column expect fetch field_names finish identity key_of pick "  # noqa: SIM905
-    "read_column shard_numbers".split()
+    "read_column redrawn_by shard_numbers".split()
 )
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
 
@@ -46,8 +48,11 @@ class DatasetReaderMapDataPipe(MapPipe):
         fields: The names of an item's parts, in order, as one string; for items that are dictionaries, which keys to
             take. Not for datasets with `getitem_*` methods.
         labels: The labels, `[len(dataset)]`, so that none is read from an item. By default, those of the dataset's
-            `targets` or `labels`, if it has them, as torchvision's do.
-        class_names: The names of the classes 0, 1, ...; by default, the dataset's `classes`.
+            `targets` or `labels`, if it has them, as torchvision's do. Labels that are text become the numbers of their
+            classes.
+        class_names: The names of the classes 0, 1, ...; by default, the dataset's `classes` or `class_names`, those of
+            a Hugging Face `ClassLabel`, or the sorted `labels`, where these are text. Labels of items that are text
+            stay text where nobody names the classes.
 
     Workers: The dataset is shared with workers that are forked, and pickled for others.
 
@@ -67,8 +72,13 @@ class DatasetReaderMapDataPipe(MapPipe):
     ) -> None:
         has_items = hasattr(dataset, "__getitem__") or _getters_of(dataset)
         if isinstance(dataset, str | bytes | Mapping) or not hasattr(dataset, "__len__") or not has_items:
-            way_out = "`kdp.from_webdataset` reads its pipelines." if isinstance(dataset, DataPipeline) else ""
-            raise TypeError(must_be("dataset", "a dataset with a length and positions", dataset, way_out))
+            raise TypeError(must_be("dataset", "a dataset with a length and positions", dataset, _way_in(dataset)))
+        if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
+            raise TypeError(
+                "`dataset` must be a dataset, but is a table. Where a row names a file: "
+                '`kdp.from_ids(table["path"].tolist(), table["label"].tolist(), load="{id}")`; else '
+                '`kdp.from_dataset(table.to_dict("records"), "column other_column")`.'
+            )
         if not isinstance(fields, str) or not fields.split():
             raise TypeError(must_be("fields", 'names in one string, like "x y"', fields))
         if labels is not None and len(labels) != len(dataset):
@@ -78,8 +88,12 @@ class DatasetReaderMapDataPipe(MapPipe):
         self._dataset = Shared(dataset)
         self._getters = list(_getters_of(dataset))
         self._fields = " ".join(self._getters) or fields
-        self._labels = Shared(as_column(labels)) if labels is not None else None
-        self._class_names = check_names("class_names", class_names) or _class_names_of(dataset)
+        self._labels: Shared[NDArray[Any]] | None = None
+        self._class_names = check_names("class_names", class_names) or class_names_in(dataset, self._fields.split())
+        if labels is not None:
+            self._set_labels(labels)
+        elif _has_text_labels(dataset):
+            self._known_labels()  # text, which items are to give as numbers, too
 
     def identity(self) -> Any:
         return type(self._dataset.value).__qualname__, len(self), self._fields, self._class_names, self._known_labels()
@@ -104,6 +118,8 @@ class DatasetReaderMapDataPipe(MapPipe):
         if self._labels is not None:
             label = self._labels.value[index]
             fields["y"] = Lazy.of(label.item() if isinstance(label, np.generic) else label)
+        elif self._class_names is not None and "y" in fields:
+            fields["y"] = numbered(fields["y"], self._class_names)
         return Sample(fields, key=str(index), index=index)
 
     def read_column(self, name: str) -> NDArray[Any]:
@@ -120,18 +136,40 @@ class DatasetReaderMapDataPipe(MapPipe):
         is_y_of_items = "y" in self._fields.split() and not self._getters
         if self._labels is None and is_y_of_items and getattr(self._dataset.value, "target_transform", None) is None:
             dataset = self._dataset.value
-            for name in ("targets", "labels"):
+            for name in _LABELS:
                 found = getattr(dataset, name, None)
-                if found is not None and np.shape(found) == (len(dataset),):
-                    self._labels = Shared(as_column(found))
+                if found is not None and _is_column(found, len(dataset)):
+                    self._set_labels(found)
                     break
         return None if self._labels is None else self._labels.value
 
+    def _set_labels(self, labels: Any) -> None:
+        column, self._class_names = as_classes(as_column(labels), self._class_names)
+        self._labels = Shared(column)
 
-def _class_names_of(dataset: Any) -> tuple[str, ...] | None:
-    names: Any = getattr(dataset, "classes", None)
-    is_names = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-    return tuple(names) if is_names else None
+
+def _is_column(found: Any, size: int) -> bool:
+    try:
+        return bool(np.shape(found) == (size,))
+    except ValueError:  # lists of different lengths
+        return False
+
+
+def _has_text_labels(dataset: Any) -> bool:
+    known: list[Any] = [getattr(dataset, name, None) for name in _LABELS]
+    return any(isinstance(one, list | tuple | np.ndarray) and isinstance(next(iter(one), None), str) for one in known)
+
+
+def _way_in(dataset: Any) -> str:
+    """Return how something without positions becomes a pipe."""
+    if isinstance(dataset, DataPipeline):
+        return "`kdp.from_webdataset` reads its pipelines."
+    if hasattr(dataset, "__iter__") and not isinstance(dataset, str | bytes | Mapping):
+        return (
+            "As a stream: `from torchdata.datapipes.iter import IterableWrapper`, `IterableWrapper(dataset, "
+            'deepcopy=False).to_samples(fields="x y")`.'
+        )
+    return ""
 
 
 def _getter(dataset: Any, name: str, index: int) -> Lazy:

@@ -14,6 +14,7 @@ from kdpipes._pipe_name import called_as
 from kdpipes.callback import Callback
 from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
+from kdpipes.sources._labels import as_classes
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import file_stamp, read_url
 from kdpipes.storage.shared import Shared
@@ -31,12 +32,13 @@ class IdReaderMapDataPipe(MapPipe):
     Args:
         ids: The IDs, in order. `sample.key` is `str(id)`.
         labels: The label of each ID: a dictionary by ID, or a sequence as long as `ids`. Without it there is no `y`.
+            Labels that are text become the numbers of their classes.
         load: Called with an ID, returns `x`; or a path or URL with `{id}` in it, read by its suffix: `.pt` as tensors
             (`weights_only`), `.npy` as an array, all else as bytes.
-        class_names: The names of the classes 0, 1, ...
+        class_names: The names of the classes 0, 1, ...; by default the sorted labels, where these are text.
 
     Raises:
-        ValueError: An ID has no label, or `labels` has another length than `ids`.
+        ValueError: A label is not among `class_names`; an ID has no label, or `labels` has another length than `ids`.
 
     Example:
         >>> pipe = kdp.from_ids(["id-1", "id-2"], {"id-1": 0, "id-2": 2}, load=lambda id: id.upper())
@@ -58,9 +60,12 @@ class IdReaderMapDataPipe(MapPipe):
         if isinstance(load, str) and "{id}" not in load:
             raise ValueError(must_be("load", "a callable, or a path with '{id}' in it", load))
         self._ids = Shared(ids)
-        self._labels = None if labels is None else Shared(_aligned(ids, labels))
-        self._load = Callback("load", _FileLoader(load) if isinstance(load, str) else load)
         self._class_names = check_names("class_names", class_names)
+        self._labels: Shared[NDArray[Any]] | None = None
+        if labels is not None:
+            column, self._class_names = as_classes(_aligned(ids, labels), self._class_names)
+            self._labels = Shared(column)
+        self._load = Callback("load", _FileLoader(load) if isinstance(load, str) else load)
 
     def identity(self) -> Any:
         return self._ids, self._labels, self._load, self._class_names

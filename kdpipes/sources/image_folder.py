@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from kdpipes.storage.urls import is_local, join_url
 __all__ = ["IMAGE_SUFFIXES", "ImageFolderMapDataPipe"]
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".gif", ".tif", ".tiff")
+
+_SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"}
 
 
 class _Listing(NamedTuple):
@@ -131,6 +134,12 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     paths.sort(key=lambda path: path.split("/", 1))
     found = {path.split("/", 1)[0] for path in paths}
     names = class_names or tuple(sorted(found | _class_folders(root)))
+    if class_names is None and len(found) > 1 and {name.lower() for name in found} <= _SPLITS:
+        warnings.warn(
+            f"The classes of {root!r} are {', '.join(sorted(found))}, which look like parts of a data set. Each has "
+            f"a pipe of its own: `kdp.image_folder({join_url(root, min(found))!r})`; or pass `class_names=`.",
+            stacklevel=2,
+        )
     stranger = next(iter(sorted(found - set(names))), None)
     if stranger is not None:
         raise DataError(f"Folder {stranger!r} in {root!r} is none of the `class_names` {', '.join(names)}.")

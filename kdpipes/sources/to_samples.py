@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,9 @@ from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._pipe import a_datapipe
 from kdpipes.callback import Callback
-from kdpipes.errors import ChainError, must_be
+from kdpipes.errors import ChainError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
+from kdpipes.sources._labels import numbered
 from kdpipes.storage.files import file_stamp, read_url
 
 __all__ = ["Recipe", "SampleMakerIterDataPipe", "SampleMakerMapDataPipe"]
@@ -28,7 +29,9 @@ class Recipe:
         key: Callable[[Any], Any] | None,
         label: Callable[[Any], Any] | None,
         fields: str | Mapping[str, Any] | None,
+        class_names: Sequence[str] | None = None,
     ) -> None:
+        self.class_names = check_names("class_names", class_names)
         self._key = None if key is None else Callback("key", key)
         self._label = None if label is None else Callback("label", label)
         if fields is not None and not isinstance(fields, str | Mapping):
@@ -36,6 +39,11 @@ class Recipe:
         self._names = fields.split() if isinstance(fields, str) else None
         named = fields if isinstance(fields, Mapping) else {}
         self._functions = {name: Callback(f"fields[{name!r}]", function) for name, function in named.items()}
+
+    def fingerprinted(self) -> Any:
+        """Return what tells it from another, as states and caches of kdpipes 0.1 know it."""
+        known = {name: value for name, value in vars(self).items() if name != "class_names"}
+        return known if self.class_names is None else (known, self.class_names)
 
     def __call__(self, item: Any, index: int) -> Sample:
         key = str(self._key(item) if self._key is not None else _default_key(item, index))
@@ -54,6 +62,9 @@ class Recipe:
         fields = self._computed_fields(item) if self._functions else self._fields(item)
         if self._label is not None:
             fields["y"] = _computed(self._label, item, "computing the label")
+        if self.class_names is not None and "y" in fields:
+            label = fields["y"]
+            fields["y"] = numbered(label if isinstance(label, Lazy) else Lazy.of(label), self.class_names)
         return fields
 
     def _computed_fields(self, item: Any) -> dict[str, Any]:
@@ -148,6 +159,8 @@ class SampleMakerMapDataPipe(MapPipe):
         label: Called with an item, returns `y`, when that is read.
         fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string; or functions of the
             item by field name.
+        class_names: The names of the classes 0, 1, ...: labels `y` that are text become these numbers. Without it, they
+            stay text.
 
     Raises:
         ChainError: An item's parts cannot be named without `fields`.
@@ -163,12 +176,16 @@ class SampleMakerMapDataPipe(MapPipe):
         key: Callable[[Any], Any] | None = None,
         label: Callable[[Any], Any] | None = None,
         fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> None:
         self._source = a_datapipe(source_datapipe)
-        self._recipe = Recipe(key, label, fields)
+        self._recipe = Recipe(key, label, fields, class_names)
 
     def __len__(self) -> int:
         return len(self._source)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._recipe.class_names
 
     def fetch(self, index: int) -> Sample:
         return self._recipe(self._source[index], index)
@@ -188,6 +205,8 @@ class SampleMakerIterDataPipe(IterPipe):
         label: Called with an item, returns `y`, when that is read.
         fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string; or functions of the
             item by field name.
+        class_names: The names of the classes 0, 1, ...: labels `y` that are text become these numbers. Without it, they
+            stay text.
 
     Length: the source's, if it has one.
 
@@ -206,13 +225,17 @@ class SampleMakerIterDataPipe(IterPipe):
         key: Callable[[Any], Any] | None = None,
         label: Callable[[Any], Any] | None = None,
         fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self._source = a_datapipe(source_datapipe)
-        self._recipe = Recipe(key, label, fields)
+        self._recipe = Recipe(key, label, fields, class_names)
 
     def __len__(self) -> int:
         return len(self._source)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._recipe.class_names
 
     def samples(self) -> Iterator[Sample]:
         for index, item in enumerate(self._source):

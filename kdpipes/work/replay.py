@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data.datapipes.iter import Shuffler
 
-from kdpipes._draw import Draw, drawing
+from kdpipes._draw import Draw, drawing, planning
 from kdpipes._graph import copy_streams, sources_of, walk
 from kdpipes._iter_pipe import IterPipe, seed_upstream
 from kdpipes._map_pipe import MapPipe
@@ -17,7 +17,7 @@ from kdpipes._sample_pipe import SampleMapper
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
 
-__all__ = ["replay"]
+__all__ = ["find_sample", "replay"]
 
 
 def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe: Any) -> Any:
@@ -123,13 +123,13 @@ def _redone(sample: Sample, chain: MapPipe | IterPipe, draw: Draw) -> Sample:
 
 def _by_key(key: str, chain: MapPipe | IterPipe, draw: Draw) -> Any:
     if isinstance(chain, MapPipe):
-        keys = chain.column("key")
-        places = np.flatnonzero(keys == key)
-        if not len(places):
-            raise DataError(f"The chain has no sample of key {key!r}.{closest(key, map(str, keys))}")
         _refuse_several(key, chain)
         with drawing(draw):
-            return chain.finish(chain.fetch(int(places[0])))
+            made = find_sample(key, chain)
+            if made is None:
+                keys = chain.column("key")
+                raise DataError(f"The chain has no sample of key {key!r}.{closest(key, map(str, keys))}")
+            return chain.finish(made)
     stream: Any = copy_streams(chain)  # it may be in use
     seed_upstream(stream, draw.seed, draw.epoch)  # or stock pipes draw from the global generators, which threads seed
     with drawing(draw):
@@ -137,6 +137,21 @@ def _by_key(key: str, chain: MapPipe | IterPipe, draw: Draw) -> Any:
             if sample.key == key:
                 return stream.finish(sample)
     raise DataError(f"The stream has no sample of key {key!r}.")
+
+
+def find_sample(key: str, pipe: MapPipe) -> Sample | None:
+    """Return the sample of a key as `pipe` gives it, in whichever epoch; None if there is none."""
+    places = np.flatnonzero(pipe.column("key") == key)
+    if len(places):
+        with planning(0):  # whose keys these are
+            return pipe.fetch(int(places[0]))
+    if pipe.redrawn_by() is None:
+        return None
+    for number, source in enumerate(sources_of(pipe)):  # of a pipe that gives it in another epoch
+        if isinstance(source, MapPipe) and (sample := find_sample(key, source)) is not None:
+            sample = sample.come_from(number) if hasattr(pipe, "_sources") else sample
+            return pipe.apply(sample) if isinstance(pipe, SampleMapper) else sample
+    return None
 
 
 def _refuse_several(key: str, chain: MapPipe) -> None:

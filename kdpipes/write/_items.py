@@ -151,6 +151,10 @@ def _of_list(path: str, encode: Encode | None) -> Items:
     with Path(path).expanduser().open(encoding="utf-8-sig", errors="surrogateescape") as file:
         lines = PackedStrings([line.rstrip("\n") for line in file if line.strip()])
     is_csv = path.lower().endswith(".csv")
+    if is_csv and encode is None and len(lines) > 1:
+        labels = [_Rows(lines)[place][-1].strip() for place in (0, 1)]
+        if [label.lstrip("-").isdecimal() for label in labels] == [False, True]:  # a header
+            lines = PackedStrings(list(lines)[1:])
     return Items(_Rows(lines) if is_csv else lines, encode or _image_and_label, repr(path))
 
 

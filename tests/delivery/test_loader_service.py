@@ -187,7 +187,7 @@ def test_small_batches_are_as_aligned_as_large_ones_and_are_not_called_slow() ->
 
 def test_a_loader_shows_its_chain_and_counts_its_epochs() -> None:
     with kdp.Loader(numbers(), num_workers=2) as loader:
-        assert repr(loader) == "<kdpipes.Loader of SampleCollator < DealerMap < select < DatasetReaderMap; 2 workers>"
+        assert repr(loader) == "<kdpipes.Loader of from_dataset → select → deal → collate_samples; 2 workers>"
         assert loader.epoch == 0
         next(iter(loader))
         assert loader.epoch == 0

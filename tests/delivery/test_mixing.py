@@ -253,6 +253,7 @@ def test_both_may_stand_in_one_chain() -> None:
         ({"image": 0}, TypeError, "`image` must be the name of a field"),
         ({"image": "X"}, ValueError, "`image` must be among the fields x, y, but is 'X'"),
         ({"label": "yy"}, ValueError, "`label` must be among the fields x, y, but is 'yy' .*Did you mean 'y'"),
+        ({"label": "mask"}, ValueError, r'Select it: `\.select\("x y mask"\)`; or name another: `label=...`'),
         ({"classes": 3}, TypeError, "num_classes"),
     ],
 )
@@ -349,5 +350,5 @@ def test_an_entry_of_the_ctx_is_not_overwritten(method: str) -> None:
 @both
 def test_the_loader_names_it_and_knows_its_length(method: str) -> None:
     with kdp.Loader(mixing(mixing(batches(), method), method)) as loader:
-        assert f"{method}_2 < {method} < SampleCollator" in repr(loader)
+        assert f"collate_samples → {method} → {method};" in repr(loader)
         assert len(loader) == 6

@@ -14,9 +14,10 @@ import kdpipes as kdp
 PETS = ("cat", "pony", "dog", "horse")
 
 
-def both(labels: list[Any], class_names: Any, mapping: Any, **given: Any) -> tuple[list[str], list[Any], Any]:
+def both(labels: list[Any], known: Any, mapping: Any, **given: Any) -> tuple[list[str], list[Any], Any]:
     """Return keys, labels and class names behind the mapping, after seeing that both flavours agree."""
-    indexed = kdp.from_dataset(list(map(str, range(len(labels)))), "x", labels=labels, class_names=class_names)
+    rows = list(zip(map(str, range(len(labels))), labels, strict=True))
+    indexed = kdp.from_dataset(rows, class_names=known)
     indexed = indexed.map_classes(mapping, **given)
 
     class Named(kdp.IterPipe):
@@ -28,9 +29,8 @@ def both(labels: list[Any], class_names: Any, mapping: Any, **given: Any) -> tup
             return self._source.samples()
 
         def class_names(self) -> Any:
-            return class_names
+            return known
 
-    rows = list(zip(map(str, range(len(labels))), labels, strict=True))
     stream = Named(IterableWrapper(rows).to_samples(fields="x y")).map_classes(mapping, **given)
     found = [(sample["x"], sample["y"]) for sample in indexed]
     assert found == [(sample["x"], sample["y"]) for sample in stream]
@@ -57,8 +57,47 @@ def test_other_classes_are_kept_behind_them() -> None:
 
 def test_numbers_are_mapped_to_numbers() -> None:
     assert both([0, 1, 2, 5], None, {0: 7, 5: 7}) == (["0", "3"], [7, 7], None)
-    assert both([0, 1, 2], PETS, {0: 2, 2: 0}, unmapped="keep") == (["0", "1", "2"], [2, 1, 0], PETS)
     assert both([0, 1], PETS, {"cat": 9})[2] is None
+
+
+def test_classes_that_are_mapped_to_numbers_lose_their_names() -> None:
+    assert both([0, 1, 2], PETS, {0: 2, 2: 0}, unmapped="keep") == (["0", "1", "2"], [2, 1, 0], None)
+    assert both([0, 1], PETS, {"cat": 1, "pony": 0}) == (["0", "1"], [1, 0], None)
+
+
+def test_new_classes_are_numbered_by_the_given_names() -> None:
+    birds = ["crow", "dog", "cat"]
+    assert both([0, 1, 2], PETS, {"cat": 2, "pony": 0}, class_names=birds) == (["0", "1"], [2, 0], tuple(birds))
+    assert both([0, 1, 2], PETS, {"cat": "cat", "pony": "crow"}, class_names=birds)[1] == [2, 0]
+    assert both(["cat", "pony", "newt"], None, {"cat": 2, "pony": 0}, class_names=birds)[1] == [2, 0]
+    assert both(["a", "cat", "dog"], None, {"a": "crow"}, unmapped="keep", class_names=birds)[1] == [0, 2, 1]
+    kept = both([0, 2, 1, -1], PETS[:3], {"pony": "crow"}, unmapped="keep", class_names=birds)
+    assert kept[1:] == ([2, 1, 0, -1], tuple(birds))
+    assert both([7, 3], None, {7: 1, 3: 0}, class_names=birds)[1] == [1, 0]
+
+
+def test_pascal_voc_becomes_cifar_10() -> None:
+    cifar = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    voc = {"aeroplane": "airplane", "car": "automobile", "bird": "bird", "cat": "cat", "dog": "dog", "frog": "frog"}
+    objects = [["aeroplane"], ["person"], ["bird", "person"], ["dog"], ["car"], []]
+    assert both(objects, None, voc, class_names=cifar) == (["0", "3", "4"], [0, 5, 1], tuple(cifar))
+    numbers = {name: cifar.index(new) for name, new in voc.items()}
+    assert both(objects, None, numbers, class_names=cifar) == (["0", "3", "4"], [0, 5, 1], tuple(cifar))
+    pipe = kdp.from_dataset(list("abcdef"), "x", labels=objects).map_classes(numbers, class_names=cifar)
+    assert pipe.filter_classes(valid=["dog"]).column("x").tolist() == ["d"]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "given", "error", "words"),
+    [
+        ({"cat": "crov"}, {}, ValueError, "`mapping` must be among the classes crow, dog, but is 'crov'.* 'crow'"),
+        ({"cat": 2}, {}, ValueError, "`mapping` must be class numbers below 2, or names of crow, dog"),
+        ({"cat": "dog"}, {"unmapped": "keep"}, ValueError, "`class_names` must have 'pony', which"),
+    ],
+)
+def test_classes_that_have_no_name_are_refused(mapping: Any, given: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        both([0], PETS, mapping, class_names=["crow", "dog"], **given)
 
 
 def test_labels_that_are_names_stay_names() -> None:

@@ -98,7 +98,7 @@ def test_sources_one_after_the_other() -> None:
     joined = kdp.concat(*sources([2, 0, 3], "map"))
     assert [sample["x"] for sample in joined] == ["a0", "a1", "c0", "c1", "c2"] == joined.column("x").tolist()
     assert (len(joined), joined[-1]["x"], len(kdp.concat(*sources([0, 0], "map")))) == (5, "c2", 0)
-    both = kdp.concat(kdp.from_dataset([1], "x", labels=[0]), kdp.from_dataset([2], "x", labels=["newt"]))
+    both = kdp.concat(kdp.from_dataset([1], "x", labels=[0]), kdp.from_dataset([(2, "newt")]))
     assert both.column("y").tolist() == [0, "newt"]
 
 
@@ -146,7 +146,8 @@ def test_draws_follow_the_weights_and_the_seed() -> None:
         (lambda: weighted({"stork": 1.0}, [0, 0]), kdp.DataError, "No sample has one of the classes"),
         (lambda: weighted([1, 1], [0, 1], replacement="no"), TypeError, "`replacement`"),
         (lambda: mixed([1, 1], "map", weights=[1]), ValueError, "one for each of 2 sources"),
-        (lambda: mixed([1, 1], "iter", weights=[1, 0]), TypeError, "`weights` must be numbers above 0"),
+        (lambda: mixed([1, 1], "iter", weights=[1, "a"]), TypeError, "`weights` must be numbers above 0"),
+        (lambda: mixed([1, 1], "map", weights=[0, 1]), ValueError, "`weights` must be finite and above 0"),
         (lambda: mixed([1, 1], "map", stop="last"), ValueError, "`stop` must be one of 'first', 'all'"),
         (lambda: mixed([1], "map"), kdp.ChainError, "at least one other source"),
         (lambda: kdp.concat(), kdp.ChainError, "at least one source"),

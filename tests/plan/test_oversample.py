@@ -64,7 +64,18 @@ def test_a_stream_repeats_each_sample_in_its_place() -> None:
     uneven = {0: 5, 1: 2}
     items = list(zip("abcdefg", [0, 1, 0, 0, 1, 0, 0], strict=True))
     assert epochs(stream(items).oversample(class_counts=uneven)) == ["abbcdeefg"] * 2
-    assert epochs(stream(items).oversample(mode="exact", class_counts=uneven)) == ["abbcdeeefg"] * 2
+    fixed = stream(items).oversample(mode="exact", class_counts=uneven, redraw=False)
+    assert epochs(fixed) == ["abbcdeeefg"] * 2
+
+
+def test_a_stream_repeats_other_samples_in_each_epoch() -> None:
+    items = list(zip("abcdefg", [0, 1, 0, 0, 1, 0, 0], strict=True))
+    pipe = stream(items).oversample(mode="exact", class_counts={0: 5, 1: 2})
+    assert epochs(pipe) == ["abbcdeeefg", "abbbcdeefg"]
+    dealt = stream(items).oversample(mode="exact", class_counts={0: 5, 1: 2}).select("x").deal(batch_size=10)
+    expected = [[[(x,) for x in epoch]] for epoch in ("abbcdeeefg", "abbbcdeefg")]
+    with kdp.Loader(dealt, num_workers=2) as loader:
+        assert [list(loader), list(loader)] == expected == [list(dealt), list(dealt)]
 
 
 def test_exact_balances_a_stream_exactly_where_the_counts_are_true() -> None:

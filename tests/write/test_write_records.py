@@ -301,7 +301,8 @@ def test_a_data_list_of_paths_and_labels_needs_no_function(tmp_path: Path) -> No
     paths = photos(tmp_path)
     (tmp_path / "list.txt").write_text("".join(f"{path} {number % 2}\n" for number, path in enumerate(paths)) + "\n")
     (tmp_path / "list.csv").write_text("".join(f'"{path}", {number % 2}\r\n' for number, path in enumerate(paths)))
-    for name in ("list.txt", "list.csv"):
+    (tmp_path / "list.csv-headed.csv").write_text("path,label\n" + (tmp_path / "list.csv").read_text())
+    for name in ("list.txt", "list.csv", "list.csv-headed.csv"):
         kdp.write_records(tmp_path / name, tmp_path / name[5:], class_names=["heron", "stork"])
         found = {sample.key: (sample["x"], sample["y"]) for sample in kdp.open_records(tmp_path / name[5:])}
         assert found == {str(path): (path.read_bytes(), number % 2) for number, path in enumerate(paths)}

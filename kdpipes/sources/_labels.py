@@ -1,0 +1,84 @@
+"""Labels that are text as the numbers of their classes, and the names of a dataset's classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes._map_pipe import as_column
+from kdpipes.errors import DataError, closest
+from kdpipes.sample import Lazy, Sample
+from kdpipes.selection import UNLABELLED
+
+__all__ = ["as_classes", "class_names_in", "numbered"]
+
+Names = tuple[str, ...] | None
+
+
+def as_classes(labels: NDArray[Any], names: Names) -> tuple[NDArray[Any], Names]:
+    """Return labels as numbers, and the names of the classes 0, 1, ...; labels that are not text as they are.
+
+    Without `names`, the classes are the sorted labels, as those of an image folder are; text that is whole numbers
+    becomes these. None, an unlabelled sample, becomes -1.
+
+    Raises:
+        ValueError: A label is not among `names`.
+    """
+    given = labels.tolist()
+    present = {label for label in given if isinstance(label, str)} if labels.dtype.kind in "UO" else set()
+    if not present or not all(label is None or isinstance(label, str) for label in given):
+        return labels, names
+    if names is None and all(map(_is_whole, present)):
+        return as_column([UNLABELLED if label is None else int(label) for label in given]), None
+    names = tuple(sorted(present)) if names is None else names
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
+    strange = next((label for label in given if label is not None and label not in numbers), None)
+    if strange is not None:
+        raise ValueError(f"`labels` has {_not_among(strange, names)}")
+    numbers[None] = UNLABELLED
+    return np.fromiter((numbers[label] for label in given), dtype=np.int64, count=len(given)), names
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.removeprefix("-").isdigit()
+
+
+def _not_among(label: str, names: Sequence[str]) -> str:
+    return f"{label!r}, which is not among the classes {', '.join(names)}.{closest(label, names)}"
+
+
+def numbered(label: Lazy, names: Sequence[str]) -> Lazy:
+    """Return the label of one sample as a number, when it is read."""
+
+    def number(sample: Sample, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value not in names:
+            raise DataError(f"Sample {sample.key!r} has class {_not_among(value, names)}")
+        return names.index(value)
+
+    return Lazy(number, label, what="reading the label", is_cheap=label.is_cheap)
+
+
+def class_names_in(dataset: Any, fields: Sequence[str]) -> Names:
+    """Return the names of a dataset's classes, where it says them.
+
+    They are its `classes` (torchvision) or `class_names` (KappaData), or those of the one `ClassLabel` among `fields`
+    (Hugging Face).
+    """
+    for attribute in ("classes", "class_names"):
+        try:
+            names = getattr(dataset, attribute, None)
+            names = names() if callable(names) else names
+        except (NotImplementedError, TypeError):
+            continue
+        if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
+            return tuple(names)
+    features = getattr(dataset, "features", None)
+    if not isinstance(features, Mapping):
+        return None
+    found = [names for field in fields if (names := getattr(features.get(field), "names", None)) is not None]
+    return tuple(found[0]) if len(found) == 1 else None
