@@ -20,7 +20,7 @@ from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
-from kdpipes.delivery.dealer import Batch, Dealer, Dealt, Shuffle
+from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.layout import EqualEpoch, Layout, Uneven
 from kdpipes.delivery.skipping import LEFT_OUT
 from kdpipes.errors import ChainError, DataError, check_choice, check_count, must_be, refuse_field
@@ -67,6 +67,9 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (refused where a rank
             would get nothing), "pad" it with samples from the epoch's start (with `batch_by`, with others as short),
             marked (`is_padding` can be selected), or "drop" it.
+        ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
+            torch's process group, else from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches: for Accelerate's
+            `prepare(DataLoader(...))` and transformers' Trainer, which hand batches out to ranks themselves.
 
     Length: the number of batches of one rank, over all of its workers; the same in every epoch.
 
@@ -112,6 +115,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         window: int | None = None,
         seed: int = 0,
         uneven: Uneven = "keep",
+        ranks: DealRanks = "auto",
     ) -> None:
         if not isinstance(source_datapipe, MapDataPipe):
             raise TypeError(must_be("source_datapipe", "an indexed pipe", source_datapipe))
@@ -137,12 +141,12 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             known = indexed(source_datapipe, "deal", takes_samples=False).field_names()
             if known is not None and column not in known:
                 refuse_field(column, "The source", known)
-        self._configure(shuffle, seed)
+        self._configure(shuffle, seed, ranks)
 
     def __len__(self) -> int:
         if not isinstance(self._layout, ByLength):
-            return int(self._layout.num_batches(len(self._source), self._sharding.num_ranks))
-        buckets = self._by_length(self._layout).buckets(self._layout, self._sharding.num_ranks)
+            return int(self._layout.num_batches(len(self._source), self.sharding().num_ranks))
+        buckets = self._by_length(self._layout).buckets(self._layout, self.sharding().num_ranks)
         return buckets.num_kept(self._layout.uneven)
 
     def identity(self) -> Any:
@@ -183,7 +187,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
                 warn_of_fixed(redrawn, "deal(batch_by=...)")
             self._is_fixed = redrawn is not None
             self._lengths = Shared(read_lengths(self._source, layout.column))
-        layout.refuse_long(self._source, self._lengths.value, self._sharding.num_ranks)
+        layout.refuse_long(self._source, self._lengths.value, self.sharding().num_ranks)
         return self._lengths.value
 
     def iterate(self) -> Iterator[Batch]:
@@ -297,6 +301,9 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         split: "samples": see above. "shards": each worker of each rank reads shards of its own of `stream_shards`, and
             makes batches of them, the last of which may be short. Several ranks need `uneven="drop"` and `kdp.Loader`:
             they end together, with the shortest.
+        ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
+            torch's process group, else from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches: for Accelerate's
+            `prepare(DataLoader(...))` and transformers' Trainer, which hand batches out to ranks themselves.
 
     Length: the number of batches of one rank, over all of its workers, if the source has a length.
 
@@ -327,6 +334,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         seed: int = 0,
         uneven: Uneven = "keep",
         split: Split = "samples",
+        ranks: DealRanks = "auto",
     ) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a stream", source_datapipe))
@@ -340,7 +348,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         self._reading = 0  # the number of the batch that is read
         self.is_split_by_shard = split == "shards"
         self._layout = Layout(batch_size, global_batch_size, uneven)
-        self._configure(shuffle, seed)
+        self._configure(shuffle, seed, ranks)
         if self.is_split_by_shard:
             refuse_whole(self)
         if shuffle is True or window is not None:
@@ -353,7 +361,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             raise ChainError('`deal(shuffle="shards")` needs `kdp.stream_shards` upstream, on a stream.')
 
     def __len__(self) -> int:
-        num_batches: int = self._layout.num_batches(len(self._source), self._sharding.num_ranks)
+        num_batches: int = self._layout.num_batches(len(self._source), self.sharding().num_ranks)
         return num_batches
 
     def identity(self) -> Any:
