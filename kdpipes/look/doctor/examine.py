@@ -38,6 +38,7 @@ _BY_LOOKING = (
     sharding_checks.sharded_unseeded,
     shipping_checks.unpicklable,
     work_checks.held_generators,
+    work_checks.drawn_apart,
 )
 _Check = Callable[[Any, Facts], Iterator[Finding]]
 _BY_SAMPLES: tuple[_Check, ...] = (order_checks.sorted_batches, work_checks.slow_decoder)  # the first where it is dealt

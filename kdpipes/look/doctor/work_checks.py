@@ -17,10 +17,12 @@ from kdpipes._giving_up import given_up_by
 from kdpipes._graph import copy_streams, walk
 from kdpipes._map_pipe import MapPipe
 from kdpipes._pipe_name import pipe_name
-from kdpipes.look.doctor.chain_facts import callables_of, dealer_in, operation_of, readable, readable_field
+from kdpipes.look.doctor.chain_facts import callables_of, dealer_in, draws, operation_of, readable, readable_field
 from kdpipes.look.doctor.finding import Facts, Finding
+from kdpipes.work.joint import fields_of
+from kdpipes.work.transform import Transformer
 
-__all__ = ["decoders_of", "held_generators", "is_same", "slow_decoder", "unrepeatable"]
+__all__ = ["decoders_of", "drawn_apart", "held_generators", "is_same", "slow_decoder", "unrepeatable"]
 
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _FEW = 64  # samples of which one can be read
@@ -41,6 +43,27 @@ def held_generators(chain: Any, facts: Facts) -> Iterator[Finding]:
                     "number, and nothing records them.",
                     "Take a parameter `rng`, which is the sample's own generator: `def f(x, rng)`.",
                 )
+
+
+def drawn_apart(chain: Any, facts: Facts) -> Iterator[Finding]:
+    """The same random transform of an image and, for itself, of its mask, boxes or points."""
+    fields_by_name: dict[str, list[str]] = {}
+    for pipe in reversed(walk(chain)):
+        operation, name = operation_of(pipe), draws(pipe)
+        if isinstance(operation, Transformer) and name is not None:
+            fields_by_name.setdefault(name, []).append(operation.field)
+    for name, fields in fields_by_name.items():
+        follows = [field for field in fields if not {"image", "other"} & set(fields_of((field,), None).kinds)]
+        others = [field for field in fields if field not in follows]
+        if follows and others:
+            yield Finding(
+                "drawn-apart",
+                "warning",
+                "transform",
+                f"`{name}` stands in two transforms, of field {others[0]!r} and of field {follows[0]!r}.",
+                "Each draws for itself, so that they no longer fit each other.",
+                f'Transform them together: `.transform("{others[0]} {follows[0]}", ...)` draws once.',
+            )
 
 
 def _held(function: Any) -> Iterator[Any]:
