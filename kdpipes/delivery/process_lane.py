@@ -138,7 +138,7 @@ class ProcessLane(Lane):
                 with uninterrupted():  # nobody else would end a process that is not in the pool yet
                     self._worker = self._pool.add(WorkerProcess.start(self._context, self._parcel, self._options))
                 return
-            except BrokenPipeError:  # spawned, and killed before it had read what it is to do
+            except (BrokenPipeError, ProcessLookupError):  # it is gone before it had read what it is to do
                 self._tally.num_deaths += 1
                 self._deaths.append("starting")
                 self._judge("", "starting", "A worker process ended before it had read its chain, while starting.")

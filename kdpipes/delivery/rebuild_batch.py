@@ -44,8 +44,11 @@ def rebuild_batch(
         here.pop("cursors", None)  # a stream is read from its start
     service = ThreadReadingService(state["num_workers"]) if state.get("num_workers") else None
     with Loader(source_datapipe, reading_service=service) as loader:
+        if batch_number is not None and number >= _length_of(loader):
+            raise IndexError(f"Epoch {when} has no batch {number}.")
         loader.load_state_dict(here)
-        batch = next(iter(loader), None)
+        # After the last batch of a stream, the next one is that of the next epoch.
+        batch = next((batch for _ in range(2 if batch_number is None else 1) for batch in loader), None)
         reached = loader.state_dict()
     if batch is None or (batch_number is not None and not _is_behind(reached, when, number, _length_of(loader))):
         raise IndexError(f"Epoch {when} has no batch {number}.")

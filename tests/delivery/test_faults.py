@@ -94,14 +94,15 @@ def test_the_number_of_successive_deaths_can_be_chosen(limit: int, tmp_path: Pat
         list(loader)
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError, ProcessLookupError])
 @pytest.mark.parametrize("num_deaths", [2, 3])
 def test_a_spawned_worker_that_dies_before_it_begins_is_a_death(
-    num_deaths: int, monkeypatch: pytest.MonkeyPatch
+    num_deaths: int, error: type[OSError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(*arguments: Any) -> WorkerProcess:
         if len(tried) < 2:
             tried.append(True)
-            raise BrokenPipeError
+            raise error
         return whole(*arguments)
 
     tried: list[bool] = []
