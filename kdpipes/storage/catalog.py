@@ -27,7 +27,7 @@ from kdpipes.storage.refusals import is_refused
 from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
-from kdpipes.storage.tar import index_shard, is_index_of
+from kdpipes.storage.tar import ends_early, index_shard, is_index_of
 from kdpipes.storage.urls import is_local
 
 __all__ = [
@@ -245,11 +245,11 @@ def find_index(url: str, version: Version) -> IndexFound:
         except DataError as error:
             damage.append(error)
             continue
-        if _is_of(index, version):
+        if _is_of(index, version) and not ends_early(index, url):
             return IndexFound("fresh", index, damage)
         indexes.append((place, index))
     fitting = [index for place, index in indexes if _may_fit(index.version, version, place)]
-    fit = next((index for index in fitting if is_index_of(index, url)), None)
+    fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
     otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
     return IndexFound("fresh" if fit is not None else otherwise, fit, damage)
 

@@ -34,6 +34,7 @@ __all__ = [
     "Member",
     "compression_of",
     "decode_member",
+    "ends_early",
     "index_shard",
     "is_index_of",
     "read_groups",
@@ -48,6 +49,7 @@ _UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 _CHUNK = 1 << 20
 _HEADER, _SIZE_IN_HEADER = 512, slice(124, 136)
 _NUM_PROBES = 3
+_PADDING = 10_240 + 1_024  # zeros with which tars usually end
 _COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 
 
@@ -262,12 +264,26 @@ def is_index_of(index: ShardIndex, url: str) -> bool:
     return all(_is_there(url, places, sample) for places in labels or index.fields.values() for sample in probed)
 
 
+def ends_early(index: ShardIndex, url: str) -> bool:
+    """Return whether an index ends at zeros that do not reach to the end of the tar, as those of kdpipes 0.1 may."""
+    ends = [int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()]
+    start, stop = max((end + -end % _HEADER for end in ends), default=0), index.version.size
+    if stop - start <= _PADDING or _read(url, start, start + _HEADER).strip(b"\0"):
+        return False  # the usual end, or members that belong to no sample
+    parts = (_read(url, place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK))
+    return any(part.strip(b"\0") for part in parts)
+
+
+def _read(url: str, start: int, stop: int) -> bytes:
+    return read_span(url, start, stop - start) if is_local(url) else read_range(Span(url, start, stop))
+
+
 def _is_there(url: str, places: Places, sample: int) -> bool:
     offset, size = int(places.offsets[sample]), int(places.sizes[sample])
     if offset < 0:
         return True
     start, stop = offset - _HEADER, offset + (0 if places.values is None else size)
-    found = read_span(url, start, stop - start) if is_local(url) else read_range(Span(url, start, stop))
+    found = _read(url, start, stop)
     digits = found[_SIZE_IN_HEADER].strip(b" \0")
     is_plain = digits.isdigit()  # sizes above 8 GiB stand elsewhere
     if len(found) < stop - start or (is_plain and int(digits, 8) != size):
