@@ -29,6 +29,9 @@ _SECRET = re.compile(
     re.I,
 )
 _USER = re.compile(r"(?<=://)(?:[^/\s:]*:\S*|[^/\s]+)@")  # passwords have slashes and @ too
+_LIKE_USER = re.compile(
+    r"(?<![^\s/:'\"])[^\s/:@'\"]*:[^\s/@'\"]+@(?=[\w\[])"
+)  # also of a misspelt URL: "redis:/u:pw@host"
 _QUERY = re.compile(r"(?<=\?)[\w.%-]+=[^\s'\"#]*")
 _ASSIGNED = re.compile(
     r"\b([\w-]*(?:passw|passphrase|pwd|secret|token|credential|signature|key)[\w-]*|sig)(=|:\s*)[^\s&'\",;]+", re.I
@@ -84,7 +87,7 @@ def masked(text: str) -> str:
     >>> masked("redis://:hunter2@host/0"), masked("https://host/a.tar?X-Amz-Signature=1f")
     ('redis://***@host/0', 'https://host/a.tar?***')
     """
-    text = _USER.sub(f"{_HIDDEN}@", text)
+    text = _LIKE_USER.sub(f"{_HIDDEN}@", _USER.sub(f"{_HIDDEN}@", text))
     if "://" in text:
         text = _QUERY.sub(_HIDDEN, text)
     text = _HEADER.sub(_masked_header, _ASSIGNED.sub(rf"\1\2{_HIDDEN}", _KEY_FILE.sub(_HIDDEN, text)))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import fsspec
 
+from kdpipes._called import masked
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import heal_contents, read_contents
 from kdpipes.cache.disk_store import layout_in, store_in
@@ -94,7 +95,7 @@ def clear_cache(place: str) -> None:
         clear_named(place.removeprefix(_NAME))
         return
     if layout_in(place) is None:
-        raise FileNotFoundError(f"There is no cache in {place!r}.{_in_memory(place)}")
+        raise FileNotFoundError(f"There is no cache in {masked(place)!r}.{_in_memory(place)}")
     if is_local(place):
         shutil.rmtree(Path(place).expanduser())
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 
+from kdpipes._called import masked
 from kdpipes._forks import forget_after_fork
 
 __all__ = ["Tally"]
@@ -38,4 +39,4 @@ class Tally:
         with self._counting:
             has_warned, self._has_warned = self._has_warned, True
         if not has_warned:
-            warnings.warn(text, stacklevel=5)
+            warnings.warn(masked(text), stacklevel=5)

@@ -25,7 +25,7 @@ from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import decode_member
 from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
-from kdpipes.storage.urls import expand_urls, is_local, relative_names
+from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 
 __all__ = ["ShardReaderMapDataPipe"]
 
@@ -36,7 +36,7 @@ def _stamp_of(catalog: Catalog, index: int) -> str:
     """Return what tells a sample's shard from every other and from what it was before."""
     number = int(catalog.shards[index])
     url, (size, tag) = catalog.urls[number], catalog.versions[number]
-    return f"{os.path.abspath(url) if is_local(url) else url} {size} {tag}"  # noqa: PTH100 - links stay
+    return f"{os.path.abspath(url) if is_local(url) else identity_of(url)} {size} {tag}"  # noqa: PTH100 - links stay
 
 
 def _is_lacking(catalog: Catalog, field: str, index: int) -> bool:

@@ -22,7 +22,7 @@ from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import Member, decode_member, read_members
 from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
-from kdpipes.storage.urls import expand_urls, is_local, relative_names
+from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 
 __all__ = ["ShardStreamerIterDataPipe"]
 
@@ -183,7 +183,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         """Return what tells a shard from what it was before, as it is in this epoch."""
         if url not in self._stamps:
             with limited(self._timeout_s):
-                self._stamps[url] = file_stamp(url) if is_local(url) else f"{url} {version_of(url)}"
+                self._stamps[url] = file_stamp(url) if is_local(url) else f"{identity_of(url)} {version_of(url)}"
         return self._stamps[url]
 
     def _found(self) -> list[str]:

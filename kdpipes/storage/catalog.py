@@ -18,6 +18,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes._called import masked
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
 from kdpipes.storage.files import Version, cache_folder, md5_of, read_url, version_of, write_url
@@ -28,7 +29,7 @@ from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar import ends_early, index_shard, is_index_of
-from kdpipes.storage.urls import is_local
+from kdpipes.storage.urls import identity_of, is_local
 
 __all__ = [
     "Catalog",
@@ -135,7 +136,7 @@ def make_index(url: str, version: Version | None = None, *, with_checksums: bool
             _write(place, content)
             break
         except Exception as error:  # of any file system, which may be read-only
-            _log.info("The index of %s cannot be kept as %s: %s", url, place, error)
+            _log.info("%s", masked(f"The index of {url} cannot be kept as {place}: {error}"))
     return index
 
 
@@ -197,7 +198,7 @@ def _is_of(index: ShardIndex, version: Version) -> bool:
 
 
 def _cached(url: str) -> str:
-    absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay as they are
+    absolute = os.path.abspath(url) if is_local(url) else identity_of(url)  # noqa: PTH100 - links stay as they are
     name = hashlib.blake2b(absolute.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     return str(cache_folder("indexes") / f"{name}.index")
 

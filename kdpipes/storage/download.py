@@ -14,6 +14,7 @@ from kdpipes.errors import DataError
 from kdpipes.storage.files import Version, forget_listings, md5_of, version_of
 from kdpipes.storage.held_files import HeldFile
 from kdpipes.storage.ranges import Span
+from kdpipes.storage.urls import identity_of
 
 __all__ = ["ReplacedError", "Shard", "download"]
 
@@ -39,7 +40,7 @@ class Shard(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _name_of(url: str, size: int, tag: str) -> str:
-    text = f"{url}\n{tag}".encode("utf-8", "surrogateescape")
+    text = f"{identity_of(url)}\n{tag}".encode("utf-8", "surrogateescape")
     return f"{hashlib.blake2b(text, digest_size=16).hexdigest()}-{size}"
 
 

@@ -12,13 +12,14 @@ from typing import IO, Any, NamedTuple, cast
 
 import fsspec
 
-from kdpipes.errors import DataError
+from kdpipes._called import masked
+from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.drafts import replace_file
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.retries import is_missing, retried
 from kdpipes.storage.time_limit import SilenceError, ask, in_time
-from kdpipes.storage.urls import is_local, join_url
+from kdpipes.storage.urls import identity_of, is_local, join_url
 
 __all__ = [
     "Version",
@@ -101,7 +102,7 @@ def _matching(pattern: str) -> list[str]:
             names = in_time(lambda: filesystem.glob(path), pattern, _LISTING)
             found = sorted(filesystem.unstrip_protocol(name) + rest for name in names)
     if not found:
-        raise FileNotFoundError(f"No file matches {pattern!r}.")
+        raise FileNotFoundError(f"No file matches {masked(pattern)!r}.")
     return found
 
 
@@ -173,7 +174,7 @@ def version_of(url: str) -> Version:
         try:
             status = os.stat(url)  # noqa: PTH116 - of each of many files
         except OSError as error:
-            raise _as_unreadable(url, error) from error
+            raise _as_unreadable(url, error) from as_cause(error)
         return Version(status.st_size, f"changed:{status.st_mtime_ns}")
     return version_in(remote_info(url)[2])
 
@@ -205,7 +206,7 @@ def _naming(url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _as_unreadable(url, error) from error
+        raise _as_unreadable(url, error) from as_cause(error)
 
 
 def _as_unreadable(url: str, error: Exception) -> Exception:
@@ -213,11 +214,11 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
         hint = " Globs are not expanded: give a list, or a brace range." if "*" in url else ""
         if "bucket does not exist" in str(error):
             hint += " Nor is there its bucket: are its name and the endpoint right?"
-        return FileNotFoundError(f"There is no file {url!r}.{hint}")
+        return FileNotFoundError(f"There is no file {masked(url)!r}.{hint}")
     if isinstance(error, IsADirectoryError):
         return DataError(f"{url!r} is a folder; a file is needed. Shards in it are {url.rstrip('/') + '/*.tar'!r}.")
     if isinstance(error, ImportError):
-        return ImportError(f"{url!r} needs a file system that is not installed: {error}")
+        return ImportError(f"{masked(url)!r} needs a file system that is not installed: {error}")
     if isinstance(error, SilenceError):
         return DataError(f"{error}.")
     return DataError(f"{url!r} cannot be read: {what_went_wrong(url, error)}")
@@ -230,9 +231,9 @@ def list_files(root: str, suffixes: Sequence[str]) -> list[str]:
 
 
 def file_stamp(url: str) -> str:
-    """Return what tells a file from every other and from what it was before; of one elsewhere only the URL."""
+    """Return what tells a file from every other and from what it was before; of one elsewhere its identity."""
     if not is_local(url):
-        return url
+        return identity_of(url)
     path = os.path.abspath(url)  # noqa: PTH100 - links stay
     size, tag = version_of(path)
     return f"{path} {size} {tag}"
@@ -248,12 +249,14 @@ def list_versions(root: str) -> dict[str, Version]:
 
 def list_stamps(root: str) -> dict[str, str]:
     """Return for each file below a folder elsewhere, by its path there, what `file_stamp` is for files here."""
-    return {name: f"{join_url(root, name)} {size} {tag}" for name, (size, tag) in list_versions(root).items()}
+    return {
+        name: f"{join_url(identity_of(root), name)} {size} {tag}" for name, (size, tag) in list_versions(root).items()
+    }
 
 
 def _list_local(root: str) -> Iterator[str]:
     if not Path(root).exists():
-        raise FileNotFoundError(f"There is no folder {root!r}.")
+        raise FileNotFoundError(f"There is no folder {masked(root)!r}.")
     if not Path(root).is_dir():
         raise NotADirectoryError(f"{root!r} is a file; a folder is needed.")
     seen: set[tuple[int, int]] = set()
@@ -278,5 +281,5 @@ def _list_remote(root: str) -> Iterator[str]:
         is_folder = ask(filesystem, "isdir", root, path)
         found: list[Any] = ask(filesystem, "find", root, path, num_bytes=_LISTING) if is_folder else []
     if not is_folder:
-        raise FileNotFoundError(f"There is no folder {root!r}.")
+        raise FileNotFoundError(f"There is no folder {masked(root)!r}.")
     yield from (str(file).removeprefix(path).lstrip("/") for file in found)

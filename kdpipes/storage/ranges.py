@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kdpipes._forks import forget_after_fork
-from kdpipes.errors import DataError
+from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.retries import NUM_SILENT, retried
@@ -45,7 +45,7 @@ def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> bytes:
         return retried(lambda: _once(span), num_silent=num_silent) if span.start < span.stop else b""
     except Exception as error:
         what = what_went_wrong(span.url, error)
-        raise DataError(f"Shard {span.url!r} cannot be read at offset {span.start}: {what}.") from error
+        raise DataError(f"Shard {span.url!r} cannot be read at offset {span.start}: {what}.") from as_cause(error)
 
 
 def _read_ahead(span: Span) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kdpipes._called import masked
 from kdpipes._forks import forget_after_fork
 from kdpipes.errors import DataError
 from kdpipes.storage.download import ReplacedError, Shard
@@ -134,7 +135,7 @@ class ShardCache:
         try:
             self._fetcher().folder.repair(shard, offset, content)
         except OSError as error:  # of a folder that can only be read
-            _log.warning("The damaged copy of %s cannot be repaired: %s", shard.url, error)
+            _log.warning("The damaged copy of %s cannot be repaired: %s", masked(shard.url), error)
 
     def _file(self, shard: Shard, *, fetches: bool) -> HeldFile | None:
         fetcher = self._fetcher()

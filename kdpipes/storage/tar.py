@@ -27,7 +27,7 @@ from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar_headers import NoTarError, UnreadableTarError, read_entries, truncated
-from kdpipes.storage.urls import is_local
+from kdpipes.storage.urls import is_local, path_of
 
 __all__ = [
     "IndexBuilder",
@@ -190,7 +190,7 @@ def read_members(
 
 def compression_of(url: str) -> str | None:
     """Return how a tar is compressed, by its suffix; None if it is not."""
-    return next((name for suffix, name in _COMPRESSIONS.items() if url.endswith(suffix)), None)
+    return next((name for suffix, name in _COMPRESSIONS.items() if path_of(url).endswith(suffix)), None)
 
 
 @contextmanager

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import NoCredentialsError
-from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.errors import DataError
@@ -21,65 +17,16 @@ from kdpipes.storage.ranges import Span, read_range
 from kdpipes.storage.refusals import is_refused, what_went_wrong
 from kdpipes.storage.remote_stream import RemoteStream
 from kdpipes.storage.retries import retried
+from tests.http_server import Served, serving, tar
 
 DATES = ["Wed, 01 Jul 2026 10:00:00 GMT", "Thu, 02 Jul 2026 10:00:00 GMT"]
-
-
-class Served:
-    """What a server has: contents by path, the headers that it sends along, and paths that it refuses."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.headers: dict[str, str] = {}
-        self.refused: dict[str, int] = {}
-        self.asked: list[str] = []
-        self.url = ""
 
 
 @pytest.fixture
 def served() -> Iterator[Served]:
     """A server of ranges on this machine."""
-    has = Served()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            has.asked.append(self.path)
-            content = has.files.get(self.path)
-            if self.path in has.refused or content is None:
-                return self._send(has.refused.get(self.path, 404), b"")
-            if "Range" not in self.headers:
-                return self._send(200, content)
-            start, stop = self.headers["Range"].removeprefix("bytes=").split("-")
-            return self._send(206, content[int(start) : int(stop) + 1])
-
-        do_HEAD = do_GET
-
-        def _send(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            for name, value in has.headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        has.url = f"http://127.0.0.1:{server.server_port}"
+    with serving() as has:
         yield has
-        server.shutdown()
-
-
-def tar(letter: str) -> bytes:
-    """Return a tar of ten photos; of another letter, it has the same size."""
-    file = io.BytesIO()
-    with TarWriter(file) as writer:
-        for number in range(10):
-            writer.write({"__key__": f"{number}", "jpg": letter.encode() * 3_000, "cls": number % 2})
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("fetch", ["members", "shards"])
