@@ -30,6 +30,7 @@ from kdpipes.storage.tar_headers import NoTarError, UnreadableTarError, read_ent
 from kdpipes.storage.urls import is_local, path_of
 
 __all__ = [
+    "MAX_MEMBER_BYTES",
     "IndexBuilder",
     "Member",
     "compression_of",
@@ -50,6 +51,7 @@ _CHUNK = 1 << 20
 _HEADER, _SIZE_IN_HEADER = 512, slice(124, 136)
 _NUM_PROBES = 3
 _PADDING = 10_240 + 1_024  # zeros with which tars usually end
+MAX_MEMBER_BYTES = 1 << 31
 _COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 
 
@@ -99,9 +101,14 @@ def _split(name: str) -> tuple[str | None, str | None]:
     return found
 
 
-def _contents(url: str, source: ForwardBytes) -> Iterator[tuple[Member, bytes]]:
+def _contents(url: str, source: ForwardBytes, max_bytes: int) -> Iterator[tuple[Member, bytes]]:
     """Yield the members that belong to samples, each with its content."""
     for member in _members(url, source):
+        if member.size > max_bytes:
+            raise DataError(
+                f"Member {member.name!r} of shard {url!r} at offset {member.offset} has {member.size:,} bytes; "
+                f"`stream_shards(max_member_bytes=)` allows {max_bytes:,}."
+            )
         try:
             content = source.take(member.offset, member.size)
         except BrokenStreamError as error:
@@ -164,7 +171,7 @@ def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:
 
 
 def read_members(
-    url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream
+    url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream, max_member_bytes: int = MAX_MEMBER_BYTES
 ) -> Iterator[list[tuple[Member, bytes]]]:
     """Yield the members of each of a tar's samples with their contents, front to back.
 
@@ -174,6 +181,7 @@ def read_members(
     Args:
         url: A path or URL.
         open_stream: Opens a tar elsewhere.
+        max_member_bytes: How large a member of a sample may be: a small compressed file can hold very large ones.
 
     Raises:
         FileNotFoundError: There is no such tar.
@@ -185,7 +193,7 @@ def read_members(
         has_positions = is_local(url) and compression is None and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         source: ForwardBytes = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
         with _naming(url, source, "a tar"):
-            yield from _grouped(url, _contents(url, source))
+            yield from _grouped(url, _contents(url, source, max_member_bytes))
 
 
 def compression_of(url: str) -> str | None:
