@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+from io import FileIO
 from pathlib import Path
 from typing import Literal
 
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.errors import ChainError, DataError, FieldError, check_choice, must_be
 from kdpipes.sample import Sample
+from kdpipes.storage.held_files import CAN_HOLD
 
 __all__ = ["ErrorHandler"]
 
@@ -126,9 +127,17 @@ class ErrorHandler:
             line = json.dumps({"key": key, "error": error}) + "\n"
             with self._path.open("a+b", buffering=0) as file:
                 if once:
-                    fcntl.flock(file, fcntl.LOCK_EX)
+                    _lock(file)
                     if key in self.listed():
                         return
                     file.seek(0, os.SEEK_END)
                 is_torn = file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
                 file.write(("\n" if is_torn else "").encode() + line.encode())
+
+
+def _lock(file: FileIO) -> None:
+    """Hold a file until it is closed; where files cannot be locked, two processes may write the same entry."""
+    if CAN_HOLD:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
