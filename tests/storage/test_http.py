@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +91,42 @@ def test_each_storage_has_a_hint_of_its_own(url: str, hint: str) -> None:
     assert text.startswith("it is refused (Forbidden). ")
     assert re.search(hint, text)
     assert what_went_wrong(url, OSError("reset")) == "reset"
+
+
+def test_a_refused_port_and_a_bad_certificate_are_named(served: Served, no_waits: None) -> None:
+    places = {
+        "http://127.0.0.1:1": r"Cannot connect to host 127\.0\.0\.1:1",
+        served.url.replace("http", "https"): "SSL|ssl",
+    }
+    for place, words in places.items():
+        for read in (
+            version_of,
+            read_url,
+            lambda url: len(kdp.open_shards(url)),
+            lambda url: list(kdp.stream_shards(url)),
+        ):
+            with pytest.raises(DataError, match=rf"^'{place}/a\.tar' cannot be read: .*({words})"):
+                read(f"{place}/a.tar")
+
+
+def test_storage_that_is_asked_again_is_logged_now_and_then(
+    no_waits: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kdpipes.storage.retries._told_at", -math.inf)
+    answers = iter([OSError("http://ada:pw@host/a?sig=1 reset"), OSError("again"), OSError("again"), "bytes"] * 3)
+
+    def ask() -> Any:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    caplog.set_level(logging.INFO, "kdpipes.storage.retries")
+    assert [retried(ask) for _ in range(3)] == ["bytes"] * 3
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    first = "Storage does not answer, trying again (2 of 6): http://***@host/a?*** reset"
+    assert told[:2] == [("INFO", first), ("WARNING", "Storage does not answer, trying again (3 of 6): again")]
+    assert [level for level, _ in told].count("WARNING") == 1
 
 
 def test_missing_credentials_are_not_asked_for_again() -> None:
