@@ -22,7 +22,7 @@ from kdpipes.errors import DataError
 from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.files import Version, open_url
 from kdpipes.storage.forward import FileBytes, ForwardBytes, StreamBytes
-from kdpipes.storage.ranges import Span, read_range
+from kdpipes.storage.ranges import NoRangesError, Span, read_range
 from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
@@ -269,29 +269,44 @@ def is_index_of(index: ShardIndex, url: str) -> bool:
     last = len(index.keys) - 1
     probed = sorted({last * part // _NUM_PROBES for part in range(_NUM_PROBES + 1)}) if last >= 0 else []
     labels = [places for places in index.fields.values() if places.values is not None]
-    return all(_is_there(url, places, sample) for places in labels or index.fields.values() for sample in probed)
+    shard = _Parts(url)
+    return all(_is_there(shard, places, sample) for places in labels or index.fields.values() for sample in probed)
 
 
 def ends_early(index: ShardIndex, url: str) -> bool:
     """Return whether an index ends at zeros that do not reach to the end of the tar, as those of kdpipes 0.1 may."""
     ends = [int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()]
     start, stop = max((end + -end % _HEADER for end in ends), default=0), index.version.size
-    if stop - start <= _PADDING or _read(url, start, start + _HEADER).strip(b"\0"):
+    shard = _Parts(url)
+    if stop - start <= _PADDING or shard.read(start, start + _HEADER).strip(b"\0"):
         return False  # the usual end, or members that belong to no sample
-    parts = (_read(url, place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK))
+    parts = (shard.read(place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK))
     return any(part.strip(b"\0") for part in parts)
 
 
-def _read(url: str, start: int, stop: int) -> bytes:
-    return read_span(url, start, stop - start) if is_local(url) else read_range(Span(url, start, stop))
+class _Parts:
+    """Reads parts of a shard; where the server gives all of it instead, that is asked for once."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._whole = url, b""
+
+    def read(self, start: int, stop: int) -> bytes:
+        if is_local(self._url):
+            return read_span(self._url, start, stop - start)
+        if not self._whole:
+            try:
+                return read_range(Span(self._url, start, stop))
+            except NoRangesError as error:
+                self._whole = error.content
+        return self._whole[start:stop]
 
 
-def _is_there(url: str, places: Places, sample: int) -> bool:
+def _is_there(shard: _Parts, places: Places, sample: int) -> bool:
     offset, size = int(places.offsets[sample]), int(places.sizes[sample])
     if offset < 0:
         return True
     start, stop = offset - _HEADER, offset + (0 if places.values is None else size)
-    found = _read(url, start, stop)
+    found = shard.read(start, stop)
     digits = found[_SIZE_IN_HEADER].strip(b" \0")
     is_plain = digits.isdigit()  # sizes above 8 GiB stand elsewhere
     if len(found) < stop - start or (is_plain and int(digits, 8) != size):

@@ -19,6 +19,7 @@ from kdpipes.storage.ranges import Span, read_range
 from kdpipes.storage.refusals import is_refused, what_went_wrong
 from kdpipes.storage.remote_stream import RemoteStream
 from kdpipes.storage.retries import retried
+from kdpipes.storage.shard_cache import ShardCache
 from tests.http_server import Served, serving, tar
 
 DATES = ["Wed, 01 Jul 2026 10:00:00 GMT", "Thu, 02 Jul 2026 10:00:00 GMT"]
@@ -91,6 +92,33 @@ def test_each_storage_has_a_hint_of_its_own(url: str, hint: str) -> None:
     assert text.startswith("it is refused (Forbidden). ")
     assert re.search(hint, text)
     assert what_went_wrong(url, OSError("reset")) == "reset"
+
+
+@pytest.mark.parametrize("range_size", [4_096, 1 << 20])
+def test_whole_shards_come_from_a_server_without_ranges(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, range_size: int
+) -> None:
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path))
+    monkeypatch.setitem(ShardCache.__init__.__kwdefaults__, "range_size", range_size)
+    served.has_ranges, served.files["/a.tar"] = False, tar("a")
+    want = [(b"a" * 3_000, n % 2) for n in range(10)]
+    for _ in range(2):  # the second time, an index is there that has no tag to be known by
+        shards = kdp.open_shards(f"{served.url}/a.tar", fetch="shards")
+        assert list(shards.select("jpg cls").deal(batch_size=10)) == [want]
+    assert [path.read_bytes() for path in tmp_path.glob("shards/*.tar")] == [tar("a")]
+    assert len(list(kdp.stream_shards(f"{served.url}/a.tar"))) == 10
+    before = len(served.asked)
+    other = kdp.open_shards(f"{served.url}/a.tar", fetch="members")
+    assert len(other) == 10
+    assert [path for path in served.asked[before:] if path == "/a.tar"] == ["/a.tar"] * 2, (
+        "its version, and all of it once"
+    )
+    before = len(served.asked)
+    with pytest.raises(
+        DataError, match=r"gives no parts of files: 3000 bytes were .*, 51200 came\. Use `kdp\.open_shards\("
+    ):
+        other[3]["jpg"]
+    assert len(served.asked) - before <= 2, "asking again is of no use"
 
 
 def test_a_refused_port_and_a_bad_certificate_are_named(served: Served, no_waits: None) -> None:
