@@ -19,7 +19,7 @@ class Served:
         files: Contents by path, without the query.
         headers: Sent along with every answer.
         refused: The status for paths that it refuses.
-        redirects: Where paths lead.
+        redirects: Where paths lead that begin with the given ones.
         required: What the query of each request must have; others are refused.
         has_ranges: Whether it gives parts of files; others get all of them.
         asked: The requests, with their queries.
@@ -46,8 +46,9 @@ def serving() -> Iterator[Served]:
             has.asked.append(self.path)
             path, _, query = self.path.partition("?")
             content = has.files.get(path)
-            if path in has.redirects:
-                return self._send(302, b"", Location=has.redirects[path])
+            for begin, target in has.redirects.items():
+                if path.startswith(begin):
+                    return self._send(302, b"", Location=target)
             if has.required not in query:
                 return self._send(403, b"")
             if path in has.refused or content is None:

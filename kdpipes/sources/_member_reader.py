@@ -14,6 +14,7 @@ from kdpipes._forks import forget_after_fork
 from kdpipes.errors import DataError
 from kdpipes.storage.catalog import Catalog
 from kdpipes.storage.descriptors import read_span
+from kdpipes.storage.files import Version
 from kdpipes.storage.joined_indexes import UNCHECKED
 from kdpipes.storage.ranges import RangeReader, Span, read_range
 from kdpipes.storage.retries import NUM_TRIES
@@ -88,6 +89,10 @@ class MemberReader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MemberReader, (self._fetch, self._cache, self._timeout_s)
+
+    def has_copy(self, url: str, version: Version) -> bool:
+        """Return whether a version of a shard is in the local cache, and is read from there."""
+        return self._is_cached(url) and self._cache.has_version(url, version)
 
     def expect(self, positions: NDArray[Any]) -> None:
         """Take note of the order of an epoch that begins.

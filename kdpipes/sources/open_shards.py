@@ -61,7 +61,8 @@ class ShardReaderMapDataPipe(MapPipe):
     Shards elsewhere are read ahead of need, with retries, and verified if the index has checksums, as those have that
     are made of shards elsewhere, or by `kdpipes index`: only the members
     that the next batches of `deal` need, neighbours in one request, or whole shards, which stay in the local cache for
-    later epochs and runs, and for all processes of this machine. Whole shards come in ranges, and go on after a break;
+    later epochs and runs, and for all processes of this machine; those that are all there are read although their
+    storage cannot be reached. Whole shards come in ranges, and go on after a break;
     their size and ETag are verified; what the plan needs last makes room for others.
 
     Args:
@@ -186,7 +187,7 @@ class ShardReaderMapDataPipe(MapPipe):
         if self._catalog is None:
             urls, self._found = self._matching(), None  # if that fails, they are looked for again
             with limited(self._timeout_s):
-                self._catalog = Shared(open_catalog(urls, relative_names(urls)))
+                self._catalog = Shared(open_catalog(urls, relative_names(urls), self._members.has_copy))
         return self._catalog.value
 
     def _matching(self) -> list[str]:

@@ -17,7 +17,7 @@ from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.drafts import replace_file
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.refusals import what_went_wrong
-from kdpipes.storage.retries import is_missing, retried
+from kdpipes.storage.retries import NUM_TRIES, is_missing, retried
 from kdpipes.storage.time_limit import SilenceError, ask, in_time
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
@@ -134,19 +134,22 @@ class Bounded:
 def open_url(url: str, *, compression: str | None = None) -> Iterator[IO[bytes]]:
     """Open `url` for reading; what cannot be opened is an error that names it."""
     with _naming(url):
-        opened = fsspec.open(url, "rb", compression=compression)
-        file = opened.open() if is_local(url) else in_time(opened.open, url)
+        if is_local(url):
+            file = fsspec.open(url, "rb", compression=compression).open()
+        else:
+            filesystem, path = filesystem_of(url)
+            file = in_time(lambda: filesystem.open(path, "rb", compression=compression), url)
     with file:
         yield file if is_local(url) else cast("IO[bytes]", Bounded(file, url))
 
 
-def read_url(url: str) -> bytes:
-    """Return the whole content of a file."""
+def read_url(url: str, *, num_tries: int = NUM_TRIES) -> bytes:
+    """Return the whole content of a file; what may pass is tried again."""
     with _naming(url):
         if is_local(url):
             return Path(url).read_bytes()
         filesystem, path = filesystem_of(url)
-        content: bytes = retried(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX))
+        content: bytes = retried(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX), num_tries=num_tries)
     return content
 
 
@@ -168,7 +171,7 @@ def forget_listings(urls: Sequence[str]) -> None:
             filesystem.invalidate_cache(None if "*" in folder else folder)
 
 
-def version_of(url: str) -> Version:
+def version_of(url: str, *, num_tries: int = NUM_TRIES) -> Version:
     """Return what tells a file from the one that it was before; file systems may know it from a listing."""
     if is_local(url):
         try:
@@ -176,10 +179,10 @@ def version_of(url: str) -> Version:
         except OSError as error:
             raise _as_unreadable(url, error) from as_cause(error)
         return Version(status.st_size, f"changed:{status.st_mtime_ns}")
-    return version_in(remote_info(url)[2])
+    return version_in(remote_info(url, num_tries=num_tries)[2])
 
 
-def remote_info(url: str) -> tuple[Any, str, dict[str, Any]]:
+def remote_info(url: str, *, num_tries: int = NUM_TRIES) -> tuple[Any, str, dict[str, Any]]:
     """Return the file system of a file elsewhere, its path there, and what that knows of it.
 
     Raises:
@@ -188,7 +191,7 @@ def remote_info(url: str) -> tuple[Any, str, dict[str, Any]]:
     """
     with _naming(url):
         filesystem, path = filesystem_of(url)
-        return filesystem, path, retried(lambda: ask(filesystem, "info", url, path))
+        return filesystem, path, retried(lambda: ask(filesystem, "info", url, path), num_tries=num_tries)
 
 
 def version_in(info: Mapping[str, Any]) -> Version:

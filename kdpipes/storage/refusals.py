@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from kdpipes.storage.private_hosts import PrivateHostError
+
 __all__ = ["is_refused", "reason_of", "what_went_wrong"]
 
 _URL = re.compile(r"\S+://\S+")
@@ -36,6 +38,8 @@ def what_went_wrong(url: str, error: BaseException) -> str:
     refusal = next((one for one in _with_causes(error) if _says_so(one)), None)
     if refusal is None:
         return reason_of(error)
+    if isinstance(refusal, PrivateHostError):
+        return str(refusal)
     protocol = url.rpartition("::")[2].partition("://")[0]
     hint = _HINTS.get(protocol, _OF_ALL).format(protocol)
     return f"it is refused ({str(refusal) or type(refusal).__name__}). {hint}".rstrip(".")

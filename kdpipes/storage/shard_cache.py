@@ -14,7 +14,7 @@ from kdpipes._called import masked
 from kdpipes._forks import forget_after_fork
 from kdpipes.errors import DataError
 from kdpipes.storage.download import ReplacedError, Shard
-from kdpipes.storage.files import cache_folder
+from kdpipes.storage.files import Version, cache_folder
 from kdpipes.storage.forward import pread
 from kdpipes.storage.held_files import CAN_HOLD, HeldFile
 from kdpipes.storage.shard_fetcher import ShardFetcher
@@ -86,6 +86,10 @@ class ShardCache:
         except OSError as error:
             fetcher.failure = error
         return self._is_able(fetcher)
+
+    def has_version(self, url: str, version: Version) -> bool:
+        """Return whether a version of a shard is there."""
+        return CAN_HOLD and self.has(Shard(url, version))
 
     def has(self, shard: Shard) -> bool:
         """Return whether a shard is there."""

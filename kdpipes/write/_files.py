@@ -16,6 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from kdpipes._called import masked
 from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.drafts import draft_of
+from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
 from kdpipes.storage.retries import is_missing, retried
 
@@ -60,7 +61,7 @@ def chunks_of(file: RemoteFile) -> Iterator[bytes]:
     except Exception as error:
         if is_missing(error):
             raise FileNotFoundError(errno.ENOENT, "There is no such file", masked(file.url)) from as_cause(error)
-        raise DataError(f"{file.url!r} cannot be read: {str(error) or type(error).__name__}.") from as_cause(error)
+        raise DataError(f"{file.url!r} cannot be read: {what_went_wrong(file.url, error)}.") from as_cause(error)
 
 
 def _streamed(file: RemoteFile) -> Iterator[bytes]:

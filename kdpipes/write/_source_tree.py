@@ -10,12 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from kdpipes._called import masked
 from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.files import version_in
+from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.retries import is_missing, retried
 from kdpipes.storage.urls import identity_of, join_url
 from kdpipes.write._files import RemoteFile
@@ -90,11 +91,11 @@ def find_source(url: str) -> Source:
 
 
 def _unlistable(url: str, error: Exception) -> DataError:
-    return DataError(f"{url!r} cannot be listed: {str(error) or type(error).__name__}.")
+    return DataError(f"{url!r} cannot be listed: {what_went_wrong(url, error)}.")
 
 
 def _found(url: str) -> Source:
-    filesystem, path = fsspec.core.url_to_fs(url)
+    filesystem, path = filesystem_of(url)
     filesystem.invalidate_cache()
     info = _info(filesystem, path)
     if info is None:
@@ -144,7 +145,7 @@ def _walk(folder: str, above: tuple[Any, ...]) -> Iterator[tuple[str, dict[str, 
 def _zip_beside(url: str) -> Source:
     first, separator, rest = url.partition("::")
     zip_url = f"{first.rstrip('/')}{_ZIP}{separator}{rest}"
-    filesystem, path = fsspec.core.url_to_fs(zip_url)
+    filesystem, path = filesystem_of(zip_url)
     info = _info(filesystem, path)
     if info is None or info["type"] != "file":
         raise FileNotFoundError(f"There is neither a folder {masked(url)!r} nor a file {masked(zip_url)!r}.")
