@@ -87,6 +87,11 @@ class ShardCache:
             fetcher.failure = error
         return self._is_able(fetcher)
 
+    @property
+    def has_own_folder(self) -> bool:
+        """Whether the user has said where shards are kept."""
+        return self._place[0] is not None
+
     def has_version(self, url: str, version: Version) -> bool:
         """Return whether a version of a shard is there."""
         return CAN_HOLD and self.has(Shard(url, version))
