@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from kdpipes._called import masked
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
-from kdpipes.storage.files import Version, cache_folder, md5_of, read_url, version_of, write_url
+from kdpipes.storage.files import Version, cache_folder, make_cache_folder, md5_of, read_url, version_of, write_url
 from kdpipes.storage.joined_indexes import JoinedIndexes
 from kdpipes.storage.ranges import Threads
 from kdpipes.storage.refusals import is_refused
@@ -248,7 +248,7 @@ def _cached(url: str) -> str:
 def _write(place: str, content: bytes) -> None:
     path = Path(place)
     if is_local(place) and path.suffix == ".index" and path.parent.name == "indexes":
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_cache_folder(path.parent)
     write_url(place, content)
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "list_files",
     "list_stamps",
     "list_versions",
+    "make_cache_folder",
     "matching_urls",
     "md5_of",
     "open_url",
@@ -74,8 +75,16 @@ def cache_folder(name: str) -> Path:
     Args:
         name: What for: "indexes", "shards".
     """
-    root = os.environ.get("KDPIPES_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "kdpipes")
-    return Path(root).expanduser() / name
+    return Path(os.environ.get("KDPIPES_CACHE_DIR") or _home()).expanduser() / name
+
+
+def _home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "kdpipes").expanduser()
+
+
+def make_cache_folder(path: Path) -> None:
+    """Make a folder where copies of data are kept; below the user's own cache folder, nobody else can read it."""
+    path.mkdir(mode=0o700 if path.is_relative_to(_home()) else 0o777, parents=True, exist_ok=True)
 
 
 def matching_urls(urls: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kdpipes.errors import DataError
 from kdpipes.storage.drafts import replace_file
-from kdpipes.storage.files import cache_folder, read_url
+from kdpipes.storage.files import cache_folder, make_cache_folder, read_url
 from kdpipes.storage.refusals import is_refused
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.urls import identity_of, is_local
@@ -158,7 +158,7 @@ def _content_of(url: str) -> bytes:
         content = b""
     if copy is not None and content != known:
         with suppress(OSError):  # of a cache that cannot be written
-            copy.parent.mkdir(parents=True, exist_ok=True)
+            make_cache_folder(copy.parent)
             replace_file(copy, content)
     return content
 

@@ -57,8 +57,8 @@ class Fault:
     Args:
         kind: `latency` and `slow` (needs `bytes_per_s`) take time. `reset` comes before the body, `reset_midway` in its
             middle; `timeout`, `unavailable` (503), `io_error` (EIO), `too_many_requests` (429) and `missing` come at
-            the start. `truncate` (half of the body), `flip_bit` and `wrong_range` (bytes of another offset) give wrong bytes
-            without an error. `new_etag` and `new_size` make `info` say that the object has been replaced.
+            the start. `truncate` (half of the body), `flip_bit` and `wrong_range` (bytes of another offset) give wrong
+            bytes without an error. `new_etag` and `new_size` make `info` say that the object has been replaced.
         every: Hit each `every`-th request.
         probability: Hit each request with this probability, drawn from the seed.
         after: Leave this many requests alone first.
