@@ -1,17 +1,28 @@
-"""What a chain is, in short hashes that are the same in every process: to tell whether a state or a cache fits it."""
+"""What a chain is, in short hashes that are the same in every process: to tell whether a state or a cache fits it.
+
+States of loaders follow the code, defaults and closures of functions. Keys of caches follow the globals that functions
+read as well: a stale value is worse than a miss, but a global that changes as a training runs must not void its states.
+"""
 
 from __future__ import annotations
 
 import copyreg
+import dis
 import functools
 import hashlib
+import io
 import itertools
 import logging
+import mmap
 import random
+import socket
 import sys
 import sysconfig
+import tarfile
+import weakref
+import zipfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol, runtime_checkable
@@ -27,8 +38,24 @@ from kdpipes._pipe_name import short_name
 from kdpipes.callback import Callback
 from kdpipes.storage.shared import PackedStrings, Shared
 
-__all__ = ["attributes_of", "digest", "fingerprint", "fingerprints", "is_users", "own_members"]
+__all__ = [
+    "MISSING",
+    "attributes_of",
+    "digest",
+    "digest_with_globals",
+    "fingerprint",
+    "fingerprints",
+    "first_values",
+    "globals_read",
+    "is_users",
+    "keep_first_global",
+    "keep_first_value",
+    "own_members",
+    "settled_attributes",
+]
 
+MISSING: Any = object()  # in place of the first value of an attribute that appeared later
+_MOST_FOLLOWED = 10_000  # globals, of one value
 _MANY = 1000  # of a longer sequence of objects, the length and this many entries are hashed
 _OF_THIS_PROCESS = (
     IterDataPipe,
@@ -39,8 +66,11 @@ _OF_THIS_PROCESS = (
     random.Random,
     torch.Generator,
 )
+_BASIC = frozenset([bytes, str, bool, int, float, complex, type(None)])  # whose texts differ when they do
 _PLAIN = (bytes, str, bool, int, float, complex, np.generic)
 _VALUES = (*_PLAIN, tuple, list, dict, set, frozenset, np.ndarray, torch.Tensor, PurePath, torch.dtype)
+_REFERENCES = (functools.partial, MethodType, BuiltinFunctionType)
+_SETTLED = (*_VALUES, *_REFERENCES, *_OF_THIS_PROCESS, type, FunctionType)
 _WRAPPERS = (
     staticmethod,
     classmethod,
@@ -50,6 +80,9 @@ _WRAPPERS = (
     functools.singledispatchmethod,
     type(functools.cache(len)),
 )
+
+
+_HANDLES = (io.IOBase, mmap.mmap, socket.socket, zipfile.ZipFile, tarfile.TarFile)
 
 
 @runtime_checkable
@@ -87,6 +120,17 @@ def digest(value: Any) -> bytes:
     return _hash(tokens.of_pipe(value) if isinstance(value, IterDataPipe | MapDataPipe) else tokens.of(value), 20)
 
 
+def digest_with_globals(value: Any) -> tuple[bytes, list[str]]:
+    """Return the long hash of one value, and names of what functions read that could not be hashed: for caches.
+
+    In addition to what `digest` sees, this follows the globals that users' functions and methods read: plain values,
+    objects, functions and classes, and what those read. Libraries count by name and version. A global that the same
+    function assigns, such as a counter, does not count, nor does an attribute that is None or an open file.
+    """
+    tokens = _Tokens(limit=None, follows_globals=True)
+    return _hash(tokens.all_of(value), 20), tokens.unhashed
+
+
 def _hash(tokens: Iterator[bytes], size: int) -> bytes:
     digest = hashlib.blake2b(digest_size=size)
     for token in tokens:
@@ -102,12 +146,33 @@ def _name_of(pipe: Any) -> str:
 class _Tokens:
     """Says what values are, each object once: one that is met again is the number of its first meeting."""
 
-    def __init__(self, met: dict[int, tuple[int, Any]] | None = None, limit: int | None = _MANY) -> None:
+    def __init__(
+        self,
+        met: dict[int, tuple[int, Any]] | None = None,
+        limit: int | None = _MANY,
+        *,
+        follows_globals: bool = False,
+    ) -> None:
+        self.unhashed: list[str] = []
         self._met = dict(met or {})
         self._limit = limit
+        self._follows_globals = follows_globals
+        # Globals wait in a queue: to follow them where they are met would recurse as deep as functions call each other.
+        self._numbers: dict[int, tuple[int, Any]] = {}
+        self._waiting: deque[tuple[str, Any]] = deque()
+        self._read_as = ""
+
+    def all_of(self, value: Any) -> Iterator[bytes]:
+        """Yield what `value` is, and then the globals that are followed from it, each once."""
+        yield from self.of_pipe(value) if isinstance(value, IterDataPipe | MapDataPipe) else self.of(value)
+        while self._waiting:
+            self._read_as, followed = self._waiting.popleft()
+            yield from self.of(followed)
 
     def of_pipe(self, pipe: Any) -> Iterator[bytes]:
         yield type(pipe).__qualname__.encode()
+        if self._follows_globals:
+            yield from self.of(own_members(type(pipe)))
         identity: Callable[[], Any] | None = getattr(type(pipe), "identity", None)
         if identity is not None:
             yield from self.of(pipe.identity())
@@ -128,6 +193,8 @@ class _Tokens:
             yield str(value).encode()
         elif isinstance(value, np.ndarray) and value.dtype != object:
             yield from (str(value.dtype).encode(), str(value.shape).encode(), np.ascontiguousarray(value).tobytes())
+        elif self._follows_globals and (text := _text_of_basic(value)) is not None:
+            yield text.encode()
         elif value is not None and id(value) in self._met:
             yield str(self._met[id(value)][0]).encode()
         elif value is not None:
@@ -136,6 +203,8 @@ class _Tokens:
                 yield from self.of(part)
 
     def _hash_of(self, value: Any) -> bytes:
+        if isinstance(value, _PLAIN):  # the keys of most dictionaries, which do not depend on what was met
+            return _hash(_Tokens().of(value), 16)
         return _hash(_Tokens(self._met, self._limit).of(value), 16)
 
     def _parts(self, value: Any) -> Iterator[Any]:
@@ -145,6 +214,10 @@ class _Tokens:
             yield from value.arrays()
         elif isinstance(value, torch.Tensor):
             yield from (str(value.dtype), tuple(value.shape))
+            if value.layout != torch.strided:
+                sparse = value.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+                yield from (str(value.layout), sparse.indices(), sparse.values())
+                return
             yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         elif isinstance(value, Mapping):
             yield from sorted(value.items(), key=lambda entry: self._hash_of(entry[0]))
@@ -157,8 +230,150 @@ class _Tokens:
             yield from itertools.islice(value, self._limit)
         elif isinstance(value, Callback):
             yield value.function
-        else:
+        elif not self._follows_globals:
             yield from _object_parts(value)
+        elif isinstance(value, FunctionType):
+            yield from self._function_parts(value)
+        elif isinstance(value, type):
+            yield value.__qualname__
+            yield own_members(value) if is_users(value) else _library_of(value)
+        elif isinstance(value, _REFERENCES) or hasattr(type(value), "fingerprinted"):
+            yield from _object_parts(value)
+        else:
+            yield from (getattr(value, "__qualname__", type(value).__qualname__), own_members(type(value)))
+            kind: Any = type(value)
+            attributes = settled_attributes(value)
+            # Of a plain object of a user's class that has no attributes yet, there is nothing more to know.
+            is_plain = (kind.__reduce_ex__, kind.__reduce__) == (object.__reduce_ex__, object.__reduce__)
+            yield attributes if attributes or (is_plain and is_users(kind)) else self._reduced(value)
+
+    def _function_parts(self, function: FunctionType) -> Iterator[Any]:
+        """Yield what a function is, as `_object_parts` does, and the globals that it reads if it is a user's."""
+        before = self._read_as
+        yield from (function.__qualname__, *_code_parts(function.__code__))
+        yield from (function.__defaults__, function.__kwdefaults__)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self._read_as = f"`{name}` of `{function.__qualname__}`"
+            yield _content_of(cell)
+        self._read_as = before
+        if _is_users_module(function.__globals__.get("__name__") or ""):
+            yield from self._globals_of(function)
+
+    def _reduced(self, value: Any) -> Any:
+        reduced = _reduced(value)
+        is_input = type(value).__module__ != "_thread" and not (isinstance(value, io.IOBase) and not _reads(value))
+        if reduced is None and self._read_as and is_input:
+            self.unhashed.append(f"{self._read_as} ({type(value).__name__})")
+        return reduced
+
+    def _globals_of(self, function: FunctionType) -> Iterator[Any]:
+        """Yield the globals that a function reads by name: libraries and plain values as they are, others by number."""
+        for path in _paths_read(function.__code__):
+            if path[0] not in function.__globals__:  # a built-in function
+                continue
+            length, value = _resolved(function.__globals__, path)
+            name = ".".join(path[:length])
+            library = _library_of(value)
+            if library is not None:
+                yield name, library
+            elif value is None or isinstance(value, _PLAIN):
+                yield name, value
+            else:
+                yield name, self._number_of(f"`{name}` of `{function.__qualname__}`", value)
+
+    def _number_of(self, name: str, value: Any) -> int:
+        known = self._numbers.get(id(value))
+        if known is not None:
+            return known[0]
+        number = len(self._numbers)
+        if number < _MOST_FOLLOWED:
+            self._numbers[id(value)] = number, value
+            self._waiting.append((name, value))
+        elif number == _MOST_FOLLOWED:
+            self.unhashed.append(f"{name} and others ({_MOST_FOLLOWED:,} globals were followed)")
+        return number
+
+
+def _text_of_basic(value: Any) -> str | None:
+    """Return the text of a collection of strings, numbers and the like: far quicker than to hash each for itself."""
+    kind = type(value)
+    if kind is dict and set(map(type, value)) <= {str} and _is_basic(value.values()):
+        return repr(sorted(value.items()))
+    return repr(value) if kind in (list, tuple) and _is_basic(value) else None
+
+
+def _is_basic(values: Collection[Any], depth: int = 4) -> bool:
+    kinds = set(map(type, values)) - _BASIC
+    if not kinds <= {list, tuple}:
+        return False
+    return not kinds or (depth > 0 and all(type(each) in _BASIC or _is_basic(each, depth - 1) for each in values))
+
+
+def _reads(file: io.IOBase) -> bool:
+    try:
+        return file.readable()
+    except ValueError:  # it is closed
+        return False
+
+
+def _resolved(namespace: Mapping[str, Any], path: tuple[str, ...]) -> tuple[int, Any]:
+    """Return the value at the end of a path such as `config.image.size`, and how many of its names lead there.
+
+    An attribute is looked up as far as code that reads it gets just that value: in users' modules, and in the
+    dictionary of an object.
+    """
+    value = _first_globals.get((namespace.get("__name__") or "", path[0]), namespace[path[0]])
+    for length, name in enumerate(path[1:], 1):
+        held = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type) else {}
+        kind: Any = type(value)
+        is_plain = kind.__getattribute__ in (object.__getattribute__, ModuleType.__getattribute__)
+        is_library = isinstance(value, ModuleType) and not _is_users_module(value.__name__)
+        if name not in held or not is_plain or is_library or hasattr(getattr(kind, name, None), "__set__"):
+            return length, value
+        value = held[name]
+    return len(path), value
+
+
+def _library_of(value: Any) -> tuple[str, ...] | None:
+    """Return name and version of a module, or of a library's function or class; None for values and users' code."""
+    if isinstance(value, ModuleType):
+        name, inner = value.__name__, ""
+    elif isinstance(value, type | FunctionType | BuiltinFunctionType) and getattr(value, "__self__", None) is None:
+        if getattr(value, "__closure__", None) is not None:  # a library's decorator around something
+            return None
+        name, inner = value.__module__ or "", value.__qualname__
+    elif isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, ModuleType):
+        name, inner = value.__self__.__name__, value.__qualname__
+    else:
+        return None
+    if _is_users_module(name):
+        return (name,) if isinstance(value, ModuleType) else None
+    root = name.split(".")[0]
+    version = getattr(sys.modules.get(root), "__version__", "") if root != "kdpipes" else ""  # see `identity._FORMAT`
+    return name, inner, str(version).split("+")[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _paths_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """Return the globals that code reads, inner functions included, as sorted paths: `config.size`, `helper`.
+
+    Those that it assigns itself are left out: they are its memory, and no input.
+    """
+    read, assigned = set[tuple[str, ...]](), set[str]()
+    waiting = [code]
+    while waiting:
+        current = waiting.pop()
+        waiting += [constant for constant in current.co_consts if isinstance(constant, CodeType)]
+        path: tuple[str, ...] = ()
+        for instruction in dis.get_instructions(current):
+            if path and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                path = (*path, instruction.argval)
+            elif instruction.opname != "EXTENDED_ARG":
+                read |= {path} if path else set()
+                path = (instruction.argval,) if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
+            if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                assigned.add(instruction.argval)
+    return tuple(sorted(path for path in read if path[0] not in assigned))
 
 
 def _object_parts(value: Any) -> Iterator[Any]:
@@ -188,7 +403,10 @@ def _library_folders() -> tuple[str, ...]:
 
 def is_users(kind: type) -> bool:
     """Return whether a class is a user's own: its code may change while its name stays."""
-    name = kind.__module__
+    return _is_users_module(kind.__module__)
+
+
+def _is_users_module(name: str) -> bool:
     if name.split(".")[0] in {"builtins", "kdpipes"}:
         return False
     if name == "__main__":  # also of a notebook, and of a program that is run by one of a library
@@ -243,6 +461,64 @@ def attributes_of(value: Any) -> dict[str, Any]:
             if mangled not in {"__dict__", "__weakref__"} and hasattr(value, mangled):
                 found[mangled] = getattr(value, mangled)
     return found
+
+
+_first: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}  # by the identity of the object
+
+
+def keep_first_value(holder: Any, name: str, value: Any) -> None:
+    """Have caches know an object by the value that an attribute had before reading from the object changed it.
+
+    Args:
+        holder: The object.
+        name: The attribute's name.
+        value: Its first value; `MISSING` where it had none.
+    """
+    key = id(holder)
+    try:
+        known = _first.get(key) or (weakref.ref(holder, lambda _: _first.pop(key, None)), {})
+    except TypeError:  # it has no room for weak references
+        return
+    _first.setdefault(key, known)[1].setdefault(name, value)
+
+
+_first_globals: dict[tuple[str, str], Any] = {}  # by module and name
+
+
+def globals_read(function: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return the globals that a user's function reads and does not assign, each as a namespace and a name."""
+    namespace = getattr(function, "__globals__", {}) if isinstance(function, FunctionType) else {}
+    if not _is_users_module(namespace.get("__name__") or "kdpipes"):
+        return []
+    return [(namespace, name) for name in dict.fromkeys(path[0] for path in _paths_read(function.__code__))]
+
+
+def keep_first_global(namespace: dict[str, Any], name: str, value: Any) -> None:
+    """Have caches know a function by the value that a global had before calling the function changed it."""
+    _first_globals.setdefault((namespace.get("__name__") or "", name), value)
+
+
+def first_values(holder: Any) -> dict[str, Any]:
+    """Return the first values of the attributes of an object that reading from it has changed."""
+    known = _first.get(id(holder))
+    return known[1] if known is not None and known[0]() is holder else {}
+
+
+def settled_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes that caches know an object by: not what changes while it is read.
+
+    An attribute that is None or an open file is left out: a dataset may open its file when it is first read.
+    """
+    attributes = {**attributes_of(value), **first_values(value)}
+    return {name: each for name, each in attributes.items() if not _is_unsettled(each)}
+
+
+def _is_unsettled(value: Any) -> bool:
+    if value is None or value is MISSING or isinstance(value, _HANDLES):
+        return True
+    if isinstance(value, _SETTLED) or is_users(type(value)):
+        return False
+    return not type(value).__module__.startswith("kdpipes.") and _reduced(value) is None
 
 
 def _reduced(value: Any) -> Any:

@@ -19,9 +19,9 @@ class CacherInMemory(Cacher):
     that are decoded alone). Labels and the like that a source knows anyway are not kept.
 
     Entries are known by the source (what it is made of; path, size and date of files, elsewhere the ETag, as listings
-    and shards have it), the sample's key, the field, and the work pipes upstream: their arguments, the code, defaults
-    and closures of functions, and decoders. Plan pipes do not count. Globals that a function reads, and files that it
-    opens, do not count either: say so by `version`. A damaged entry is loaded again.
+    and shards have it), the sample's key, the field, and the work pipes upstream: their arguments, decoders, the code,
+    defaults and closures of functions, and the globals that these read. Plan pipes do not count. Files that a function
+    opens do not count either: say so by `version`. A damaged entry is loaded again.
 
     A stream keeps its order. Where only work stands between `kdp.stream_shards` and the cache, what has passed once, to
     the end, is given again without opening a shard; of other streams the values are kept, and the source is read.

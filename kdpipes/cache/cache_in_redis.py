@@ -6,7 +6,7 @@ from typing import Literal
 
 from kdpipes._sample_pipe import register_operation
 from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe, Cacher, Verify
-from kdpipes.cache.redis_store import RedisStore
+from kdpipes.cache.redis_store import MOST_VALUE_BYTES, RedisStore
 
 __all__ = ["CacherInRedis"]
 
@@ -15,7 +15,8 @@ class CacherInRedis(Cacher):
     """Keeps fields in a redis server, for several machines (functional name: ``cache_in_redis``).
 
     What is kept, and what entries are known by, says `cache_in_memory`. Only keys that begin with the namespace are
-    touched, and the server is never flushed; what it evicts is loaded again.
+    touched, and the server is never flushed; what it evicts is loaded again. An entry that is damaged, a pickle, longer
+    than `max_value_bytes` or another key's (its checksum includes its key) is loaded again and replaced.
 
     Args:
         url: Of the server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
@@ -23,6 +24,8 @@ class CacherInRedis(Cacher):
         ttl_s: How long an entry stays, in seconds; None is for ever.
         on_unreachable: "raise", or "go_on" as if there were no cache, with a warning, until the server is back.
         timeout_s: How long to wait for an answer, in seconds.
+        max_value_bytes: How long an entry may be, at most 512 MiB. A longer one that somebody else wrote is not read,
+            but loaded again and replaced.
         verify: When checksums are compared: "always", "once" per process and entry, or "never".
         version: Anything else that tells these entries from others, a string or an integer.
         freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
@@ -48,13 +51,21 @@ class CacherInRedis(Cacher):
         ttl_s: float | None = None,
         on_unreachable: Literal["raise", "go_on"] = "raise",
         timeout_s: float = 5.0,
+        max_value_bytes: int = MOST_VALUE_BYTES,
         verify: Verify = "always",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
     ) -> None:
         super().__init__(
-            RedisStore(url, namespace, ttl_s=ttl_s, on_unreachable=on_unreachable, timeout_s=timeout_s),
+            RedisStore(
+                url,
+                namespace,
+                ttl_s=ttl_s,
+                on_unreachable=on_unreachable,
+                timeout_s=timeout_s,
+                max_value_bytes=max_value_bytes,
+            ),
             verify=verify,
             version=version,
             freeze_randomness=freeze_randomness,

@@ -48,7 +48,7 @@ class CacherOnDisk(Cacher):
         ChainError: An operation upstream draws random numbers: where the chain is built, if that can be seen, or when a
             field is first read.
         TypeError: A value cannot be kept as plain data.
-        ImportError: The package of a compression is not installed.
+        ImportError: The package of the file system (`gs://`: gcsfs) or of a compression is not installed.
         DataError: The folder holds something else, or a cache of another version.
 
     Example:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -16,12 +17,12 @@ from kdpipes.cache.identity import Identity, eager_names, key_of, random_name
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.replayed import Replayed
 from kdpipes.cache.shared_tally import SharedTally
-from kdpipes.cache.store import CacheStats, CacheStore
+from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
 from kdpipes.errors import ChainError, check_choice, must_be
 from kdpipes.sample import Lazy, Sample
-from kdpipes.storage.codec import DamagedError, decode, encode
+from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 
 __all__ = ["CacheIterDataPipe", "CacheMapDataPipe", "Cacher", "Verify"]
 
@@ -69,10 +70,20 @@ class Cacher:
         self._allow_pickle = allow_pickle
         self._bytes_as_views = bytes_as_views
         self._verified = _Verified()
+        self._has_warned = False
 
     def _get_again(self, key: bytes) -> memoryview | None:
         store = self.store
         return store.get_again(key) if isinstance(store, LmdbStore) else store.get(key)
+
+    def begin_epoch(self) -> None:
+        """Check what must be right before this process reads the samples of another epoch.
+
+        Raises:
+            DataError: The cache's file has been cut.
+        """
+        if isinstance(self.store, LmdbStore):
+            self.store.check_size()
 
     def cached_as(self) -> Any:
         """Return what another cache behind this one knows it by."""
@@ -121,6 +132,9 @@ class Cacher:
             found = self._found(key)
         except DamagedError:
             is_damaged = True
+        except PickledError:
+            is_damaged = True
+            self._warn_of_pickle(sample, name)
         if found is None:
             with calls.watching() as moved:
                 return self._loaded(sample, name, key, entries, is_damaged, moved)
@@ -137,7 +151,7 @@ class Cacher:
         if content is None:
             return None
         is_checked = self._verify == "always" or (self._verify == "once" and not is_known)
-        found = self._read(content, is_checked)
+        found = self._read(key, content, is_checked)
         if type(found) is not tuple or len(found) != 2:
             raise DamagedError("The entry is none of a cache's.")
         if not is_known and self._verify != "always":
@@ -162,22 +176,35 @@ class Cacher:
         if not self.freezes and (private := moved()) is not None:
             refuse_private(*private)
         made = {*entries, *(set(sample.ctx) - before)} - set(_OF_DRAWS)
+        ctx = {entry: sample.ctx[entry] for entry in made if entry in sample.ctx}
         try:
-            content = b"".join(
-                encode(
-                    (value, {entry: sample.ctx[entry] for entry in made if entry in sample.ctx}),
-                    allow_pickle=self._allow_pickle,
-                )
-            )
+            content = b"".join(encode((value, ctx), allow_pickle=self._allow_pickle, key=bound_to(key)))
         except TypeError as error:
-            raise TypeError(f"Field {name!r} cannot be cached. {error}") from error
+            what = f"The ctx ({', '.join(map(repr, ctx))}) of field" if _is_plain(value) else "Field"
+            raise TypeError(f"{what} {name!r} cannot be cached. {error}") from error
         is_kept = self.store.put(key, [content], replace=is_damaged)
         self.tally.count(misses=1, healed=int(is_damaged and is_kept))
         is_as_hits_give_it = type(value) is bytes and not self._bytes_as_views
-        return value if is_as_hits_give_it else self._read(content, False)[0]
+        return value if is_as_hits_give_it else self._read(key, content, False)[0]
 
-    def _read(self, content: Any, is_checked: bool) -> Any:
-        return decode(content, verify=is_checked, allow_pickle=self._allow_pickle, bytes_as_views=self._bytes_as_views)
+    def _read(self, key: bytes, content: Any, is_checked: bool) -> Any:
+        return decode(
+            content,
+            verify=is_checked,
+            allow_pickle=self._allow_pickle,
+            bytes_as_views=self._bytes_as_views,
+            key=bound_to(key) if is_checked else b"",
+        )
+
+    def _warn_of_pickle(self, sample: Sample, name: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"The cache holds a pickle for field {name!r} of sample {sample.key!r}. It is not read: this sample is "
+                "loaded, and so are others like it. Where everybody who can write there is trusted, pass "
+                "`allow_pickle=True`.",
+                stacklevel=2,
+            )
 
 
 class _Verified:
@@ -200,6 +227,13 @@ class _Verified:
 def is_cached(value: Lazy) -> bool:
     """Return whether a field is worth an entry: reading it costs something."""
     return not value.is_loaded and not value.is_cheap
+
+
+def _is_plain(value: Any) -> bool:
+    with suppress(TypeError):
+        encode(value)
+        return True
+    return False
 
 
 def _decoded(value: Any) -> Any:
@@ -245,11 +279,12 @@ class _CachePipe:
         name = None if operation.freezes else random_name(self._source)
         if name is not None:
             refuse_random(name)
-        self._identity = Identity(self._source, operation.notes)
-        is_private = isinstance(operation.store, LmdbStore) and operation.store.is_private
-        self._calls = WatchedCalls(self._source, warns_of_changed=not is_private)
+        is_shared = not (isinstance(operation.store, LmdbStore) and operation.store.is_private)
+        self._identity = Identity(self._source, operation.notes, is_shared=is_shared)
+        self._calls = WatchedCalls(self._source, warns_of_changed=is_shared)
         self._eager = ", ".join(f"`{name}`" for name in eager_names(self._source))
         self._has_warned = False
+        self._epoch = -1
 
     def identity(self) -> Any:
         """Return what makes this pipe give what it gives."""
@@ -271,6 +306,9 @@ class _CachePipe:
     def apply(self, sample: Sample) -> Sample:
         if self._eager and not self._has_warned:
             self._warn_of_loaded(sample)
+        if sample.draw.epoch != self._epoch:
+            self._epoch = sample.draw.epoch
+            self._operation.begin_epoch()
         return self._operation.cache(sample, self._identity.of(sample), self._calls)
 
     def _warn_of_loaded(self, sample: Sample) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from kdpipes.cache.store import CacheStore
-from kdpipes.storage.codec import DamagedError, decode, encode
+from kdpipes.cache.store import CacheStore, bound_to
+from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.shared import PackedStrings
 
 __all__ = ["Contents", "heal_contents", "read_contents", "write_contents"]
@@ -36,11 +36,11 @@ def write_contents(store: CacheStore, keys: Sequence[str], notes: dict[str, Any]
         notes: Plain data that a reader needs besides, such as the names of fields.
     """
     ends, letters = PackedStrings(keys).arrays()
-    entry = b"".join(encode({"ends": ends, "letters": letters, "notes": notes}))
-    return all(_is_written(store, key, entry) for key in _KEYS)
+    return all(_is_written(store, key, {"ends": ends, "letters": letters, "notes": notes}) for key in _KEYS)
 
 
-def _is_written(store: CacheStore, key: bytes, entry: bytes) -> bool:
+def _is_written(store: CacheStore, key: bytes, said: dict[str, Any]) -> bool:
+    entry = b"".join(encode(said, key=bound_to(key)))
     with suppress(DamagedError):
         found = store.get(key)
         if found is not None and bytes(found) == entry:
@@ -58,8 +58,8 @@ def read_contents(store: CacheStore) -> Contents | None:
     for key in _KEYS:
         try:
             entry = store.get(key)
-            said = None if entry is None else decode(entry)
-        except DamagedError as error:
+            said = None if entry is None else decode(entry, key=bound_to(key))
+        except (DamagedError, PickledError) as error:
             damaged.append(f"{_place_of(store, key)}: {error}")
             continue
         if said is not None:
@@ -74,21 +74,19 @@ def read_contents(store: CacheStore) -> Contents | None:
 
 def heal_contents(store: CacheStore) -> int:
     """Write the list of samples again from its copy, or the copy from the list; return how many were damaged."""
-    entries = {key: _sound(store, key) for key in _KEYS}
-    whole = next((entry for entry in entries.values() if entry is not None), None)
+    found = {key: _sound(store, key) for key in _KEYS}
+    whole = next((said for said in found.values() if said is not None), None)
     if whole is None:
         return 0
-    damaged = {key: store.contains(key) for key, entry in entries.items() if entry is None}
-    healed = {key: store.put(key, [whole], replace=is_there) for key, is_there in damaged.items()}
+    damaged = {key: store.contains(key) for key, said in found.items() if said is None}
+    healed = {key: store.put(key, encode(whole, key=bound_to(key)), replace=there) for key, there in damaged.items()}
     return sum(is_there and healed[key] for key, is_there in damaged.items())
 
 
-def _sound(store: CacheStore, key: bytes) -> bytes | None:
-    with suppress(DamagedError):
+def _sound(store: CacheStore, key: bytes) -> Any:
+    with suppress(DamagedError, PickledError):
         entry = store.get(key)
-        if entry is not None:
-            decode(entry)
-            return bytes(entry)
+        return None if entry is None else decode(entry, key=bound_to(key))
     return None
 
 

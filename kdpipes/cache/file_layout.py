@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import NamedTuple
+
+from kdpipes.cache.store import bound_to
 
 __all__ = ["LEAST_FILES_PER_FOLDER", "FileLayout"]
 
@@ -41,7 +42,7 @@ class FileLayout(NamedTuple):
 
     def path_of(self, key: bytes) -> str:
         """Return the path of an entry in the cache's folder."""
-        name = hashlib.blake2b(key, digest_size=20).hexdigest()
+        name = bound_to(key).hex()
         starts = range(0, self.num_digits, self.digits_per_folder)
         folders = [name[start : min(start + self.digits_per_folder, self.num_digits)] for start in starts]
         return "/".join([*folders, name])

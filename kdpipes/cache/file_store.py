@@ -14,6 +14,7 @@ from kdpipes.cache.store import CacheStats, Refusal, check_key, way_out_of
 from kdpipes.cache.tally import Tally
 from kdpipes.errors import DataError, check_count
 from kdpipes.storage.codec import DamagedError
+from kdpipes.storage.filesystems import check_filesystem
 from kdpipes.storage.urls import is_local, join_url
 
 __all__ = ["FileStore"]
@@ -35,7 +36,9 @@ class FileStore:
             (lz4), "snappy" (python-snappy).
 
     Raises:
-        ImportError: The package of the compression is not installed; also when a cache is opened that has it.
+        ImportError: The package of the file system is not installed, or that of the compression; of that also when a
+            cache is opened that has it.
+        ValueError: The URL's protocol is unknown.
         DataError: When it is first used: the folder holds something else, or a cache of another version.
     """
 
@@ -56,6 +59,8 @@ class FileStore:
         self._url = os.fspath(url).removeprefix("file://")
         if is_local(self._url):
             self._url = os.path.abspath(os.path.expanduser(self._url))  # noqa: PTH100, PTH111 - links stay
+        else:
+            check_filesystem("url", self._url)
         self._options = {**layout._asdict(), "compression": compression}
         self._tally = Tally()
         self._start()
@@ -109,12 +114,12 @@ class FileStore:
         set_up = self._opened()
         return self._url if set_up is None else join_url(self._url, set_up[0].path_of(key))
 
-    def each_entry(self) -> Iterator[memoryview | None]:
-        """Yield all entries; None in the place of one that cannot even be read."""
+    def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
+        """Yield all entries with what they are bound to (`bound_to`); None in the place of one that cannot be read."""
         set_up = self._opened()
         for name in sorted(self._folder().sizes()) if set_up is not None else []:
             if name not in (METADATA, COPY):
-                yield _entry(self._folder().read(name), set_up[1], True)
+                yield _digest_in(name), _entry(self._folder().read(name), set_up[1], True)
 
     def stats(self) -> CacheStats:
         """Return what has been counted, and what the folders hold, which are listed for that."""
@@ -188,6 +193,13 @@ class FileStore:
 
     def _warn(self, text: str) -> None:
         self._tally.warn_once(f"The cache in {self._url!r} {text}")
+
+
+def _digest_in(name: str) -> bytes:
+    try:
+        return bytes.fromhex(name.rpartition("/")[2])
+    except ValueError:  # a file of somebody else
+        return b""
 
 
 def _said(error: Exception) -> str:

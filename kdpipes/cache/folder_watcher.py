@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from contextlib import suppress
 from multiprocessing.util import spawnv_passfds  # which Python's own tracker is started by
@@ -54,6 +55,7 @@ for path, is_named in left.items():
 """
 _IS_PYTHON = bool(sys.executable) and not getattr(sys, "frozen", False)  # and no program that would start once more
 _CAN_WATCH = sys.platform == "linux" and _IS_PYTHON
+_PATIENCE_S = 5.0
 
 
 class _Watcher:
@@ -91,6 +93,8 @@ class _Watcher:
     def _start(self) -> None:
         with suppress(OSError):  # without it, the next process that makes a folder removes what was left
             source, self._pipe = os.pipe()
+            # A watcher that is stopped reads nothing: a full pipe must not block this process.
+            os.set_blocking(self._pipe, False)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # for good, in the process that is started
             try:
                 arguments = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(source)]
@@ -100,7 +104,7 @@ class _Watcher:
                 os.close(source)
 
     def _tell(self, line: str) -> None:
-        with suppress(OSError):  # somebody has ended it
+        with suppress(OSError):  # it was killed, or does not read
             os.write(self._pipe, f"{line}\n".encode("utf-8", "surrogateescape"))
 
     def _stop(self) -> None:
@@ -108,14 +112,25 @@ class _Watcher:
         if pipe >= 0:
             os.close(pipe)
         if pid > 0:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+            _end(pid)
 
     def disown(self) -> None:
         """Let go of the pipe in a process that was forked, for which it would not end."""
         if self._pipe >= 0:
             os.close(self._pipe)
         self.forget()
+
+
+def _end(pid: int) -> None:
+    """Kill a watcher that has nothing left to watch, and reap it.
+
+    One that is stopped would never see the pipe close. The wait is bounded, since the kernel may hold a killed process.
+    """
+    give_up = time.monotonic() + _PATIENCE_S
+    with suppress(ChildProcessError):  # reaped by somebody else: its number may be another process's by now
+        while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < give_up:
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(0.001)
 
 
 _watcher = _Watcher()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Shuffler
 from torchdata.datapipes.iter import Prefetcher
 
-from kdpipes._fingerprint import digest
+from kdpipes._fingerprint import digest_with_globals
 from kdpipes._graph import shards, sources_of, walk
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
@@ -20,7 +21,7 @@ from kdpipes.sample import Sample
 
 __all__ = ["Identity", "eager_names", "key_of", "random_name"]
 
-_FORMAT = 1  # of what values become in a cache
+_FORMAT = 2  # of what values become in a cache: 2 since their checksums include their keys
 _ORDER_ALONE = (Shuffler, Prefetcher)
 
 
@@ -30,16 +31,18 @@ class Identity:
     Args:
         source: What the cache reads from.
         notes: What the user adds (`version=`), and the options that change values.
+        is_shared: Whether other chains may find the entries: to warn where a change would not be noticed.
     """
 
-    def __init__(self, source: Any, notes: Any) -> None:
+    def __init__(self, source: Any, notes: Any, *, is_shared: bool) -> None:
         self._source = source
         self._notes = notes
+        self._is_shared = is_shared
         self._of_route: dict[tuple[int, ...], bytes] = {}
         self._needs_keys = _is_numbered_anew(source)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._source, self._notes, _Handed(self._of_route))
+        return _restored, (self._source, self._notes, self._is_shared, _Handed(self._of_route))
 
     def prepare(self) -> None:
         """Compute what can be known before any sample is read: workers inherit it."""
@@ -62,7 +65,11 @@ class Identity:
     def _digest(self, route: tuple[int, ...]) -> bytes:
         known = self._of_route.get(route)
         if known is None:
-            known = self._of_route[route] = digest([_FORMAT, self._notes, list(_parts(self._source, route))])
+            unhashed: list[str] = []
+            parts = list(_parts(self._source, route, unhashed))
+            known = self._of_route[route] = _digested([_FORMAT, self._notes, parts], unhashed)
+            if self._is_shared:
+                _warn_of_unhashed(unhashed)
         return known
 
 
@@ -73,8 +80,8 @@ class _Handed:
         self.of_route = of_route
 
 
-def _restored(source: Any, notes: Any, handed: _Handed) -> Identity:
-    identity = Identity(source, notes)
+def _restored(source: Any, notes: Any, is_shared: bool, handed: _Handed) -> Identity:
+    identity = Identity(source, notes, is_shared=is_shared)
     identity._of_route.update(handed.of_route)
     return identity
 
@@ -84,21 +91,21 @@ def key_of(base: bytes, field: str) -> bytes:
     return hashlib.blake2b(field.encode(), key=base, digest_size=20).digest()
 
 
-def _parts(pipe: Any, route: tuple[int, ...]) -> Iterator[Any]:
+def _parts(pipe: Any, route: tuple[int, ...], unhashed: list[str]) -> Iterator[Any]:
     """Yield what each pipe that counts is known by, from the cache to the source of the samples of a route."""
     read_on_the_way: list[Any] = []
     for upstream in _path(pipe, route):
         if isinstance(upstream, SampleMapper):
             operation = upstream._operation
             if not getattr(operation, "changes_no_sample", False):
-                yield upstream._name, _known_by(operation)
+                yield upstream._name, _known_by(operation, unhashed)
                 read_on_the_way.append(operation)
         elif getattr(upstream, "is_plan", False):
             changed = getattr(type(upstream), "changes", None)  # of `map_classes`, which decides on labels
             if changed is not None and not all(_ignores(operation, changed) for operation in read_on_the_way):
                 yield MapPipe.identity(upstream) if isinstance(upstream, MapPipe) else upstream.identity()
         elif not _orders(upstream):
-            yield from _source_parts(upstream)
+            yield from _source_parts(upstream, unhashed)
 
 
 def _path(pipe: Any, route: tuple[int, ...]) -> Iterator[Any]:
@@ -132,16 +139,37 @@ def _orders(pipe: Any) -> bool:
     return isinstance(pipe, _ORDER_ALONE) or (isinstance(pipe, IterDataPipe) and shards(pipe))
 
 
-def _source_parts(source: Any) -> Iterator[Any]:
+def _source_parts(source: Any, unhashed: list[str]) -> Iterator[Any]:
     """Yield what a source is known by, with all that it reads from."""
     for pipe in walk(source):
         if not _orders(pipe):
-            yield type(pipe).__qualname__, _known_by(pipe)
+            yield type(pipe).__qualname__, _known_by(pipe, unhashed)
 
 
-def _known_by(part: Any) -> Any:
+def _known_by(part: Any, unhashed: list[str]) -> Any:
     cached_as = getattr(type(part), "cached_as", None)
-    return part.cached_as() if cached_as is not None else digest(part)
+    return part.cached_as() if cached_as is not None else _digested(part, unhashed)
+
+
+def _digested(value: Any, unhashed: list[str]) -> bytes:
+    found, names = digest_with_globals(value)
+    unhashed += names
+    return found
+
+
+_warned: set[str] = set()
+
+
+def _warn_of_unhashed(names: list[str]) -> None:
+    """Warn once of each value that cannot be hashed."""
+    new = [name for name in dict.fromkeys(names) if name not in _warned]
+    if new:
+        _warned.update(new)
+        warnings.warn(
+            f"Functions before a cache read values that cannot be hashed: {', '.join(new)}. The cache would not notice "
+            "that they change. Pass `version=` to the cache, and another one when they do.",
+            stacklevel=2,
+        )
 
 
 def _ignores(operation: Any, field: str) -> bool:

@@ -44,6 +44,7 @@ class Environment:
         self._is_durable = is_durable
         self._env: Any = None
         self._place: tuple[int, int] | None = None
+        self._least_size = 0  # LMDB's file never shrinks
         self._window = _Window()
         self.page_size = mmap.PAGESIZE
         self.reading, self.writing = threading.Lock(), threading.Lock()
@@ -90,6 +91,27 @@ class Environment:
         with self.reading, self._begin() as transaction:
             num_pages = self._opened().info()["last_pgno"] + 1
             return transaction.stat()["entries"] - _num_replaced(transaction), num_pages * self.page_size
+
+    def check_size(self) -> None:
+        """Raise if the file has been cut since it was opened: to read what is missing ends a process by SIGBUS.
+
+        Raises:
+            DataError: It has been cut. The environment is closed.
+        """
+        with self.reading:
+            if self._env is not None and self._place == _place_of(Path(self.folder, "data.mdb")):
+                self._check_size()
+
+    def _check_size(self) -> None:
+        data = Path(self.folder, "data.mdb")
+        size, least = data.stat().st_size, self._least_size
+        if size >= least:  # so that its first pages, which say how many there are, can be read
+            least = (self._env.info()["last_pgno"] + 1) * self.page_size
+        if size < least:
+            self._close()
+            self._window = _Window()
+            raise DataError(f"{str(data)!r} has been cut: it should have {least} bytes. Delete the cache.")
+        self._least_size = size
 
     def _begin(self) -> Any:
         try:
@@ -165,13 +187,11 @@ class Environment:
         except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
             raise DataError(f"{self.folder!r} is no cache, or a damaged one ({error}). Delete it.") from error
         self.page_size = env.stat()["psize"]
-        size = (env.info()["last_pgno"] + 1) * self.page_size
-        if data.stat().st_size < size:  # reading what is not there would end the process
-            env.close()
-            raise DataError(f"{str(data)!r} has been cut: it should have {size} bytes. Delete the cache.")
         place = _place_of(data)
         if place != self._place:
-            self._place, self._window = place, _Window()
+            self._place, self._window, self._least_size = place, _Window(), 0
+        self._env = env
+        self._check_size()
         self._window.begin(data)
         return env
 

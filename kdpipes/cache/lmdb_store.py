@@ -12,7 +12,7 @@ import lmdb
 from kdpipes.cache.lmdb_environment import Environment, environment_of
 from kdpipes.cache.metadata import create_metadata, read_metadata
 from kdpipes.cache.shared_folder import SharedFolder, free_bytes
-from kdpipes.cache.store import MORE_ROOM, CacheStats, Refusal, check_key, way_out_of
+from kdpipes.cache.store import MORE_ROOM, CacheStats, Refusal, bound_to, check_key, way_out_of
 from kdpipes.cache.tally import Tally
 from kdpipes.errors import check_count, must_be
 from kdpipes.storage.urls import is_local
@@ -115,16 +115,25 @@ class LmdbStore:
         check_key(key)
         return self._asked(lambda environment: environment.has(key), False)
 
-    def each_entry(self) -> Iterator[memoryview | None]:
-        """Yield all entries; None in the place of one that cannot even be read."""
+    def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
+        """Yield all entries with what they are bound to (`bound_to`); None in the place of one that cannot be read."""
         nothing: list[bytes] = []
         for key in self._asked(lambda environment: environment.keys(), nothing):
-            yield self._look_up([key])[0]
+            yield bound_to(key), self._look_up([key])[0]
 
     def stats(self) -> CacheStats:
         num_entries, num_bytes = self._asked(lambda environment: environment.size(), (0, 0))
         tally = self._tally
         return CacheStats(tally.hits, tally.misses, num_bytes, num_entries, tally.healed)
+
+    def check_size(self) -> None:
+        """Raise if somebody has cut the file that is open, which takes two system calls.
+
+        Raises:
+            DataError: The file has been cut.
+        """
+        if self._opened is not None:
+            self._asked(lambda environment: environment.check_size(), None)
 
     def close(self) -> None:
         if self._opened is not None:

@@ -78,9 +78,9 @@ def check_cache(place: str) -> CacheChecked:
     store, number = _store(place), 0
     folder = LocalFolder(store.folder) if isinstance(store, LmdbStore) else folder_of(place)
     num_damaged, num_healed = heal_metadata(folder)
-    for entry in shown_if_slow(store.each_entry(), store.stats().entries, f"verifying {place!r}", "entries"):
+    for key, entry in shown_if_slow(store.each_entry(), store.stats().entries, f"verifying {place!r}", "entries"):
         number += 1
-        num_damaged += not _is_sound(entry)
+        num_damaged += not _is_sound(key, entry)
     return CacheChecked(number, num_damaged, num_healed + heal_contents(store))
 
 
@@ -119,11 +119,11 @@ def _in_memory(name: str) -> str:
     return f" The one in memory of that name is {_NAME + name!r}." if name in named_folders() else ""
 
 
-def _is_sound(entry: memoryview | None) -> bool:
+def _is_sound(key: bytes, entry: memoryview | None) -> bool:
     if entry is None:
         return False
     try:
-        decode(entry)
+        decode(entry, key=key)
     except DamagedError:
         return False
     except DataError:  # of a type or a pickle that is not to be opened here

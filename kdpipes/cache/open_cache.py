@@ -14,6 +14,7 @@ from kdpipes._pipe_name import called_as
 from kdpipes.cache.contents import Contents, read_contents
 from kdpipes.cache.disk_store import store_in
 from kdpipes.cache.identity import key_of
+from kdpipes.cache.store import bound_to
 from kdpipes.errors import DataError, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, decode
@@ -105,14 +106,16 @@ class CacheReaderMapDataPipe(MapPipe):
         )
 
     def _read(self, base: bytes, name: str, sample: Sample) -> Any:
-        content = self._store.get(key_of(base, name))
-        if content is None:
-            raise DataError(f"The cache {self._url!r} has lost field {name!r} of sample {sample.key!r}: fill it again.")
         try:
-            value, ctx = decode(content, allow_pickle=self._allow_pickle)
+            key = key_of(base, name)
+            content = self._store.get(key)
+            if content is not None:
+                value, ctx = decode(content, allow_pickle=self._allow_pickle, key=bound_to(key))
         except DamagedError as error:
             way_out = "An epoch of the chain that has the source heals it."
             raise DataError(f"Field {name!r} of {sample.key!r} in {self._url!r}: {error} {way_out}") from error
+        if content is None:
+            raise DataError(f"The cache {self._url!r} has lost field {name!r} of sample {sample.key!r}: fill it again.")
         for entry, recorded in ctx.items():
             sample.ctx.setdefault(entry, recorded)
         return value

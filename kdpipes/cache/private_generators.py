@@ -16,7 +16,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes._fingerprint import attributes_of, is_users
 from kdpipes.callback import Callback
 
-__all__ = ["PrivateGenerator", "private_generators"]
+__all__ = ["PrivateGenerator", "private_generators", "reached_from"]
 
 _KINDS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _PIPES = (IterDataPipe, MapDataPipe)
@@ -51,19 +51,25 @@ def private_generators(value: Any) -> list[PrivateGenerator]:
     Looked at are closures, defaults, globals that the code names, arguments of `functools.partial`, collections, and
     attributes of objects of the user's own classes; no attributes of modules, and no other pipes.
     """
-    found: list[PrivateGenerator] = []
-    seen: dict[int, Any] = {id(generator): generator for generator in (np.random.mtrand._rand, torch.default_generator)}
+    return [
+        PrivateGenerator(name or type(part).__name__, part)
+        for name, part in reached_from(value)
+        if isinstance(part, _KINDS) and part is not np.random.mtrand._rand and part is not torch.default_generator
+    ]
+
+
+def reached_from(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a pipe, an operation or a function reaches, each once, by the names that a user knows it by."""
+    seen: dict[int, Any] = {}
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting and len(seen) < _MOST:
         name, part = waiting.pop()
         if id(part) in seen or (isinstance(part, _PIPES) and part is not value):
             continue
         seen[id(part)] = part  # held, so that no other object gets its address
-        if isinstance(part, _KINDS):
-            found.append(PrivateGenerator(name or type(part).__name__, part))
-        else:
+        yield name, part
+        if not isinstance(part, _KINDS):
             waiting += ((inner or name, each) for inner, each in _parts(name, part))
-    return found
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:

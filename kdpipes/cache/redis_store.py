@@ -14,14 +14,15 @@ from urllib.parse import urlsplit
 
 from kdpipes.cache.store import MORE_ROOM, CacheStats, Refusal, check_key
 from kdpipes.cache.tally import Tally
-from kdpipes.errors import check_choice, is_number, must_be
+from kdpipes.errors import check_choice, check_count, is_number, must_be
 from kdpipes.storage.batches import in_batches
+from kdpipes.storage.codec import DamagedError
 
-__all__ = ["RedisStore"]
+__all__ = ["MOST_VALUE_BYTES", "RedisStore"]
 
 Result = TypeVar("Result")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_./-]+")
-_MOST_BYTES = 512 << 20
+MOST_VALUE_BYTES = 512 << 20  # of redis itself
 _ROUND_TRIP_BYTES = 32 << 20
 _PAUSE_S = 5.0  # in which a server that was away, or full, is not asked
 _WAY_OUT = 'Start it, or go on without a cache while it is away: `on_unreachable="go_on"`.'
@@ -39,6 +40,7 @@ class RedisStore:
         ttl_s: How long an entry stays, in seconds; None is for ever.
         on_unreachable: "raise", or "go_on" as if there were no cache, with a warning, until the server is back.
         timeout_s: How long to wait for an answer, in seconds.
+        max_value_bytes: How long an entry may be, at most 512 MiB. A longer one that somebody else wrote is damaged.
 
     Raises:
         ImportError: redis is not installed.
@@ -53,6 +55,7 @@ class RedisStore:
         ttl_s: float | None = None,
         on_unreachable: Literal["raise", "go_on"] = "raise",
         timeout_s: float = 5.0,
+        max_value_bytes: int = MOST_VALUE_BYTES,
     ) -> None:
         _redis()
         if not isinstance(url, str) or urlsplit(url).scheme not in ("redis", "rediss", "unix"):
@@ -63,6 +66,9 @@ class RedisStore:
         if ttl_s is not None:
             _check_seconds("ttl_s", ttl_s)
         check_choice("on_unreachable", on_unreachable, ["raise", "go_on"])
+        if check_count("max_value_bytes", max_value_bytes) > MOST_VALUE_BYTES:
+            raise ValueError(must_be("max_value_bytes", f"at most {MOST_VALUE_BYTES:,}, as of redis", max_value_bytes))
+        self._max_value_bytes = max_value_bytes
         self._url, self._prefix = url, f"{namespace}:".encode()
         self._ttl_ms = None if ttl_s is None else int(ttl_s * 1000)
         self._goes_on, self._timeout_s = on_unreachable == "go_on", timeout_s
@@ -70,15 +76,23 @@ class RedisStore:
         self._start()
 
     def get(self, key: bytes) -> memoryview | None:
-        return self.get_many([key])[0]
+        entry = self._found([key])[0]
+        is_too_long = entry is not None and len(entry) > self._max_value_bytes
+        self._tally.count(hits=int(entry is not None and not is_too_long), misses=int(entry is None or is_too_long))
+        if is_too_long:
+            raise DamagedError(f"The entry is longer than `max_value_bytes`, {self._max_value_bytes:,}.")
+        return None if entry is None else memoryview(entry)
 
     def get_many(self, keys: Sequence[bytes]) -> list[memoryview | None]:
-        names = [self._name(key) for key in keys]
-        found: list[bytes | None] = self._asked(lambda client: client.mget(names), []) if names else []
-        found = found or [None] * len(names)
+        found = [None if entry is None or len(entry) > self._max_value_bytes else entry for entry in self._found(keys)]
         num_misses = sum(entry is None for entry in found)
         self._tally.count(hits=len(found) - num_misses, misses=num_misses)
         return [None if entry is None else memoryview(entry) for entry in found]
+
+    def _found(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        names = [self._name(key) for key in keys]
+        found: list[bytes | None] = self._asked(lambda client: client.mget(names), []) if names else []
+        return found or [None] * len(names)
 
     def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
         return self._write([self._entry(key, buffers)], replace)
@@ -122,8 +136,11 @@ class RedisStore:
 
     def _entry(self, key: bytes, buffers: Iterable[Any]) -> tuple[bytes, bytes]:
         content = b"".join(buffers)
-        if len(content) > _MOST_BYTES:
-            raise ValueError(f"redis keeps no entry of more than {_MOST_BYTES:,} bytes; this one has {len(content):,}.")
+        if len(content) > self._max_value_bytes:
+            raise ValueError(
+                f"This cache in redis keeps no entry of more than {self._max_value_bytes:,} bytes (`max_value_bytes`), "
+                f"but this one has {len(content):,}."
+            )
         return self._name(key), content
 
     def _write(self, batch: list[tuple[bytes, bytes]], replace: bool) -> bool:

@@ -10,9 +10,9 @@ import numpy as np
 
 from kdpipes._draw import Draw, drawing
 from kdpipes._fingerprint import digest
-from kdpipes.cache.store import CacheStore
+from kdpipes.cache.store import CacheStore, bound_to
 from kdpipes.sample import Lazy, Sample
-from kdpipes.storage.codec import DamagedError, decode, encode
+from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.shared import PackedStrings
 
 __all__ = ["Replayed"]
@@ -54,13 +54,13 @@ class Replayed:
             passed.add(sample, self._shards.cursor)
             yield sample
         if self._shards.num_lost == 0 and len(passed.keys) <= _MOST:
-            self._store.put(key, encode(passed.notes()), replace=is_damaged)
+            self._store.put(key, encode(passed.notes(), key=bound_to(key)), replace=is_damaged)
 
     def _noted(self, key: bytes) -> tuple[dict[str, Any] | None, bool]:
         try:
             entry = self._store.get(key)
-            return (None if entry is None else decode(entry)), False
-        except DamagedError:
+            return (None if entry is None else decode(entry, key=bound_to(key))), False
+        except (DamagedError, PickledError):
             return None, True
 
     def _given_again(self, notes: dict[str, Any]) -> Iterator[Sample]:

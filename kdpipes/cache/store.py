@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kdpipes.errors import must_be
 
-__all__ = ["MORE_ROOM", "MOST_KEY_BYTES", "CacheStats", "CacheStore", "Refusal", "check_key", "way_out_of"]
+__all__ = ["MORE_ROOM", "MOST_KEY_BYTES", "CacheStats", "CacheStore", "Refusal", "bound_to", "check_key", "way_out_of"]
 
 MORE_ROOM = "Give it more room, or warm up a part of the samples."
 MOST_KEY_BYTES = 255
@@ -96,6 +97,14 @@ class CacheStore(Protocol):
 
     def close(self) -> None:
         """Let go of what is open in this process. The next use opens it again."""
+
+
+def bound_to(key: bytes) -> bytes:
+    """Return the 20 bytes that the checksum of an entry includes, so that an entry under another key is damaged.
+
+    They are a digest of the key, because a cache of files knows no more of a key than the name of its file.
+    """
+    return hashlib.blake2b(key, digest_size=20).digest()
 
 
 def check_key(key: bytes) -> bytes:

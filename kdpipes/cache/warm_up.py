@@ -17,7 +17,7 @@ from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import write_contents
 from kdpipes.cache.identity import key_of
-from kdpipes.cache.store import MORE_ROOM, Refusal
+from kdpipes.cache.store import MORE_ROOM, Refusal, bound_to
 from kdpipes.errors import DataError, check_count, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.codec import encode
@@ -126,7 +126,7 @@ def _kept(pipe: Any, sample: Sample) -> _Kept:
         if operation.store.contains(key):
             continue
         if is_free:
-            operation.store.put(key, encode((sample[name], {})))
+            operation.store.put(key, encode((sample[name], {}), key=bound_to(key)))
         else:
             sample[name]  # which puts it there
         if not operation.store.contains(key):

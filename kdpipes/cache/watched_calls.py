@@ -9,16 +9,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kdpipes._fingerprint import digest
+from kdpipes._fingerprint import (
+    MISSING,
+    attributes_of,
+    digest_with_globals,
+    globals_read,
+    is_users,
+    keep_first_global,
+    keep_first_value,
+)
 from kdpipes._graph import walk
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import SampleMapper
-from kdpipes.cache.private_generators import PrivateGenerator, private_generators
+from kdpipes.cache.private_generators import PrivateGenerator, private_generators, reached_from
 
 __all__ = ["WatchedCalls"]
 
 _NUM_LOOKS = 2  # per process: some functions make their generator when they are first called
+_MOST = 100  # objects, and globals, that are looked at
+_COLLECTIONS = (dict, list, set)
+_MANY = 1000  # entries: of a longer collection, what is added while samples are read is not noticed
 
 
 class WatchedCalls:
@@ -36,6 +47,8 @@ class WatchedCalls:
         self._process = os.getpid()
         self._num_looks = 0
         self._generators: list[tuple[str, PrivateGenerator]] = []
+        self._holders: list[Any] = []
+        self._globals: list[tuple[dict[str, Any], str]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self._source, self._warns_of_changed)
@@ -50,7 +63,15 @@ class WatchedCalls:
             if self._num_looks < _NUM_LOOKS:
                 self._look()
         before = [(pipe, generator, generator.state()) for pipe, generator in self._generators]
+        attributes = [(holder, _kept(attributes_of(holder))) for holder in self._holders]
+        namespaces = [(namespace, name, _kept({name: namespace.get(name)})) for namespace, name in self._globals]
         yield lambda: next(((pipe, each.name) for pipe, each, state in before if each.state() != state), None)
+        for holder, kept in attributes:
+            for name, first in _changed(kept, attributes_of(holder)):
+                keep_first_value(holder, name, first)
+        for namespace, name, kept in namespaces:
+            for _, first in _changed(kept, {name: namespace.get(name)}):
+                keep_first_global(namespace, name, first)
         if known is not None:
             _warn_of_changed(known, self._known_by())
 
@@ -62,11 +83,28 @@ class WatchedCalls:
             if not getattr(pipe, "is_plan", False) and isinstance(pipe, MapPipe | IterPipe)
             for generator in private_generators(pipe)
         ]
+        reached = [
+            (pipe, part)
+            for pipe in walk(self._source)
+            if not getattr(pipe, "is_plan", False)
+            for _, part in reached_from(pipe)
+        ]
+        self._holders = [
+            part
+            for pipe, part in reached
+            if is_users(type(part)) and not isinstance(part, type) and not isinstance(pipe, SampleMapper)
+        ][:_MOST]
+        read = [each for _, part in reached for each in globals_read(part)]
+        self._globals = list({(id(namespace), name): (namespace, name) for namespace, name in read}.values())[:_MOST]
 
     def _known_by(self) -> list[tuple[str, bytes]]:
         mappers = (pipe for pipe in walk(self._source) if isinstance(pipe, SampleMapper))
         operations = ((pipe._name, pipe._operation) for pipe in mappers)
-        return [(name, digest(each)) for name, each in operations if not getattr(each, "changes_no_sample", False)]
+        return [
+            (name, digest_with_globals(each)[0])
+            for name, each in operations
+            if not getattr(each, "changes_no_sample", False)
+        ]
 
 
 def _restored(source: Any, warns_of_changed: bool) -> WatchedCalls:
@@ -77,13 +115,42 @@ def _name_of(pipe: Any) -> str:
     return str(getattr(pipe, "_name", type(pipe).__name__))
 
 
+def _kept(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return each attribute with a copy where it is a short collection, which may be changed in place."""
+    return {
+        name: (value, value.copy() if type(value) in _COLLECTIONS and len(value) <= _MANY else value)
+        for name, value in attributes.items()
+    }
+
+
+def _changed(kept: dict[str, tuple[Any, Any]], now: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what has changed since, by name, with its value before."""
+    for name, (value, copied) in kept.items():
+        if name not in now or now[name] is not value or not _is_as_before(value, copied):
+            yield name, copied
+    for name in now.keys() - kept.keys():
+        yield name, MISSING
+
+
+def _is_as_before(value: Any, copied: Any) -> bool:
+    if value is copied:
+        return True
+    if len(value) != len(copied):
+        return False
+    if isinstance(value, set):
+        return bool(value == copied)
+    one, other = (list(each.values()) if isinstance(each, dict) else each for each in (value, copied))
+    return all(each is before for each, before in zip(one, other, strict=True))
+
+
 def _warn_of_changed(before: list[tuple[str, bytes]], after: list[tuple[str, bytes]]) -> None:
     for (name, one), (_, other) in zip(before, after, strict=True):
         if one != other:
             warnings.warn(
-                f"What `{name}` calls has changed its own attributes or closure when it was called. A cache knows its "
-                "entries by these, so chains that are made of it from now on would not find them. Let it keep what "
-                "changes elsewhere, or say itself what it is known by: a method `fingerprinted()` that returns it.",
+                f"What `{name}` calls has changed its own attributes, its closure or an object that it reads, when it "
+                "was called. A cache knows its entries by these, so chains that are made of it from now on would not "
+                "find them. Let it keep what changes elsewhere, or say itself what it is known by: a method "
+                "`fingerprinted()` that returns it.",
                 stacklevel=2,
             )
             return

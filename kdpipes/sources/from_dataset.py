@@ -13,7 +13,7 @@ from webdataset.pipeline import DataPipeline
 
 from kdpipes._calling import call_seeded
 from kdpipes._draw import seeded_globals
-from kdpipes._fingerprint import own_members
+from kdpipes._fingerprint import own_members, settled_attributes
 from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes._pipe_name import called_as
 from kdpipes.callback import Callback
@@ -86,7 +86,8 @@ class DatasetReaderMapDataPipe(MapPipe):
 
     def cached_as(self) -> Any:
         """Return what caches tell it by: the dataset's class and attributes."""
-        return self._dataset, self._fields
+        dataset = self._dataset.value
+        return dataset.cached_as() if isinstance(dataset, SampleSource) else self._dataset, self._fields
 
     def __len__(self) -> int:
         return len(self._dataset.value)
@@ -141,7 +142,7 @@ def _getter(dataset: Any, name: str, index: int) -> Lazy:
         if not known.may_draw:
             return method(index)
         getter = known.method.with_function(method)
-        return call_seeded(getter, sample, getter.name, index, ctx=sample.ctx if sample.is_recording else None)
+        return call_seeded(getter, sample, getter.name, index, ctx=sample.ctx, is_recorded=sample.is_recording)
 
     return Lazy(load, what=known.what)
 
@@ -183,11 +184,12 @@ def _part(item: Lazy, names: list[str], place: int, is_cheap: bool) -> Lazy:
 class SampleSource(MapPipe):
     """A source of one's own: subclass it, give it `__len__` and a `getitem_NAME(index)` method for each field.
 
-    A method is called only when its field is read; a parameter `ctx` gets the sample's ctx, `rng` a generator. A method
-    that draws random numbers takes one of the two (with `ctx`, the global generators are seeded). `__init__` needs
-    no call of the base class's. Workers that are forked share its attributes; for others they are pickled. Override
-    `class_names()` where classes have names, and `read_column(name)` where a field's values are known all at once, and
-    others are left to `super()`.
+    A method is called only when its field is read; a parameter `ctx` gets the sample's ctx, `rng` a generator. What a
+    method writes into the ctx, `select(..., return_ctx=True)` returns; random draws are recorded after `record_ctx`.
+    A method that draws random numbers takes one of the two (with `ctx`, the global generators are seeded). `__init__`
+    needs no call of the base class's. Workers that are forked share its attributes; for others they are pickled.
+    Override `class_names()` where classes have names, and `read_column(name)` where a field's values are known all at
+    once, and others are left to `super()`.
 
     Example:
         >>> class Squares(kdp.SampleSource):
@@ -230,7 +232,7 @@ class SampleSource(MapPipe):
         return (
             type(self).__qualname__,
             own_members(type(self)),
-            {name: value for name, value in vars(self).items() if name[:9] != "_kdpipes_"},
+            {name: value for name, value in settled_attributes(self).items() if name[:9] != "_kdpipes_"},
         )
 
     def key_of(self, index: int) -> str:

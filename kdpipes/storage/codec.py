@@ -2,7 +2,8 @@
 
 An entry is a frame (mark, format, CRC-32 of all that follows, length, length of the header), a header in JSON and the
 raw contents of arrays, tensors, bytes and long strings, each at a multiple of 64 bytes. In the header, JSON's own
-values stand for themselves and its arrays for all else: `["tuple", [1, 2]]`, `["array", "<f4", [2, 3], 0, 0]`.
+values stand for themselves and its arrays for all else: `["tuple", [1, 2]]`, `["array", "<f4", [2, 3], 0, 0]`. In
+format 2 the CRC-32 begins with the entry's key, so that an entry that lies under another key is damaged.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from kdpipes.errors import DataError, must_be
 from kdpipes.storage.codec_arrays import read_array, read_tensor, write_array, write_tensor
 from kdpipes.storage.codec_images import image_as_plain, image_of
 
-__all__ = ["DamagedError", "checksum_of", "decode", "encode", "register_type"]
+__all__ = ["DamagedError", "PickledError", "checksum_of", "decode", "encode", "register_type"]
 
-_MARK, _FORMAT = b"kdp", 1
+_MARK, _FORMAT, _FORMAT_WITH_KEY = b"kdp", 1, 2
 _FRAME = struct.Struct("<3sBIQI")
 _START_OF_CHECKED = 8
 _ALIGNMENT = 64
@@ -40,6 +41,10 @@ _from_json = json.JSONDecoder().raw_decode
 
 class DamagedError(DataError):
     """An entry that is not what was written, or was written in another format: as good as none."""
+
+
+class PickledError(DataError):
+    """An entry with a pickle where pickles are not allowed: it is not read."""
 
 
 class _Registered(NamedTuple):
@@ -68,7 +73,7 @@ def register_type(tag: str, kind: type, to_plain: Callable[[Any], Any], from_pla
     _by_type[kind] = _by_tag[tag] = _Registered(tag, kind, to_plain, from_plain)
 
 
-def encode(value: Any, *, allow_pickle: bool = False) -> list[Any]:
+def encode(value: Any, *, allow_pickle: bool = False, key: bytes = b"") -> list[Any]:
     """Return an entry as a list of buffers, to be written one after the other.
 
     Known are None, bool, int, float, str, bytes, bytearray, list, tuple, dict, NumPy's arrays and scalars of any dtype
@@ -79,6 +84,7 @@ def encode(value: Any, *, allow_pickle: bool = False) -> list[Any]:
     Args:
         value: What is to be kept.
         allow_pickle: Whether to pickle what is not known.
+        key: What the entry belongs to: `decode` finds it damaged under another key.
 
     Raises:
         TypeError: A type is not known.
@@ -87,11 +93,12 @@ def encode(value: Any, *, allow_pickle: bool = False) -> list[Any]:
     header = _to_json(writer.node(value)).encode("utf-8", "surrogatepass")
     lead = header + bytes(-(_FRAME.size + len(header)) % _ALIGNMENT)
     length = _FRAME.size + len(lead) + writer.end
-    checked = _FRAME.pack(_MARK, _FORMAT, 0, length, len(header))[_START_OF_CHECKED:]
-    checksum = zlib.crc32(lead, zlib.crc32(checked))
+    number = _FORMAT_WITH_KEY if key else _FORMAT
+    checked = _FRAME.pack(_MARK, number, 0, length, len(header))[_START_OF_CHECKED:]
+    checksum = zlib.crc32(lead, zlib.crc32(checked, zlib.crc32(key)))
     for part in writer.parts:
         checksum = zlib.crc32(part, checksum)
-    return [_FRAME.pack(_MARK, _FORMAT, checksum, length, len(header)), lead, *writer.parts]
+    return [_FRAME.pack(_MARK, number, checksum, length, len(header)), lead, *writer.parts]
 
 
 def checksum_of(entry: list[Any]) -> int:
@@ -100,30 +107,40 @@ def checksum_of(entry: list[Any]) -> int:
     return checksum
 
 
-def decode(buffer: Any, *, verify: bool = True, allow_pickle: bool = False, bytes_as_views: bool = False) -> Any:
+def decode(
+    buffer: Any, *, verify: bool = True, allow_pickle: bool = False, bytes_as_views: bool = False, key: bytes = b""
+) -> Any:
     """Return the value of an entry. Arrays are read-only views of the buffer, which they keep; all else is copied.
+
+    What is made of an entry takes no more memory than its own length times a small constant, whatever it says.
 
     Args:
         buffer: The bytes of the entry, or a view of them.
         verify: Whether to compare the checksum. Without it a damaged entry may give another value, but no more.
         allow_pickle: Whether to read what was pickled, and so to execute what the entry says.
         bytes_as_views: Whether bytes come as read-only memoryviews of the buffer, too.
+        key: What the entry belongs to. Entries that were encoded without a key are read all the same.
 
     Raises:
-        DamagedError: The entry is damaged, cut or of another format.
-        DataError: It holds a type that is not registered, or a pickle, which is not allowed.
+        DamagedError: The entry is damaged, cut, of another key or of another format.
+        PickledError: It holds a pickle, which is not allowed.
+        DataError: It holds a type that is not registered.
     """
     view = memoryview(buffer).cast("B").toreadonly()
     try:
         mark, number, checksum, length, size = _FRAME.unpack_from(view)
     except struct.error:
         raise DamagedError(f"The entry has been cut: it has {len(view)} bytes.") from None
-    if mark != _MARK or number != _FORMAT:
-        raise DamagedError(f"The entry is not of format {_FORMAT}, the one that this version of kdpipes knows.")
+    if mark != _MARK or number not in (_FORMAT, _FORMAT_WITH_KEY):
+        raise DamagedError(
+            f"The entry is not of format {_FORMAT} or {_FORMAT_WITH_KEY}, which this version of kdpipes reads."
+        )
     if length != len(view):
         raise DamagedError(f"The entry has {len(view)} bytes instead of {length}.")
-    if verify and zlib.crc32(view[_START_OF_CHECKED:]) != checksum:
-        raise DamagedError(f"The entry of {length} bytes is damaged: its checksum differs.")
+    start_of_sum = zlib.crc32(key) if number == _FORMAT_WITH_KEY else 0
+    if verify and zlib.crc32(view[_START_OF_CHECKED:], start_of_sum) != checksum:
+        of_another = ", or it belongs to another key" if number == _FORMAT_WITH_KEY else ""
+        raise DamagedError(f"The entry of {length} bytes is damaged: its checksum differs{of_another}.")
     start = _FRAME.size + size
     try:
         make = (_plan_of if size > _SHORT_HEADER else _plan_again)(bytes(view[_FRAME.size : start]))
@@ -220,23 +237,33 @@ _WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
 
 
 class _Contents:
-    """What stands behind a header, and how it may be read."""
+    """The bytes after a header, and how they may be read."""
 
-    __slots__ = ("allow_pickle", "bytes_as_views", "memory")
+    __slots__ = ("_left", "allow_pickle", "bytes_as_views", "memory")
 
     def __init__(self, memory: memoryview, allow_pickle: bool, bytes_as_views: bool = False) -> None:
         self.memory = memory
         self.allow_pickle = allow_pickle
         self.bytes_as_views = bytes_as_views
+        self._left = [len(memory)]
 
     def span(self, start: int, size: int) -> memoryview:
+        """Return some bytes. All spans together are no longer than the contents, as `encode` writes each once."""
         span = self.memory[start : start + size]
         if start < 0 or len(span) != size:
             raise ValueError(f"{size} bytes from {start} on are not there")
+        self._left[0] -= size
+        if self._left[0] < 0:
+            raise ValueError("it refers to some of its bytes more than once")
         return span
 
     def with_copies(self) -> _Contents:
-        return _Contents(self.memory, self.allow_pickle) if self.bytes_as_views else self
+        """Return the same, read without views."""
+        if not self.bytes_as_views:
+            return self
+        copying = _Contents(self.memory, self.allow_pickle)
+        copying._left = self._left
+        return copying
 
 
 _Plan = Callable[[_Contents], Any]
@@ -288,7 +315,7 @@ def _bytes_plan(start: int, size: int) -> _Plan:
 
 def _array_plan(*place: Any) -> _Plan:
     read = read_array(*place)
-    return lambda contents: read(contents.memory)
+    return lambda contents: read(contents.span)
 
 
 def _scalar_plan(node: Any) -> _Plan:
@@ -311,7 +338,7 @@ def _pickle_plan(start: int, size: int) -> _Plan:
     def make(contents: _Contents) -> Any:
         if not contents.allow_pickle:
             way_out = "Pass `allow_pickle=True`, where all that is read is trusted."
-            raise DataError(f"The entry holds a pickle, which may execute anything. {way_out}")
+            raise PickledError(f"The entry holds a pickle, which may execute anything. {way_out}")
         return pickle.loads(contents.span(start, size))  # noqa: S301 - which the user has asked for
 
     return make
@@ -327,7 +354,7 @@ _PLANS: dict[str, Callable[..., _Plan]] = {
     "dict": _dict_plan,
     "array": _array_plan,
     "scalar": _scalar_plan,
-    "tensor": lambda *place: lambda contents: read_tensor(contents.memory, *place),
+    "tensor": lambda *place: lambda contents: read_tensor(contents.span, *place),
     "of": _registered_plan,
     "pickle": _pickle_plan,
 }

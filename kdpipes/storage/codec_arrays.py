@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 __all__ = ["read_array", "read_tensor", "write_array", "write_tensor"]
 
+Span = Callable[[int, int], memoryview]
 _DTYPE = re.compile(r"[<>|][biufcmMSUV]\d+(\[\w+\])?")
 _MOST_DIMENSIONS = 64
 _QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")  # of which plain bytes make no tensor, but a crash
@@ -33,16 +34,16 @@ def write_array(add: Callable[[Any], int], array: NDArray[Any]) -> list[Any]:
     return [dtype, list(array.shape), add(content), int(is_fortran)]
 
 
-def read_array(dtype: str, shape: list[int], start: int, is_fortran: int) -> Callable[[memoryview], NDArray[Any]]:
-    """Return what makes an array of the contents that it is a view of."""
+def read_array(dtype: str, shape: list[int], start: int, is_fortran: int) -> Callable[[Span], NDArray[Any]]:
+    """Return a function that makes the array, a view of the bytes that `span(start, size)` returns."""
     kind, lengths = _dtype_of(dtype), tuple(shape)
     order: Any = "F" if is_fortran else "C"
     num_bytes = _num_bytes(shape, kind.itemsize, start)
     if not num_bytes:
-        return lambda contents: np.ndarray(lengths, kind, b"")
+        return lambda span: np.ndarray(lengths, kind, b"")
 
-    def read(contents: memoryview) -> NDArray[Any]:
-        flat = np.frombuffer(_span(contents, start, num_bytes), kind)  # np.ndarray would keep the view's owner alone
+    def read(span: Span) -> NDArray[Any]:
+        flat = np.frombuffer(span(start, num_bytes), kind)  # np.ndarray would keep the view's owner alone
         array: NDArray[Any] = flat.reshape(lengths, order=order)
         return array
 
@@ -54,14 +55,6 @@ def _num_bytes(shape: list[int], item_size: int, start: int) -> int:
     if start < 0 or min(shape, default=0) < 0:
         raise ValueError(f"an array of {shape} from {start} on is none")
     return math.prod(shape) * item_size
-
-
-def _span(contents: memoryview, start: int, num_bytes: int) -> memoryview:
-    """Return the bytes of an array, all of them."""
-    span = contents[start : start + num_bytes]
-    if len(span) != num_bytes:
-        raise ValueError(f"{num_bytes} bytes from {start} on are not there")
-    return span
 
 
 @lru_cache(maxsize=256)
@@ -118,12 +111,12 @@ def write_tensor(add: Callable[[Any], int], tensor: torch.Tensor) -> list[Any]:
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), add(content)]
 
 
-def read_tensor(contents: memoryview, dtype: str, shape: list[int], start: int) -> torch.Tensor:
-    """Return a copy of what `contents` hold as a tensor."""
+def read_tensor(span: Span, dtype: str, shape: list[int], start: int) -> torch.Tensor:
+    """Return a copy of the bytes that `span(start, size)` returns, as a tensor."""
     kind = getattr(torch, dtype)
     if not isinstance(kind, torch.dtype) or dtype in _QUANTIZED or len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"{dtype!r} is no dtype of torch's")
     num_bytes = _num_bytes(shape, kind.itemsize, start)
     if not num_bytes:
         return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(bytearray(_span(contents, start, num_bytes)), dtype=kind).reshape(shape)
+    return torch.frombuffer(bytearray(span(start, num_bytes)), dtype=kind).reshape(shape)

@@ -15,7 +15,7 @@ import fsspec
 from kdpipes._called import masked
 from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.drafts import replace_file
-from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.filesystems import filesystem_of, not_installed
 from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.retries import NUM_TRIES, is_missing, retried
 from kdpipes.storage.time_limit import SilenceError, ask, in_time
@@ -230,7 +230,7 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
     if isinstance(error, IsADirectoryError):
         return DataError(f"{url!r} is a folder; a file is needed. Shards in it are {url.rstrip('/') + '/*.tar'!r}.")
     if isinstance(error, ImportError):
-        return ImportError(f"{masked(url)!r} needs a file system that is not installed: {error}")
+        return not_installed(url, error)
     if isinstance(error, SilenceError):
         return DataError(f"{error}.")
     return DataError(f"{url!r} cannot be read: {what_went_wrong(url, error)}")

@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
+from kdpipes._called import masked
+from kdpipes.errors import must_be
 from kdpipes.storage.private_hosts import guarded_client
 
-__all__ = ["filesystem_of"]
+__all__ = ["check_filesystem", "filesystem_of", "not_installed"]
 
 _MANY = 4_096  # URLs
+_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 _HTTP = ("http", "https")
 
 
@@ -66,6 +69,31 @@ def _guard(protocol: str) -> dict[str, Any]:
     """Return the options that keep HTTP out of private networks, unless the user has said how clients are made."""
     is_users = "get_client" in fsspec.config.conf.get(protocol, {})
     return {"get_client": guarded_client} if protocol in _HTTP and not is_users else {}
+
+
+def check_filesystem(param: str, url: str) -> None:
+    """Raise where fsspec does not know a protocol of `url`, or its package is not installed. Nothing is connected to.
+
+    Raises:
+        ImportError: The package is missing.
+        ValueError: There is no such protocol.
+    """
+    for part in url.split("::"):
+        protocol = fsspec.core.split_protocol(f"{part}://" if "::" in url and part.isalnum() else part)[0] or "file"
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except ImportError as error:
+            raise not_installed(url, error) from error
+        except ValueError as error:
+            raise ValueError(must_be(param, "a path, or a URL of a protocol that fsspec knows", url)) from error
+
+
+def not_installed(url: str, error: ImportError) -> ImportError:
+    """Return the error for a URL whose file system is not installed, with what installs it."""
+    protocols = (fsspec.core.split_protocol(part)[0] for part in url.split("::"))
+    extra = next((_EXTRAS[protocol] for protocol in protocols if protocol in _EXTRAS), None)
+    hint = "" if extra is None else f' `pip install "kdpipes[{extra}]"`.'
+    return ImportError(f"{masked(url)!r} needs a file system that is not installed: {str(error).rstrip('.')}.{hint}")
 
 
 def _is_one_for_all(filesystem: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.data import IterDataPipe
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.storage.codec import encode
 
 
 def numbers() -> Any:
@@ -45,6 +47,22 @@ def test_a_damaged_entry_is_healed_and_an_evicted_one_loaded_again(redis_server:
     for _ in range(2):
         assert [int(sample["x"][0]) for sample in cached] == expected
     assert cached.stats() == kdp.CacheStats(18, 12, cached.stats().bytes, 10, 1)
+
+
+def test_hostile_entries_are_loaded_again_and_replaced(
+    redis_server: Any, namespace: str, warned_once: Callable[[str], Any]
+) -> None:
+    cached = numbers().cache_in_redis(redis_server.url, namespace=namespace, max_value_bytes=1 << 20)
+    expected = [int(sample["x"][0]) for sample in cached]
+    with redis.Redis.from_url(redis_server.url) as client:
+        long, other, *names = sorted(name for name in redis_server.names() if name.startswith(namespace.encode()))
+        client.set(long, bytes((1 << 20) + 1))
+        client.set(other, client.get(names[0]) or b"")
+        client.set(names[1], b"".join(encode(pathlib.Path("a"), allow_pickle=True)))
+    with warned_once("holds a pickle"):
+        assert [int(sample["x"][0]) for sample in cached] == expected
+    assert [int(sample["x"][0]) for sample in cached] == expected
+    assert (cached.stats().misses, cached.stats().healed) == (13, 3)
 
 
 def test_a_server_that_is_away_is_an_error_or_no_matter(warned_once: Callable[[str], Any]) -> None:

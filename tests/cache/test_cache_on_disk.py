@@ -7,18 +7,23 @@ import multiprocessing
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.cache import cacher, contents, warm_up
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.cache.looking import check_cache
 from kdpipes.demo import write_photo_folder
+from tests.cache.test_lmdb_store import run_in_child
 
 
 class Birds(kdp.SampleSource):
@@ -288,3 +293,103 @@ def test_a_cache_that_is_moved_while_it_is_open_is_not_called_incomplete(tmp_pat
     del cached
     gc.collect()
     assert len(kdp.open_cache(tmp_path / "after")) == 2
+
+
+class Cropped(Birds):
+    """Says in the ctx what it did."""
+
+    def getitem_x(self, index: int, ctx: Any = None) -> Any:
+        ctx["crop"] = {"top": index}
+        return super().getitem_x(index)
+
+
+@pytest.mark.parametrize("layout", ["lmdb", "files"])
+def test_a_cache_keeps_what_a_source_writes_into_the_ctx(tmp_path: Path, layout: Any) -> None:
+    for _ in range(2):
+        cached = Cropped(tmp_path / "log", 3).cache_on_disk(tmp_path / "cache", layout=layout)
+        assert cached.select("x", return_ctx=True)[2][1] == {"crop": {"top": 2}}
+    assert loaded(tmp_path / "log") == [2]
+    cached.warm_up()
+    opened = kdp.open_cache(tmp_path / "cache")
+    assert opened.select("x", return_ctx=True)[1][1] == {"crop": {"top": 1}}
+
+
+def test_a_ctx_that_cannot_be_kept_is_an_error_that_says_so(tmp_path: Path) -> None:
+    class Holds(Birds):
+        def getitem_x(self, index: int, ctx: Any = None) -> Any:
+            ctx["place"] = tmp_path
+            return index
+
+    with pytest.raises(TypeError, match=r"ctx.*'place'.*'x' cannot be cached"):
+        Holds(tmp_path / "log").cache_on_disk(tmp_path / "cache")[0]["x"]
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"), [("gs://b/c", r"kdpipes\[gcs\]"), ("abfs://b/c", "adlfs"), ("oss://b", "ossfs")]
+)
+def test_a_url_without_its_file_system_fails_when_built(url: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gcsfs", "ossfs"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=f"{url}.*{hint}"):
+        kdp.from_dataset([1, 2], "x").transform("x", float).cache_on_disk(url)
+    with pytest.raises(ValueError, match=r"`url` must be .*no-such-protocol"):
+        kdp.from_dataset([1, 2], "x").transform("x", float).cache_on_disk("no-such-protocol://b/c")
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_a_damaged_file_names_sample_cache_and_remedy(tmp_path: Path, compression: str | None) -> None:
+    folder = tmp_path / "cache"
+
+    def chain() -> Any:
+        source = kdp.from_ids(["a", "b"], load=lambda name: name * 2000)
+        return source.cache_on_disk(folder, layout="files", num_entries=10, compression=compression)
+
+    chain().warm_up()
+    store = FileStore(folder)
+    lists = [Path(store.place_of(key)).name for key in (b"\0contents", b"\0contents again")]
+    for path in folder.iterdir():
+        if len(path.name) == 40 and path.name not in lists:
+            path.write_bytes(path.read_bytes()[:-4] + b"\xff" * 4)
+    with pytest.raises(kdp.DataError, match=rf"'x' of 'b' in '{re.escape(str(folder))}'.*chain that has the source"):
+        kdp.open_cache(folder)[1]["x"]
+    assert (chain()[1]["x"], kdp.open_cache(folder)[1]["x"]) == ("b" * 2000,) * 2
+
+
+def test_a_sparse_tensor_is_refused_with_the_remedy() -> None:
+    sparse = torch.eye(3).to_sparse()
+    chain = kdp.from_dataset([(sparse, 0), (sparse * 2, 1)]).transform("x", lambda x: x)
+    with pytest.raises(TypeError, match=r"Field 'x' cannot be cached.*`\.to_dense\(\)`"):
+        chain.cache_in_memory()[0]["x"]
+    assert chain.transform("x", lambda x: x.to_dense()).cache_in_memory()[1]["x"].tolist()[0] == [2, 0, 0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_cut_database_is_an_error_at_the_next_epoch(tmp_path: Path, num_workers: int, share: float) -> None:
+    def work(pipe: Any) -> None:
+        chain = Birds(tmp_path / "log").cache_on_disk(tmp_path / "cache").select("x").deal(batch_size=8)
+        with kdp.Loader(chain, num_workers=num_workers) as loader:
+            for _ in range(2):
+                assert len([batch[0][0].copy() for batch in loader]) == 5
+            data = tmp_path / "cache" / "data.mdb"
+            os.truncate(data, int(data.stat().st_size * share))
+            with pytest.raises(kdp.DataError, match=r"data\.mdb' has been cut"):
+                list(loader)
+        pipe.send("an error")
+
+    child, pipe = run_in_child(work)
+    child.join()
+    assert child.exitcode == 0, "ended by a signal, or no error"
+    assert pipe.recv() == "an error"
+
+
+@pytest.mark.parametrize("layout", ["lmdb", "files"])
+def test_a_complete_cache_without_keys_in_its_checksums_opens(
+    tmp_path: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as as_before:  # as kdpipes 0.1 wrote them
+        for module in (cacher, contents, warm_up):
+            as_before.setattr(module, "bound_to", lambda key: b"")
+        Birds(tmp_path / "log", 3).cache_on_disk(tmp_path / "cache", layout=layout).warm_up()
+    assert kdp.open_cache(tmp_path / "cache")[2]["x"].tolist() == [2] * 700
+    assert check_cache(str(tmp_path / "cache")) == (5, 0, 0)

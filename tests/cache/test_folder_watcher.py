@@ -129,6 +129,54 @@ def test_a_watcher_that_was_killed_is_done_without() -> None:
     assert not any(path.exists() for path in paths)
 
 
+def release_under_a_stopped_watcher(pipe: Any) -> None:
+    """Drop a folder while its watcher is stopped, and hold another one when the process ends."""
+    folder = SharedFolder()
+    stopped = [watcher()]
+    os.kill(watcher(), signal.SIGSTOP)
+    del folder
+    gc.collect()
+    held = SharedFolder()
+    stopped.append(watcher())
+    os.kill(watcher(), signal.SIGSTOP)
+    pipe.send((stopped, held.path))
+    pipe.recv()
+    del held
+
+
+def test_a_stopped_watcher_holds_up_neither_release_nor_exit() -> None:
+    child, pipe = run_in_child(release_under_a_stopped_watcher)
+    answered = pipe.poll(PATIENCE_MS / 1000)
+    stopped, path = pipe.recv() if answered else ([], "")
+    if answered:
+        pipe.send("end")
+    child.join(PATIENCE_MS / 1000)
+    is_alive = child.is_alive()
+    child.kill()
+    assert (answered, is_alive) == (True, False)
+    assert not Path(path).exists()
+    for pid in stopped:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_stopped_watcher_with_a_full_pipe_blocks_nobody() -> None:
+    def work(pipe: Any) -> None:
+        folder = SharedFolder()
+        os.kill(watcher(), signal.SIGSTOP)
+        for number in range(5000):
+            folder_watcher.watch(f"/nowhere/{number}", is_named=False)
+        pipe.send(Path(folder.path).is_dir())
+        os.kill(watcher(), signal.SIGKILL)
+
+    child, pipe = run_in_child(work)
+    answered = pipe.poll(PATIENCE_MS / 1000)
+    child.kill()
+    child.join()
+    assert answered
+    assert pipe.recv()
+
+
 def test_where_no_process_can_be_started_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> int:
         raise BlockingIOError("no more processes")

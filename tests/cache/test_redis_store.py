@@ -155,14 +155,18 @@ def test_a_damaged_entry_heals(redis_server: Server, namespace: str, client: Any
     assert store.stats().healed == 1
 
 
-def test_entries_that_redis_cannot_keep_are_refused(
-    redis_server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert redis_store._MOST_BYTES == 512 * 1024**2
-    monkeypatch.setattr(redis_store, "_MOST_BYTES", 1000)
-    store = RedisStore(redis_server.url, namespace)
-    with pytest.raises(ValueError, match="no entry of more than 1,000 bytes; this one has 1,001"):
-        store.put(b"a", [bytes(1001)])
+def test_entries_that_are_too_long_are_neither_kept_nor_read(redis_server: Server, namespace: str, client: Any) -> None:
+    store = RedisStore(redis_server.url, namespace, max_value_bytes=1000)
+    assert store.put(b"a", [bytes(1000)])
+    with pytest.raises(ValueError, match=r"no entry of more than 1,000 bytes .*but this one has 1,001"):
+        store.put(b"b", [bytes(1001)])
+    client.set(f"{namespace}:b", bytes(1001))
+    with pytest.raises(DamagedError, match="longer than `max_value_bytes`, 1,000"):
+        store.get(b"b")
+    assert [entry is None for entry in store.get_many([b"a", b"b"])] == [False, True]
+    assert store.stats()[:2] == (1, 2)
+    assert store.put(b"b", [b"short"], replace=True)
+    assert bytes(store.get(b"b") or b"") == b"short"
 
 
 def test_a_wrong_password_is_no_absence(server: Server, namespace: str) -> None:
@@ -183,6 +187,7 @@ def test_a_wrong_password_is_no_absence(server: Server, namespace: str) -> None:
         (("redis://host", ""), {}, "`namespace` must be letters"),
         (("redis://host", "a*"), {}, "`namespace` must be letters"),
         (("redis://host", "a"), {"ttl_s": 0}, "`ttl_s` must be a number of seconds"),
+        (("redis://host", "a"), {"max_value_bytes": (512 << 20) + 1}, "`max_value_bytes` must be at most 536,870,912"),
         (("redis://host", "a"), {"timeout_s": None}, "`timeout_s` must be a number of seconds"),
         (("redis://host", "a"), {"on_unreachable": "skip"}, "`on_unreachable` must be one of 'raise', 'go_on'"),
     ],

@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import kdpipes as kdp
+from kdpipes.cache.cacher import CacheMapDataPipe, Cacher
 from kdpipes.cache.file_store import FileStore
+from kdpipes.cache.identity import key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.redis_store import RedisStore
-from kdpipes.cache.store import CacheStats
+from kdpipes.cache.store import CacheStats, bound_to
 from kdpipes.storage.codec import decode, encode
 
 ALL_KINDS = ["memory", "named", "disk", "files", "zlib", "object-storage", "redis"]
@@ -156,6 +159,56 @@ def test_look_ups_are_counted_in_each_process_and_entries_of_all(open_store: Ope
     assert stats.entries == 3
     assert stats.bytes > (1000 if isinstance(store, FileStore) else 3 * 160_000)
     assert pickle.loads(pickle.dumps(store)).stats()[:2] == (0, 0)
+
+
+class Unknown:
+    """Is no plain data, and pickles."""
+
+
+def cached_by(store: Any, load: Callable[[str], Any], **options: Any) -> Any:
+    """Return a chain of three samples that are cached in a store."""
+    choices = {"verify": "always", "version": None, "freeze_randomness": False, "allow_pickle": False, **options}
+    return CacheMapDataPipe(kdp.from_ids(list("abc"), load=load), Cacher(store, **choices), "cache")
+
+
+def keys_of(cached: Any) -> list[bytes]:
+    """Return the keys of a chain's entries."""
+    return [key_of(cached._identity.of(sample), "x") for sample in cached]
+
+
+def numbered(name: str) -> Any:
+    return value(ord(name), 2000)
+
+
+def test_entries_that_were_swapped_are_loaded_again(open_store: Open) -> None:
+    cached = cached_by(open_store(), numbered)
+    before = [sample["x"].tolist() for sample in cached]
+    store, keys = open_store(), keys_of(cached)
+    swapped = [bytes(store.get(key)) for key in (keys[1], keys[0])]
+    for key, content in zip(keys, swapped, strict=False):
+        assert store.put(key, [content], replace=True)
+    again = cached_by(open_store(), numbered)
+    assert [sample["x"].tolist() for sample in again] == before
+    assert again.stats()[:2] == (1, 2)
+    assert again.stats().healed == 2
+    assert [sample["x"].tolist() for sample in again] == before
+    assert again.stats()[:2] == (4, 2)
+
+
+def test_an_entry_of_a_pickle_is_a_miss_with_a_warning(open_store: Open, warned_once: Callable[[str], Any]) -> None:
+    trusting = cached_by(open_store(), lambda name: Unknown(), allow_pickle=True)
+    assert isinstance(trusting[0]["x"], Unknown)
+    cached = cached_by(open_store(), numbered)
+    with warned_once("holds a pickle for field 'x' of sample 'a'.*`allow_pickle=True`"):
+        for number, key in enumerate(keys_of(cached)):
+            open_store().put(key, encode((Unknown(), {}), allow_pickle=True, key=bound_to(key)))
+            assert whole_array(cached[number]["x"], "abc"[number])
+    assert [whole_array(sample["x"], name) for sample, name in zip(cached, "abc", strict=True)] == [True] * 3
+    assert cached.stats()[:2] == (3, 3)
+
+
+def whole_array(array: Any, name: str) -> bool:
+    return bool(np.array_equal(array, numbered(name)))
 
 
 def test_closing_is_no_end(open_store: Open) -> None:

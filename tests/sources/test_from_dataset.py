@@ -93,7 +93,7 @@ def test_fields_with_methods_of_their_own_load_singly() -> None:
         assert [sample["y"] for sample in source.filter_classes(valid=[0])] == [0, 0]
         assert source.column("rows").tolist() == [0, 100, 200]
         assert source.record_ctx().select("rows y", return_ctx=True)[2] == ((200, 0), {"rows": 20})
-        assert source.select("rows", return_ctx=True)[2] == ((200,), {})
+        assert source.select("rows", return_ctx=True)[2] == ((200,), {"rows": 20})
         with pytest.raises(OSError) as caught:
             source[1]["x"]
         assert caught.value.args == (5, "disk 1")
@@ -273,3 +273,26 @@ def test_random_datasets_and_getters_depend_on_the_delivered_sample_alone() -> N
         with kdp.Loader(make().deal(batch_size=2, shuffle=True), num_workers=2) as loader:
             assert list(loader) == expected[0]
             assert list(loader) != expected[0]
+
+
+class Cropped(kdp.SampleSource):
+    """Says in the ctx what it did."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def getitem_x(self, index: int, ctx: dict[str, Any]) -> float:
+        ctx["crop"] = {"top": index}
+        return float(np.random.rand())
+
+    def getitem_y(self, index: int, ctx: dict[str, Any]) -> int:
+        return int(ctx.get("crop", {}).get("top", -1))
+
+
+@pytest.mark.parametrize("source", [Cropped(), kdp.from_dataset(Cropped())])
+def test_what_a_source_writes_into_the_ctx_is_returned(source: Any) -> None:
+    (_, y), ctx = source.select("x y", return_ctx=True)[2]
+    assert (y, ctx) == (2, {"crop": {"top": 2}})
+    assert source.select("y", return_ctx=True)[2] == ((-1,), {})
+    _, recorded = source.record_ctx().select("x y", return_ctx=True)[2]
+    assert (recorded["crop"], set(recorded)) == ({"top": 2}, {"crop", "draw"})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import math
 import os
 import struct
+import zlib
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
@@ -404,6 +406,43 @@ def test_a_header_that_lies_is_refused(header: str) -> None:
 
 
 def test_an_entry_of_another_format_is_refused() -> None:
-    for entry in (b"kdp\x02" + ENTRY[4:], b"xyz" + ENTRY[3:], os.urandom(8) + ENTRY[8:]):
-        with pytest.raises(DamagedError, match="not of format 1"):
+    for entry in (b"kdp\x03" + ENTRY[4:], b"xyz" + ENTRY[3:], os.urandom(8) + ENTRY[8:]):
+        with pytest.raises(DamagedError, match="not of format 1 or 2"):
             decode(entry)
+
+
+def test_an_entry_under_another_key_is_damaged() -> None:
+    entry = entry_of("heron", key=b"a")
+    assert decode(entry, key=b"a") == "heron"
+    assert decode(entry_of("heron"), key=b"a") == "heron", "one without a key is read all the same"
+    for key in (b"b", b""):
+        with pytest.raises(DamagedError, match="belongs to another key"):
+            decode(entry, key=key)
+
+
+REFERENCES = {
+    "bytes": ["bytes", 0, 4096],
+    "strings": ["str", 0, 4096],
+    "arrays": ["array", "|u1", [4096], 0, 0],
+    "tensors": ["tensor", "uint8", [4096], 0],
+    "keys": ["dict", [["bytes", 0, 4096]], [0]],
+    "images": ["of", "image", ["tuple", ["L", ["tuple", [64, 64]], ["bytes", 0, 4096], None, {}]]],
+}
+
+
+def referring(node: Any, count: int) -> bytes:
+    """Return an entry of 4096 bytes that a list refers to as often as it is said."""
+    header = json.dumps(["list", [node] * count]).encode()
+    lead = header + bytes(-(20 + len(header)) % 64)
+    frame = struct.pack("<3sBIQI", b"kdp", 1, 0, 20 + len(lead) + 4096, len(header))
+    checksum = zlib.crc32(frame[8:] + lead + bytes(4096))
+    return frame[:4] + checksum.to_bytes(4, "little") + frame[8:] + lead + bytes(4096)
+
+
+@pytest.mark.parametrize("bytes_as_views", [False, True])
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_an_entry_that_reads_its_bytes_twice_is_damaged(kind: str, bytes_as_views: bool) -> None:
+    assert len(decode(referring(REFERENCES[kind], 1), bytes_as_views=bytes_as_views)) == 1
+    for count in (2, 20_000):
+        with pytest.raises(DamagedError, match="more than once"):
+            decode(referring(REFERENCES[kind], count), bytes_as_views=bytes_as_views)
