@@ -16,6 +16,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.cli import main
 from kdpipes.errors import as_cause, must_be
 from kdpipes.storage.urls import expand_urls, identity_of, path_of, relative_names
 from tests.http_server import Served, serving, tar
@@ -201,3 +202,14 @@ def test_the_cause_of_an_error_stays_as_it_is_unless_it_holds_a_secret() -> None
     assert (type(found), str(found)) == (OSError, "http://host/a.tar")
     assert str(found.__cause__) == "ClientError: http://***@host/a.tar"
     assert getattr(found.__cause__, "status", None) == 403
+
+
+def test_commands_show_no_secret(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = signed(served)
+    commands = [["inspect", url], ["inspect", url, "--json"], ["index", url], ["index", url, "--json"]]
+    commands += [["copy", url.replace("birds-{0..1}.tar", "birds"), str(tmp_path / "copy")]]
+    for words in commands:
+        main(words)
+        shown = capsys.readouterr()
+        assert shown.out or shown.err
+        assert not [text for text in shown if any(secret in text for secret in SECRETS)], words

@@ -13,5 +13,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 
 def say_json(data: Any) -> None:
-    """Print plain data as JSON."""
-    click.echo(json.dumps(data, indent=2))  # in ASCII: names in data need not be UTF-8
+    """Print plain data as JSON, without secrets of URLs."""
+    click.echo(json.dumps(_masked(data), indent=2))  # in ASCII: names in data need not be UTF-8
+
+
+def _masked(data: Any) -> Any:
+    from kdpipes._called import masked
+
+    if isinstance(data, dict):
+        return {name: _masked(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_masked(value) for value in data]
+    return masked(data) if isinstance(data, str) and "://" in data else data

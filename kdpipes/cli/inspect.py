@@ -56,6 +56,7 @@ __all__ = ["command"]
 @json_option
 def command(places: tuple[str, ...], num_samples: int, no_scan: bool, as_json: bool) -> None:
     """Say what is in shards, in a folder, or in a chain."""
+    from kdpipes._called import masked
     from kdpipes.errors import check_count
     from kdpipes.look.chain_contents import look_at_chain
     from kdpipes.look.inspect_data import inspect_data
@@ -69,4 +70,4 @@ def command(places: tuple[str, ...], num_samples: int, no_scan: bool, as_json: b
         say_json(found.as_dict())
     else:
         title = places[0] if len(places) == 1 else f"{places[0]} ... {places[-1]}"
-        click.echo("\n".join(contents_lines(title, found)))
+        click.echo("\n".join(masked(line) if "://" in line else line for line in contents_lines(title, found)))
