@@ -193,7 +193,7 @@ def test_misspelt_urls_and_options_are_masked() -> None:
     )
 
 
-def test_the_cause_of_an_error_stays_as_it_is_unless_it_holds_a_secret() -> None:
+def test_the_cause_of_an_error_stays_unless_it_holds_a_secret() -> None:
     plain = OSError("http://host/a.tar")
     assert as_cause(plain) is plain
     status = type("ClientError", (Exception,), {"status": 403})("http://ada:HUNTER2@host/a.tar")

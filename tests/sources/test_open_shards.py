@@ -181,7 +181,7 @@ def test_zeros_inside_a_shard_are_damage_and_lose_no_sample(tmp_path: Path) -> N
     assert len(kdp.open_shards(whole)) == len(kdp.open_shards(whole)) == len(list(kdp.stream_shards(whole))) == 20
 
 
-def test_behind_on_error_a_stream_goes_on_after_zeros_with_the_next_shard(tmp_path: Path) -> None:
+def test_a_tolerant_stream_goes_on_after_zeros_with_the_next_shard(tmp_path: Path) -> None:
     damaged(tmp_path / "0.tar")
     with TarWriter(str(tmp_path / "1.tar")) as writer:
         writer.write({"__key__": "0", "txt": "stork"})

@@ -229,7 +229,7 @@ def test_a_flipped_bit_is_an_error_of_its_sample(write: Callable[..., Path], ver
     assert [sample["jpg"] for sample in kdp.stream_shards(path, verify=False)][2] != JPGS[2]
 
 
-def test_shards_without_checksums_are_read_unless_they_must_be_verified(write: Callable[..., Path]) -> None:
+def test_shards_without_checksums_are_read_unless_verify_is_true(write: Callable[..., Path]) -> None:
     path, packed = write(ROWS, "a.tar"), write(ROWS, "a.tar.gz")
     for _ in range(2):
         assert len(list(kdp.stream_shards(path))) == len(list(kdp.stream_shards(packed, verify=True))) == 4
