@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NoReturn
 
-from kdpipes._called import masked, shown_value
+from kdpipes._masked import masked
 
 __all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
 
@@ -51,10 +51,16 @@ class MissingMemberError(DataError, KeyError):
 
 def must_be(param: str, rule: str, value: object, way_out: str = "") -> str:
     """Return the sentence in which kdpipes refuses an argument."""
-    shown = shown_value(value) if isinstance(value, Mapping) else masked(repr(value))
+    shown = _shown(value) if isinstance(value, Mapping) else masked(repr(value))
     if len(shown) > 120:
         shown = shown[:117] + "..."
     return f"`{param}` must be {rule}, but is {shown} instead." + (f" {way_out}" if way_out else "")
+
+
+def _shown(value: object) -> str:
+    from kdpipes._called import shown_value  # which imports torch; commands that only show help do without
+
+    return shown_value(value)
 
 
 def check_count(param: str, value: Any, *, minimum: int = 1) -> int:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kdpipes._called import masked
+from kdpipes._masked import masked
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import heal_contents, read_contents
 from kdpipes.cache.disk_store import layout_in, store_in

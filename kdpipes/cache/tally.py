@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 
-from kdpipes._called import masked
 from kdpipes._forks import forget_after_fork
+from kdpipes._masked import masked
 
 __all__ = ["Tally"]
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from kdpipes._masked import masked
+
 __all__ = ["json_option", "say_json"]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, of the form above, for scripts.")
@@ -18,8 +20,6 @@ def say_json(data: Any) -> None:
 
 
 def _masked(data: Any) -> Any:
-    from kdpipes._called import masked
-
     if isinstance(data, dict):
         return {name: _masked(value) for name, value in data.items()}
     if isinstance(data, list | tuple):

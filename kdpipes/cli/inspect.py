@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from kdpipes._masked import masked
 from kdpipes.cli._chain_of import CHAIN_HELP, chain_of, names_chain
 from kdpipes.cli._commands import Command
 from kdpipes.cli._contents_lines import contents_lines
@@ -56,7 +57,6 @@ __all__ = ["command"]
 @json_option
 def command(places: tuple[str, ...], num_samples: int, no_scan: bool, as_json: bool) -> None:
     """Say what is in shards, in a folder, or in a chain."""
-    from kdpipes._called import masked
     from kdpipes.errors import check_count
     from kdpipes.look.chain_contents import look_at_chain
     from kdpipes.look.inspect_data import inspect_data

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from kdpipes._called import masked
+from kdpipes._masked import masked
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.disk_store import layout_in
 from kdpipes.look.contents import Contents, FieldSeen, SampleSeen, classes_seen

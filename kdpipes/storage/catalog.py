@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._called import masked
+from kdpipes._masked import masked
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
 from kdpipes.storage.files import Version, cache_folder, make_cache_folder, md5_of, read_url, version_of, write_url
