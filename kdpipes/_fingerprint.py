@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -40,18 +40,19 @@ from kdpipes.storage.shared import PackedStrings, Shared
 
 __all__ = [
     "MISSING",
+    "Change",
     "attributes_of",
     "digest",
     "digest_with_globals",
     "fingerprint",
     "fingerprints",
-    "first_values",
     "globals_read",
     "is_users",
-    "keep_first_global",
-    "keep_first_value",
+    "note_changed_attribute",
+    "note_changed_global",
     "own_members",
     "settled_attributes",
+    "with_first_values",
 ]
 
 MISSING: Any = object()  # in place of the first value of an attribute that appeared later
@@ -322,7 +323,8 @@ def _resolved(namespace: Mapping[str, Any], path: tuple[str, ...]) -> tuple[int,
     An attribute is looked up as far as code that reads it gets just that value: in users' modules, and in the
     dictionary of an object.
     """
-    value = _first_globals.get((namespace.get("__name__") or "", path[0]), namespace[path[0]])
+    changed = _changed_globals.get((namespace.get("__name__") or "", path[0]))
+    value = namespace[path[0]] if changed is None else changed.known_by(namespace[path[0]])
     for length, name in enumerate(path[1:], 1):
         held = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type) else {}
         kind: Any = type(value)
@@ -463,26 +465,48 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return found
 
 
-_first: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}  # by the identity of the object
-
-
-def keep_first_value(holder: Any, name: str, value: Any) -> None:
-    """Have caches know an object by the value that an attribute had before reading from the object changed it.
+class Change(NamedTuple):
+    """What reading a sample has changed.
 
     Args:
-        holder: The object.
-        name: The attribute's name.
-        value: Its first value; `MISSING` where it had none.
+        before: The value before; `MISSING` where there was none.
+        first: The same, or a copy that was made of it before, as a collection may be changed in place.
+        last: The value after.
     """
+
+    before: Any
+    first: Any
+    last: Any
+
+    def known_by(self, value: Any) -> Any:
+        """Return what stands for a value now: the first one, unless somebody has put another object in its place."""
+        return self.first if value is self.last or value is MISSING or isinstance(value, _PLAIN) else value
+
+    def after(self, known: Change | None) -> Change:
+        """Return the change since the first of all, where another one is known."""
+        is_first = known is None or known.known_by(self.before) is self.before
+        return self if known is None or is_first else self._replace(first=known.first)
+
+
+_changed_attributes: dict[int, tuple[weakref.ref[Any], dict[str, Change]]] = {}  # by the identity of the object
+_changed_globals: dict[tuple[str, str], Change] = {}  # by module and name
+
+
+def note_changed_attribute(holder: Any, name: str, change: Change) -> None:
+    """Have caches know an object by the value that an attribute had before reading from the object changed it."""
     key = id(holder)
     try:
-        known = _first.get(key) or (weakref.ref(holder, lambda _: _first.pop(key, None)), {})
+        known = _changed_attributes.get(key) or (weakref.ref(holder, lambda _: _changed_attributes.pop(key, None)), {})
     except TypeError:  # it has no room for weak references
         return
-    _first.setdefault(key, known)[1].setdefault(name, value)
+    changed = _changed_attributes.setdefault(key, known)[1]
+    changed[name] = change.after(changed.get(name))
 
 
-_first_globals: dict[tuple[str, str], Any] = {}  # by module and name
+def note_changed_global(namespace: dict[str, Any], name: str, change: Change) -> None:
+    """Have caches know a function by the value that a global had before calling the function changed it."""
+    key = namespace.get("__name__") or "", name
+    _changed_globals[key] = change.after(_changed_globals.get(key))
 
 
 def globals_read(function: Any) -> list[tuple[dict[str, Any], str]]:
@@ -493,15 +517,13 @@ def globals_read(function: Any) -> list[tuple[dict[str, Any], str]]:
     return [(namespace, name) for name in dict.fromkeys(path[0] for path in _paths_read(function.__code__))]
 
 
-def keep_first_global(namespace: dict[str, Any], name: str, value: Any) -> None:
-    """Have caches know a function by the value that a global had before calling the function changed it."""
-    _first_globals.setdefault((namespace.get("__name__") or "", name), value)
-
-
-def first_values(holder: Any) -> dict[str, Any]:
-    """Return the first values of the attributes of an object that reading from it has changed."""
-    known = _first.get(id(holder))
-    return known[1] if known is not None and known[0]() is holder else {}
+def with_first_values(holder: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of an object, those that reading from it has changed as they were first."""
+    known = _changed_attributes.get(id(holder))
+    if known is None or known[0]() is not holder:
+        return attributes
+    first = {name: changed.known_by(attributes.get(name, MISSING)) for name, changed in known[1].items()}
+    return {name: value for name, value in {**attributes, **first}.items() if value is not MISSING}
 
 
 def settled_attributes(value: Any) -> dict[str, Any]:
@@ -509,12 +531,12 @@ def settled_attributes(value: Any) -> dict[str, Any]:
 
     An attribute that is None or an open file is left out: a dataset may open its file when it is first read.
     """
-    attributes = {**attributes_of(value), **first_values(value)}
+    attributes = with_first_values(value, attributes_of(value))
     return {name: each for name, each in attributes.items() if not _is_unsettled(each)}
 
 
 def _is_unsettled(value: Any) -> bool:
-    if value is None or value is MISSING or isinstance(value, _HANDLES):
+    if value is None or isinstance(value, _HANDLES):
         return True
     if isinstance(value, _SETTLED) or is_users(type(value)):
         return False

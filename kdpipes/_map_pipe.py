@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._called import CALLED
 from kdpipes._draw import Draw, drawing, is_drawing
-from kdpipes._fingerprint import MISSING, first_values
+from kdpipes._fingerprint import with_first_values
 from kdpipes._pipe import Suggesting, gives_samples
 from kdpipes._pipe_name import pipe_name
 from kdpipes._progress import shown_if_slow
@@ -72,10 +72,8 @@ class MapPipe(Suggesting, MapChain):
     def identity(self) -> Any:
         """Return what makes this pipe give what it gives, as plain data: its arguments, not what it has computed."""
         left_out = *self._computed, _KEPT_LABELS, CALLED
-        values = {**vars(self), **first_values(self)}
-        return [
-            (name, value) for name, value in sorted(values.items()) if name not in left_out and value is not MISSING
-        ]
+        values = with_first_values(self, vars(self))
+        return [(name, value) for name, value in sorted(values.items()) if name not in left_out]
 
     @overload
     def __getitem__(self, index: int) -> Any: ...

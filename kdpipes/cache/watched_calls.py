@@ -11,12 +11,13 @@ from typing import Any
 
 from kdpipes._fingerprint import (
     MISSING,
+    Change,
     attributes_of,
     digest_with_globals,
     globals_read,
     is_users,
-    keep_first_global,
-    keep_first_value,
+    note_changed_attribute,
+    note_changed_global,
 )
 from kdpipes._graph import walk
 from kdpipes._iter_pipe import IterPipe
@@ -64,14 +65,16 @@ class WatchedCalls:
                 self._look()
         before = [(pipe, generator, generator.state()) for pipe, generator in self._generators]
         attributes = [(holder, _kept(attributes_of(holder))) for holder in self._holders]
-        namespaces = [(namespace, name, _kept({name: namespace.get(name)})) for namespace, name in self._globals]
+        namespaces = [
+            (namespace, _kept({name: namespace[name]})) for namespace, name in self._globals if name in namespace
+        ]
         yield lambda: next(((pipe, each.name) for pipe, each, state in before if each.state() != state), None)
         for holder, kept in attributes:
-            for name, first in _changed(kept, attributes_of(holder)):
-                keep_first_value(holder, name, first)
-        for namespace, name, kept in namespaces:
-            for _, first in _changed(kept, {name: namespace.get(name)}):
-                keep_first_global(namespace, name, first)
+            for name, change in _changes(kept, attributes_of(holder)):
+                note_changed_attribute(holder, name, change)
+        for namespace, kept in namespaces:
+            for name, change in _changes(kept, {name: namespace[name] for name in kept if name in namespace}):
+                note_changed_global(namespace, name, change)
         if known is not None:
             _warn_of_changed(known, self._known_by())
 
@@ -123,13 +126,13 @@ def _kept(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _changed(kept: dict[str, tuple[Any, Any]], now: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what has changed since, by name, with its value before."""
+def _changes(kept: dict[str, tuple[Any, Any]], now: dict[str, Any]) -> Iterator[tuple[str, Change]]:
+    """Yield what has changed, by name."""
     for name, (value, copied) in kept.items():
         if name not in now or now[name] is not value or not _is_as_before(value, copied):
-            yield name, copied
+            yield name, Change(value, copied, now.get(name, MISSING))
     for name in now.keys() - kept.keys():
-        yield name, MISSING
+        yield name, Change(MISSING, MISSING, now[name])
 
 
 def _is_as_before(value: Any, copied: Any) -> bool:

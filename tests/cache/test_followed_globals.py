@@ -189,8 +189,10 @@ def test_a_global_that_calls_change_is_known_by_its_first_value(tmp_path: Path) 
     cells = "seen, names = {}, ['a']", "def f(x):\n  seen[x] = x\n  names.append('b')\n  return x * 2"
     namespace = in_notebook(*cells)
     assert read(namespace["f"], tmp_path) == (6, 0)
-    assert (read(namespace["f"], tmp_path), len(namespace["names"])) == ((6, 1), 2)
+    assert read(namespace["f"], tmp_path, version="other") == (6, 0)
+    assert (read(namespace["f"], tmp_path), len(namespace["names"])) == ((6, 1), 3)
     assert read(in_notebook(*cells)["f"], tmp_path) == (6, 1)
+    assert read(in_notebook(*cells, "seen = {3: 3, 5: 5}")["f"], tmp_path) == (6, 0)
 
 
 def test_a_global_object_that_calls_change_is_warned_of(tmp_path: Path) -> None:
@@ -226,6 +228,7 @@ class Lazily:
     def __init__(self, path: Path, scale: int = 1) -> None:
         self.path, self.scale = path, scale
         self.file: Any = None
+        self.offsets: dict[int, int] | None = None
         self.seen: dict[int, int] = {}
         self.part = Part()
         self.calls = 0
@@ -239,7 +242,8 @@ class Lazily:
         self.calls += 1
         self.part.last = index
         self.made_late = index
-        return index * self.scale
+        self.offsets = self.offsets or {0: 0}
+        return index * self.scale + self.offsets.get(index, 0)
 
 
 class Part:
@@ -306,6 +310,8 @@ def test_a_source_that_was_changed_on_purpose_has_other_entries(tmp_path: Path) 
         assert [sample["x"] for sample in pipe.cache_on_disk(tmp_path / kind)] == [0, 1, 2]
         source.scale = 5
         assert [sample["x"] for sample in pipe.cache_on_disk(tmp_path / kind)] == [0, 5, 10], kind
+        source.offsets = {0: 7}
+        assert [sample["x"] for sample in pipe.cache_on_disk(tmp_path / kind)] == [7, 5, 10], kind
 
 
 def test_a_file_that_was_opened_before_does_not_count(tmp_path: Path) -> None:
