@@ -16,26 +16,19 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from kdpipes._masked import HIDDEN, masked
+
 __all__ = ["CALLED", "Called", "arguments_of", "masked", "note_call", "shown_value"]
 
 CALLED = "_kdpipes_called"  # an attribute of pipes, users' own included, which is no part of what they are
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, np.ufunc)
 _LONGEST = 72
 _ENTRIES = 6
-_HIDDEN = "***"
 _SECRET = re.compile(
     r"passw|passphrase|pwd|secret|token(?!i[sz])|credential|signature|cookie|(api|access|account|private)[-_]?key"
     r"|(^|[-_])pass$|^auth|^sig$|^sas$",
     re.I,
 )
-_USER = re.compile(r"(?<=://)(?:[^/\s:]*:\S*|[^/\s]+)@")  # passwords have slashes and @ too
-_QUERY = re.compile(r"(?<=\?)[\w.%-]+=[^\s'\"#]*")
-_ASSIGNED = re.compile(
-    r"\b([\w-]*(?:passw|passphrase|pwd|secret|token|credential|signature|key)[\w-]*|sig)(=|:\s*)[^\s&'\",;]+", re.I
-)
-_HEADER = re.compile(r"\b(Authorization:\s*)(?:(\w+)\s+)?[^\s'\"]+|\b(Cookie:\s*)[^'\"\n]+", re.I)
-_BEARER = re.compile(r"\b(Bearer|Basic)\s+[^\s'\"]+", re.I)
-_KEY_FILE = re.compile(r"(?<=PRIVATE KEY-----).+?(?=-----END|\Z)", re.S)
 
 
 class Called:
@@ -62,7 +55,7 @@ def note_call(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None
 
 
 def _argument(name: str, value: Any) -> str:
-    text = _HIDDEN if _is_secret(name, value) else shown_value(value)
+    text = HIDDEN if _is_secret(name, value) else shown_value(value)
     return f"{name}={text}" if name else text
 
 
@@ -76,24 +69,6 @@ def _is_of_pipes(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_is_of_pipes, value[:_ENTRIES]))
     return isinstance(value, IterDataPipe | MapDataPipe)
-
-
-def masked(text: str) -> str:
-    """Return a text without what must not be shown: the users of URLs and their passwords, queries, tokens.
-
-    >>> masked("redis://:hunter2@host/0"), masked("https://host/a.tar?X-Amz-Signature=1f")
-    ('redis://***@host/0', 'https://host/a.tar?***')
-    """
-    text = _USER.sub(f"{_HIDDEN}@", text)
-    if "://" in text:
-        text = _QUERY.sub(_HIDDEN, text)
-    text = _HEADER.sub(_masked_header, _ASSIGNED.sub(rf"\1\2{_HIDDEN}", _KEY_FILE.sub(_HIDDEN, text)))
-    return _BEARER.sub(rf"\1 {_HIDDEN}", text)
-
-
-def _masked_header(found: re.Match[str]) -> str:
-    begins, kind, cookie = found.groups()
-    return f"{cookie or begins}{f'{kind} ' if kind else ''}{_HIDDEN}"
 
 
 def shown_value(value: Any, depth: int = 0) -> str:
@@ -154,7 +129,7 @@ def _entry(entry: tuple[Any, Any], depth: int) -> str:
     is_secret = isinstance(name, str | bytes) and _is_secret(
         str(name, "latin-1") if isinstance(name, bytes) else name, value
     )
-    return f"{shown_value(name, depth + 1)}: {_HIDDEN if is_secret else shown_value(value, depth + 1)}"
+    return f"{shown_value(name, depth + 1)}: {HIDDEN if is_secret else shown_value(value, depth + 1)}"
 
 
 def arguments_of(value: Any) -> Iterator[str]:

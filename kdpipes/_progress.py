@@ -12,6 +12,8 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from kdpipes._masked import masked
+
 __all__ = ["bytes_if_slow", "shown_if_slow"]
 
 Item = TypeVar("Item")
@@ -36,7 +38,7 @@ def shown_if_slow(items: Iterable[Item], total: int | None, what: str, unit: str
     """
     if _is_aside():
         return iter(items)
-    return iter(_Bar(items, what, total, leave=False, unit=f" {unit}", delay=DELAY_S))
+    return iter(_Bar(items, masked(what), total, leave=False, unit=f" {unit}", delay=DELAY_S))
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def bytes_if_slow(total: int, what: str) -> Iterator[Callable[[int], object]]:
         yield lambda num_bytes: None
         return
     lock = threading.Lock()
-    with _Bar(None, what, total, leave=False, unit="B", unit_scale=True, delay=DELAY_S) as bar:
+    with _Bar(None, masked(what), total, leave=False, unit="B", unit_scale=True, delay=DELAY_S) as bar:
 
         def advance(num_bytes: int) -> None:
             with lock:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import operator
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NoReturn
+
+from kdpipes._masked import masked
 
 __all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
 
@@ -18,7 +20,10 @@ _MEMBERS = {  # what they are called in tars, by KappaData, and in Hugging Face'
 
 
 class KdpipesError(Exception):
-    """What every error of kdpipes' own has in common."""
+    """What every error of kdpipes' own has in common: its text holds no passwords and signatures of URLs."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(masked(arg) if isinstance(arg, str) and "://" in arg else arg for arg in args))
 
 
 class DataError(KdpipesError, ValueError):
@@ -49,10 +54,16 @@ class MissingMemberError(DataError, KeyError):
 
 def must_be(param: str, rule: str, value: object, way_out: str = "") -> str:
     """Return the sentence in which kdpipes refuses an argument."""
-    shown = repr(value)
+    shown = _shown(value) if isinstance(value, Mapping) else masked(repr(value))
     if len(shown) > 120:
         shown = shown[:117] + "..."
     return f"`{param}` must be {rule}, but is {shown} instead." + (f" {way_out}" if way_out else "")
+
+
+def _shown(value: object) -> str:
+    from kdpipes._called import shown_value  # which imports torch; commands that only show help do without
+
+    return shown_value(value)
 
 
 def check_count(param: str, value: Any, *, minimum: int = 1) -> int:
@@ -152,9 +163,27 @@ def _renaming(name: str, known: Sequence[str]) -> str:
 
 def add_note(error: BaseException, note: str) -> None:
     """Attach `note` to `error`, once, keeping its type and arguments (`add_note` of Python 3.11, also on 3.10)."""
+    note = masked(note) if "://" in note else note
     notes: list[str] = error.__dict__.setdefault("__notes__", [])
     if note in notes:
         return
     notes.append(note)
     if sys.version_info < (3, 11) and len(error.args) == 1 and isinstance(error.args[0], str):
         error.args = (f"{error.args[0]}\n{note}",)  # Python 3.10 does not print notes
+
+
+def as_cause(error: BaseException) -> BaseException:
+    """Return what to chain a new error to: `error`, or what takes its place where its text holds a secret of a URL.
+
+    The causes of the stand-in are those of `error`, treated alike, so that tracebacks hold no secret either.
+    """
+    before = error.__cause__
+    cause = None if before is None else as_cause(before)
+    text = str(error)
+    if cause is before and masked(text) == text:
+        return error
+    is_plain = type(error).__module__ == "builtins" and not isinstance(error, UnicodeError)
+    stand_in = type(error)(masked(text)) if is_plain else KdpipesError(f"{type(error).__name__}: {masked(text)}")
+    stand_in.__dict__["status"] = getattr(error, "status", None) or getattr(error, "code", None)
+    stand_in.__cause__ = cause
+    return stand_in

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from kdpipes._masked import masked
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import METADATA, said_in
@@ -44,8 +45,10 @@ def store_in(url: str) -> Any:
         way_out = "`chain.cache_on_disk(...)` makes one, when a field of it is read."
         if url.endswith(".zip"):
             way_out = f"One that is packed, without its folder, opens as 'zip://::{url.rpartition('::')[2]}'."
-        raise FileNotFoundError(f"There is no cache in {url!r}: no file {METADATA}. {way_out}")
+        raise FileNotFoundError(masked(f"There is no cache in {url!r}: no file {METADATA}. {way_out}"))
     if layout == "lmdb" and not is_local(url):
         way_out = "Unpack it, or make it by `cache_on_disk(..., layout='files')`."
-        raise ValueError(f"The cache in {url!r} is one database (LMDB), which opens in a local folder alone. {way_out}")
+        raise ValueError(
+            f"The cache in {masked(url)!r} is one database (LMDB), which opens in a local folder alone. {way_out}"
+        )
     return LmdbStore(url) if layout == "lmdb" else FileStore(url)

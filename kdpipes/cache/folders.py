@@ -11,9 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from kdpipes.storage.drafts import draft_of
+from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.retries import retried
 from kdpipes.storage.urls import is_local
 
@@ -126,7 +125,7 @@ class RemoteFolder:
     """
 
     def __init__(self, url: str) -> None:
-        self._files, root = fsspec.core.url_to_fs(url)
+        self._files, root = filesystem_of(url)
         self._root = root.rstrip("/")
 
     def _path(self, name: str) -> str:

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fsspec
-
+from kdpipes._masked import masked
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import heal_contents, read_contents
 from kdpipes.cache.disk_store import layout_in, store_in
@@ -17,6 +16,7 @@ from kdpipes.cache.metadata import heal_metadata
 from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode
+from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.urls import is_local
 
 __all__ = ["CacheChecked", "CacheFound", "check_cache", "clear_cache", "look_at_cache", "named_caches"]
@@ -94,11 +94,11 @@ def clear_cache(place: str) -> None:
         clear_named(place.removeprefix(_NAME))
         return
     if layout_in(place) is None:
-        raise FileNotFoundError(f"There is no cache in {place!r}.{_in_memory(place)}")
+        raise FileNotFoundError(f"There is no cache in {masked(place)!r}.{_in_memory(place)}")
     if is_local(place):
         shutil.rmtree(Path(place).expanduser())
         return
-    filesystem, path = fsspec.core.url_to_fs(place)
+    filesystem, path = filesystem_of(place)
     filesystem.rm(path, recursive=True)
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import shutil
-import sys
 import tempfile
 import weakref
 from contextlib import suppress
@@ -16,8 +15,9 @@ from typing import Any
 
 from kdpipes.cache.folder_watcher import unwatch, watch
 from kdpipes.errors import must_be
+from kdpipes.storage.held_files import CAN_HOLD
 
-if sys.platform != "win32":
+with suppress(ImportError):  # of Windows
     import fcntl
 
 __all__ = ["SharedFolder", "clear_named", "free_bytes", "named_folders"]
@@ -92,7 +92,7 @@ def _made_and_held(path: str) -> int | None:
     while True:
         with suppress(FileExistsError):
             Path(path).mkdir(mode=0o700)
-        if sys.platform == "win32":
+        if not CAN_HOLD:
             return None
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -136,7 +136,7 @@ def _let_go(path: str, lock: int | None, owner: int, is_named: bool) -> None:
 
 def _remove_if_free(path: str, lock: int) -> None:
     """Remove a folder that nobody else holds, and that is not to be kept."""
-    if sys.platform == "win32":
+    if not CAN_HOLD:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,7 +148,7 @@ def _remove_if_free(path: str, lock: int) -> None:
 
 def _sweep() -> None:
     """Remove what processes have left that were killed."""
-    if sys.platform == "win32":
+    if not CAN_HOLD:
         return
     for path in _root().glob(f"{_prefix()}*"):
         try:

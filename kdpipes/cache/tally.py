@@ -6,6 +6,7 @@ import threading
 import warnings
 
 from kdpipes._forks import forget_after_fork
+from kdpipes._masked import masked
 
 __all__ = ["Tally"]
 
@@ -38,4 +39,4 @@ class Tally:
         with self._counting:
             has_warned, self._has_warned = self._has_warned, True
         if not has_warned:
-            warnings.warn(text, stacklevel=5)
+            warnings.warn(masked(text), stacklevel=5)

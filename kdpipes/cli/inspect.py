@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from kdpipes._masked import masked
 from kdpipes.cli._chain_of import CHAIN_HELP, chain_of, names_chain
 from kdpipes.cli._commands import Command
 from kdpipes.cli._contents_lines import contents_lines
@@ -69,4 +70,4 @@ def command(places: tuple[str, ...], num_samples: int, no_scan: bool, as_json: b
         say_json(found.as_dict())
     else:
         title = places[0] if len(places) == 1 else f"{places[0]} ... {places[-1]}"
-        click.echo("\n".join(contents_lines(title, found)))
+        click.echo("\n".join(masked(line) if "://" in line else line for line in contents_lines(title, found)))

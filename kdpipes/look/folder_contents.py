@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from kdpipes._masked import masked
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.disk_store import layout_in
 from kdpipes.look.contents import Contents, FieldSeen, SampleSeen, classes_seen
@@ -36,13 +37,13 @@ def look_at_folder(root: str, *, num_samples: int = 3, scan: bool = True) -> Con
         DataError: A shard, or the index of records, cannot be read.
     """
     if layout_in(root) is not None:
-        raise ValueError(f"{root!r} holds a cache: `kdpipes cache ls {root}` tells what is in it.")
+        raise ValueError(masked(f"{root!r} holds a cache: `kdpipes cache ls {root}` tells what is in it."))
     header = read_header(Path(root)) if is_local(root) else None
     if header is not None:
         return look_at_records(Path(root), header, num_samples=num_samples)
     sizes = _sizes_in(root)
     if not sizes:
-        raise FileNotFoundError(f"There is no file in {root!r}.")
+        raise FileNotFoundError(f"There is no file in {masked(root)!r}.")
     tars = [path for path in sizes if path.lower().endswith(TAR_SUFFIXES)]
     if tars:
         return look_at_shards([join_url(root, path) for path in tars], num_samples=num_samples, scan=scan)

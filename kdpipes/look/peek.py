@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 from torch.utils.data import MapDataPipe
 
-from kdpipes._called import masked
 from kdpipes._functional import register
 from kdpipes._graph import copy_streams, walk
+from kdpipes._masked import masked
 from kdpipes._printable import printable
 from kdpipes.delivery.behind_deal import DEALERS
 from kdpipes.delivery.skipping import unrecorded

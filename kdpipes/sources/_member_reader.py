@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import zlib
 from collections import deque
@@ -14,6 +15,7 @@ from kdpipes._forks import forget_after_fork
 from kdpipes.errors import DataError
 from kdpipes.storage.catalog import Catalog
 from kdpipes.storage.descriptors import read_span
+from kdpipes.storage.files import Version
 from kdpipes.storage.joined_indexes import UNCHECKED
 from kdpipes.storage.ranges import RangeReader, Span, read_range
 from kdpipes.storage.retries import NUM_TRIES
@@ -26,6 +28,7 @@ from kdpipes.storage.urls import is_local
 __all__ = ["Fetch", "MemberReader"]
 
 Fetch = Literal["auto", "members", "shards"]
+_log = logging.getLogger(__name__)
 _KEPT = 4  # announcements that wait: where no field is ever read, there would be more and more
 _MANY = 1_000  # shards that were announced, by all threads
 _SPARE = 1  # shards besides those that are read side by side: the one that comes
@@ -88,6 +91,10 @@ class MemberReader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MemberReader, (self._fetch, self._cache, self._timeout_s)
+
+    def has_copy(self, url: str, version: Version) -> bool:
+        """Return whether a version of a shard is in the local cache, and is read from there."""
+        return self._is_cached(url) and self._cache.has_version(url, version)
 
     def expect(self, positions: NDArray[Any]) -> None:
         """Take note of the order of an epoch that begins.
@@ -167,11 +174,17 @@ class MemberReader:
         positions, shards = positions[is_cached[shards]], shards[is_cached[shards]]
         self._is_ordered = len(positions) > 0
         if not is_known:  # a worker that is late does not choose again, by the fields that others have read so far
-            self._is_whole = self._fetch == "shards" or (self._is_ordered and self._pays(catalog, positions, shards))
+            reason = "" if self._fetch == "shards" else self._against_whole(catalog, positions, shards)
+            self._is_whole = not reason
+            if reason and is_cached.any() and self._cache.has_own_folder:
+                _log.info('`cache_dir` is not used for new shards: %s. `fetch="shards"` always uses it.', reason)
         visits = visits_of(shards if self._is_whole else shards[:0])
         self._cache.expect([_shard(catalog, number) for number in visits.shards.tolist()], visits.untils().tolist())
 
-    def _pays(self, catalog: Catalog, positions: NDArray[Any], shards: NDArray[Any]) -> bool:
+    def _against_whole(self, catalog: Catalog, positions: NDArray[Any], shards: NDArray[Any]) -> str:
+        """Return why an epoch had better read members than whole shards; nothing if it had not."""
+        if not self._is_ordered:
+            return "the epoch does not go shard by shard"
         touched = np.unique(shards)
         is_used = np.zeros(len(catalog), dtype=bool)
         is_used[positions] = True
@@ -182,11 +195,15 @@ class MemberReader:
         )
         is_ordered = goes_by_shards(shards, len(positions) / np.count_nonzero(is_used))
         largest = max(touched.tolist(), key=lambda number: catalog.versions[number].size)
-        if not is_ordered or 2 * used < whole or not self._cache.takes(_shard(catalog, largest)):
-            return False
+        if not is_ordered:
+            return "the epoch does not go shard by shard, or its window spans too many of them"
+        if 2 * used < whole:
+            return "the epoch needs less than half of the shards' bytes"
         visits = visits_of(shards)
         num_at_once = int((visits.untils() - np.arange(len(visits.shards))).max()) + 1 + _SPARE
-        return self._cache.has_room_for(min(num_at_once, len(touched)) * catalog.versions[largest].size)
+        room = min(num_at_once, len(touched)) * catalog.versions[largest].size
+        has_room = self._cache.takes(_shard(catalog, largest)) and self._cache.has_room_for(room)
+        return "" if has_room else f"it has no room for the {room:,} bytes that are read side by side"
 
     def _in_cache(self, catalog: Catalog, positions: NDArray[Any]) -> NDArray[np.bool_]:
         """Return which positions will be read from whole shards, and begin to download those where that is due."""

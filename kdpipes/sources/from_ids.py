@@ -18,6 +18,7 @@ from kdpipes.sources._labels import as_classes
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import file_stamp, read_url
 from kdpipes.storage.shared import Shared
+from kdpipes.storage.urls import identity_of, path_of
 
 __all__ = ["IdReaderMapDataPipe"]
 
@@ -30,7 +31,7 @@ class IdReaderMapDataPipe(MapPipe):
     PyTorch" (Amidi and Amidi, Stanford).
 
     Args:
-        ids: The IDs, in order. `sample.key` is `str(id)`.
+        ids: The IDs, in order. `sample.key` is `str(id)`; of a URL without user, signature and expiry.
         labels: The label of each ID: a dictionary by ID, or a sequence as long as `ids`. Without it there is no `y`.
             Labels that are text become the numbers of their classes.
         load: Called with an ID, returns `x`; or a path or URL with `{id}` in it, read by its suffix: `.pt` as tensors
@@ -68,7 +69,10 @@ class IdReaderMapDataPipe(MapPipe):
         self._load = Callback("load", _FileLoader(load) if isinstance(load, str) else load)
 
     def identity(self) -> Any:
-        return self._ids, self._labels, self._load, self._class_names
+        ids = self._ids.value
+        are_urls = len(ids) > 0 and isinstance(ids[0], str) and "://" in ids[0]
+        names = [identity_of(str(name)) for name in ids] if are_urls else self._ids
+        return names, self._labels, self._load, self._class_names
 
     def __len__(self) -> int:
         return len(self._ids.value)
@@ -80,7 +84,7 @@ class IdReaderMapDataPipe(MapPipe):
         if self._labels is not None:
             fields["y"] = self._labels.value[index]
             fields["y"] = fields["y"].item() if isinstance(fields["y"], np.generic) else fields["y"]
-        return Sample(fields, key=str(name), index=index, version=lambda: self._version_of(name))
+        return Sample(fields, key=identity_of(str(name)), index=index, version=lambda: self._version_of(name))
 
     def cached_as(self) -> Any:
         """Return what caches tell it by, besides the files' own versions: how an ID is loaded."""
@@ -92,7 +96,7 @@ class IdReaderMapDataPipe(MapPipe):
 
     def read_column(self, name: str) -> NDArray[Any]:
         if name == "key":
-            return np.asarray([str(name) for name in self._ids.value])
+            return np.asarray([identity_of(str(name)) for name in self._ids.value])
         return self._labels.value if name == "y" and self._labels is not None else super().read_column(name)
 
     def class_names(self) -> tuple[str, ...] | None:
@@ -121,7 +125,7 @@ class _FileLoader:
 
     def fingerprinted(self) -> Any:
         """Return what tells it from another, wherever the files lie."""
-        return self._template.rsplit("/", 1)[-1]
+        return identity_of(self._template).rsplit("/", 1)[-1]
 
     def path_of(self, name: Any) -> str:
         """Return where the file of an ID lies."""
@@ -131,6 +135,7 @@ class _FileLoader:
         path = self.path_of(name)
         content = read_url(path)
         try:
-            return decode_array(path.rpartition(".")[2], content) if path.endswith((".npy", ".pt")) else content
+            suffix = path_of(path).rpartition(".")[2]
+            return decode_array(suffix, content) if suffix in ("npy", "pt") else content
         except ValueError as error:
             raise DataError(f"{path!r} cannot be read: {error}") from error

@@ -21,7 +21,7 @@ from kdpipes.errors import ChainError, check_names, must_be
 from kdpipes.sample import Sample
 from kdpipes.sources.to_samples import Recipe
 from kdpipes.storage.shared import Shared
-from kdpipes.storage.urls import relative_names
+from kdpipes.storage.urls import path_of, relative_names
 
 __all__ = ["WebDatasetReaderIterDataPipe"]
 
@@ -102,7 +102,7 @@ class WebDatasetReaderIterDataPipe(IterPipe):
 
     def _key(self, item: dict[str, Any], index: int) -> str:
         key, url = item.get("__key__", index), item.get("__url__")
-        return str(key) if url is None else f"{self._names.value.get(url, str(url).rsplit('/', 1)[-1])}/{key}"
+        return str(key) if url is None else f"{self._names.value.get(url, path_of(str(url)).rsplit('/', 1)[-1])}/{key}"
 
     def identity(self) -> Any:
         stages = [_named(stage) for stage in self._dataset.value.pipeline]

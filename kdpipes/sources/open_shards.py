@@ -26,7 +26,7 @@ from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
-from kdpipes.storage.urls import expand_urls, is_local, relative_names
+from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 
 __all__ = ["ShardReaderMapDataPipe"]
 
@@ -38,7 +38,7 @@ def _stamp_of(catalog: Catalog, index: int) -> str:
     """Return what tells a sample's shard from every other and from what it was before."""
     number = int(catalog.shards[index])
     url, (size, tag) = catalog.urls[number], catalog.versions[number]
-    where = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay
+    where = os.path.abspath(url) if is_local(url) else identity_of(url)  # noqa: PTH100 - links stay
     return f"{where} {size} {tag}{version_suffix(catalog.fields)}"
 
 
@@ -79,7 +79,8 @@ class ShardReaderMapDataPipe(MapPipe):
     Shards elsewhere are read ahead of need, with retries, and verified if the index has checksums, as those have that
     are made of shards elsewhere, or by `kdpipes index`: only the members
     that the next batches of `deal` need, neighbours in one request, or whole shards, which stay in the local cache for
-    later epochs and runs, and for all processes of this machine. Whole shards come in ranges, and go on after a break;
+    later epochs and runs, and for all processes of this machine; those that are all there are read although their
+    storage cannot be reached. Whole shards come in ranges, and go on after a break;
     their size and ETag are verified; what the plan needs last makes room for others.
 
     Args:
@@ -208,7 +209,7 @@ class ShardReaderMapDataPipe(MapPipe):
         if self._catalog is None:
             urls, self._found = self._matching(), None  # if that fails, they are looked for again
             with limited(self._timeout_s):
-                self._catalog = Shared(open_catalog(urls, relative_names(urls)))
+                self._catalog = Shared(open_catalog(urls, relative_names(urls), self._members.has_copy))
             _warn_of_dots(self._catalog.value)
         return self._catalog.value
 

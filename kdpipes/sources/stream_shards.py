@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from kdpipes._giving_up import are_given_up, give_up
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._pipe_name import called_as
-from kdpipes.errors import DataError, add_note, check_bool, check_names
+from kdpipes.errors import DataError, add_note, check_bool, check_choice, check_count, check_names
 from kdpipes.sample import Lazy, Sample
 from kdpipes.selection import Permutation
+from kdpipes.storage.catalog import find_index
 from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, version_of
+from kdpipes.storage.ranges import Span, read_range
 from kdpipes.storage.remote_stream import StreamsAhead
+from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
-from kdpipes.storage.tar import DottedKeys, Member, read_members
+from kdpipes.storage.tar import MAX_MEMBER_BYTES, DottedKeys, Member, compression_of, read_members
 from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
-from kdpipes.storage.urls import expand_urls, is_local, relative_names
+from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 
 __all__ = ["ShardStreamerIterDataPipe"]
 
@@ -49,6 +53,12 @@ class ShardStreamerIterDataPipe(IterPipe):
             `pipe:` is refused: `kdp.from_webdataset(wds.WebDataset(...))` reads that.
         class_names: The names of the classes 0, 1, ...; by default, for shards of this machine, those that
             `kdp.write_shards` has noted beside them, if it has finished them and they are as it has left them.
+        verify: Whether members are compared, when they are read, with the checksums of the shard's index: True needs
+            an index with checksums (`kdpipes index`) beside each shard, or in the local cache, and reads it; "auto"
+            uses one where there is one, for shards of this machine; False uses none. A checksum of 100 KB takes about
+            50 microseconds. Compressed shards have checksums of their own.
+        max_member_bytes: How large a member may be; a larger one is an error of its shard. A small compressed shard can
+            hold members that no memory holds.
         timeout_s: How long storage elsewhere may take to answer a request, in seconds, and 1 s more for each 256 KiB
             of a large one; what is silent twice is an error. None waits for ever.
         decode: False leaves texts, JSON, arrays and tensors the bytes that their members hold; numbers are decoded.
@@ -60,8 +70,8 @@ class ShardStreamerIterDataPipe(IterPipe):
 
     Raises:
         FileNotFoundError: A shard is missing; of those on this machine, before the first sample of the epoch.
-        DataError: A shard is truncated or no tar, cannot be reached, or changes while it is read; it names the shard,
-            the member and the offset.
+        DataError: A shard is truncated or no tar, cannot be reached, or changes while it is read, or a member is not
+            what was indexed; it names the shard, the member and the offset.
     """
 
     def __init__(
@@ -69,10 +79,15 @@ class ShardStreamerIterDataPipe(IterPipe):
         urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         class_names: Sequence[str] | None = None,
+        verify: bool | Literal["auto"] = "auto",
+        max_member_bytes: int = MAX_MEMBER_BYTES,
         timeout_s: float | None = DEFAULT_S,
         decode: bool = True,
     ) -> None:
         super().__init__()
+        check_choice("verify", verify, (True, False, "auto"))
+        self._verify: bool | Literal["auto"] = verify
+        self._max_member_bytes = check_count("max_member_bytes", max_member_bytes)
         self._urls = Shared(expand_urls(urls))
         self._has_looked = False
         self._class_names = check_names("class_names", class_names)
@@ -140,14 +155,15 @@ class ShardStreamerIterDataPipe(IterPipe):
             ahead = StreamsAhead([url for url, _ in own[first:]])
         with closing(ahead) as streams:
             for shard, (url, name) in enumerate(own[first:], first):
-                groups = _up_to_damage(read_members(url, streams.open), lost)
+                known: dict[int, int] = {}
+                groups = _up_to_damage(self._groups(url, streams, known), lost)
                 for place, group in enumerate(groups, 1):
                     self._see(group)
                     self._dotted.see(f"{name}/{group[0][0].key}", [member.field for member, _ in group])
                     if place > skipped:
                         index += 1
                         self.cursor = shard, place, index
-                        yield self._sample(url, name, group, index - 1)
+                        yield self._sample(url, name, group, known, index - 1)
                 if len(lost) > self.num_lost:
                     give_up(name, index, lost[-1])
                     self.num_lost += 1
@@ -177,23 +193,52 @@ class ShardStreamerIterDataPipe(IterPipe):
         if not fields <= self._seen:
             self._seen |= fields
 
-    def _sample(self, url: str, name: str, group: _Group, index: int) -> Sample:
-        fields = {member.field: self._member(url, member, content) for member, content in group}
+    def _groups(self, url: str, streams: StreamsAhead, known: dict[int, int]) -> Iterator[_Group]:
+        """Yield the members of each sample of a shard, and fill `known` with their checksums, if they are checked."""
+        if self._verify is True or (self._verify == "auto" and is_local(url)):
+            known.update(self._checksums(url))
+        for group in read_members(url, streams.open, self._max_member_bytes):
+            other = next((member for member, _ in group if known and member.offset not in known), None)
+            if other is not None:
+                raise DataError(
+                    f"Shard {url!r} is not what was indexed: its index has no member {other.name!r} at offset "
+                    f"{other.offset}. Index it again: `kdpipes index`."
+                )
+            yield group
+
+    def _checksums(self, url: str) -> dict[int, int]:
+        """Return the checksums of the members of a shard by their offsets, as far as its index has them."""
+        if compression_of(url) is not None:
+            return {}
+        index = find_index(url, version_of(url)).index
+        found = None if index is None else index.checksums()
+        if found is None and self._verify is True:
+            raise DataError(
+                f"Shard {url!r} cannot be verified: there is no index of it with checksums. `kdpipes index` makes it."
+            )
+        return found or {}
+
+    def _sample(self, url: str, name: str, group: _Group, known: dict[int, int], index: int) -> Sample:
+        fields = {
+            member.field: self._member(url, member, content, known.get(member.offset)) for member, content in group
+        }
         first, suffix = group[0][0], version_suffix(fields)
         sample = Sample(fields, key=f"{name}/{first.key}", index=index, version=lambda: self._stamp_of(url) + suffix)
         if len(fields) < len(self._seen):
             sample.lack(self._seen - fields.keys(), f"{url!r} at offset {first.offset}")
         return sample
 
-    def _member(self, url: str, member: Member, content: bytes) -> Lazy:
+    def _member(self, url: str, member: Member, content: bytes, checksum: int | None) -> Lazy:
         def load(sample: Sample) -> Any:
+            what = f"Member {member.field!r} of sample {sample.key!r} in {url!r} at offset {member.offset}"
+            sound = content
+            if checksum is not None and zlib.crc32(content) != checksum:
+                with limited(self._timeout_s):
+                    sound = _read_again(url, member, checksum, what)
             try:
-                return decode_member(member.field, content, decode=self._decode)
+                return decode_member(member.field, sound, decode=self._decode)
             except (ValueError, RecursionError) as error:
-                raise DataError(
-                    f"Member {member.field!r} of sample {sample.key!r} in {url!r} at offset {member.offset} cannot be "
-                    f"decoded: {error}."
-                ) from error
+                raise DataError(f"{what} cannot be decoded: {error}.") from error
 
         return Lazy(load, what=f"decoding member {member.field!r}")
 
@@ -205,7 +250,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         """Return what tells a shard from what it was before, as it is in this epoch."""
         if url not in self._stamps:
             with limited(self._timeout_s):
-                self._stamps[url] = file_stamp(url) if is_local(url) else f"{url} {version_of(url)}"
+                self._stamps[url] = file_stamp(url) if is_local(url) else f"{identity_of(url)} {version_of(url)}"
         return self._stamps[url]
 
     def _found(self) -> list[str]:
@@ -234,3 +279,12 @@ def _refuse_missing(urls: Sequence[str]) -> None:
     missing = next((url for url in urls if is_local(url) and not Path(url).exists()), None)
     if missing is not None:
         raise FileNotFoundError(f"There is no file {missing!r}.")
+
+
+def _read_again(url: str, member: Member, checksum: int, what: str) -> bytes:
+    """Return a member that has come damaged: on the way, it is not damaged every time."""
+    for _ in range(0 if is_local(url) else NUM_TRIES):
+        content = read_range(Span(url, member.offset, member.offset + member.size))
+        if zlib.crc32(content) == checksum:
+            return content
+    raise DataError(f"{what} is damaged: its checksum is not that of the index.")

@@ -17,6 +17,7 @@ from kdpipes.errors import ChainError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._labels import numbered
 from kdpipes.storage.files import file_stamp, read_url
+from kdpipes.storage.urls import identity_of
 
 __all__ = ["Recipe", "SampleMakerIterDataPipe", "SampleMakerMapDataPipe"]
 
@@ -141,8 +142,8 @@ def _default_key(item: Any, index: int) -> Any:
     if isinstance(item, dict | Mapping):
         return item.get("__key__", index)
     if isinstance(item, tuple) and item and isinstance(item[0], str) and hasattr(item[-1], "read"):
-        return item[0]
-    return item if isinstance(item, str) else index
+        return identity_of(item[0])
+    return identity_of(item) if isinstance(item, str) else index
 
 
 @functional_pipe("to_samples", flavour="map")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,17 +19,18 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes._masked import masked
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
-from kdpipes.storage.files import Version, cache_folder, md5_of, read_url, version_of, write_url
+from kdpipes.storage.files import Version, cache_folder, make_cache_folder, md5_of, read_url, version_of, write_url
 from kdpipes.storage.joined_indexes import JoinedIndexes
 from kdpipes.storage.ranges import Threads
 from kdpipes.storage.refusals import is_refused
-from kdpipes.storage.retries import retried
+from kdpipes.storage.retries import NUM_TRIES, retried
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
-from kdpipes.storage.tar import index_shard, is_index_of
-from kdpipes.storage.urls import is_local
+from kdpipes.storage.tar import ends_early, index_shard, is_index_of
+from kdpipes.storage.urls import identity_of, is_local
 
 __all__ = [
     "Catalog",
@@ -38,6 +40,7 @@ __all__ = [
     "in_order",
     "index_beside",
     "index_url",
+    "keep_index",
     "make_index",
     "open_catalog",
 ]
@@ -46,6 +49,7 @@ IndexState = Literal["fresh", "stale", "damaged", "missing"]
 Result = TypeVar("Result")
 
 _NUM_THREADS, _NUM_THREADS_HERE = 16, 4
+_NUM_TRIES_WITH_COPY = 2
 _NUM_READINGS = 3  # of a shard that is damaged, on the way perhaps
 _log = logging.getLogger(__name__)
 
@@ -84,15 +88,24 @@ class Catalog:
         return f"{self.names[int(self.shards[index])]}/{self.short_keys[index]}"
 
 
-def open_catalog(urls: Sequence[str], names: Sequence[str]) -> Catalog:
+def open_catalog(
+    urls: Sequence[str], names: Sequence[str], has_copy: Callable[[str, Version], bool] = lambda url, version: False
+) -> Catalog:
     """Return the catalog of shards; those that have no index that fits are indexed, and the index is kept.
+
+    Args:
+        urls: Of the shards.
+        names: What the shards are called in keys.
+        has_copy: Whether a version of a shard is on this machine; it is then opened although its storage cannot be
+            reached, if its index is in the local cache as well.
 
     Raises:
         FileNotFoundError: A shard is missing.
         DataError: A shard cannot be read.
     """
     joined = JoinedIndexes(len(urls))
-    for index in shown_if_slow(in_order(_found_or_made, urls), len(urls), "indexing", "shards"):
+    find = partial(_found_or_made, has_copy=has_copy, is_offline=threading.Event())
+    for index in shown_if_slow(in_order(find, urls), len(urls), "indexing", "shards"):
         joined.add(index)
     return Catalog(names, joined.versions, joined.shards(), joined.keys(), joined.fields(), urls)
 
@@ -113,10 +126,40 @@ def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Res
             future.cancel()
 
 
-def _found_or_made(url: str) -> ShardIndex:
-    version = version_of(url)
+def _found_or_made(url: str, has_copy: Callable[[str, Version], bool], is_offline: threading.Event) -> ShardIndex:
+    copy = None if is_local(url) else _copied(url, has_copy)
+    if copy is not None and is_offline.is_set():
+        return copy
+    try:
+        version = version_of(url, num_tries=NUM_TRIES if copy is None else _NUM_TRIES_WITH_COPY)
+    except DataError as error:
+        if copy is None or is_refused(error):
+            raise
+        if not is_offline.is_set():
+            is_offline.set()
+            _log.warning("%s. The copies on this machine are used.", str(error).rstrip("."))
+        return copy
     found = _found(url, version)
     return replace(found, version=version) if found is not None else make_index(url, version)
+
+
+def _copied(url: str, has_copy: Callable[[str, Version], bool]) -> ShardIndex | None:
+    """Return the index of the copy of a shard, if both are on this machine."""
+    content = _content_of(_cached(url))
+    try:
+        index = None if content is None else ShardIndex.from_bytes(content, url)
+    except DataError:
+        return None
+    return index if index is not None and has_copy(url, index.version) else None
+
+
+def keep_index(url: str, version: Version) -> None:
+    """Keep the index of a shard in the local cache, so that a copy of the shard can be opened without its storage."""
+    if (
+        _copied(url, lambda _, known: known == version) is None
+        and (found := find_index(url, version).index) is not None
+    ):
+        _kept(found, url, version)
 
 
 def make_index(url: str, version: Version | None = None, *, with_checksums: bool = False) -> ShardIndex:
@@ -135,7 +178,7 @@ def make_index(url: str, version: Version | None = None, *, with_checksums: bool
             _write(place, content)
             break
         except Exception as error:  # of any file system, which may be read-only
-            _log.info("The index of %s cannot be kept as %s: %s", url, place, error)
+            _log.info("%s", masked(f"The index of {url} cannot be kept as {place}: {error}"))
     return index
 
 
@@ -197,7 +240,7 @@ def _is_of(index: ShardIndex, version: Version) -> bool:
 
 
 def _cached(url: str) -> str:
-    absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay as they are
+    absolute = os.path.abspath(url) if is_local(url) else identity_of(url)  # noqa: PTH100 - links stay as they are
     name = hashlib.blake2b(absolute.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     return str(cache_folder("indexes") / f"{name}.index")
 
@@ -205,7 +248,7 @@ def _cached(url: str) -> str:
 def _write(place: str, content: bytes) -> None:
     path = Path(place)
     if is_local(place) and path.suffix == ".index" and path.parent.name == "indexes":
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_cache_folder(path.parent)
     write_url(place, content)
 
 
@@ -245,11 +288,11 @@ def find_index(url: str, version: Version) -> IndexFound:
         except DataError as error:
             damage.append(error)
             continue
-        if _is_of(index, version):
+        if _is_of(index, version) and not ends_early(index, url):
             return IndexFound("fresh", index, damage)
         indexes.append((place, index))
     fitting = [index for place, index in indexes if _may_fit(index.version, version, place)]
-    fit = next((index for index in fitting if is_index_of(index, url)), None)
+    fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
     otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
     return IndexFound("fresh" if fit is not None else otherwise, fit, damage)
 

@@ -13,11 +13,14 @@ from typing import NamedTuple
 from kdpipes.errors import DataError
 from kdpipes.storage.files import Version, forget_listings, md5_of, version_of
 from kdpipes.storage.held_files import HeldFile
-from kdpipes.storage.ranges import Span
+from kdpipes.storage.ranges import NoRangesError, Span
+from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
+from kdpipes.storage.urls import identity_of
 
 __all__ = ["ReplacedError", "Shard", "download"]
 
 _CHUNK = 1 << 20
+_with_ranges: set[str] = set()  # folders of servers that give parts of files
 _without_md5: set[str] = set()  # folders whose tags look like checksums and are none
 
 
@@ -39,7 +42,7 @@ class Shard(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _name_of(url: str, size: int, tag: str) -> str:
-    text = f"{url}\n{tag}".encode("utf-8", "surrogateescape")
+    text = f"{identity_of(url)}\n{tag}".encode("utf-8", "surrogateescape")
     return f"{hashlib.blake2b(text, digest_size=16).hexdigest()}-{size}"
 
 
@@ -72,7 +75,11 @@ def download(
     """
     earlier = None
     for _ in range(2):
-        if not _append(shard, file, submit, range_size, num_ranges, is_wanted):
+        try:
+            is_whole = _append(shard, file, submit, range_size, num_ranges, is_wanted)
+        except NoRangesError:
+            is_whole = _append_front_to_back(shard, file, is_wanted)
+        if not is_whole:
             return False
         _refuse_other(shard)
         found = _wrong_md5(shard, file)
@@ -97,19 +104,38 @@ def _append(
     if file.num_bytes() > shard.version.size:
         os.ftruncate(file.descriptor, 0)
     spans = _ranges(shard, file.num_bytes(), range_size)
+    # a server that gives no parts would send the whole file for each request
+    is_known = not shard.url.startswith("http") or _folder(shard) in _with_ranges
+    num_at_once = num_ranges if is_known else 1
     pending: deque[Future[bytes]] = deque()
     try:
         while True:
-            while len(pending) < num_ranges and (span := next(spans, None)) is not None:
+            while len(pending) < num_at_once and (span := next(spans, None)) is not None:
                 pending.append(submit(span))
             if not pending:
                 return True
             if not is_wanted():
                 return False
             _write(file, pending.popleft().result())
+            num_at_once = num_ranges
+            _with_ranges.add(_folder(shard))
     finally:
         for coming in pending:
             coming.cancel()
+
+
+def _append_front_to_back(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> bool:
+    """Write a shard of a server that gives no parts of files; what there was of it is of no use."""
+    os.ftruncate(file.descriptor, 0)
+    try:
+        with RemoteStream(shard.url) as stream:
+            while content := stream.read(_CHUNK):
+                if not is_wanted():
+                    return False
+                _write(file, content)
+    except BrokenStreamError as error:
+        raise DataError(f"Shard {shard.url!r} {error}.") from error
+    return True
 
 
 def _ranges(shard: Shard, start: int, range_size: int) -> Iterator[Span]:

@@ -12,13 +12,14 @@ from typing import IO, Any, NamedTuple, cast
 
 import fsspec
 
-from kdpipes.errors import DataError
+from kdpipes._masked import masked
+from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.drafts import replace_file
 from kdpipes.storage.filesystems import filesystem_of, not_installed
 from kdpipes.storage.refusals import what_went_wrong
-from kdpipes.storage.retries import is_missing, retried
+from kdpipes.storage.retries import NUM_TRIES, is_missing, retried
 from kdpipes.storage.time_limit import SilenceError, ask, in_time
-from kdpipes.storage.urls import is_local, join_url
+from kdpipes.storage.urls import identity_of, is_local, join_url
 
 __all__ = [
     "Version",
@@ -28,6 +29,7 @@ __all__ = [
     "list_files",
     "list_stamps",
     "list_versions",
+    "make_cache_folder",
     "matching_urls",
     "md5_of",
     "open_url",
@@ -73,8 +75,16 @@ def cache_folder(name: str) -> Path:
     Args:
         name: What for: "indexes", "shards".
     """
-    root = os.environ.get("KDPIPES_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "kdpipes")
-    return Path(root).expanduser() / name
+    return Path(os.environ.get("KDPIPES_CACHE_DIR") or _home()).expanduser() / name
+
+
+def _home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "kdpipes").expanduser()
+
+
+def make_cache_folder(path: Path) -> None:
+    """Make a folder where copies of data are kept; below the user's own cache folder, nobody else can read it."""
+    path.mkdir(mode=0o700 if path.is_relative_to(_home()) else 0o777, parents=True, exist_ok=True)
 
 
 def matching_urls(urls: Sequence[str]) -> list[str]:
@@ -101,7 +111,7 @@ def _matching(pattern: str) -> list[str]:
             names = in_time(lambda: filesystem.glob(path), pattern, _LISTING)
             found = sorted(filesystem.unstrip_protocol(name) + rest for name in names)
     if not found:
-        raise FileNotFoundError(f"No file matches {pattern!r}.")
+        raise FileNotFoundError(f"No file matches {masked(pattern)!r}.")
     return found
 
 
@@ -133,19 +143,22 @@ class Bounded:
 def open_url(url: str, *, compression: str | None = None) -> Iterator[IO[bytes]]:
     """Open `url` for reading; what cannot be opened is an error that names it."""
     with _naming(url):
-        opened = fsspec.open(url, "rb", compression=compression)
-        file = opened.open() if is_local(url) else in_time(opened.open, url)
+        if is_local(url):
+            file = fsspec.open(url, "rb", compression=compression).open()
+        else:
+            filesystem, path = filesystem_of(url)
+            file = in_time(lambda: filesystem.open(path, "rb", compression=compression), url)
     with file:
         yield file if is_local(url) else cast("IO[bytes]", Bounded(file, url))
 
 
-def read_url(url: str) -> bytes:
-    """Return the whole content of a file."""
+def read_url(url: str, *, num_tries: int = NUM_TRIES) -> bytes:
+    """Return the whole content of a file; what may pass is tried again."""
     with _naming(url):
         if is_local(url):
             return Path(url).read_bytes()
         filesystem, path = filesystem_of(url)
-        content: bytes = retried(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX))
+        content: bytes = retried(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX), num_tries=num_tries)
     return content
 
 
@@ -167,18 +180,18 @@ def forget_listings(urls: Sequence[str]) -> None:
             filesystem.invalidate_cache(None if "*" in folder else folder)
 
 
-def version_of(url: str) -> Version:
+def version_of(url: str, *, num_tries: int = NUM_TRIES) -> Version:
     """Return what tells a file from the one that it was before; file systems may know it from a listing."""
     if is_local(url):
         try:
             status = os.stat(url)  # noqa: PTH116 - of each of many files
         except OSError as error:
-            raise _as_unreadable(url, error) from error
+            raise _as_unreadable(url, error) from as_cause(error)
         return Version(status.st_size, f"changed:{status.st_mtime_ns}")
-    return version_in(remote_info(url)[2])
+    return version_in(remote_info(url, num_tries=num_tries)[2])
 
 
-def remote_info(url: str) -> tuple[Any, str, dict[str, Any]]:
+def remote_info(url: str, *, num_tries: int = NUM_TRIES) -> tuple[Any, str, dict[str, Any]]:
     """Return the file system of a file elsewhere, its path there, and what that knows of it.
 
     Raises:
@@ -187,7 +200,7 @@ def remote_info(url: str) -> tuple[Any, str, dict[str, Any]]:
     """
     with _naming(url):
         filesystem, path = filesystem_of(url)
-        return filesystem, path, retried(lambda: ask(filesystem, "info", url, path))
+        return filesystem, path, retried(lambda: ask(filesystem, "info", url, path), num_tries=num_tries)
 
 
 def version_in(info: Mapping[str, Any]) -> Version:
@@ -205,7 +218,7 @@ def _naming(url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _as_unreadable(url, error) from error
+        raise _as_unreadable(url, error) from as_cause(error)
 
 
 def _as_unreadable(url: str, error: Exception) -> Exception:
@@ -213,7 +226,7 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
         hint = " Globs are not expanded: give a list, or a brace range." if "*" in url else ""
         if "bucket does not exist" in str(error):
             hint += " Nor is there its bucket: are its name and the endpoint right?"
-        return FileNotFoundError(f"There is no file {url!r}.{hint}")
+        return FileNotFoundError(f"There is no file {masked(url)!r}.{hint}")
     if isinstance(error, IsADirectoryError):
         return DataError(f"{url!r} is a folder; a file is needed. Shards in it are {url.rstrip('/') + '/*.tar'!r}.")
     if isinstance(error, ImportError):
@@ -230,9 +243,9 @@ def list_files(root: str, suffixes: Sequence[str]) -> list[str]:
 
 
 def file_stamp(url: str) -> str:
-    """Return what tells a file from every other and from what it was before; of one elsewhere only the URL."""
+    """Return what tells a file from every other and from what it was before; of one elsewhere its identity."""
     if not is_local(url):
-        return url
+        return identity_of(url)
     path = os.path.abspath(url)  # noqa: PTH100 - links stay
     size, tag = version_of(path)
     return f"{path} {size} {tag}"
@@ -248,12 +261,14 @@ def list_versions(root: str) -> dict[str, Version]:
 
 def list_stamps(root: str) -> dict[str, str]:
     """Return for each file below a folder elsewhere, by its path there, what `file_stamp` is for files here."""
-    return {name: f"{join_url(root, name)} {size} {tag}" for name, (size, tag) in list_versions(root).items()}
+    return {
+        name: f"{join_url(identity_of(root), name)} {size} {tag}" for name, (size, tag) in list_versions(root).items()
+    }
 
 
 def _list_local(root: str) -> Iterator[str]:
     if not Path(root).exists():
-        raise FileNotFoundError(f"There is no folder {root!r}.")
+        raise FileNotFoundError(f"There is no folder {masked(root)!r}.")
     if not Path(root).is_dir():
         raise NotADirectoryError(f"{root!r} is a file; a folder is needed.")
     seen: set[tuple[int, int]] = set()
@@ -278,5 +293,5 @@ def _list_remote(root: str) -> Iterator[str]:
         is_folder = ask(filesystem, "isdir", root, path)
         found: list[Any] = ask(filesystem, "find", root, path, num_bytes=_LISTING) if is_folder else []
     if not is_folder:
-        raise FileNotFoundError(f"There is no folder {root!r}.")
+        raise FileNotFoundError(f"There is no folder {masked(root)!r}.")
     yield from (str(file).removeprefix(path).lstrip("/") for file in found)

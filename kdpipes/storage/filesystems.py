@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
+from kdpipes._masked import masked
 from kdpipes.errors import must_be
+from kdpipes.storage.private_hosts import guarded_client
 
 __all__ = ["check_filesystem", "filesystem_of", "not_installed"]
 
 _MANY = 4_096  # URLs
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
+_HTTP = ("http", "https")
 
 
 class _Known(NamedTuple):
@@ -44,7 +47,7 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     """
     found: tuple[Any, str]
     if "::" in url:
-        found = fsspec.core.url_to_fs(url)
+        found = fsspec.core.url_to_fs(url, **{name: _guard(name) for name in _HTTP if f"{name}://" in url})
         return found
     protocol = fsspec.core.split_protocol(url)[0] or "file"
     settings = fsspec.config.conf.get(protocol) or {}
@@ -54,12 +57,18 @@ def filesystem_of(url: str) -> tuple[Any, str]:
         known = table.get(of_all) or table.get(url)
         if known is not None and known.holds(settings):
             return known.filesystem, known.filesystem._strip_protocol(url)
-    filesystem, _ = found = fsspec.core.url_to_fs(url)
+    filesystem, _ = found = fsspec.core.url_to_fs(url, **_guard(protocol))
     table = _shared if getattr(filesystem, "async_impl", False) else mine
     if len(table) >= _MANY:
         table.clear()
     table[of_all if _is_one_for_all(filesystem) else url] = _Known(filesystem, os.getpid(), dict(settings))
     return found
+
+
+def _guard(protocol: str) -> dict[str, Any]:
+    """Return the options that keep HTTP out of private networks, unless the user has said how clients are made."""
+    is_users = "get_client" in fsspec.config.conf.get(protocol, {})
+    return {"get_client": guarded_client} if protocol in _HTTP and not is_users else {}
 
 
 def check_filesystem(param: str, url: str) -> None:
@@ -84,7 +93,7 @@ def not_installed(url: str, error: ImportError) -> ImportError:
     protocols = (fsspec.core.split_protocol(part)[0] for part in url.split("::"))
     extra = next((_EXTRAS[protocol] for protocol in protocols if protocol in _EXTRAS), None)
     hint = "" if extra is None else f' `pip install "kdpipes[{extra}]"`.'
-    return ImportError(f"{url!r} needs a file system that is not installed: {str(error).rstrip('.')}.{hint}")
+    return ImportError(f"{masked(url)!r} needs a file system that is not installed: {str(error).rstrip('.')}.{hint}")
 
 
 def _is_one_for_all(filesystem: Any) -> bool:

@@ -14,13 +14,21 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kdpipes._forks import forget_after_fork
-from kdpipes.errors import DataError
+from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.retries import NUM_SILENT, retried
 from kdpipes.storage.time_limit import SilenceError, answer_of, ask, limited, time_limit, waiting
 
-__all__ = ["RangeReader", "Span", "Threads", "read_range"]
+__all__ = ["NoRangesError", "RangeReader", "Span", "Threads", "read_range"]
+
+
+class NoRangesError(DataError):
+    """A server that gives whole files where parts are asked for."""
+
+    def __init__(self, message: str, content: bytes = b"") -> None:
+        super().__init__(message)
+        self.content = content  # all of the file
 
 
 class Span(NamedTuple):
@@ -42,10 +50,14 @@ def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> bytes:
         DataError: They cannot be had, or the file ends before.
     """
     try:
-        return retried(lambda: _once(span), num_silent=num_silent) if span.start < span.stop else b""
+        if span.start >= span.stop:
+            return b""
+        return retried(lambda: _once(span), num_silent=num_silent, final=(NoRangesError,))
+    except NoRangesError:
+        raise
     except Exception as error:
         what = what_went_wrong(span.url, error)
-        raise DataError(f"Shard {span.url!r} cannot be read at offset {span.start}: {what}.") from error
+        raise DataError(f"Shard {span.url!r} cannot be read at offset {span.start}: {what}.") from as_cause(error)
 
 
 def _read_ahead(span: Span) -> bytes:
@@ -57,6 +69,12 @@ def _once(span: Span) -> bytes:
     filesystem, path = filesystem_of(span.url)
     size = span.stop - span.start
     content: bytes = ask(filesystem, "cat_file", span.url, path, start=span.start, end=span.stop, num_bytes=size)
+    if len(content) > size:
+        raise NoRangesError(
+            f"Shard {span.url!r} lies on a server that gives no parts of files: {size} bytes were asked for, "
+            f'{len(content)} came. Use `kdp.open_shards(fetch="shards")`, `kdp.stream_shards` or `kdp.copy_to_local`.',
+            content,
+        )
     if len(content) != size:
         raise DataError(f"{size} bytes are due, {len(content)} came")
     return content

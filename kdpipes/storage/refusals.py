@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-__all__ = ["is_refused", "what_went_wrong"]
+from kdpipes.storage.private_hosts import PrivateHostError
 
+__all__ = ["is_refused", "reason_of", "what_went_wrong"]
+
+_URL = re.compile(r"\S+://\S+")
 _STATUSES = (401, 403, 407)
 _CLASSES = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")  # of botocore
 _OF_S3 = (
@@ -33,10 +37,18 @@ def what_went_wrong(url: str, error: BaseException) -> str:
     """Return what an error says, and what to look at if storage has refused a request; without a full stop."""
     refusal = next((one for one in _with_causes(error) if _says_so(one)), None)
     if refusal is None:
-        return str(error) or type(error).__name__
+        return reason_of(error)
+    if isinstance(refusal, PrivateHostError):
+        return str(refusal)
     protocol = url.rpartition("::")[2].partition("://")[0]
     hint = _HINTS.get(protocol, _OF_ALL).format(protocol)
     return f"it is refused ({str(refusal) or type(refusal).__name__}). {hint}".rstrip(".")
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what an error says, or, where that is only a URL, what its cause says, like a refused port."""
+    texts = [str(one) or type(one).__name__ for one in _with_causes(error)]
+    return next((text for text in texts if not _URL.fullmatch(text)), texts[0])
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
+from kdpipes.errors import as_cause
 from kdpipes.storage.files import Version, remote_info, version_in
 from kdpipes.storage.ranges import Threads
 from kdpipes.storage.refusals import what_went_wrong
@@ -238,7 +239,7 @@ class RemoteStream:
                 return self._asked_anew()
         except Exception as error:
             what = what_went_wrong(self._url, error)
-            raise BrokenStreamError(f"cannot be read at offset {self._begin}: {what}") from error
+            raise BrokenStreamError(f"cannot be read at offset {self._begin}: {what}") from as_cause(error)
 
     def _asked_anew(self) -> bytes:
         """Return the next chunk, with another view of the file if need be."""

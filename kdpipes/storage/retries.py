@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from kdpipes.storage.refusals import is_refused
+from kdpipes._masked import masked
+from kdpipes.storage.refusals import is_refused, reason_of
 from kdpipes.storage.time_limit import SilenceError
 
 __all__ = ["NUM_SILENT", "NUM_TRIES", "is_missing", "retried"]
@@ -20,6 +23,9 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _NOT_TO_BE_HELPED = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
 _MAY_PASS = (408, 425, 429)
 _jitter = random.Random()
+_log = logging.getLogger(__name__)
+_PAUSE_S = 10.0  # between two warnings: many threads wait for the same server
+_told_at = -math.inf
 
 
 def retried(
@@ -54,8 +60,19 @@ def retried(
                 or (isinstance(error, _NOT_TO_BE_HELPED) and not _is_disguised(error))
             ):
                 raise
+            _tell(attempt, num_tries, error)
             time.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * _jitter.uniform(0.5, 1.5))
     return action()
+
+
+def _tell(attempt: int, num_tries: int, error: Exception) -> None:
+    """Log that storage is asked again: a first failure as information, further ones as a warning now and then."""
+    global _told_at
+    now = time.monotonic()
+    is_due = attempt > 1 and now - _told_at >= _PAUSE_S
+    _told_at = now if is_due else _told_at
+    text = masked(f"Storage does not answer, trying again ({attempt + 1} of {num_tries}): {reason_of(error)}")
+    _log.log(logging.WARNING if is_due else logging.INFO, "%s", text)
 
 
 def is_missing(error: Exception) -> bool:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kdpipes._forks import forget_after_fork
+from kdpipes._masked import masked
 from kdpipes.errors import DataError
 from kdpipes.storage.download import ReplacedError, Shard
-from kdpipes.storage.files import cache_folder
+from kdpipes.storage.files import Version, cache_folder
 from kdpipes.storage.forward import pread
 from kdpipes.storage.held_files import CAN_HOLD, HeldFile
 from kdpipes.storage.shard_fetcher import ShardFetcher
@@ -86,6 +87,15 @@ class ShardCache:
             fetcher.failure = error
         return self._is_able(fetcher)
 
+    @property
+    def has_own_folder(self) -> bool:
+        """Whether the user has said where shards are kept."""
+        return self._place[0] is not None
+
+    def has_version(self, url: str, version: Version) -> bool:
+        """Return whether a version of a shard is there."""
+        return CAN_HOLD and self.has(Shard(url, version))
+
     def has(self, shard: Shard) -> bool:
         """Return whether a shard is there."""
         return self._fetcher().folder.has(shard)
@@ -134,7 +144,7 @@ class ShardCache:
         try:
             self._fetcher().folder.repair(shard, offset, content)
         except OSError as error:  # of a folder that can only be read
-            _log.warning("The damaged copy of %s cannot be repaired: %s", shard.url, error)
+            _log.warning("The damaged copy of %s cannot be repaired: %s", masked(shard.url), error)
 
     def _file(self, shard: Shard, *, fetches: bool) -> HeldFile | None:
         fetcher = self._fetcher()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from kdpipes.errors import DataError
+from kdpipes.storage.catalog import keep_index
 from kdpipes.storage.download import Shard, download
 from kdpipes.storage.held_files import HeldFile
 from kdpipes.storage.ranges import Threads, read_range
@@ -131,7 +132,7 @@ class ShardFetcher:
     def _download(self, shard: Shard, file: HeldFile) -> bool:
         with self._lock:
             threads = self._range_threads = self._range_threads or Threads(self._num_ranges, "kdpipes-ranges")
-        return download(
+        is_whole = download(
             shard,
             file,
             lambda span: threads.submit(partial(read_range, span)),
@@ -139,3 +140,7 @@ class ShardFetcher:
             num_ranges=self._num_ranges,
             is_wanted=lambda: not self._is_stopped,
         )
+        if is_whole:
+            # the shard is here even if its index cannot be kept; by a thread, as frames of an error would hold the file
+            threads.submit(partial(keep_index, shard.url, shard.version)).exception()
+        return is_whole

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kdpipes.storage.download import ReplacedError, Shard
+from kdpipes.storage.files import make_cache_folder
 from kdpipes.storage.held_files import HeldFile
 
 __all__ = ["Entry", "ShardFolder"]
@@ -59,7 +60,7 @@ class ShardFolder:
     def max_bytes(self) -> int:
         """Return how much it may have."""
         if self._max_bytes is None:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_cache_folder(self.path)
             held = sum(entry.path.stat().st_size for entry in self.entries())
             self._max_bytes = (shutil.disk_usage(self.path).free + held) // 2
         return self._max_bytes
@@ -152,7 +153,7 @@ class ShardFolder:
 
     def _begin(self, shard: Shard, expendable: Expendable) -> HeldFile | None:
         """Return the part to fill, held alone if nobody else has it, or the whole that has appeared meanwhile."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_cache_folder(self.path)
         with self._locked():
             found = self.find(shard)
             if found is not None:

@@ -54,6 +54,16 @@ class ShardIndex:
     keys: PackedStrings
     fields: dict[str, Places] = field(default_factory=dict)
 
+    def checksums(self) -> dict[int, int] | None:
+        """Return the CRC-32 of each member by the offset of its content; None if they were not computed."""
+        found: dict[int, int] = {}
+        for places in self.fields.values():
+            if places.checksums is None:
+                return None
+            is_there = places.offsets >= 0
+            found.update(zip(places.offsets[is_there].tolist(), places.checksums[is_there].tolist(), strict=True))
+        return found
+
     def to_bytes(self) -> bytes:
         """Return the content of the sidecar: a mark, a header in JSON, arrays (little-endian), a CRC-32 of it all."""
         arrays = [(name, np.ascontiguousarray(values)) for name, values in self._arrays()]

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from kdpipes.errors import DataError
-from kdpipes.storage.files import read_url
+from kdpipes.storage.drafts import replace_file
+from kdpipes.storage.files import cache_folder, make_cache_folder, read_url
 from kdpipes.storage.refusals import is_refused
-from kdpipes.storage.urls import is_local
+from kdpipes.storage.retries import NUM_TRIES
+from kdpipes.storage.urls import identity_of, is_local
 
 __all__ = ["NotesPlace", "SavedNotes", "Seen", "class_names_of", "names_beside", "notes_beside", "notes_places"]
 
 _FORMAT = 1
+_NUM_TRIES_WITH_COPY = 2
 _DIGITS = re.compile(r"\d+")
 _log = logging.getLogger(__name__)
 
@@ -123,22 +129,43 @@ def notes_beside(place: NotesPlace) -> SavedNotes | None:
     """Return the notes of shards; None if there are none, or none that can be read.
 
     Raises:
-        DataError: The storage cannot be reached.
+        DataError: The storage cannot be reached, and never was.
     """
-    try:
-        content = read_url(place.url)
-    except (FileNotFoundError, NotADirectoryError):
+    content = _content_of(place.url)
+    if not content:
         return None
-    except DataError as error:
-        if is_local(place.url) or is_refused(error):
-            return None  # so do stores answer that do not say what is missing
-        raise
     try:
         notes = SavedNotes.from_bytes(content, place.url)
     except DataError as error:
         _log.warning("%s The shards are taken for those of nobody.", error)
         return None
     return notes
+
+
+def _content_of(url: str) -> bytes:
+    """Return what notes hold, nothing if there are none; of notes elsewhere, the local cache has a copy."""
+    copy = None if is_local(url) else _copy_of(url)
+    known = copy.read_bytes() if copy is not None and copy.exists() else None
+    try:
+        content = read_url(url, num_tries=NUM_TRIES if known is None else _NUM_TRIES_WITH_COPY)
+    except (FileNotFoundError, NotADirectoryError):
+        content = b""
+    except DataError as error:
+        if not (is_local(url) or is_refused(error)):  # so do stores answer that do not say what is missing
+            if known is None:
+                raise
+            return known
+        content = b""
+    if copy is not None and content != known:
+        with suppress(OSError):  # of a cache that cannot be written
+            make_cache_folder(copy.parent)
+            replace_file(copy, content)
+    return content
+
+
+def _copy_of(url: str) -> Path:
+    name = hashlib.blake2b(identity_of(url).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return cache_folder("indexes") / f"{name}.json"
 
 
 def names_beside(urls: Sequence[str], look: Callable[[], Mapping[str, Seen]]) -> tuple[str, ...] | None:

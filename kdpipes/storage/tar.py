@@ -22,18 +22,20 @@ from kdpipes.storage.decoding import INTEGER, NUMBERS
 from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.files import Version, open_url
 from kdpipes.storage.forward import FileBytes, ForwardBytes, StreamBytes
-from kdpipes.storage.ranges import Span, read_range
+from kdpipes.storage.ranges import NoRangesError, Span, read_range
 from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar_headers import NoTarError, UnreadableTarError, read_entries, truncated
-from kdpipes.storage.urls import is_local
+from kdpipes.storage.urls import is_local, path_of
 
 __all__ = [
+    "MAX_MEMBER_BYTES",
     "DottedKeys",
     "IndexBuilder",
     "Member",
     "compression_of",
+    "ends_early",
     "index_shard",
     "is_index_of",
     "read_groups",
@@ -45,6 +47,8 @@ _UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 _CHUNK = 1 << 20
 _HEADER, _SIZE_IN_HEADER = 512, slice(124, 136)
 _NUM_PROBES = 3
+_PADDING = 10_240 + 1_024  # zeros with which tars usually end
+MAX_MEMBER_BYTES = 1 << 31
 _COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 
 
@@ -80,9 +84,14 @@ def _split(name: str) -> tuple[str | None, str | None]:
     return found
 
 
-def _contents(url: str, source: ForwardBytes) -> Iterator[tuple[Member, bytes]]:
+def _contents(url: str, source: ForwardBytes, max_bytes: int) -> Iterator[tuple[Member, bytes]]:
     """Yield the members that belong to samples, each with its content."""
     for member in _members(url, source):
+        if member.size > max_bytes:
+            raise DataError(
+                f"Member {member.name!r} of shard {url!r} at offset {member.offset} has {member.size:,} bytes; "
+                f"`stream_shards(max_member_bytes=)` allows {max_bytes:,}."
+            )
         try:
             content = source.take(member.offset, member.size)
         except BrokenStreamError as error:
@@ -197,7 +206,7 @@ def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:
 
 
 def read_members(
-    url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream
+    url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream, max_member_bytes: int = MAX_MEMBER_BYTES
 ) -> Iterator[list[tuple[Member, bytes]]]:
     """Yield the members of each of a tar's samples with their contents, front to back.
 
@@ -207,6 +216,7 @@ def read_members(
     Args:
         url: A path or URL.
         open_stream: Opens a tar elsewhere.
+        max_member_bytes: How large a member of a sample may be: a small compressed file can hold very large ones.
 
     Raises:
         FileNotFoundError: There is no such tar.
@@ -218,12 +228,12 @@ def read_members(
         has_positions = is_local(url) and compression is None and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         source: ForwardBytes = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
         with _naming(url, source, "a tar"):
-            yield from _grouped(url, _contents(url, source))
+            yield from _grouped(url, _contents(url, source, max_member_bytes))
 
 
 def compression_of(url: str) -> str | None:
     """Return how a tar is compressed, by its suffix; None if it is not."""
-    return next((name for suffix, name in _COMPRESSIONS.items() if url.endswith(suffix)), None)
+    return next((name for suffix, name in _COMPRESSIONS.items() if path_of(url).endswith(suffix)), None)
 
 
 @contextmanager
@@ -294,15 +304,44 @@ def is_index_of(index: ShardIndex, url: str) -> bool:
     last = len(index.keys) - 1
     probed = sorted({last * part // _NUM_PROBES for part in range(_NUM_PROBES + 1)}) if last >= 0 else []
     labels = [places for places in index.fields.values() if places.values is not None]
-    return all(_is_there(url, places, sample) for places in labels or index.fields.values() for sample in probed)
+    shard = _Parts(url)
+    return all(_is_there(shard, places, sample) for places in labels or index.fields.values() for sample in probed)
 
 
-def _is_there(url: str, places: Places, sample: int) -> bool:
+def ends_early(index: ShardIndex, url: str) -> bool:
+    """Return whether an index ends at zeros that do not reach to the end of the tar, as those of kdpipes 0.1 may."""
+    ends = [int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()]
+    start, stop = max((end + -end % _HEADER for end in ends), default=0), index.version.size
+    shard = _Parts(url)
+    if stop - start <= _PADDING or shard.read(start, start + _HEADER).strip(b"\0"):
+        return False  # the usual end, or members that belong to no sample
+    parts = (shard.read(place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK))
+    return any(part.strip(b"\0") for part in parts)
+
+
+class _Parts:
+    """Reads parts of a shard; where the server gives all of it instead, that is asked for once."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._whole = url, b""
+
+    def read(self, start: int, stop: int) -> bytes:
+        if is_local(self._url):
+            return read_span(self._url, start, stop - start)
+        if not self._whole:
+            try:
+                return read_range(Span(self._url, start, stop))
+            except NoRangesError as error:
+                self._whole = error.content
+        return self._whole[start:stop]
+
+
+def _is_there(shard: _Parts, places: Places, sample: int) -> bool:
     offset, size = int(places.offsets[sample]), int(places.sizes[sample])
     if offset < 0:
         return True
     start, stop = offset - _HEADER, offset + (0 if places.values is None else size)
-    found = read_span(url, start, stop - start) if is_local(url) else read_range(Span(url, start, stop))
+    found = shard.read(start, stop)
     digits = found[_SIZE_IN_HEADER].strip(b" \0")
     is_plain = digits.isdigit()  # sizes above 8 GiB stand elsewhere
     if len(found) < stop - start or (is_plain and int(digits, 8) != size):

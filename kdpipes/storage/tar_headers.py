@@ -15,6 +15,7 @@ _BLOCK = 512
 _TIMES = re.compile(rb"([0-9]+ [acm]time=[0-9.]+\n)+")  # all that webdataset's writer says; it tells nothing
 _TELLING = frozenset({b"path", b"size"})
 _MAX_EXTENSION = 1 << 24
+_CHUNK = 1 << 16
 _MANY = 8
 _END = -1  # in the place of a size
 _PAX, _GLOBAL, _SOLARIS, _LONG_NAME, _LONG_LINK, _SPARSE = map(ord, "xgXLKS")
@@ -59,11 +60,13 @@ def read_entries(source: ForwardBytes) -> Iterator[Entry]:
 
     Raises:
         NoTarError: The first block is no header.
-        UnreadableTarError: The tar ends before its end mark, or a header is damaged.
+        UnreadableTarError: The tar ends before its end mark, a header is damaged, or anything but zeros follows the
+            end mark.
     """
     headers = _Headers(source)
     while (entry := headers.next()) is not None:
         yield entry
+    headers.check_end()
 
 
 class _Headers:
@@ -83,6 +86,20 @@ class _Headers:
         if block[156] in _EXTENSIONS:
             return self._extended(block, size)
         return self._entry(_name(block), block, size) if size != _END else None
+
+    def check_end(self) -> None:
+        """Raise an error unless the file holds only zeros from the end mark on.
+
+        Blocks that a crash or an unfinished download has left empty look like an end mark, but have members after them.
+        """
+        begin = self._offset - _BLOCK
+        while chunk := self._take(self._offset, _CHUNK):
+            if data := chunk.lstrip(b"\0"):
+                found = self._offset + len(chunk) - len(data)
+                raise UnreadableTarError(
+                    f"is damaged: there are zeros at offset {begin}, as at the end of a tar, but data at offset {found}"
+                )
+            self._offset += len(chunk)
 
     def _like_others(self) -> Entry | None:
         """Return the next member, if its headers are what webdataset's writer makes of most; all of them at once."""

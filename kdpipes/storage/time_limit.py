@@ -11,6 +11,7 @@ from concurrent.futures import TimeoutError as NotDone
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from kdpipes._masked import masked
 from kdpipes.errors import is_number, must_be
 
 __all__ = [
@@ -143,7 +144,7 @@ def _answer(action: Callable[[], Any], future: Future[Any]) -> None:
 
 def _silence(url: str, seconds: float) -> SilenceError:
     return SilenceError(
-        f"{url!r} has not answered within {seconds:.4g} s. Is its endpoint right, and can it be reached? "
+        f"{masked(url)!r} has not answered within {seconds:.4g} s. Is its endpoint right, and can it be reached? "
         "`timeout_s=` waits longer"
     )
 

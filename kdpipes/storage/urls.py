@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import braceexpand
 
 from kdpipes.errors import must_be
 
-__all__ = ["expand_urls", "is_local", "join_url", "relative_names"]
+__all__ = ["expand_urls", "identity_of", "is_local", "join_url", "path_of", "relative_names"]
 
 _NO_SHELL = (
     "`pipe:` would run a shell command; give the URL itself, or read it with webdataset: "
     "`kdp.from_webdataset(wds.WebDataset(...))`."
 )
+_QUERY = re.compile(r"\?(?=[\w.~%-]+=)")
+_CONTAINERS = frozenset({"abfs", "abfss", "az", "adl", "wasb", "wasbs"})  # whose URLs are container@account
+_SIGNED = re.compile(
+    r"(x-(amz|goog|oss|cos|obs|tos|bce)-|response-|q-(sign|ak|key-time|header-list|url-param-list|signature)"
+    r"|(aws)?accesskeyid$|(oss|google)access(key)?id$|signature$|expires$|policy$|key-pair-id$|hdn(ea|ts)$"
+    r"|.*(token|secret|passw|credential|signature)|(api|auth|access)[-_]?key$|auth$)",
+    re.I,
+)
+_SAS = re.compile(r"s(ig|[etpvrs]|rt|ip|pr|dd|aoid|uoid|cid|koid|ktid|kt|ke|ks|kv|es)=")
 
 
 def is_local(url: str) -> bool:
@@ -44,10 +55,47 @@ def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
         _refuse_shell(text)
     texts = [part for text in texts for part in ([text] if "://" in text else text.split("::"))]  # as webdataset joins
     expanded = [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
-    twice = next((url for url, number in Counter(expanded).items() if number > 1), None)
+    twice = next((url for url, number in Counter(map(identity_of, expanded)).items() if number > 1), None)
     if twice is not None:
         raise ValueError(must_be("urls", "different from each other", twice, "`.repeat_until` gives samples again."))
     return expanded
+
+
+@lru_cache(maxsize=4096)
+def identity_of(url: str) -> str:
+    """Return what a URL stands for, whoever reads it and when: without user, password, signature and expiry.
+
+    Keys, caches, fingerprints and states are made of it. Parameters of a query that may say which file is meant stay.
+
+    >>> identity_of("https://ada:pw@host/a.tar?X-Amz-Signature=1f&X-Amz-Expires=60&versionId=3")
+    'https://host/a.tar?versionId=3'
+    """
+    return "::".join(map(_identity_of_part, url.split("::"))) if "://" in url else url
+
+
+def _identity_of_part(url: str) -> str:
+    protocol, mark, rest = url.partition("://")
+    if not mark:
+        return url
+    path, query = [*_QUERY.split(rest, 1), ""][:2]
+    if protocol in ("http", "https"):
+        path, query = path.partition("#")[0], query.partition("#")[0]
+    host, slash, path = path.partition("/")
+    user, _, place = host.rpartition("@")
+    host = host if protocol in _CONTAINERS and ":" not in user else place
+    kept = [entry for entry in query.split("&") if entry and not _SIGNED.match(entry.partition("=")[0])]
+    if any(entry.startswith("sig=") for entry in kept):  # of Azure, whose other names may be anybody's
+        kept = [entry for entry in kept if not _SAS.match(entry)]
+    return f"{protocol}://{host}{slash}{path}{'?' if kept else ''}{'&'.join(kept)}"
+
+
+def path_of(url: str) -> str:
+    """Return the identity of a URL without its query: what ends with the suffix of the file.
+
+    >>> path_of("https://host/a.tar.gz?versionId=3"), path_of("photos/what?.tar")
+    ('https://host/a.tar.gz', 'photos/what?.tar')
+    """
+    return _QUERY.split(identity_of(url), 1)[0] if "://" in url else url
 
 
 def join_url(root: str, path: str) -> str:
@@ -71,6 +119,8 @@ def relative_names(urls: Sequence[str]) -> list[str]:
     >>> relative_names(["s3://birds/a/0.tar", "s3://birds/b/0.tar"])
     ['a/0.tar', 'b/0.tar']
     """
+    paths = [path_of(url) for url in urls]
+    urls = paths if len(set(paths)) == len(urls) else [identity_of(url) for url in urls]
     names = [url.rsplit("/", 1)[-1] for url in urls]
     if len(set(names)) == len(urls):
         return names

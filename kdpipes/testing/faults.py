@@ -19,6 +19,7 @@ FaultKind = Literal[
     "reset_midway",
     "timeout",
     "unavailable",
+    "io_error",
     "too_many_requests",
     "missing",
     "truncate",
@@ -33,12 +34,13 @@ RequestKind = Literal["info", "list", "whole", "range"]
 _OF_BODIES = ("slow", "reset_midway", "truncate", "flip_bit", "wrong_range")
 _OF_INFO = ("new_etag", "new_size")
 _BUSY = "An error occurred (429) when calling the GetObject operation (reached max retries: 4): Too Many Requests"
-BEFORE_THE_ANSWER = ("reset", "timeout", "unavailable", "too_many_requests", "missing")
+BEFORE_THE_ANSWER = ("reset", "timeout", "unavailable", "io_error", "too_many_requests", "missing")
 _ERRORS: dict[str, tuple[type[OSError], int, str]] = {
     "reset": (ConnectionResetError, errno.ECONNRESET, "Connection reset by peer"),
     "reset_midway": (ConnectionResetError, errno.ECONNRESET, "Connection reset by peer"),
     "timeout": (TimeoutError, errno.ETIMEDOUT, "Connection timed out"),
     "unavailable": (OSError, errno.EBUSY, "Service Unavailable"),
+    "io_error": (OSError, errno.EIO, "Input/output error"),
     "too_many_requests": (OSError, errno.EIO, _BUSY),
     "missing": (FileNotFoundError, errno.ENOENT, "The specified key does not exist."),
 }
@@ -54,9 +56,9 @@ class Fault:
 
     Args:
         kind: `latency` and `slow` (needs `bytes_per_s`) take time. `reset` comes before the body, `reset_midway` in its
-            middle; `timeout`, `unavailable` (503), `too_many_requests` (429) and `missing` come at the start.
-            `truncate` (half of the body), `flip_bit` and `wrong_range` (bytes of another offset) give wrong bytes
-            without an error. `new_etag` and `new_size` make `info` say that the object has been replaced.
+            middle; `timeout`, `unavailable` (503), `io_error` (EIO), `too_many_requests` (429) and `missing` come at
+            the start. `truncate` (half of the body), `flip_bit` and `wrong_range` (bytes of another offset) give wrong
+            bytes without an error. `new_etag` and `new_size` make `info` say that the object has been replaced.
         every: Hit each `every`-th request.
         probability: Hit each request with this probability, drawn from the seed.
         after: Leave this many requests alone first.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -90,6 +89,8 @@ class Ledger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep the other threads and processes that number requests waiting, and read what they have written."""
+        import fcntl  # which Windows has not, where this is only imported
+
         with self._lock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             try:

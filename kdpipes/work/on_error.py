@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.errors import ChainError, DataError, FieldError, check_choice, check_count, is_number, must_be
 from kdpipes.sample import Sample
+from kdpipes.storage.held_files import CAN_HOLD
 
 __all__ = ["ErrorHandler"]
 
@@ -183,7 +184,7 @@ class ErrorHandler:
             line = json.dumps({"key": key, "error": error}) + "\n"
             with self._path.open("a+b", buffering=0) as file:
                 if once:
-                    fcntl.flock(file, fcntl.LOCK_EX)
+                    _lock(file)
                     if key in self.listed():
                         return
                     file.seek(0, os.SEEK_END)
@@ -198,3 +199,11 @@ def _check_share(value: Any) -> float:
     if not 0 <= value <= 1:
         raise ValueError(must_be("max_share", rule, value))
     return float(value)
+
+
+def _lock(file: FileIO) -> None:
+    """Hold a file until it is closed; where files cannot be locked, two processes may write the same entry."""
+    if CAN_HOLD:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
-from kdpipes.errors import DataError
+from kdpipes._masked import masked
+from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.drafts import draft_of
+from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
 from kdpipes.storage.retries import is_missing, retried
 
@@ -58,8 +60,8 @@ def chunks_of(file: RemoteFile) -> Iterator[bytes]:
             yield retried(partial(_piece, file, start))
     except Exception as error:
         if is_missing(error):
-            raise FileNotFoundError(errno.ENOENT, "There is no such file", file.url) from error
-        raise DataError(f"{file.url!r} cannot be read: {str(error) or type(error).__name__}.") from error
+            raise FileNotFoundError(errno.ENOENT, "There is no such file", masked(file.url)) from as_cause(error)
+        raise DataError(f"{file.url!r} cannot be read: {what_went_wrong(file.url, error)}.") from as_cause(error)
 
 
 def _streamed(file: RemoteFile) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from kdpipes._masked import masked
 from kdpipes.sample import Sample
 
 __all__ = ["made_or_left_out"]
@@ -35,5 +36,5 @@ def made_or_left_out(
             raise
         key = f"position {position}" if sample is None else sample.key
         handler.write_down(key, f"{type(error).__name__}: {error}", once=once)
-        _log.warning("Sample %r is left out: %s: %s", key, type(error).__name__, error)
+        _log.warning("Sample %r is left out: %s: %s", key, type(error).__name__, masked(str(error)))
         return None

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 import fsspec
 
-from kdpipes.errors import DataError, must_be
+from kdpipes.errors import DataError, as_cause, must_be
 from kdpipes.storage.catalog import index_beside, index_url
 from kdpipes.storage.files import forget_listings, version_of, write_url
 from kdpipes.storage.retries import retried
@@ -217,7 +217,7 @@ def _put(filesystem: fsspec.AbstractFileSystem, source: str, path: str, url: str
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
             raise
-        raise DataError(f"{url!r} cannot be written: {str(error) or type(error).__name__}.") from error
+        raise DataError(f"{url!r} cannot be written: {str(error) or type(error).__name__}.") from as_cause(error)
     filesystem.invalidate_cache(filesystem._parent(path))
 
 

@@ -10,13 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from kdpipes.errors import DataError
+from kdpipes._masked import masked
+from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.files import version_in
+from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.retries import is_missing, retried
-from kdpipes.storage.urls import join_url
+from kdpipes.storage.urls import identity_of, join_url
 from kdpipes.write._files import RemoteFile
 from kdpipes.write._markers import MARKERS
 
@@ -58,7 +60,9 @@ class Source(NamedTuple):
         """Return what tells it from what it was before, by names, sizes and the storage's tags."""
         entries = (("file", self.files), ("zip", self.zips))
         lines = sorted((kind, each.name, each.file.size, each.tag) for kind, group in entries for each in group)
-        return hashlib.blake2b(repr((self.url, lines)).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return hashlib.blake2b(
+            repr((identity_of(self.url), lines)).encode("utf-8", "surrogateescape"), digest_size=16
+        ).hexdigest()
 
 
 def is_inside(name: str) -> bool:
@@ -79,19 +83,19 @@ def find_source(url: str) -> Source:
     except (FileNotFoundError, NotADirectoryError) as error:
         if isinstance(error, NotADirectoryError) or is_missing(error):
             raise
-        raise _unlistable(url, error) from error
+        raise _unlistable(url, error) from as_cause(error)
     except DataError:
         raise
     except Exception as error:
-        raise _unlistable(url, error) from error
+        raise _unlistable(url, error) from as_cause(error)
 
 
 def _unlistable(url: str, error: Exception) -> DataError:
-    return DataError(f"{url!r} cannot be listed: {str(error) or type(error).__name__}.")
+    return DataError(f"{url!r} cannot be listed: {what_went_wrong(url, error)}.")
 
 
 def _found(url: str) -> Source:
-    filesystem, path = fsspec.core.url_to_fs(url)
+    filesystem, path = filesystem_of(url)
     filesystem.invalidate_cache()
     info = _info(filesystem, path)
     if info is None:
@@ -102,7 +106,9 @@ def _found(url: str) -> Source:
         return Source(url, [], [], [_entry("", url, filesystem, path, info)])
     if retried(lambda: filesystem.isdir(path)):  # servers of HTTP call everything a file
         return _tree(url, filesystem, path)
-    raise NotADirectoryError(f"{url!r} is a file; a folder or a zip is needed. `.localize_files()` copies files.")
+    raise NotADirectoryError(
+        f"{masked(url)!r} is a file; a folder or a zip is needed. `.localize_files()` copies files."
+    )
 
 
 def _info(filesystem: Any, path: str) -> Any:
@@ -139,10 +145,10 @@ def _walk(folder: str, above: tuple[Any, ...]) -> Iterator[tuple[str, dict[str, 
 def _zip_beside(url: str) -> Source:
     first, separator, rest = url.partition("::")
     zip_url = f"{first.rstrip('/')}{_ZIP}{separator}{rest}"
-    filesystem, path = fsspec.core.url_to_fs(zip_url)
+    filesystem, path = filesystem_of(zip_url)
     info = _info(filesystem, path)
     if info is None or info["type"] != "file":
-        raise FileNotFoundError(f"There is neither a folder {url!r} nor a file {zip_url!r}.")
+        raise FileNotFoundError(f"There is neither a folder {masked(url)!r} nor a file {masked(zip_url)!r}.")
     return Source(zip_url, [], [], [_entry("", zip_url, filesystem, path, info)])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from kdpipes.errors import check_count, must_be
-from kdpipes.storage.urls import is_local, join_url
+from kdpipes.storage.urls import identity_of, is_local, join_url
 from kdpipes.write._markers import END, MARKERS, PARTIAL, PARTS, copied_parts, held_start, state_of
 from kdpipes.write._source_tree import Source, find_source, is_inside
 from kdpipes.write._writer import Writer
@@ -156,7 +156,7 @@ def _copied(source: Source, folder: Path, start: Path, num_workers: int) -> Copy
     version = source.fingerprint()
     before = start.read_text(encoding="utf-8").splitlines()[-1:] if start.exists() else []
     was_deleted = bool(before) and before != [version] and _clear(folder)
-    start.write_text(_STARTED.format(url=source.url, version=version), encoding="utf-8")
+    start.write_text(_STARTED.format(url=identity_of(source.url), version=version), encoding="utf-8")
     parts = folder / PARTS
     shutil.rmtree(parts, ignore_errors=True)  # of a process that was killed
     parts.mkdir()
@@ -166,7 +166,7 @@ def _copied(source: Source, folder: Path, start: Path, num_workers: int) -> Copy
     finally:
         shutil.rmtree(parts)
     (folder / PARTIAL).unlink(missing_ok=True)
-    (folder / END).write_text(_ENDED.format(url=source.url), encoding="utf-8")
+    (folder / END).write_text(_ENDED.format(url=identity_of(source.url)), encoding="utf-8")
     return CopyResult(folder, True, was_deleted, bool(source.zips), writer.num_files, writer.num_bytes)
 
 

@@ -14,7 +14,7 @@ from kdpipes._pipe import a_datapipe
 from kdpipes.errors import ChainError, must_be
 from kdpipes.storage.files import remote_info, version_in
 from kdpipes.storage.held_files import CAN_HOLD, HeldFile
-from kdpipes.storage.urls import is_local
+from kdpipes.storage.urls import identity_of, is_local
 from kdpipes.write._files import RemoteFile, chunks_of, require_room, write_whole
 from kdpipes.write._markers import PARTIAL, state_of
 from kdpipes.write._source_tree import is_inside
@@ -68,11 +68,11 @@ class FileLocalizer:
         return str(target)
 
     def _relative(self, url: str) -> str:
-        first, _, rest = url.partition("::")
+        first, _, rest = identity_of(url).partition("::")
         if self._global_root is None:
             name = first.rpartition("://")[2].lstrip("/")
         else:
-            root, _, root_rest = self._global_root.partition("::")
+            root, _, root_rest = identity_of(self._global_root).partition("::")
             prefix = root if root.endswith("/") else f"{root}/"
             name = first.removeprefix(prefix) if first.startswith(prefix) and rest == root_rest else ""
         if not name or name.endswith("/") or not is_inside(name) or (rest and self._global_root is None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.errors import DataError
+from kdpipes.storage.files import version_of
+from kdpipes.storage.shard_index import Places, ShardIndex
+from kdpipes.storage.shared import PackedStrings
+from kdpipes.storage.tar import index_shard
 
 ROWS: list[dict[str, Any]] = [
     {"__key__": f"birds/{n}", "jpg": bytes([n]) * 2_000, "cls": str(n % 2).encode(), "json": {"n": n}} for n in range(4)
@@ -140,3 +145,48 @@ def test_a_shard_that_is_replaced_while_it_is_open_is_refused_until_it_is_opened
     with pytest.raises(kdp.DataError, match=r"Shard '.*a\.tar' has been replaced, .* Open it again, `kdp\.open_shards"):
         list(pipe)
     assert list(kdp.open_shards(path).select("jpg").deal(batch_size=4)) == [photos[::-1]]
+
+
+def damaged(path: Path, num_samples: int = 40) -> tuple[str, ShardIndex]:
+    """Write a tar with 4 KiB of zeros in its middle; return it, and the index that ends there."""
+    with TarWriter(str(path), mtime=0) as writer:
+        for n in range(num_samples):
+            writer.write({"__key__": f"{n:02}", "txt": "heron" * 200})
+    content = path.read_bytes()
+    middle = content.index(b"20.txt")
+    whole = index_shard(str(path), version_of(str(path)))
+    places = whole.fields["txt"]
+    cut = ShardIndex(
+        whole.version, PackedStrings(list(whole.keys)[:20]), {"txt": Places(places.offsets[:20], places.sizes[:20])}
+    )
+    status = path.stat()
+    path.write_bytes(content[:middle] + bytes(4_096) + content[middle + 4_096 :])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return str(path), cut
+
+
+def test_zeros_inside_a_shard_are_damage_and_lose_no_sample(tmp_path: Path) -> None:
+    url, cut = damaged(tmp_path / "0.tar")
+    whole = str(shutil.copy(url, tmp_path / "1.tar"))
+    with pytest.raises(
+        DataError, match=rf"^Shard '{url}' is damaged: there are zeros at offset \d+, .* data at offset"
+    ):
+        len(kdp.open_shards(url))
+    with pytest.raises(DataError, match=rf"^Shard '{url}' is damaged: there are zeros"):
+        list(kdp.stream_shards(url))
+    Path(f"{url}.index").write_bytes(cut.to_bytes())
+    with pytest.raises(DataError, match=rf"^Shard '{url}' is damaged: there are zeros"):
+        len(kdp.open_shards(url))
+    Path(whole).write_bytes(Path(whole).read_bytes()[: 20 * 1_536] + bytes(40_000))  # only zeros follow
+    assert len(kdp.open_shards(whole)) == len(kdp.open_shards(whole)) == len(list(kdp.stream_shards(whole))) == 20
+
+
+def test_a_tolerant_stream_goes_on_after_zeros_with_the_next_shard(tmp_path: Path) -> None:
+    damaged(tmp_path / "0.tar")
+    with TarWriter(str(tmp_path / "1.tar")) as writer:
+        writer.write({"__key__": "0", "txt": "stork"})
+    chain = kdp.stream_shards(tmp_path / "{0..1}.tar").on_error("skip").select("key").deal(batch_size=50)
+    with kdp.Loader(chain) as loader:
+        keys = [key for batch in loader for (key,) in batch]
+        assert keys == [*(f"0.tar/{n:02}" for n in range(19)), "1.tar/0"]
+        assert loader.stats()["skipped_shards"] == 1

@@ -14,10 +14,12 @@ import pytest
 import kdpipes as kdp
 from kdpipes.storage.held_files import HeldFile
 from kdpipes.storage.shard_cache import ShardCache
-from kdpipes.testing import faulty_storage
+from kdpipes.testing import Fault, faulty_storage
 from tests.sources.shards_elsewhere import (
     CHAINS,
+    CLASSES,
     LARGE,
+    NAME,
     SERVICES,
     SHARDS,
     Service,
@@ -295,3 +297,52 @@ def test_a_worker_that_is_late_does_not_choose_again_how_to_read_an_epoch(large:
             source.announce(own)
             assert source[int(own[0])]["x"] is not None  # less than half of a sample's bytes
         assert all(one.start == 0 for one in bodies(files, before)), "no member alone"
+
+
+@pytest.mark.parametrize("options", [{"fetch": "shards"}, {}], ids=["shards", "auto"])
+@pytest.mark.parametrize("kind", ["reset", "unavailable", "timeout"])
+def test_a_dead_server_does_not_matter_when_all_shards_are_here(
+    large: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: Any, options: dict[str, Any]
+) -> None:
+    noted = tmp_path / "noted"
+    local = kdp.open_shards(f"{large}/{NAME}", class_names=CLASSES)
+    kdp.write_shards(local, str(noted / "gulls-%d.tar"), max_samples=12)
+    with faulty_storage(str(noted)) as files:
+        shards = kdp.open_shards("faulty://gulls-{0..2}.tar", **options)
+        assert shards.class_names() == tuple(CLASSES)
+        chain = in_order(shards.rename_fields(x="jpg", y="cls"))
+        want = epochs(chain)
+        with kdp.Loader(chain) as loader:
+            next(iter(loader))
+            state = loader.state_dict()
+    with faulty_storage(str(noted), faults=[Fault(kind)]) as files:
+        shards = kdp.open_shards("faulty://gulls-{0..2}.tar", **options)
+        assert shards.class_names() == tuple(CLASSES)
+        with kdp.Loader(in_order(shards.rename_fields(x="jpg", y="cls"))) as loader:
+            assert [list(loader) for _ in range(2)] == want
+            loader.load_state_dict(state)
+            assert list(loader) == want[0][1:]
+        assert [one for one in bodies(files) if "gulls" in one.path] == []
+        assert any("The copies on this machine are used" in text for text in caplog.messages)
+        other = kdp.open_shards("faulty://gulls-{0..2}.tar", cache_dir=tmp_path / "empty")
+        with pytest.raises(kdp.DataError):
+            len(other)
+
+
+@pytest.mark.parametrize(
+    ("how", "options", "reason"),
+    [
+        ({"shuffle": True, "seed": 1}, {}, "the epoch does not go shard by shard"),
+        ({}, {"max_cache_bytes": 1_000}, "it has no room for the"),
+    ],
+)
+def test_why_a_cache_folder_is_not_used_is_logged(
+    large: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: Any, options: Any, reason: str
+) -> None:
+    caplog.set_level("INFO", "kdpipes")
+    with faulty_storage(large):
+        epochs(in_order(opened("faulty://", cache_dir=tmp_path / "kept", **options), **how), number=1)
+        assert any(f"`cache_dir` is not used for new shards: {reason}" in text for text in caplog.messages)
+        caplog.clear()
+        epochs(in_order(opened("faulty://", **options), **how), number=1)
+        assert not [text for text in caplog.messages if "`cache_dir`" in text]

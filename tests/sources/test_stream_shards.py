@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import random
 import tarfile
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.storage import remote_stream
+from kdpipes.storage.catalog import make_index
 from kdpipes.testing import Fault, faulty_storage
 
 JPGS = [random.Random(n).randbytes(20_000) for n in range(4)]
@@ -202,3 +204,71 @@ def test_a_member_that_one_sample_lacks_is_damage_of_that_sample(write: Callable
                     assert [(skip["key"], skip["is_shard"]) for skip in loader.skipped] == [("a.tar/birds/2", False)]
         with pytest.raises(kdp.FieldError, match="has no field 'png'"):
             list(source(path).rename_fields(x="png"))
+
+
+def flipped(path: Path, place: int) -> None:
+    """Flip a bit of a file, and let its date be as it was."""
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("verify", ["auto", True])
+def test_a_flipped_bit_is_an_error_of_its_sample(write: Callable[..., Path], verify: Any) -> None:
+    path = write(ROWS, "a.tar")
+    make_index(str(path), with_checksums=True)
+    flipped(path, path.read_bytes().index(JPGS[2]) + 5)
+    samples = list(kdp.stream_shards(path, verify=verify))
+    assert (samples[1]["jpg"], samples[2]["cls"]) == (JPGS[1], 0)
+    words = rf"^Member 'jpg' of sample 'a\.tar/birds/2' in '{path}' at offset \d+ is damaged: its checksum is not"
+    with pytest.raises(kdp.DataError, match=words):
+        samples[2]["jpg"]
+    chain = kdp.stream_shards(path, verify=verify).on_error("skip").select("key jpg").deal(batch_size=9)
+    assert [key[-1] for key, _ in next(iter(chain))] == ["0", "1", "3"]
+    assert [sample["jpg"] for sample in kdp.stream_shards(path, verify=False)][2] != JPGS[2]
+
+
+def test_shards_without_checksums_are_read_unless_verify_is_true(write: Callable[..., Path]) -> None:
+    path, packed = write(ROWS, "a.tar"), write(ROWS, "a.tar.gz")
+    for _ in range(2):
+        assert len(list(kdp.stream_shards(path))) == len(list(kdp.stream_shards(packed, verify=True))) == 4
+        with pytest.raises(kdp.DataError, match=r"a\.tar' cannot be verified: there is no index of it with checksums"):
+            list(kdp.stream_shards(path, verify=True))
+        make_index(str(path))  # of headers alone
+    make_index(str(path), with_checksums=True)
+    assert len(list(kdp.stream_shards(path, verify=True))) == 4
+    with pytest.raises(ValueError, match="`verify` must be one of True, False, 'auto'"):
+        kdp.stream_shards(path, verify="yes")  # type: ignore[arg-type]
+
+
+def test_members_that_come_damaged_are_read_again(
+    write: Callable[..., Path], tmp_path: Path, no_waits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
+    write(ROWS, "a.tar")
+    flip = Fault("flip_bit", every=1, on="range")
+    with faulty_storage(str(tmp_path)):
+        make_index("faulty://a.tar")
+    with faulty_storage(str(tmp_path), faults=[Fault("flip_bit", times=1, on="range", paths="*.tar")]) as files:
+        found = [list(sample.items()) for sample in kdp.stream_shards("faulty://a.tar", verify=True)]
+        assert found == [list(sample.items()) for sample in kdp.stream_shards(tmp_path / "a.tar")]
+        ranges = [one for one in files.requests() if one.path == "a.tar" and one.kind == "range"]
+        assert [one.start > 0 for one in ranges] == [False, True], "the damaged member is read again, alone"
+        before = len(files.requests())
+        list(kdp.stream_shards("faulty://a.tar"))
+        assert not [one for one in files.requests()[before:] if one.path != "a.tar"], "no index is asked for"
+    with faulty_storage(str(tmp_path), faults=[flip]), pytest.raises(kdp.DataError, match="is damaged"):
+        list(map(dict, kdp.stream_shards("faulty://a.tar", verify=True)))
+
+
+def test_a_member_that_is_too_large_is_an_error_that_names_it(write: Callable[..., Path]) -> None:
+    rows = [*ROWS, {"__key__": "bomb", "jpg": bytes(1 << 24)}, {"__key__": "last", "jpg": b"a"}]
+    path = write(rows, "a.tar.gz")
+    assert path.stat().st_size < 1 << 17
+    words = rf"^Member 'bomb\.jpg' of shard '{path}' at offset \d+ has 16,777,216 bytes; `.*\)` allows 1,000,000\.$"
+    stream = kdp.stream_shards(path, max_member_bytes=1_000_000)
+    with pytest.raises(kdp.DataError, match=words):
+        list(stream)
+    assert len(list(kdp.stream_shards(path))) == 6
+    assert len(next(iter(stream.on_error("skip").select("key").deal(batch_size=9)))) == 3

@@ -22,9 +22,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     url_to_fs = fsspec.core.url_to_fs
 
-    def note(url: str) -> Any:
+    def note(url: str, **options: Any) -> Any:
         asked.append(url)
-        return url_to_fs(url)
+        return url_to_fs(url, **options)
 
     monkeypatch.setattr("fsspec.core.url_to_fs", note)
     monkeypatch.setattr(filesystems, "_shared", {})

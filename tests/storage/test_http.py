@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
+import logging
+import math
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import NoCredentialsError
-from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.errors import DataError
@@ -21,65 +19,17 @@ from kdpipes.storage.ranges import Span, read_range
 from kdpipes.storage.refusals import is_refused, what_went_wrong
 from kdpipes.storage.remote_stream import RemoteStream
 from kdpipes.storage.retries import retried
+from kdpipes.storage.shard_cache import ShardCache
+from tests.http_server import Served, serving, tar
 
 DATES = ["Wed, 01 Jul 2026 10:00:00 GMT", "Thu, 02 Jul 2026 10:00:00 GMT"]
-
-
-class Served:
-    """What a server has: contents by path, the headers that it sends along, and paths that it refuses."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.headers: dict[str, str] = {}
-        self.refused: dict[str, int] = {}
-        self.asked: list[str] = []
-        self.url = ""
 
 
 @pytest.fixture
 def served() -> Iterator[Served]:
     """A server of ranges on this machine."""
-    has = Served()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            has.asked.append(self.path)
-            content = has.files.get(self.path)
-            if self.path in has.refused or content is None:
-                return self._send(has.refused.get(self.path, 404), b"")
-            if "Range" not in self.headers:
-                return self._send(200, content)
-            start, stop = self.headers["Range"].removeprefix("bytes=").split("-")
-            return self._send(206, content[int(start) : int(stop) + 1])
-
-        do_HEAD = do_GET
-
-        def _send(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            for name, value in has.headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        has.url = f"http://127.0.0.1:{server.server_port}"
+    with serving() as has:
         yield has
-        server.shutdown()
-
-
-def tar(letter: str) -> bytes:
-    """Return a tar of ten photos; of another letter, it has the same size."""
-    file = io.BytesIO()
-    with TarWriter(file) as writer:
-        for number in range(10):
-            writer.write({"__key__": f"{number}", "jpg": letter.encode() * 3_000, "cls": number % 2})
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("fetch", ["members", "shards"])
@@ -142,6 +92,69 @@ def test_each_storage_has_a_hint_of_its_own(url: str, hint: str) -> None:
     assert text.startswith("it is refused (Forbidden). ")
     assert re.search(hint, text)
     assert what_went_wrong(url, OSError("reset")) == "reset"
+
+
+@pytest.mark.parametrize("range_size", [4_096, 1 << 20])
+def test_whole_shards_come_from_a_server_without_ranges(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, range_size: int
+) -> None:
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path))
+    monkeypatch.setitem(ShardCache.__init__.__kwdefaults__, "range_size", range_size)
+    served.has_ranges, served.files["/a.tar"] = False, tar("a")
+    want = [(b"a" * 3_000, n % 2) for n in range(10)]
+    for _ in range(2):  # the second time, an index is there that has no tag to be known by
+        shards = kdp.open_shards(f"{served.url}/a.tar", fetch="shards")
+        assert list(shards.select("jpg cls").deal(batch_size=10)) == [want]
+    assert [path.read_bytes() for path in tmp_path.glob("shards/*.tar")] == [tar("a")]
+    assert len(list(kdp.stream_shards(f"{served.url}/a.tar"))) == 10
+    before = len(served.asked)
+    other = kdp.open_shards(f"{served.url}/a.tar", fetch="members")
+    assert len(other) == 10
+    assert [path for path in served.asked[before:] if path == "/a.tar"] == ["/a.tar"] * 2, (
+        "its version, and all of it once"
+    )
+    before = len(served.asked)
+    with pytest.raises(
+        DataError, match=r"gives no parts of files: 3000 bytes were .*, 51200 came\. Use `kdp\.open_shards\("
+    ):
+        other[3]["jpg"]
+    assert len(served.asked) - before <= 2, "asking again is of no use"
+
+
+def test_a_refused_port_and_a_bad_certificate_are_named(served: Served, no_waits: None) -> None:
+    places = {
+        "http://127.0.0.1:1": r"Cannot connect to host 127\.0\.0\.1:1",
+        served.url.replace("http", "https"): "SSL|ssl",
+    }
+    for place, words in places.items():
+        for read in (
+            version_of,
+            read_url,
+            lambda url: len(kdp.open_shards(url)),
+            lambda url: list(kdp.stream_shards(url)),
+        ):
+            with pytest.raises(DataError, match=rf"^'{place}/a\.tar' cannot be read: .*({words})"):
+                read(f"{place}/a.tar")
+
+
+def test_storage_that_is_asked_again_is_logged_now_and_then(
+    no_waits: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kdpipes.storage.retries._told_at", -math.inf)
+    answers = iter([OSError("http://ada:pw@host/a?sig=1 reset"), OSError("again"), OSError("again"), "bytes"] * 3)
+
+    def ask() -> Any:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    caplog.set_level(logging.INFO, "kdpipes.storage.retries")
+    assert [retried(ask) for _ in range(3)] == ["bytes"] * 3
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    first = "Storage does not answer, trying again (2 of 6): http://***@host/a?*** reset"
+    assert told[:2] == [("INFO", first), ("WARNING", "Storage does not answer, trying again (3 of 6): again")]
+    assert [level for level, _ in told].count("WARNING") == 1
 
 
 def test_missing_credentials_are_not_asked_for_again() -> None:

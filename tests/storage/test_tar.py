@@ -106,6 +106,34 @@ def test_samples_before_the_cut_come_through_and_the_cut_member_is_named(write: 
         list(groups)
 
 
+@pytest.mark.parametrize("sample", range(3))
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+def test_zeros_in_place_of_members_are_an_error(write: Callable[..., str], sample: int, suffix: str) -> None:
+    content = bytearray(_tar(PHOTOS))
+    content[sample * 2_560 : sample * 2_560 + 2_048] = bytes(2_048)
+    is_packed = suffix == "tar.gz"
+    url = write(gzip.compress(content) if is_packed else bytes(content), f"a.{suffix}")
+    words = rf"is damaged: there are zeros at offset {sample * 2_560}, .* data at offset {sample * 2_560 + 2_048}\."
+    for read in [_streamed] if is_packed else READERS:
+        with pytest.raises(DataError, match=f"'{url}' {words}"):
+            read(url)
+
+
+def test_samples_before_zeros_come_through(write: Callable[..., str]) -> None:
+    groups = read_groups(write(_tar(PHOTOS[:4]) + _tar(PHOTOS[4:])))  # two tars in one file
+    assert next(groups) == ("birds/0", {"jpg": bytes(700), "cls": b"0"})
+    with pytest.raises(DataError, match="is damaged: there are zeros at offset 5120"):
+        list(groups)
+
+
+@pytest.mark.parametrize("num_zeros", [512, 1_024, 10_240, 3_000_001])
+def test_any_number_of_zeros_ends_a_tar(write: Callable[..., str], num_zeros: int) -> None:
+    url = write(_tar(PHOTOS)[: 3 * 2_560] + bytes(num_zeros))
+    for read in READERS:
+        assert [key for key, _ in read(url)] == ["birds/0", "birds/1", "birds/2"]
+        assert read(write(bytes(num_zeros), "empty.tar")) == []
+
+
 def test_a_repeated_field_is_refused(write: Callable[..., str]) -> None:
     url = write(_tar([("0.jpg", b"a"), ("0.cls", b"1"), ("0.JPG", b"b")]))
     for read in READERS:

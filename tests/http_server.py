@@ -1,0 +1,88 @@
+"""A server of HTTP on this machine, whose answers tests choose."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from webdataset import TarWriter
+
+
+class Served:
+    """What a server has, and how it answers.
+
+    Args:
+        files: Contents by path, without the query.
+        headers: Sent along with every answer.
+        refused: The status for paths that it refuses.
+        redirects: Where paths lead that begin with the given ones.
+        required: What the query of each request must have; others are refused.
+        has_ranges: Whether it gives parts of files; others get all of them.
+        asked: The requests, with their queries.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.headers: dict[str, str] = {}
+        self.refused: dict[str, int] = {}
+        self.redirects: dict[str, str] = {}
+        self.required = ""
+        self.has_ranges = True
+        self.asked: list[str] = []
+        self.url = ""
+
+
+@contextmanager
+def serving() -> Iterator[Served]:
+    """Serve until the end."""
+    has = Served()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            has.asked.append(self.path)
+            path, _, query = self.path.partition("?")
+            content = has.files.get(path)
+            for begin, target in has.redirects.items():
+                if path.startswith(begin):
+                    return self._send(302, b"", Location=target)
+            if has.required not in query:
+                return self._send(403, b"")
+            if path in has.refused or content is None:
+                return self._send(has.refused.get(path, 404), b"")
+            if "Range" not in self.headers or not has.has_ranges:
+                return self._send(200, content)
+            start, stop = self.headers["Range"].removeprefix("bytes=").split("-")
+            return self._send(206, content[int(start) : int(stop) + 1])
+
+        do_HEAD = do_GET
+
+        def _send(self, status: int, body: bytes, **headers: str) -> None:
+            self.send_response(status)
+            for name, value in {**has.headers, **headers}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        has.url = f"http://127.0.0.1:{server.server_port}"
+        yield has
+        server.shutdown()
+
+
+def tar(letter: str, number: int = 10) -> bytes:
+    """Return a tar of photos; of another letter, it has the same size."""
+    file = io.BytesIO()
+    with TarWriter(file, mtime=0) as writer:
+        for n in range(number):
+            writer.write({"__key__": f"{n}", "jpg": letter.encode() * 3_000, "cls": n % 2})
+    return file.getvalue()
