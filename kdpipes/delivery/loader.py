@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -135,6 +135,11 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     def __iter__(self) -> Any:
         batches = self._begun()
         return iter(self._shown(batches)) if self._progress else batches
+
+    def __next__(self) -> NoReturn:
+        raise TypeError(
+            "A loader is no iterator, but gives one: `next(iter(loader))` returns the first batch of an epoch."
+        )
 
     def _begun(self) -> Any:
         """Return the iterator of the epoch that begins, or has begun and given nothing yet."""
