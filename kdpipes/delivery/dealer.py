@@ -16,7 +16,7 @@ from kdpipes._graph import handler_in, shards, walk
 from kdpipes._iter_pipe import IterPipe, Streaming
 from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.cursor import Cursor
-from kdpipes.delivery.layout import Sharding, group_size
+from kdpipes.delivery.layout import Layout, Sharding, group_size
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, Skipper, refuse_empty
 from kdpipes.errors import ChainError, add_note, check_choice, check_count, check_seed
 from kdpipes.sample import Sample
@@ -183,6 +183,12 @@ class Dealer(Streaming[Batch]):
         """Return the numbers, besides the identity, on which the batches depend."""
         sizes: dict[str, Any] = self._layout.sizes(self._sharding.num_ranks)
         return sizes
+
+    def cut(self) -> tuple[int | None, bool]:
+        """Return the size of this rank's batches, None where lengths decide, and whether a short one is dropped."""
+        layout, num_ranks = self._layout, self._sharding.num_ranks
+        size = layout.size_of(num_ranks) // num_ranks if isinstance(layout, Layout) else None
+        return size, layout.uneven == "drop"
 
     def rank(self) -> int:
         """Return which rank this copy is for."""
