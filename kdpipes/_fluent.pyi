@@ -138,6 +138,7 @@ class MapChain(MapDataPipe[Any]):
         window: int | None = None,
         seed: int = 0,
         uneven: _Uneven = "keep",
+        ranks: Literal["auto", 1] = "auto",
     ) -> IterChain: ...
     def peek(self, n: int = 3) -> Peek: ...
 
@@ -243,6 +244,7 @@ class IterChain(IterDataPipe[Any]):
         seed: int = 0,
         uneven: _Uneven = "keep",
         split: Literal["samples", "shards"] = "samples",
+        ranks: Literal["auto", 1] = "auto",
     ) -> IterChain: ...
     def collate_samples(self, *, pad: Mapping[str, float] | None = None) -> IterChain: ...
     def mixup(

@@ -20,6 +20,11 @@ class Agreement:
     """
 
     def __init__(self) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError(
+                'With `deal(split="shards")`, ranks agree on where an epoch ends, which takes a process group. Call '
+                '`torch.distributed.init_process_group("gloo")`, or use `deal(split="samples")`.'
+            )
         is_gloo = dist.get_backend() == "gloo"
         self._group: Any = None if is_gloo else dist.new_group(backend="gloo")
 

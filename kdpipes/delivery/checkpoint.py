@@ -11,7 +11,7 @@ from kdpipes._fingerprint import fingerprints
 from kdpipes._graph import sources_of, walk
 from kdpipes._pipe_name import pipe_name, shown_name
 from kdpipes.delivery.behind_deal import dealer_of
-from kdpipes.delivery.layout import group_size
+from kdpipes.delivery.layout import ranks_now
 from kdpipes.delivery.producer import Counting, Position
 from kdpipes.errors import ChainError, check_count, must_be
 
@@ -76,23 +76,29 @@ class Checkpointer:
         except TypeError:
             return None
 
-    def state_at(self, position: Position) -> dict[str, Any]:
-        """Return the state at a position: plain data, well under 2 KB."""
+    def state_at(self, position: Position, sizes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the state at a position: plain data, well under 2 KB.
+
+        Args:
+            position: Where the loader stands.
+            sizes: The numbers by which the position counts; those of now by default.
+        """
         state: dict[str, Any] = {"version": _VERSION, "epoch": position.epoch, "batch": position.number}
         if position.offset:
             state["offset"] = position.offset
         if position.cursors:
             state["cursors"] = [[lane, *cursor] for lane, cursor in position.cursors]
-        return {**state, **self._sizes(), "pipes": list(self.pipes)}
+        return {**state, **(self.sizes() if sizes is None else sizes), "pipes": list(self.pipes)}
 
-    def _sizes(self) -> dict[str, Any]:
-        """Return the numbers on which the order depends."""
+    def sizes(self) -> dict[str, Any]:
+        """Return the numbers on which the order depends, with the ranks of now."""
         dealer = dealer_of(self._chain)
         batch: dict[str, Any] = {} if dealer is None else dealer.sizes()
         if dealer is None or dealer.is_split_by_shard:
-            batch |= {"num_workers": self._num_workers, "num_ranks": group_size()}
+            num_ranks = ranks_now().num_ranks if dealer is None else dealer.sharding().num_ranks
+            batch |= {"num_workers": self._num_workers, "num_ranks": num_ranks}
         if dealer is not None and dealer.is_split_by_shard:
-            batch["rank"] = dealer.rank()
+            batch["rank"] = dealer.sharding().rank
         return batch
 
     def position_in(self, state: Any, *, strict: bool) -> Position:
@@ -122,7 +128,7 @@ class Checkpointer:
         return Position(epoch, batch, offset, tuple(cursors))
 
     def _refuse_other_numbers(self, state: Mapping[str, Any]) -> None:
-        now = self._sizes()
+        now = self.sizes()
         _refuse_other_limits(state, now)
         size = state.get("global_batch_size")
         if size != now.get("global_batch_size"):

@@ -19,7 +19,7 @@ from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
-from kdpipes.delivery.dealer import Batch, Dealer, Dealt, Shuffle
+from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.layout import EqualEpoch, Layout, Uneven
 from kdpipes.errors import ChainError, DataError, check_choice, check_count, must_be, refuse_field
 from kdpipes.sample import Sample
@@ -64,6 +64,9 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (refused where a rank
             would get nothing), "pad" it with samples from the epoch's start (with `batch_by`, with others as short),
             marked (`is_padding` can be selected), or "drop" it.
+        ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
+            torch's process group, else from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches: for Accelerate's
+            `prepare(DataLoader(...))` and transformers' Trainer, which hand batches out to ranks themselves.
 
     Length: the number of batches of one rank, over all of its workers; the same in every epoch.
 
@@ -109,6 +112,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         window: int | None = None,
         seed: int = 0,
         uneven: Uneven = "keep",
+        ranks: DealRanks = "auto",
     ) -> None:
         if not isinstance(source_datapipe, MapDataPipe):
             raise TypeError(must_be("source_datapipe", "an indexed pipe", source_datapipe))
@@ -133,12 +137,12 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             known = indexed(source_datapipe, "deal", takes_samples=False).field_names()
             if known is not None and column not in known:
                 refuse_field(column, "The source", known)
-        self._configure(shuffle, seed)
+        self._configure(shuffle, seed, ranks)
 
     def __len__(self) -> int:
         if not isinstance(self._layout, ByLength):
-            return int(self._layout.num_batches(len(self._source), self._sharding.num_ranks))
-        buckets = self._by_length(self._layout).buckets(self._layout, self._sharding.num_ranks)
+            return int(self._layout.num_batches(len(self._source), self.sharding().num_ranks))
+        buckets = self._by_length(self._layout).buckets(self._layout, self.sharding().num_ranks)
         return buckets.num_kept(self._layout.uneven)
 
     def identity(self) -> Any:
@@ -169,7 +173,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         """Return the positions of the source's samples by their length: worked out once, for all copies."""
         if self._lengths is None:
             self._lengths = Shared(read_lengths(self._source, layout.column))
-        layout.refuse_long(self._source, self._lengths.value, self._sharding.num_ranks)
+        layout.refuse_long(self._source, self._lengths.value, self.sharding().num_ranks)
         return self._lengths.value
 
     def iterate(self) -> Iterator[Batch]:
@@ -248,6 +252,9 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         split: "samples": see above. "shards": each worker of each rank reads shards of its own of `stream_shards`, and
             makes batches of them, the last of which may be short. Several ranks need `uneven="drop"` and `kdp.Loader`:
             they end together, with the shortest.
+        ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
+            torch's process group, else from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches: for Accelerate's
+            `prepare(DataLoader(...))` and transformers' Trainer, which hand batches out to ranks themselves.
 
     Length: the number of batches of one rank, over all of its workers, if the source has a length.
 
@@ -278,6 +285,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         seed: int = 0,
         uneven: Uneven = "keep",
         split: Split = "samples",
+        ranks: DealRanks = "auto",
     ) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a stream", source_datapipe))
@@ -291,7 +299,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         self._reading = 0  # the number of the batch that is read
         self.is_split_by_shard = split == "shards"
         self._layout = Layout(batch_size, global_batch_size, uneven)
-        self._configure(shuffle, seed)
+        self._configure(shuffle, seed, ranks)
         if self.is_split_by_shard:
             refuse_whole(self)
         if shuffle is True or window is not None:
@@ -304,7 +312,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             raise ChainError('`deal(shuffle="shards")` needs `kdp.stream_shards` upstream, on a stream.')
 
     def __len__(self) -> int:
-        num_batches: int = self._layout.num_batches(len(self._source), self._sharding.num_ranks)
+        num_batches: int = self._layout.num_batches(len(self._source), self.sharding().num_ranks)
         return num_batches
 
     def identity(self) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch.utils.data import IterDataPipe
+from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import Cycler
 
@@ -16,15 +17,16 @@ from kdpipes._graph import handler_in, shards, walk
 from kdpipes._iter_pipe import IterPipe, Streaming
 from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.cursor import Cursor
-from kdpipes.delivery.layout import Layout, Sharding, group_size
+from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, Skipper, refuse_empty
-from kdpipes.errors import ChainError, add_note, check_choice, check_count, check_seed
+from kdpipes.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.sample import Sample
 
-__all__ = ["Batch", "Dealer", "Dealt", "Shuffle"]
+__all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "Shuffle", "fix_ranks"]
 
 Batch = list[Any]
 Shuffle = bool | Literal["shards"]
+DealRanks = Literal["auto", 1]
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,15 @@ class Dealer(Streaming[Batch]):
     _source: Any
     _layout: Any
     gives_batches = True
+    is_for_all_ranks = False  # whether every rank gets all batches
     is_split_by_shard = False  # whether workers and ranks read shards of their own
     reads_ahead = True  # whether sources that lie elsewhere are told what comes
 
-    def _configure(self, shuffle: Shuffle, seed: int) -> None:
+    def _configure(self, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
+        if isinstance(ranks, bool) or ranks not in ("auto", 1):
+            hint = "1 means that somebody else hands the batches out to ranks, or that every rank gets them all."
+            raise ValueError(must_be("ranks", '"auto" or 1', ranks, hint))
+        self.is_for_all_ranks = ranks == 1
         if not isinstance(shuffle, bool):
             check_choice("shuffle", shuffle, (True, False, "shards"))
         self._shuffle: Shuffle = shuffle
@@ -68,9 +75,10 @@ class Dealer(Streaming[Batch]):
         self._banned: Mapping[str, str] = {}
         self._skipper: Skipper | None = None
         self._seen: Callable[[Sample], None] | None = None
-        self._sharding = Sharding()
+        self._sharding = Sharding()  # of the epoch that was begun last
+        self._is_rank_fixed = False
+        self._dealt_elsewhere: tuple[int, Ranks] | None = None  # what workers of this process were dealt
         self._batch_draw = Draw()
-        self._num_ranks = 1
         sharder = next((pipe for pipe in walk(self._source) if shards(pipe)), None)
         if sharder is not None:
             raise ChainError(
@@ -98,14 +106,57 @@ class Dealer(Streaming[Batch]):
     ) -> None:
         """Called by loaders: which of how many ranks or workers this copy is."""
         check_count("num_of_instances", num_of_instances)
-        num_ranks = max(self._num_ranks, group_size())
-        self._sharding = self._sharding.applied(num_of_instances, instance_id, sharding_group, num_ranks)
+        if sharding_group == SHARDING_PRIORITIES.DISTRIBUTED and self.is_for_all_ranks:
+            return
+        # torch's DataLoader counts in the ranks of the process group, of which its spawned workers know nothing.
+        info, group = get_worker_info(), group_ranks()
+        num_ranks = num_of_instances // info.num_workers if info is not None else (group or Ranks()).num_ranks
+        applied = self._sharding.applied(num_of_instances, instance_id, sharding_group, max(num_ranks, 1))
+        if sharding_group == SHARDING_PRIORITIES.DISTRIBUTED or (info is not None and applied.num_ranks > 1):
+            self._is_rank_fixed = True
+        self._sharding = replace(applied, rank=0, num_ranks=1) if self.is_for_all_ranks else applied
+
+    def sharding(self) -> Sharding:
+        """Return which rank and worker this copy is: the rank as a loader has fixed it, else the one of now."""
+        if self._is_rank_fixed or self.is_for_all_ranks:
+            return self._sharding
+        rank, num_ranks = ranks_now()
+        return replace(self._sharding, rank=rank, num_ranks=num_ranks)
+
+    def fix_rank(self) -> None:
+        """Keep to the rank of now, wherever copies of this pipe run."""
+        self._sharding = self._checked_sharding()
+        self._is_rank_fixed = True
+
+    def _checked_sharding(self) -> Sharding:
+        """Return the sharding of the epoch that begins.
+
+        Raises:
+            ChainError: Batches would be lost or doubled, because the chain does not know who else shares them out.
+        """
+        sharding, info = self.sharding(), get_worker_info()
+        if info is not None and info.num_workers > 1 and sharding.num_workers == 1 and _holds(info.dataset, self):
+            raise ChainError(
+                f"Each of the {info.num_workers} workers would give every batch: torch's DataLoader shards chains, but "
+                f"here a {type(info.dataset).__name__} holds the chain. Use `DataLoader(chain, batch_size=None)`, "
+                "`kdp.Loader(chain)` or `num_workers=0`."
+            )
+        return sharding
 
     def set_seed(self, seed: int) -> Any:
         """Called by loaders at the start of an epoch, to tell epochs apart; the order comes from `deal(seed=...)`."""
         self._epochs.seeded()
         self._prepare()
+        self._note_ranks_of_workers()
         return self
+
+    def _note_ranks_of_workers(self) -> None:
+        """Note which ranks the workers of torch's DataLoader deal to: persistent ones cannot be told of others."""
+        sharding, process = self._checked_sharding(), os.getpid()
+        ranks = Ranks(sharding.rank, sharding.num_ranks)
+        if self._dealt_elsewhere is not None and self._dealt_elsewhere[0] == process:
+            check_ranks(self._dealt_elsewhere[1], ranks, NEW_LOADER)
+        self._dealt_elsewhere = process, ranks
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0."""
@@ -172,6 +223,7 @@ class Dealer(Streaming[Batch]):
 
     def _begin(self) -> tuple[int, int]:
         """Return the epoch that begins and its first batch."""
+        self._sharding, self._dealt_elsewhere = self._checked_sharding(), None
         first, self._first_batch = self._first_batch, 0
         return self._epochs.begin(), first
 
@@ -181,18 +233,14 @@ class Dealer(Streaming[Batch]):
 
     def sizes(self) -> dict[str, Any]:
         """Return the numbers, besides the identity, on which the batches depend."""
-        sizes: dict[str, Any] = self._layout.sizes(self._sharding.num_ranks)
+        sizes: dict[str, Any] = self._layout.sizes(self.sharding().num_ranks)
         return sizes
 
     def cut(self) -> tuple[int | None, bool]:
         """Return the size of this rank's batches, None where lengths decide, and whether a short one is dropped."""
-        layout, num_ranks = self._layout, self._sharding.num_ranks
+        layout, num_ranks = self._layout, self.sharding().num_ranks
         size = layout.size_of(num_ranks) // num_ranks if isinstance(layout, Layout) else None
         return size, layout.uneven == "drop"
-
-    def rank(self) -> int:
-        """Return which rank this copy is for."""
-        return self._sharding.rank
 
     def __getstate__(self) -> dict[str, Any]:
         if IterDataPipe.getstate_hook is not None:
@@ -203,7 +251,6 @@ class Dealer(Streaming[Batch]):
 
     def _prepare(self) -> None:
         """Do once, before the chain is copied, what every copy would do again."""
-        self._num_ranks = max(self._num_ranks, group_size())
 
     def _starts_epoch(self) -> Skipper | None:
         """Return what leaves bad samples out in the epoch that begins, if `on_error` wants that."""
@@ -217,11 +264,13 @@ class Dealer(Streaming[Batch]):
 
     def _batch(self, item: Callable[..., Any], epoch: int, batch: int, parts: Iterable[tuple[Any, Draw]]) -> Batch:
         """Return the items of a batch, but for those that are left out."""
-        self._batch_draw = Draw(self._seed, epoch, batch * self._sharding.num_ranks + self._sharding.rank)
+        sharding, now = self._sharding, self.sharding()
+        check_ranks(Ranks(sharding.rank, sharding.num_ranks), Ranks(now.rank, now.num_ranks))
+        self._batch_draw = Draw(self._seed, epoch, batch * sharding.num_ranks + sharding.rank)
         try:
             made = (item(part, draw, batch) for part, draw in parts)
             items = [one for one in made if one is not LEFT_OUT]
-            if not items and self._sharding.num_ranks > 1:
+            if not items and sharding.num_ranks > 1:
                 refuse_empty(batch)
             return items
         except Exception as error:
@@ -230,6 +279,26 @@ class Dealer(Streaming[Batch]):
 
     def _draw(self, epoch: int, ordinal: int, *, is_padding: bool) -> Draw:
         return Draw(self._seed, epoch, ordinal, is_padding)
+
+
+def fix_ranks(chain: Any) -> Ranks | None:
+    """Fix the ranks of now in what shards in a chain, before its copies are handed to workers.
+
+    Returns:
+        These ranks; None where `deal(ranks=1)` makes them irrelevant.
+    """
+    ranks, is_for_all_ranks = ranks_now(), False
+    for pipe in walk(chain):
+        if isinstance(pipe, Dealer):
+            pipe.fix_rank()
+            is_for_all_ranks = is_for_all_ranks or pipe.is_for_all_ranks
+        elif ranks.num_ranks > 1 and hasattr(pipe, "apply_sharding"):
+            pipe.apply_sharding(ranks.num_ranks, ranks.rank, SHARDING_PRIORITIES.DISTRIBUTED)
+    return None if is_for_all_ranks else ranks
+
+
+def _holds(dataset: Any, pipe: Any) -> bool:
+    return any(upstream is pipe for upstream in walk(dataset))
 
 
 def _draws(pipe: Any) -> bool:

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch.distributed
@@ -15,10 +15,66 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from kdpipes.errors import check_choice, check_count, check_one_of
 
-__all__ = ["EqualEpoch", "Layout", "Sharding", "Uneven", "share_out"]
+__all__ = [
+    "NEW_LOADER",
+    "EqualEpoch",
+    "Layout",
+    "Ranks",
+    "Sharding",
+    "Uneven",
+    "check_ranks",
+    "group_ranks",
+    "ranks_now",
+    "share_out",
+]
 
 Uneven = Literal["keep", "pad", "drop"]
 _BLOCK = 1_024
+_IN_EPOCH = (
+    "Call `torch.distributed.init_process_group` before the epoch begins, and destroy the group after it has ended."
+)
+NEW_LOADER = (
+    "Make the chain and its loader after `torch.distributed.init_process_group`, or use `kdp.Loader(chain)`, whose "
+    "workers start again."
+)
+
+
+class Ranks(NamedTuple):
+    """The rank of a process, and the number of ranks."""
+
+    rank: int = 0
+    num_ranks: int = 1
+
+
+def group_ranks() -> Ranks | None:
+    """Return the ranks of torch's default process group, None without one."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return Ranks(distributed.get_rank(), distributed.get_world_size())
+    return None
+
+
+def ranks_now() -> Ranks:
+    """Return the ranks of torch's process group, else those of `RANK` and `WORLD_SIZE`, else a single one.
+
+    A group can appear, or end, at any time: ask when an epoch begins, not before.
+    """
+    group = group_ranks()
+    if group is not None:
+        return group
+    rank, num_ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if rank.isdecimal() and num_ranks.isdecimal() and int(rank) < int(num_ranks):
+        return Ranks(int(rank), int(num_ranks))
+    return Ranks()
+
+
+def check_ranks(before: Ranks, now: Ranks, hint: str = _IN_EPOCH) -> None:
+    """Raise RuntimeError if the ranks that batches are dealt to have changed; by default, inside an epoch."""
+    if before != now:
+        raise RuntimeError(
+            f"Batches were dealt to rank {before.rank} of {before.num_ranks}, but this process is now rank {now.rank} "
+            f"of {now.num_ranks}. {hint}"
+        )
 
 
 @dataclass(frozen=True)
@@ -54,7 +110,7 @@ class Sharding:
             count: The number of shards.
             index: The number of this one.
             group: For whom the shards are: `SHARDING_PRIORITIES`.
-            num_ranks: The size of the process group, where torch's DataLoader counts it in; 1 without one.
+            num_ranks: The number of ranks that torch's DataLoader has counted in.
         """
         if group == SHARDING_PRIORITIES.DISTRIBUTED:
             return replace(self, rank=index, num_ranks=count)
@@ -63,12 +119,6 @@ class Sharding:
         if num_ranks == 1 or count % num_ranks:
             return replace(self, worker=index, num_workers=count)
         return Sharding(index % num_ranks, num_ranks, index // num_ranks, count // num_ranks)
-
-
-def group_size() -> int:
-    """Return the number of ranks of torch's process group, 1 where there is none."""
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 @dataclass(frozen=True)

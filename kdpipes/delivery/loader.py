@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NoReturn
 
-import torch.distributed
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
@@ -23,8 +21,9 @@ from kdpipes._graph import shards, walk
 from kdpipes.delivery.batches import Batches
 from kdpipes.delivery.behind_deal import dealer_of, one_to_one_path
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
+from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.foreign_arguments import refuses_foreign_arguments
-from kdpipes.delivery.layout import group_size
+from kdpipes.delivery.layout import ranks_now
 from kdpipes.delivery.producer import Counting, Position
 from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadingService, ReadingService
 from kdpipes.delivery.shipped import Shipped
@@ -106,9 +105,11 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self._num_begun = 0
         self._epoch_set: tuple[int, int] | None = None
         self._start: Position | None = None  # where kdpipes' services begin, once they do
+        self._sizes: dict[str, Any] | None = None  # by which that, or the epoch that was begun last, counts batches
+        self._ranks = ranks_now()  # of the epoch that was begun last
         self._is_closed = False
         with _one_at_a_time, _seeds_without_cuda(), sharing():
-            self._pristine = _dealt_to_this_rank(clone(Shipped(source_datapipe)))
+            self._pristine = clone(Shipped(source_datapipe))
             super().__init__(self._pristine, reading_service=self._service)
         self._pristine = self._datapipe_before_reading_service_adapt
         own = _own(self._service)
@@ -184,12 +185,14 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             if self._terminated:
                 self._revive()
             if self._reset_iter:
+                self._follow_ranks()
                 super().seed(_seed_of(self._base_seed, self._num_begun))
                 self._num_begun += 1
                 self._is_paused = False
                 if self._own is not None and self._checkpointer is not None:
                     self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
                     self._own.seed_epochs(functools.partial(_seed_of, self._base_seed))
+                    self._count_by_ranks(self._checkpointer)
                     if self._start is not None:
                         self._own.start_at(self._start)
                         self._start = None
@@ -198,11 +201,38 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     def from_batch(self, number: int) -> Iterator[Any]:
         """Return the iterator of the next epoch from its batch of that number on; what `loader.dataset` gives."""
         own = self._own
-        if own is None or self._dealer is None or one_to_one_path(self._dealt_part)[-1] is not self._dealer:
+        if own is None or self._checkpointer is None or one_to_one_path(self._dealt_part)[-1] is not self._dealer:
             return islice(iter(self), number, None)
         own_next = own.position if self._has_begun else own.next_start or Position(self.epoch)
         self._start, self._reset_iter = Position((self._start or own_next).epoch, number), True
+        self._sizes = self._checkpointer.sizes()
         return iter(self)
+
+    def _follow_ranks(self) -> None:
+        """Deal the epoch that begins to the ranks of now: workers that were dealt to others start again."""
+        ranks = ranks_now()
+        if self._adapted and ranks != self._ranks:
+            self.shutdown()
+            self._revive()
+        self._ranks = ranks
+        _refuse_doubling(self._pristine, _num_workers(self._service))
+        if self._own is None and not self._adapted:
+            fix_ranks(self.datapipe)
+
+    def _count_by_ranks(self, checkpointer: Checkpointer) -> None:
+        """Note the sizes of batches by which the epoch that begins counts them.
+
+        Raises:
+            RuntimeError: It begins inside an epoch that counted batches of other sizes.
+        """
+        sizes, start = checkpointer.sizes(), self._start
+        if start is not None and (start.number or start.offset) and sizes != self._sizes:
+            raise RuntimeError(
+                f"The number of ranks has changed inside an epoch: batches were counted by {self._sizes}, but would "
+                f"now be {sizes}. Call `torch.distributed.init_process_group` before `load_state_dict`, and use "
+                "`deal(global_batch_size=...)`, which does not depend on the number of ranks."
+            )
+        self._sizes = sizes
 
     def _interrupted(self) -> Position | None:
         """End the workers, if there are any that are kdpipes', and return where the loader stands."""
@@ -257,7 +287,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         position = position or self._checkpointer.first_position()
         if position.number and not position.offset and position.number == self._checkpointer.num_batches():
             position = Position(position.epoch + 1)
-        return {**self._checkpointer.state_at(position), "seed": self._base_seed}
+        return {**self._checkpointer.state_at(position, self._sizes), "seed": self._base_seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Let the next iteration go on where `state_dict` was taken, with the very next batch.
@@ -277,7 +307,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             return
         position = self._checkpointer.position_in(state_dict, strict=strict)
         self._base_seed = check_seed(state_dict.get("seed", self._base_seed))
-        self._start = position
+        self._start, self._sizes = position, self._checkpointer.sizes()
         self._reset_iter = True
 
     @classmethod
@@ -469,17 +499,8 @@ def _num_workers(service: Any) -> int:
     return max([getattr(service, "num_workers", 0), *nested])
 
 
-def _dealt_to_this_rank(pipe: Any) -> Any:
-    """Tell what shards in the chain which rank of torch's process group this is, where there is one."""
-    if group_size() > 1:
-        for upstream in walk(pipe):
-            if hasattr(upstream, "apply_sharding"):
-                upstream.apply_sharding(group_size(), torch.distributed.get_rank(), SHARDING_PRIORITIES.DISTRIBUTED)
-    return pipe
-
-
 def _refuse_doubling(pipe: Any, num_workers: int) -> None:
-    parts = {"worker": max(num_workers, 1), "rank": group_size()}
+    parts = {"worker": max(num_workers, 1), "rank": ranks_now().num_ranks}
     crowd = next((f"{number} {part}s" for part, number in parts.items() if number > 1), None)
     if crowd is not None and not any(shards(upstream) for upstream in walk(pipe)):
         raise ChainError(

@@ -21,7 +21,8 @@ from kdpipes._iter_pipe import Streaming
 from kdpipes.delivery.agreement import Agreement
 from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
-from kdpipes.delivery.layout import group_size
+from kdpipes.delivery.dealer import fix_ranks
+from kdpipes.delivery.layout import NEW_LOADER, Ranks, check_ranks, ranks_now
 from kdpipes.delivery.merger import Lane, Merger, Tally
 from kdpipes.delivery.packing import name_classes
 from kdpipes.delivery.probes import Probes
@@ -60,6 +61,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._first_epoch = 0
         self._is_split_by_shard = False
         self._is_main_one_to_one = True
+        self._ranks: Ranks | None = None  # to which the chain is dealt; None if every rank gets all batches
         self._agreement: Agreement | None = None
         self._passed: deque[Position] = deque()  # where the workers' items end that the main part has not given out
         self._items: IterDataPipe[Any] | None = None
@@ -94,7 +96,9 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
             getattr(pipe, "prepare_for_workers", bool)()
         dealer = dealer_of(chain)
         self._is_split_by_shard = dealer is not None and dealer.is_split_by_shard
-        self._agreement = Agreement() if self._is_split_by_shard and group_size() > 1 else None
+        self._ranks = fix_ranks(chain)
+        is_among_ranks = self._ranks is not None and self._ranks.num_ranks > 1
+        self._agreement = Agreement() if self._is_split_by_shard and is_among_ranks else None
         if dealer is not None:
             ends = [pipe for pipe in ends if not isinstance(pipe, FullSync)]  # `deal` makes the ranks' batches equal
         self._first_epoch = self._checkpointer.first_position().epoch
@@ -110,6 +114,8 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
         """Called by DataLoader2 at the start of an epoch."""
+        if self._ranks is not None:
+            check_ranks(self._ranks, ranks_now(), NEW_LOADER)
         self._seeds = seed_generator
         return iter_reset_fn
 
@@ -409,6 +415,8 @@ class _Delivering:
         service = self._service
         if not service._lanes:
             raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
+        if service._ranks is not None:
+            check_ranks(service._ranks, ranks_now())
         self._asked = time.perf_counter() if self._is_first else self._asked
         try:
             item = next(self._items)
