@@ -50,16 +50,18 @@ class Checkpointer:
     Args:
         chain: What runs in the workers.
         num_workers: On which the numbers of items depend where no `deal` gives them.
+        pipes: The chain's fingerprints, if they are known.
     """
 
-    def __init__(self, chain: Any, num_workers: int) -> None:
+    def __init__(self, chain: Any, num_workers: int, pipes: list[str] | None = None) -> None:
         self._chain = chain
         self._num_workers = num_workers
+        self._known_pipes = pipes
 
     @functools.cached_property
     def pipes(self) -> list[str]:
         """The chain's fingerprints: to be read before iterating changes what users' callables hold."""
-        return fingerprints(self._chain)
+        return fingerprints(self._chain) if self._known_pipes is None else self._known_pipes
 
     def first_position(self) -> Position:
         """Return where the chain's next iteration begins, if nobody says otherwise."""

@@ -1,0 +1,139 @@
+"""The state of a dealt chain, and chains as the datasets of torch's DataLoader.
+
+DataLoader puts a datapipe into a wrapper that passes on its items only: trainers find neither `set_epoch` nor a state
+there, and `batch_size` makes batches of batches. So wrappers of kdpipes' chains become objects of the class below.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
+
+from kdpipes._graph import walk
+from kdpipes._pipe_name import pipe_name
+from kdpipes.delivery.behind_deal import DEALERS, one_to_one_path
+from kdpipes.delivery.checkpoint import Checkpointer
+from kdpipes.delivery.dealer import Dealer
+from kdpipes.delivery.producer import Position
+from kdpipes.errors import ChainError, must_be
+
+__all__ = ["DealtDataset", "load_state", "state_of"]
+
+
+def state_of(chain: Any) -> dict[str, Any]:
+    """Return the state of a dealt chain: see `Resumable.state_dict`."""
+    dealer = _dealer_before(chain)
+    epoch, batch, cursor = dealer.position()
+    cursors = () if cursor is None else ((_lane(dealer), cursor),)
+    return _checkpointer(dealer).state_at(Position(epoch, batch, 0, cursors))
+
+
+def load_state(chain: Any, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    """Load the state of a dealt chain: see `Resumable.load_state_dict`."""
+    dealer = _dealer_before(chain)
+    position = _checkpointer(dealer).position_in(state, strict=strict)
+    dealer.resume_at(position.epoch, position.number, dict(position.cursors).get(_lane(dealer)))
+
+
+def _dealer_before(chain: Any) -> Dealer:
+    """Return the `deal` that gives the batches of a chain, one by one."""
+    last = one_to_one_path(chain)[-1]
+    if isinstance(last, Dealer):
+        return last
+    raise ChainError(
+        f"The chain has no state, because `{pipe_name(last)}` after `.deal()` may hold batches back or change their "
+        "number. Leave it out, or use `kdp.Loader(chain)`, which has a state."
+    )
+
+
+def _lane(dealer: Dealer) -> int:
+    return dealer.sharding().worker if dealer.is_split_by_shard else 0
+
+
+def _checkpointer(dealer: Dealer) -> Checkpointer:
+    made = Checkpointer(dealer, dealer.sharding().num_workers, dealer.known_pipes)
+    dealer.known_pipes = made.pipes
+    return made
+
+
+class DealtDataset(_IterDataPipeSerializationWrapper):
+    """A dealt chain as torch's DataLoader holds it: with its epochs, and a state for StatefulDataLoader.
+
+    A state is loaded in the workers, but the process that starts the next ones counts the epochs: so the count moves in
+    memory that all of them share.
+    """
+
+    _datapipe: Any
+    _ahead: torch.Tensor
+    _has_loaded = False
+
+    def share_epochs(self, ahead: torch.Tensor) -> None:
+        """Count epochs together with the copies of this dataset in other processes.
+
+        Args:
+            ahead: One integer in shared memory.
+        """
+        self._ahead = ahead
+        for dealer in _dealers(self._datapipe):
+            dealer.share_epochs(ahead)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the number of the next iteration, from 0."""
+        for dealer in _dealers(self._datapipe):
+            dealer.set_epoch(epoch)
+
+    def set_seed(self, seed: int) -> None:
+        """Called by DataLoader when an epoch begins; after it has loaded the end of one, that is the next one."""
+        if self._has_loaded:
+            self._has_loaded = False
+            _dealer_before(self._datapipe).pass_over()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this process' part of the chain."""
+        return state_of(self._datapipe)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where a state was taken."""
+        load_state(self._datapipe, state_dict)
+        self._has_loaded = True
+
+    def __getstate__(self) -> Any:
+        return super().__getstate__(), self._ahead  # type: ignore[no-untyped-call]
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state[0])  # type: ignore[no-untyped-call]
+        self.share_epochs(state[1])
+
+
+def _dealers(chain: Any) -> list[Dealer]:
+    return [pipe for pipe in walk(chain) if isinstance(pipe, Dealer)]
+
+
+_wrap: Any = _IterDataPipeSerializationWrapper.__init__
+
+
+def _init(self: Any, datapipe: Any) -> None:
+    """Wrap a datapipe for a DataLoader, whose constructor calls this."""
+    _wrap(self, datapipe)
+    if _dealers(datapipe):
+        if isinstance(one_to_one_path(datapipe)[-1], DEALERS):
+            _check_batch_size(sys._getframe(1).f_locals)
+        self.__class__ = DealtDataset
+        self.share_epochs(torch.zeros(1, dtype=torch.int64).share_memory_())  # type: ignore[no-untyped-call]
+
+
+def _check_batch_size(arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError where a DataLoader would make batches of batches."""
+    size, collate = arguments.get("batch_size"), arguments.get("collate_fn")
+    takes_one = size == 1 and collate not in (None, default_collate)  # as `lambda batches: batches[0]` does
+    if size is not None and not takes_one:
+        hint = "The chain gives batches already: use `DataLoader(chain, batch_size=None)`."
+        raise ValueError(must_be("batch_size", "None", size, hint))
+
+
+_IterDataPipeSerializationWrapper.__init__ = _init  # type: ignore[method-assign]
