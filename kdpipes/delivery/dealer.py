@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -176,6 +177,13 @@ class Dealer(Resumable):
             ChainError: Batches would be lost or doubled, because the chain does not know who else shares them out.
         """
         sharding, info = self.sharding(), get_worker_info()
+        if sharding.num_ranks > 1 and not self._is_rank_fixed and _is_shared_out_by_accelerate(self):
+            raise ChainError(
+                f"Accelerate shares out the batches of this chain among {sharding.num_ranks} ranks, but `deal` would "
+                "deal them to ranks as well, and batches would be lost. Use `.deal(..., ranks=1)` with "
+                "`accelerator.prepare(DataLoader(...))` and transformers' Trainer; or use `kdp.Loader(chain)`, which "
+                "reads only this rank's part."
+            )
         if info is not None and info.num_workers > 1 and sharding.num_workers == 1 and _holds(info.dataset, self):
             raise ChainError(
                 f"Each of the {info.num_workers} workers would give every batch: torch's DataLoader shards chains, but "
@@ -376,6 +384,21 @@ def fix_ranks(chain: Any) -> Ranks | None:
         elif ranks.num_ranks > 1 and hasattr(pipe, "apply_sharding"):
             pipe.apply_sharding(ranks.num_ranks, ranks.rank, SHARDING_PRIORITIES.DISTRIBUTED)
     return None if is_for_all_ranks else ranks
+
+
+def _is_shared_out_by_accelerate(pipe: Any) -> bool:
+    """Return whether one of Accelerate's loaders has begun an epoch of a chain that holds `pipe`.
+
+    Its DataLoaderDispatcher reads on rank 0 and hands slices to all ranks; its IterableDatasetShard reads on each rank
+    and keeps a part. Either way, the chain must give every batch.
+    """
+    accelerate: Any = sys.modules.get("accelerate.data_loader")
+    if accelerate is None:
+        return False
+    info, active = get_worker_info(), accelerate.GradientState().active_dataloader
+    if info is not None and isinstance(info.dataset, accelerate.IterableDatasetShard):
+        return _holds(info.dataset, pipe)  # spawned workers do not know which loader is active
+    return active is not None and _holds(active.dataset, pipe)
 
 
 def _holds(dataset: Any, pipe: Any) -> bool:

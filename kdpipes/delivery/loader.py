@@ -226,7 +226,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             RuntimeError: It begins inside an epoch that counted batches of other sizes.
         """
         sizes, start = checkpointer.sizes(), self._start
-        if start is not None and (start.number or start.offset) and sizes != self._sizes:
+        if start is not None and (start.number or start.offset) and self._sizes not in (None, sizes):
             raise RuntimeError(
                 f"The number of ranks has changed inside an epoch: batches were counted by {self._sizes}, but would "
                 f"now be {sizes}. Call `torch.distributed.init_process_group` before `load_state_dict`, and use "

@@ -24,36 +24,54 @@ import torchdata.dataloader2 as dl2
 import kdpipes as kdp
 
 kind, *urls = sys.argv[1:]
-num_ranks, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-meeting = os.environ.get("MEETING")  # a file; else where torchrun says
-torch.distributed.init_process_group(
-    "gloo", init_method=meeting, world_size=num_ranks, rank=rank, timeout=timedelta(seconds=60)
-)
+
+def join():
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=os.environ.get("MEETING"),  # a file; else where torchrun says
+        world_size=int(os.environ["NUM_RANKS"]),
+        rank=int(os.environ["THIS_RANK"]),
+        timeout=timedelta(seconds=60),
+    )
 
 def look(x, rng):
     if kind == "one fails" and x == 5:
         raise KeyError("mine")
     return [x, rng.random()]
 
-source = kdp.from_dataset([(number, 0) for number in range(22)]).transform("x", look)
-pipe = source.select("x").deal(global_batch_size=8, shuffle=True, seed=2)
-if kind == "dataloader":
-    loader = torch.utils.data.DataLoader(pipe, batch_size=None, num_workers=2)
-elif kind == "sequential":
-    service = dl2.SequentialReadingService(dl2.DistributedReadingService(), kdp.ProcessReadingService(2))
-    loader = dl2.DataLoader2(pipe, reading_service=service)
-elif urls:
-    stream = kdp.stream_shards(urls).select("key")
-    loader = kdp.Loader(stream.deal(batch_size=2, split="shards", uneven="drop"), num_workers=2)
-else:
-    loader = kdp.Loader(pipe, num_workers=int(kind) if kind.isdigit() else 2)
+def make():
+    source = kdp.from_dataset([(number, 0) for number in range(22)]).transform("x", look)
+    pipe = source.select("x").deal(global_batch_size=8, shuffle=True, seed=2)
+    if kind == "dataloader":
+        return torch.utils.data.DataLoader(pipe, batch_size=None, num_workers=2)
+    if kind == "sequential":
+        service = dl2.SequentialReadingService(dl2.DistributedReadingService(), kdp.ProcessReadingService(2))
+        return dl2.DataLoader2(pipe, reading_service=service)
+    if kind == "torchdata":
+        return dl2.DataLoader2(pipe, reading_service=dl2.MultiProcessingReadingService(2))
+    if urls:
+        stream = kdp.stream_shards(urls).select("key")
+        return kdp.Loader(stream.deal(batch_size=2, split="shards", uneven="drop"), num_workers=2)
+    return kdp.Loader(pipe, num_workers=int(kind[0]) if kind[0].isdigit() else 2)
+
+if kind.endswith("early"):
+    join()
+loader = make()
+alone = list(loader) if kind.endswith("grows") else None
+if not kind.endswith("early"):
+    join()
+length = len(loader) if isinstance(loader, kdp.Loader) and not urls else None
 epochs = [list(loader) for _ in range(2)]
-length = len(loader) if kind.isdigit() else None
+if isinstance(loader, kdp.Loader):
+    begun = [next(iter(loader))]
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+    epochs.append(begun + list(resumed))
 gathered = [None] * torch.distributed.get_world_size()
-torch.distributed.all_gather_object(gathered, {"epochs": epochs, "length": length})
-if rank == 0:
+torch.distributed.all_gather_object(gathered, {"epochs": epochs, "length": length, "alone": alone})
+if torch.distributed.get_rank() == 0:
     print(json.dumps(gathered))
-if kind == "sequential":
+if kind in ("sequential", "torchdata"):
     loader.shutdown()
 torch.distributed.destroy_process_group()
 """
@@ -61,13 +79,13 @@ torch.distributed.destroy_process_group()
 
 def run(interpreter: Any, tmp_path: Path, num_ranks: int, *arguments: str) -> list[Any]:
     """Run the script with as many ranks; return what each got."""
-    places = {"MEETING": f"file://{tmp_path}/meeting", "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    places = {"MEETING": f"file://{tmp_path}/meeting", "NUM_RANKS": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
     scripts = []
     with (tmp_path / "out").open("a+") as out, (tmp_path / "err").open("a+") as err, Path(os.devnull).open() as nothing:
         files = [file.fileno() for file in (nothing, out, err)]
         for rank in range(num_ranks):
             with pytest.MonkeyPatch.context() as patch:
-                for name, value in {**places, "RANK": str(rank), "LOCAL_RANK": str(rank)}.items():
+                for name, value in {**places, "THIS_RANK": str(rank)}.items():
                     patch.setenv(name, value)
                 scripts.append(interpreter.start(SCRIPT, *arguments, files=files))
     assert [script.wait() for script in scripts] == [0] * num_ranks, (tmp_path / "err").read_text()
@@ -78,7 +96,7 @@ def run(interpreter: Any, tmp_path: Path, num_ranks: int, *arguments: str) -> li
 def run_with_torchrun(tmp_path: Path, num_ranks: int, *arguments: str) -> list[Any]:
     """Run the script under torchrun; return what each rank got."""
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(SCRIPT.replace("NUM_RANKS", "WORLD_SIZE").replace("THIS_RANK", "RANK"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
     done = subprocess.run([*command, str(script), *arguments], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -86,19 +104,26 @@ def run_with_torchrun(tmp_path: Path, num_ranks: int, *arguments: str) -> list[A
     return ranks
 
 
-@pytest.mark.parametrize(("num_ranks", "kind"), [(2, "0"), (4, "1"), (2, "dataloader"), (2, "sequential")])
+KINDS = [(2, "0"), (2, "2 early"), (4, "1"), (2, "0 grows"), (2, "2 grows"), (2, "dataloader"), (2, "sequential")]
+
+
+@pytest.mark.parametrize(("num_ranks", "kind"), [*KINDS, (2, "torchdata")])
 def test_the_ranks_share_what_one_process_gets(interpreter: Any, tmp_path: Path, num_ranks: int, kind: str) -> None:
     def look(x: int, rng: Any) -> list[float]:
         return [x, rng.random()]
 
     source = kdp.from_dataset([(number, 0) for number in range(22)]).transform("x", look)
     pipe = source.select("x").deal(global_batch_size=8, shuffle=True, seed=2)
-    expected = json.loads(json.dumps([list(pipe) for _ in range(2)]))
+    expected = json.loads(json.dumps([list(pipe) for _ in range(4)]))
     found = run(interpreter, tmp_path, num_ranks, kind)
-    for epoch in range(2):
-        parts = [rank["epochs"][epoch] for rank in found]
-        assert [list(chain(*batches)) for batches in zip(*parts, strict=True)] == expected[epoch]
-    if kind.isdigit():
+    if kind.endswith("grows"):
+        assert [rank["alone"] for rank in found] == [expected.pop(0)] * num_ranks
+    for epoch, parts in enumerate(zip(*(rank["epochs"] for rank in found), strict=True)):
+        if kind == "torchdata":  # whose order depends on the number of workers
+            assert sorted(chain(*chain(*parts))) == sorted(chain(*expected[epoch]))
+        else:
+            assert [list(chain(*batches)) for batches in zip(*parts, strict=True)] == expected[epoch]
+    if kind[0].isdigit():
         assert {rank["length"] for rank in found} == {3}
 
 
