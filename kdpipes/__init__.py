@@ -3,17 +3,7 @@
 Importing it registers every pipe as a method of all DataPipes.
 """
 
-import warnings as _warnings
-
-with _warnings.catch_warnings():
-    # torchdata 0.9 tells every importer that DataPipes and DataLoader2 are deprecated. It is the last line that has
-    # them, kdpipes is pinned to it for that reason, and its users cannot act on the message.
-    _warnings.filterwarnings(
-        "ignore", message=r"\s*#+\s*WARNING!\s*The 'datapipes', 'dataloader2' modules are deprecated"
-    )
-    import torchdata.dataloader2
-    import torchdata.datapipes  # noqa: F401
-
+from kdpipes import _torchdata  # noqa: F401  # first: it decides how torchdata is imported
 from kdpipes._draw import Draw
 from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import IterPipe

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
+from typing_extensions import Never
 
 from kdpipes.cache.store import CacheStats
 from kdpipes.look.peek import Peek
@@ -18,9 +19,21 @@ _Uneven = Literal["keep", "pad", "drop"]
 _Classes = Sequence[int | str]
 _Verify = Literal["always", "once", "never"]
 
+# torch's stubs give every DataPipe any attribute at all. `Never` takes that back, so that pyright reports a misspelt
+# pipe, and one of the other flavour; mypy does not look at the parameter. So torchdata's own pipes are listed by name.
+_StockPipe = Callable[..., Any]
+
 class MapChain(MapDataPipe[Any]):
     """What can follow an indexed pipe of samples."""
 
+    in_memory_cache: _StockPipe
+    to_iter_datapipe: _StockPipe
+    unzip: _StockPipe
+    def __getattr__(self, no_such_pipe: Never) -> Any: ...  # type: ignore[misc]
+    def __len__(self) -> int: ...
+    def column(self, name: str) -> NDArray[Any]: ...
+    def class_names(self) -> tuple[str, ...] | None: ...
+    def field_names(self) -> frozenset[str] | None: ...
     def to_samples(
         self,
         key: Callable[[Any], Any] | None = None,
@@ -145,6 +158,77 @@ class MapChain(MapDataPipe[Any]):
 class IterChain(IterDataPipe[Any]):
     """What can follow a stream."""
 
+    add_index: _StockPipe
+    async_map_batches: _StockPipe
+    bucketbatch: _StockPipe
+    check_hash: _StockPipe
+    cycle: _StockPipe
+    dataframe: _StockPipe
+    decompress: _StockPipe
+    drop: _StockPipe
+    end_caching: _StockPipe
+    enumerate: _StockPipe
+    extract: _StockPipe
+    flatmap: _StockPipe
+    flatten: _StockPipe
+    fullsync: _StockPipe
+    header: _StockPipe
+    in_batch_shuffle: _StockPipe
+    in_memory_cache: _StockPipe
+    lines_to_paragraphs: _StockPipe
+    list_files_by_ais: _StockPipe
+    list_files_by_fsspec: _StockPipe
+    list_files_by_iopath: _StockPipe
+    list_files_by_s3: _StockPipe
+    load_files_by_ais: _StockPipe
+    load_files_by_s3: _StockPipe
+    load_from_bz2: _StockPipe
+    load_from_rar: _StockPipe
+    load_from_tar: _StockPipe
+    load_from_tfrecord: _StockPipe
+    load_from_xz: _StockPipe
+    load_from_zip: _StockPipe
+    load_parquet_as_df: _StockPipe
+    map_batches: _StockPipe
+    max_token_bucketize: _StockPipe
+    memory_cell: _StockPipe
+    mux_longest: _StockPipe
+    on_disk_cache: _StockPipe
+    open_files_by_fsspec: _StockPipe
+    open_files_by_iopath: _StockPipe
+    parse_csv: _StockPipe
+    parse_csv_as_dict: _StockPipe
+    parse_json_files: _StockPipe
+    pin_memory: _StockPipe
+    prefetch: _StockPipe
+    random_split: _StockPipe
+    read_from_gdrive: _StockPipe
+    read_from_http: _StockPipe
+    read_from_remote: _StockPipe
+    readlines: _StockPipe
+    repeat: _StockPipe
+    round_robin_demux: _StockPipe
+    rows2columnar: _StockPipe
+    save_by_fsspec: _StockPipe
+    save_by_iopath: _StockPipe
+    save_to_disk: _StockPipe
+    set_length: _StockPipe
+    shard_expand: _StockPipe
+    sharding_round_robin_dispatch: _StockPipe
+    shuffled_flatmap: _StockPipe
+    slice: _StockPipe
+    threadpool_map: _StockPipe
+    to_map_datapipe: _StockPipe
+    trace_as_dataframe: _StockPipe
+    unzip: _StockPipe
+    webdataset: _StockPipe
+    zip_longest: _StockPipe
+    zip_with_iter: _StockPipe
+    zip_with_map: _StockPipe
+    def __getattr__(self, no_such_pipe: Never) -> Any: ...  # type: ignore[misc]
+    def __len__(self) -> int: ...
+    def class_names(self) -> tuple[str, ...] | None: ...
+    def field_names(self) -> frozenset[str] | None: ...
     def __iter__(self) -> Iterator[Any]: ...
     def to_samples(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
@@ -84,13 +84,15 @@ class Shown:
         refused = {name for name, pipe in self.functions.items() if (pipe.__doc__ or "").startswith(_WAY_OUT)}
         return sorted({*object.__dir__(self), *self.functions} - refused)
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return _as_method(super().__getattr__(name))  # type: ignore[misc]  # torch's look-up of functional names
-        except AttributeError:
-            if name.startswith("_"):
-                raise
-            raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions)) from None
+    if not TYPE_CHECKING:  # checkers take the names of pipes from `_fluent.pyi`
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return _as_method(super().__getattr__(name))  # torch's look-up of functional names
+            except AttributeError:
+                if name.startswith("_"):
+                    raise
+                raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions)) from None
 
 
 class Suggesting(Shown):
@@ -104,7 +106,8 @@ class Suggesting(Shown):
             try:
                 return hook(self)
             except NotImplementedError:
-                return object, (), self.__getstate__()  # the class may be one of a notebook, which does not pickle
+                # The class may be defined in a notebook, which does not pickle.
+                return object, (), self.__getstate__()  # type: ignore[attr-defined]  # torch's
         return super().__reduce_ex__(protocol)
 
 

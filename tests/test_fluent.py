@@ -16,13 +16,15 @@ from kdpipes._functional import registered
 
 VIEW = Path(kdp.__file__).with_name("_fluent.pyi")
 CLASSES = {"map": "MapChain", "iter": "IterChain"}
+PLAIN_METHODS = {"column", "class_names", "field_names"}  # of every pipe of kdpipes; not registered
 Shape = list[tuple[str, Any, Any]]
 
 
 def typed_methods(flavour: str) -> dict[str, ast.FunctionDef]:
     tree = ast.parse(VIEW.read_text(encoding="utf-8"))
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == CLASSES[flavour]).body
-    return {node.name: node for node in body if isinstance(node, ast.FunctionDef) and not node.name.startswith("__")}
+    methods = [node for node in body if isinstance(node, ast.FunctionDef) and not node.name.startswith("__")]
+    return {node.name: node for node in methods if node.name not in PLAIN_METHODS}
 
 
 def pipes(flavour: str) -> dict[str, Any]:
@@ -59,6 +61,18 @@ def real_shape(pipe: Any) -> Shape:
 @pytest.mark.parametrize("flavour", ["map", "iter"])
 def test_the_typed_view_names_exactly_what_is_registered(flavour: str) -> None:
     assert sorted(typed_methods(flavour)) == sorted(pipes(flavour))
+
+
+@pytest.mark.parametrize(("flavour", "base"), [("map", MapDataPipe), ("iter", IterDataPipe)])
+def test_the_typed_view_lists_the_stock_pipes(flavour: str, base: Any) -> None:
+    stubs = ast.parse(Path(inspect.getfile(base)).with_suffix(".pyi").read_text(encoding="utf-8"))
+    by_torch = next(node for node in stubs.body if isinstance(node, ast.ClassDef) and node.name == base.__name__).body
+    declared = {node.name for node in by_torch if isinstance(node, ast.FunctionDef)}
+    ours = {name for name, at in registered() if at == flavour}
+    stock = {name for name in base.functions if not name.startswith("_")} - ours - declared
+    tree = ast.parse(VIEW.read_text(encoding="utf-8"))
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == CLASSES[flavour]).body
+    assert {ast.unparse(node.target) for node in body if isinstance(node, ast.AnnAssign)} == stock
 
 
 @pytest.mark.parametrize("flavour", ["map", "iter"])

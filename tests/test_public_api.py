@@ -85,6 +85,17 @@ def test_the_first_parameter_of_every_pipe_is_the_source() -> None:
         assert not missing, (name, flavour, missing)
 
 
+HUGGING_FACE = """
+import json, sys
+import kdpipes
+before = "datasets" in sys.modules
+import datasets
+datasets.load_dataset = lambda path, streaming: [path, [{"n": 1}, {"n": 2}]]
+from torchdata.datapipes.iter import HuggingFaceHubReader
+print(json.dumps([before, *HuggingFaceHubReader("csv")]))
+"""
+
+
 def test_pipe_classes_are_public_and_carry_their_flavour() -> None:
     classes = {pipe for pipe in PIPES.values() if isinstance(pipe, type)}
     assert len(classes) >= 12
@@ -102,3 +113,8 @@ def test_no_name_of_torch_or_torchdata_is_replaced_or_hidden() -> None:
 
 def test_importing_prints_no_warning_and_imports_nothing_heavy() -> None:
     assert python("-W", "error", "-c", QUIET) == ("[]\n", "")
+
+
+def test_torchdatas_hugging_face_reader_imports_datasets_on_use() -> None:
+    out, _ = python("-c", HUGGING_FACE)
+    assert json.loads(out) == [False, "csv", [{"n": 1}, {"n": 2}]]

@@ -38,8 +38,27 @@ def test_mypy_finds_nothing_in_the_readme(tmp_path: Path) -> None:
     assert "Success: no issues found in 1 source file" in said("mypy", readme(tmp_path))
 
 
-def test_pyright_finds_nothing_in_the_readme(tmp_path: Path) -> None:
-    assert errors_of_pyright(readme(tmp_path)) == []
+def test_pyright_finds_in_the_readme_only_the_pipe_that_it_registers(tmp_path: Path) -> None:
+    lines = readme(tmp_path).read_text(encoding="utf-8").splitlines()
+    found = [lines[number - 1] for number, _ in errors_of_pyright(tmp_path / "readme.py")]
+    assert [".scale(by=10)" in line for line in found] == [True]
+
+
+MISSPELT = """
+import kdpipes as kdp
+kdp.image_folder("photos").filter_clases(valid=["cat"])
+kdp.stream_shards("a.tar").permute(0)
+kdp.image_folder("photos").deal(batch_size=2).collate_samples().oversampel()
+kdp.stream_shards("a.tar").shuffle(buffer_size=10).set_length(10)
+kdp.stream_shards("a.tar").header(10)
+"""
+
+
+def test_pyright_finds_pipes_that_the_flavour_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "misspelt.py").write_text(MISSPELT, encoding="utf-8")
+    found = errors_of_pyright(tmp_path / "misspelt.py")
+    assert [number for number, _ in found] == [3, 4, 5]
+    assert all("no_such_pipe" in message for _, message in found)
 
 
 def test_pyright_finds_what_mypy_must_find() -> None:
