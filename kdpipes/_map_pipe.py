@@ -16,7 +16,7 @@ from kdpipes._draw import Draw, drawing, is_drawing
 from kdpipes._pipe import Suggesting, gives_samples
 from kdpipes._pipe_name import pipe_name
 from kdpipes._progress import shown_if_slow
-from kdpipes.errors import ChainError, must_be
+from kdpipes.errors import ChainError, check_count, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared
 
@@ -28,6 +28,7 @@ else:
 __all__ = ["MapPipe", "PlanPipe", "as_column", "indexed", "is_key"]
 
 _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
+_EPOCH = "_kdpipes_epoch"
 
 
 class MapPipe(Suggesting, MapChain):
@@ -70,7 +71,7 @@ class MapPipe(Suggesting, MapChain):
 
     def identity(self) -> Any:
         """Return what makes this pipe give what it gives, as plain data: its arguments, not what it has computed."""
-        left_out = *self._computed, _KEPT_LABELS, CALLED
+        left_out = *self._computed, _KEPT_LABELS, _EPOCH, CALLED
         return [(name, value) for name, value in sorted(vars(self).items()) if name not in left_out]
 
     @overload
@@ -95,8 +96,20 @@ class MapPipe(Suggesting, MapChain):
         position %= size
         if is_drawing():
             return self.finish(self.fetch(position))
-        with drawing(Draw(ordinal=position)):
+        with drawing(Draw(0, self.__dict__.get(_EPOCH, 0), position)):
             return self.finish(self.fetch(position))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let `pipe[i]` be sample i of `epoch`, from 0: for loaders without `deal`, whose epochs would be alike.
+
+        Persistent workers of torch's DataLoader, which have a copy of the pipe, do not see it.
+        """
+        self.__dict__[_EPOCH] = check_count("epoch", epoch, minimum=0)
+
+    @property
+    def has_epoch(self) -> bool:
+        """Whether `set_epoch` has been called."""
+        return _EPOCH in self.__dict__
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))

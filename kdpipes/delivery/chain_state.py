@@ -1,20 +1,22 @@
 """The state of a dealt chain, and chains as the datasets of torch's DataLoader.
 
 DataLoader puts a datapipe into a wrapper that passes on its items only: trainers find neither `set_epoch` nor a state
-there, and `batch_size` makes batches of batches. So wrappers of kdpipes' chains become objects of the class below.
+there, and mistakes go unnoticed. So wrappers of kdpipes' chains become objects of the classes below.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import default_collate
-from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
+from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper, _MapDataPipeSerializationWrapper
 
-from kdpipes._graph import walk
+from kdpipes._graph import random_name, walk
+from kdpipes._map_pipe import MapPipe
 from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.behind_deal import DEALERS, one_to_one_path
 from kdpipes.delivery.checkpoint import Checkpointer
@@ -22,7 +24,7 @@ from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.producer import Position
 from kdpipes.errors import ChainError, must_be
 
-__all__ = ["DealtDataset", "load_state", "state_of"]
+__all__ = ["DealtDataset", "IndexedDataset", "load_state", "state_of"]
 
 
 def state_of(chain: Any) -> dict[str, Any]:
@@ -110,21 +112,59 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
         self.share_epochs(state[1])
 
 
+class IndexedDataset(_MapDataPipeSerializationWrapper):
+    """An indexed chain as torch's DataLoader holds it: Accelerate and transformers' Trainer call its `set_epoch`."""
+
+    _datapipe: Any
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the samples be those of `epoch`, from 0."""
+        for pipe in _indexed(self._datapipe):
+            pipe.set_epoch(epoch)
+
+
+def _indexed(chain: Any) -> list[MapPipe]:
+    return [pipe for pipe in walk(chain) if isinstance(pipe, MapPipe)]
+
+
 def _dealers(chain: Any) -> list[Dealer]:
     return [pipe for pipe in walk(chain) if isinstance(pipe, Dealer)]
 
 
-_wrap: Any = _IterDataPipeSerializationWrapper.__init__
+_wrap_stream: Any = _IterDataPipeSerializationWrapper.__init__
+_wrap_indexed: Any = _MapDataPipeSerializationWrapper.__init__
 
 
-def _init(self: Any, datapipe: Any) -> None:
-    """Wrap a datapipe for a DataLoader, whose constructor calls this."""
-    _wrap(self, datapipe)
+def _init_stream(self: Any, datapipe: Any) -> None:
+    """Wrap a stream for a DataLoader, whose constructor calls this."""
+    _wrap_stream(self, datapipe)
     if _dealers(datapipe):
         if isinstance(one_to_one_path(datapipe)[-1], DEALERS):
             _check_batch_size(sys._getframe(1).f_locals)
         self.__class__ = DealtDataset
         self.share_epochs(torch.zeros(1, dtype=torch.int64).share_memory_())  # type: ignore[no-untyped-call]
+
+
+def _init_indexed(self: Any, datapipe: Any) -> None:
+    """Wrap an indexed chain for a DataLoader, whose constructor calls this."""
+    _wrap_indexed(self, datapipe)
+    if _indexed(datapipe):
+        if not isinstance(datapipe, IndexedDataset):  # as Accelerate wraps it again
+            _warn_of_equal_epochs(datapipe, sys._getframe(1).f_locals)
+        self.__class__ = IndexedDataset
+
+
+def _warn_of_equal_epochs(chain: Any, arguments: Mapping[str, Any]) -> None:
+    """Warn of random operations that would draw the same in every epoch of a DataLoader."""
+    name, is_persistent = random_name(chain), bool(arguments.get("persistent_workers"))
+    if name is not None and (is_persistent or not any(pipe.has_epoch for pipe in _indexed(chain))):
+        warnings.warn(
+            f"`{name}` will draw the same random numbers in every epoch: a DataLoader does not tell an indexed chain "
+            "which epoch it reads. Use `kdp.Loader(chain.deal(batch_size=..., shuffle=True).collate_samples())`, or "
+            "call `chain.set_epoch(epoch)` before each epoch, with `persistent_workers=False` and for the first time "
+            "before the DataLoader is made.",
+            stacklevel=4,
+        )
 
 
 def _check_batch_size(arguments: Mapping[str, Any]) -> None:
@@ -136,4 +176,5 @@ def _check_batch_size(arguments: Mapping[str, Any]) -> None:
         raise ValueError(must_be("batch_size", "None", size, hint))
 
 
-_IterDataPipeSerializationWrapper.__init__ = _init  # type: ignore[method-assign]
+_IterDataPipeSerializationWrapper.__init__ = _init_stream  # type: ignore[method-assign]
+_MapDataPipeSerializationWrapper.__init__ = _init_indexed  # type: ignore[method-assign]
