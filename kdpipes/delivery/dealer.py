@@ -150,13 +150,19 @@ class Dealer(Resumable):
         check_count("num_of_instances", num_of_instances)
         if sharding_group == SHARDING_PRIORITIES.DISTRIBUTED and self.is_for_all_ranks:
             return
-        # torch's DataLoader counts in the ranks of the process group, of which its spawned workers know nothing.
-        info, group = get_worker_info(), group_ranks()
-        num_ranks = num_of_instances // info.num_workers if info is not None else (group or Ranks()).num_ranks
-        applied = self._sharding.applied(num_of_instances, instance_id, sharding_group, max(num_ranks, 1))
-        if sharding_group == SHARDING_PRIORITIES.DISTRIBUTED or (info is not None and applied.num_ranks > 1):
+        num_ranks = 1
+        if sharding_group == SHARDING_PRIORITIES.DEFAULT:
+            # torch's DataLoader counts in the ranks of the process group, of which its spawned workers know nothing.
+            info, group = get_worker_info(), group_ranks() or Ranks()
+            num_ranks = group.num_ranks if info is None else max(num_of_instances // info.num_workers, 1)
+        applied = self._sharding.applied(num_of_instances, instance_id, sharding_group, num_ranks)
+        if sharding_group == SHARDING_PRIORITIES.DISTRIBUTED:
             self._is_rank_fixed = True
-        self._sharding = replace(applied, rank=0, num_ranks=1) if self.is_for_all_ranks else applied
+        elif self.is_for_all_ranks or self._is_rank_fixed:
+            applied = replace(applied, rank=self._sharding.rank, num_ranks=self._sharding.num_ranks)
+        elif sharding_group == SHARDING_PRIORITIES.DEFAULT:
+            self._is_rank_fixed = info is not None and num_ranks > 1
+        self._sharding = applied
 
     def sharding(self) -> Sharding:
         """Return which rank and worker this copy is: the rank as a loader has fixed it, else the one of now."""
@@ -177,7 +183,7 @@ class Dealer(Resumable):
             ChainError: Batches would be lost or doubled, because the chain does not know who else shares them out.
         """
         sharding, info = self.sharding(), get_worker_info()
-        if sharding.num_ranks > 1 and not self._is_rank_fixed and _is_shared_out_by_accelerate(self):
+        if sharding.num_ranks > 1 and _is_shared_out_by_accelerate(self):
             raise ChainError(
                 f"Accelerate shares out the batches of this chain among {sharding.num_ranks} ranks, but `deal` would "
                 "deal them to ranks as well, and batches would be lost. Use `.deal(..., ranks=1)` with "
@@ -202,8 +208,7 @@ class Dealer(Resumable):
 
     def _note_ranks_of_workers(self) -> None:
         """Note which ranks the workers of torch's DataLoader deal to: persistent ones cannot be told of others."""
-        sharding, process = self._checked_sharding(), os.getpid()
-        ranks = Ranks(sharding.rank, sharding.num_ranks)
+        ranks, process = self._checked_sharding().ranks(), os.getpid()
         if self._dealt_elsewhere is not None and self._dealt_elsewhere[0] == process:
             check_ranks(self._dealt_elsewhere[1], ranks, NEW_LOADER)
         self._dealt_elsewhere = process, ranks
@@ -353,7 +358,8 @@ class Dealer(Resumable):
     def _batch(self, item: Callable[..., Any], epoch: int, batch: int, parts: Iterable[tuple[Any, Draw]]) -> Batch:
         """Return the items of a batch, but for those that are left out."""
         sharding, now = self._sharding, self.sharding()
-        check_ranks(Ranks(sharding.rank, sharding.num_ranks), Ranks(now.rank, now.num_ranks))
+        if now is not sharding:  # the rank is not fixed
+            check_ranks(sharding.ranks(), now.ranks())
         self._batch_draw = Draw(self._seed, epoch, batch * sharding.num_ranks + sharding.rank)
         try:
             made = (item(part, draw, batch) for part, draw in parts)

@@ -86,6 +86,10 @@ class Sharding:
     worker: int = 0
     num_workers: int = 1
 
+    def ranks(self) -> Ranks:
+        """Return the rank, and the number of ranks."""
+        return Ranks(self.rank, self.num_ranks)
+
     def first_from(self, batch: int) -> int:
         """Return the first batch from `batch` on that is this worker's."""
         return batch + (self.worker - batch) % self.num_workers

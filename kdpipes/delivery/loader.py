@@ -40,8 +40,9 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     It has a length, a state and statistics, is a context manager, starts no CUDA context, can be iterated again after
     an error in the chain, and many of them live side by side. Ctrl-C while a batch is awaited ends the workers: they
-    start again for the next batch, or the next epoch. In a process group of torch.distributed, each rank gets
-    its part. Lambdas, closures and classes of a notebook reach its workers.
+    start again for the next batch, or the next epoch. Each rank gets its part: the ranks are read when an epoch
+    begins, from torch's process group, else from `RANK` and `WORLD_SIZE`. Lambdas, closures and classes of a notebook
+    reach its workers.
 
     Args:
         source_datapipe: A chain that ends in a stream, as `deal` and `collate_samples` make it. It is copied: what

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph_settings import apply_sharding
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -119,6 +121,14 @@ def test_workers_that_cannot_change_ranks_are_an_error(be: Any) -> None:
         iter(loader)
 
 
+def test_workers_do_not_keep_the_rank_of_an_epoch_before_them(be: Any) -> None:
+    pipe = dealt(shuffle=False)
+    be(0, 2)
+    assert values(DataLoader(pipe, batch_size=None))[:4] == [0, 1, 2, 3]
+    be(1, 2)
+    assert values(DataLoader(pipe, batch_size=None, num_workers=2))[:4] == [4, 5, 6, 7]
+
+
 def test_own_workers_in_dataloader2_keep_their_ranks_or_raise(be: Any) -> None:
     loader = DataLoader2(dealt(), reading_service=kdp.ProcessReadingService(1))
     assert len(list(loader)) == 6
@@ -222,3 +232,25 @@ def test_shards_of_their_own_need_a_group(be: Any, photo_shards: str) -> None:
     loader = kdp.Loader(stream.deal(batch_size=2, split="shards", uneven="drop"))
     with pytest.raises(RuntimeError, match=r"takes a process group.*init_process_group"):
         list(loader)
+
+
+@pytest.mark.parametrize(
+    "name", ["inline", "processes", "dataloader", "dataloader with workers", "dataloader2", "no loader"]
+)
+def test_a_rank_that_the_user_names_is_kept(name: str, be: Any) -> None:
+    be(3, 4)  # two ranks each need the same batches
+    expected = dealt(batch_size=None, global_batch_size=8, ranks=1)
+    pipe = apply_sharding(dealt(), 2, 1, SHARDING_PRIORITIES.DISTRIBUTED)
+    loader = LOADERS[name](pipe)
+    assert values(loader)[:8] == [x for batch in list(expected)[:2] for (x,) in batch[4:]]
+    shutdown(loader)
+
+
+def test_shards_of_their_own_need_a_loader_that_ends_together(be: Any, photo_shards: str) -> None:
+    be(0, 2)
+    stream = kdp.stream_shards(photo_shards).select("key")
+    with pytest.raises(ValueError, match=r"`deal\(split=\"shards\", uneven=\"drop\"\)` in a `kdp.Loader`"):
+        list(DataLoader(stream.deal(batch_size=2, split="shards", uneven="drop"), batch_size=None))
+    pipe = stream.deal(batch_size=2, split="shards", ranks=1)
+    assert len(set(values(DataLoader(pipe, batch_size=None, num_workers=2)))) == 160
+    assert len(set(values(kdp.Loader(pipe, num_workers=2)))) == 160
