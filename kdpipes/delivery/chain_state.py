@@ -31,7 +31,7 @@ def state_of(chain: Any) -> dict[str, Any]:
     """Return the state of a dealt chain: see `Resumable.state_dict`."""
     dealer = _dealer_before(chain)
     epoch, batch, cursor = dealer.position()
-    cursors = () if cursor is None else ((_lane(dealer), cursor),)
+    cursors = () if cursor is None else ((dealer.lane(), cursor),)
     return _checkpointer(dealer).state_at(Position(epoch, batch, 0, cursors))
 
 
@@ -39,7 +39,7 @@ def load_state(chain: Any, state: Mapping[str, Any], *, strict: bool = True) -> 
     """Load the state of a dealt chain: see `Resumable.load_state_dict`."""
     dealer = _dealer_before(chain)
     position = _checkpointer(dealer).position_in(state, strict=strict)
-    dealer.resume_at(position.epoch, position.number, dict(position.cursors).get(_lane(dealer)))
+    dealer.resume_at(position.epoch, position.number, dict(position.cursors).get(dealer.lane()))
 
 
 def _dealer_before(chain: Any) -> Dealer:
@@ -51,10 +51,6 @@ def _dealer_before(chain: Any) -> Dealer:
         f"The chain has no state, because `{pipe_name(last)}` after `.deal()` may hold batches back or change their "
         "number. Leave it out, or use `kdp.Loader(chain)`, which has a state."
     )
-
-
-def _lane(dealer: Dealer) -> int:
-    return dealer.sharding().worker if dealer.is_split_by_shard else 0
 
 
 def _checkpointer(dealer: Dealer) -> Checkpointer:

@@ -64,7 +64,11 @@ class Checkpointer:
         return fingerprints(self._chain) if self._known_pipes is None else self._known_pipes
 
     def first_position(self) -> Position:
-        """Return where the chain's next iteration begins, if nobody says otherwise."""
+        """Return where the chain's next iteration begins: in an epoch of which a state was loaded, or at its start."""
+        dealer = dealer_of(self._chain)
+        if dealer is not None and dealer.is_resumed:
+            epoch, batch, cursor = dealer.position()
+            return Position(epoch, batch, 0, () if cursor is None else ((dealer.lane(), cursor),))
         counting = (pipe for pipe in walk(self._chain) if isinstance(pipe, Counting))
         return Position(next((pipe.next_epoch() for pipe in counting), 0))
 

@@ -255,6 +255,15 @@ class Dealer(Resumable):
             self.start_at(0)
             self._stands = None
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the next iteration goes on from a state."""
+        return self._resumed is not None and self._resumed == self._epochs.peek()
+
+    def lane(self) -> int:
+        """Return which of the cursors in a state is the one of this copy."""
+        return self.sharding().worker if self.is_split_by_shard else 0
+
     def position(self) -> tuple[int, int, Cursor | None]:
         """Return the epoch and the batch that come next, and where the stream stands."""
         if self._stands is not None:

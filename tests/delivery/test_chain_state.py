@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from accelerate import Accelerator, skip_first_batches
 from torch.utils.data import DataLoader, default_collate
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -178,6 +179,30 @@ def test_workers_of_torchs_loader_go_on_from_a_state_of_the_chain() -> None:
     fresh.load_state_dict(pipe.state_dict())
     loader = DataLoader(fresh, batch_size=None, num_workers=2)
     assert [sorted(values(loader)) for _ in range(2)] == [sorted(expected[2][1:]), sorted(expected[3])]
+
+
+@both
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_goes_on_from_a_state_of_its_chain(flavour: str, num_workers: int) -> None:
+    expected = epochs(flavour, 4)
+    pipe = collated(flavour)
+    pipe.set_epoch(2)
+    next(iter(pipe))
+    fresh = collated(flavour)
+    fresh.load_state_dict(pipe.state_dict())
+    with kdp.Loader(fresh, num_workers=num_workers) as loader:
+        assert [values(loader), values(loader)] == [expected[2][1:], expected[3]]
+
+
+def test_accelerate_skips_batches_of_any_epoch_of_a_chain() -> None:
+    expected = epochs("map", 4)
+    loader = Accelerator(cpu=True).prepare(DataLoader(collated(), batch_size=None))
+    loader.set_epoch(2)
+    skipped = skip_first_batches(loader, 3)
+    skipped.set_epoch(2)  # as transformers' Trainer does
+    assert values(skipped) == expected[2][3:]
+    loader.set_epoch(3)
+    assert values(loader) == expected[3]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
