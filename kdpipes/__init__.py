@@ -18,6 +18,7 @@ from kdpipes.cache.cache_on_disk import CacherOnDisk
 from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe
 from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
+from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # which DataLoader holds chains by
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe

@@ -329,6 +329,7 @@ class EpochCounter:
 
     def __init__(self) -> None:
         self._next = 0
+        self._ahead: Any = 0  # of the count; in memory that all processes share, where `share` was called
         self._unused_seeds = 0
         self._process = os.getpid()
 
@@ -342,8 +343,24 @@ class EpochCounter:
     def set(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration."""
         self._recover()
-        self._next = epoch
+        self._next = epoch - int(self._ahead)
         self._unused_seeds = 0
+
+    def share(self, ahead: torch.Tensor) -> None:
+        """Let `move_to` in one process move the numbers of all, by one integer in shared memory."""
+        ahead.fill_(int(self._ahead))
+        self._ahead = ahead
+
+    def move_to(self, epoch: int) -> None:
+        """Make `epoch` the number of the next iteration, and count on from there in all processes.
+
+        Several workers may do so for the same epoch.
+        """
+        self._recover()
+        if isinstance(self._ahead, torch.Tensor):
+            self._ahead.fill_(epoch - self._next)
+        else:
+            self._next = epoch
 
     def skip(self, number: int) -> None:
         """Leave out the next `number` iterations."""
@@ -353,14 +370,16 @@ class EpochCounter:
     def peek(self) -> int:
         """Return the number of the next iteration."""
         self._recover()
-        return self._next
+        return self._next + int(self._ahead)
 
     def begin(self) -> int:
         """Return the number of the iteration that begins now."""
         self._recover()
-        epoch = self._next
-        self._next = epoch + 1
-        return epoch
+        self._next += 1
+        return self._next - 1 + int(self._ahead)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_ahead": int(self._ahead)}
 
     def _recover(self) -> None:
         self._next += self._unused_seeds // 2

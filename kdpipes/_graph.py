@@ -16,7 +16,7 @@ from torchdata.datapipes.iter import ShardingRoundRobinDispatcher
 from kdpipes._draw import EpochCounter
 from kdpipes.sample import Sample
 
-__all__ = ["copy_streams", "handler_in", "shards", "sources_of", "walk"]
+__all__ = ["copy_streams", "handler_in", "random_name", "shards", "sources_of", "walk"]
 
 AnyPipe = IterDataPipe[Any] | MapDataPipe[Any]
 _MANY = 1000  # a longer collection holds data, not pipes
@@ -52,6 +52,20 @@ def handler_in(pipe: Any) -> Any:
         operation: Any = getattr(upstream, "_operation", None)
         if getattr(operation, "handles_errors", False):
             return operation if operation.is_tolerant else None
+    return None
+
+
+def random_name(source: Any) -> str | None:
+    """Return the name of an operation that is known to draw random numbers; None if a cache keeps what it has drawn."""
+    for pipe in walk(source):
+        operation = getattr(pipe, "_operation", None)
+        draws = getattr(operation, "draws", None)
+        name: str | None = draws() if draws is not None else None
+        is_declared = getattr(operation, "is_random", False) is True
+        if getattr(operation, "freezes", False):
+            return None
+        if name is not None or is_declared:
+            return name or str(getattr(pipe, "_name", "an operation"))
     return None
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data.datapipes._hook_iterator import _SnapshotState
 from torch.utils.data.datapipes.iter import Collator, Mapper, ShardingFilter
 from torchdata.datapipes.iter import SampleMultiplexer
 
@@ -29,7 +30,10 @@ else:
 __all__ = ["IterPipe", "StreamPlanPipe", "Streaming", "samples_of", "seed_upstream"]
 
 Item = TypeVar("Item")
-_STANDING = (CALLED, "_epochs", "_renewed", "_snapshot_state", "_number_of_samples_yielded", "_valid_iterator_id")
+_STANDING = (
+    *(CALLED, "_epochs", "_renewed", "_snapshot_state", "_number_of_samples_yielded", "_valid_iterator_id"),
+    "_fast_forward_iterator",
+)
 
 
 class Streaming(Shown, Generic[Item]):
@@ -40,7 +44,17 @@ class Streaming(Shown, Generic[Item]):
         raise TypeError(f"{type(self).__name__} must implement `iterate`.")
 
     def __iter__(self) -> Iterator[Item]:
-        return self.iterate()
+        # torch's `_simple_graph_snapshot_restoration` leaves the iterator that it has forwarded in this attribute.
+        forwarded: Iterator[Item] | None = self.__dict__.pop("_fast_forward_iterator", None)
+        if forwarded is None:
+            return self.iterate()
+        self._snapshot_state = _SnapshotState.Iterating
+        return forwarded
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError(
+            f"`{pipe_name(self)}` is a stream: it has no positions. `next(iter(pipe))` returns its first item."
+        )
 
     def map(self, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None) -> MapperIterDataPipe:
         """Apply a function to each item: torch's `.map`, with random numbers that do not depend on who calls it.

@@ -24,7 +24,7 @@ from kdpipes._pipe import Shown, Suggesting, gives_samples
 from kdpipes._pipe_name import note_name, pipe_name
 from kdpipes._progress import shown_if_slow
 from kdpipes.callback import Callback
-from kdpipes.errors import ChainError, must_be
+from kdpipes.errors import ChainError, check_count, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared
 
@@ -36,6 +36,7 @@ else:
 __all__ = ["MapPipe", "PlanPipe", "as_column", "indexed", "is_key", "warn_of_fixed"]
 
 _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
+_EPOCH = "_kdpipes_epoch"
 
 
 class MapPipe(Suggesting, MapChain):
@@ -91,7 +92,7 @@ class MapPipe(Suggesting, MapChain):
 
     def identity(self) -> Any:
         """Return what makes this pipe give what it gives, as plain data: its arguments, not what it has computed."""
-        left_out = *self._computed, _KEPT_LABELS, CALLED
+        left_out = *self._computed, _KEPT_LABELS, _EPOCH, CALLED
         values = with_first_values(self, vars(self))
         return [(name, value) for name, value in sorted(values.items()) if name not in left_out]
 
@@ -117,8 +118,20 @@ class MapPipe(Suggesting, MapChain):
         position %= size
         if is_drawing():
             return self.finish(self.fetch(position))
-        with drawing(Draw(ordinal=position)):
+        with drawing(Draw(0, self.__dict__.get(_EPOCH, 0), position)):
             return self.finish(self.fetch(position))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let `pipe[i]` be sample i of `epoch`, from 0: for loaders without `deal`, whose epochs would be alike.
+
+        Persistent workers of torch's DataLoader, which have a copy of the pipe, do not see it.
+        """
+        self.__dict__[_EPOCH] = check_count("epoch", epoch, minimum=0)
+
+    @property
+    def has_epoch(self) -> bool:
+        """Whether `set_epoch` has been called."""
+        return _EPOCH in self.__dict__
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
@@ -195,10 +208,17 @@ class MapperMapDataPipe(Shown, Mapper):  # type: ignore[type-arg]
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __getitem__(self, index: Any) -> Any:
-        draw = current_draw() or Draw(ordinal=range(len(self))[index])
+        draw = current_draw() or Draw(0, self._epoch(), range(len(self))[index])
         with drawing(draw):
             item = self.datapipe[index]
         return call_drawn(self._called, draw, self._place, item)
+
+    def _epoch(self) -> int:
+        """Return the epoch that `set_epoch` has set upstream."""
+        pipe = self.datapipe
+        while isinstance(pipe, Mapper):
+            pipe = pipe.datapipe
+        return int(vars(pipe).get(_EPOCH, 0))
 
 
 note_name(MapperMapDataPipe, "map")

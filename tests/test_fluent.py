@@ -16,7 +16,7 @@ from kdpipes._functional import registered
 
 VIEW = Path(kdp.__file__).with_name("_fluent.pyi")
 CLASSES = {"map": "MapChain", "iter": "IterChain"}
-PLAIN_METHODS = {"column", "class_names", "field_names"}  # of every pipe of kdpipes; not registered
+PLAIN_METHODS = {"column", "class_names", "field_names", "set_epoch", "state_dict", "load_state_dict"}  # not registered
 Shape = list[tuple[str, Any, Any]]
 
 

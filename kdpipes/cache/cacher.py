@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._graph import walk
+from kdpipes._graph import random_name, walk
 from kdpipes._sample_pipe import SampleMapperIterDataPipe, SampleMapperMapDataPipe
-from kdpipes.cache.identity import Identity, eager_names, key_of, random_name
+from kdpipes.cache.identity import Identity, eager_names, key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.replayed import Replayed
 from kdpipes.cache.shared_tally import SharedTally

@@ -19,7 +19,7 @@ from kdpipes._sample_pipe import SampleMapper
 from kdpipes.errors import ChainError
 from kdpipes.sample import Sample
 
-__all__ = ["Identity", "eager_names", "key_of", "random_name"]
+__all__ = ["Identity", "eager_names", "key_of"]
 
 _FORMAT = 2  # of what values become in a cache: 2 since their checksums include their keys
 _ORDER_ALONE = (Shuffler, Prefetcher)
@@ -189,20 +189,6 @@ def _is_numbered_anew(source: Any) -> bool:
 
 def _is_reordering(pipe: Any) -> bool:
     return isinstance(pipe, IterDataPipe) and (shards(pipe) or callable(getattr(type(pipe), "set_seed", None)))
-
-
-def random_name(source: Any) -> str | None:
-    """Return the name of an operation upstream of a cache that is known to draw random numbers, if there is one."""
-    for pipe in walk(source):
-        operation = getattr(pipe, "_operation", None)
-        draws = getattr(operation, "draws", None)
-        name: str | None = draws() if draws is not None else None
-        is_declared = getattr(operation, "is_random", False) is True
-        if getattr(operation, "freezes", False):
-            return None
-        if name is not None or is_declared:
-            return name or str(getattr(pipe, "_name", "an operation"))
-    return None
 
 
 def eager_names(source: Any) -> list[str]:

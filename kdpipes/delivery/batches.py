@@ -28,8 +28,12 @@ class Batches(DataLoader2Iterator):  # type: ignore[misc]  # torchdata carries n
     def __init__(self, loader: Any, number: int) -> None:
         super().__init__(loader, number)
         self._interrupted_at: Position | None = None
+        self._is_fresh = True
 
     def __next__(self) -> Any:
+        if self._is_fresh and self.dataloader._reset_iter and self.iterator_id == self.dataloader.valid_iterator_id:
+            self.iterator_id = self.dataloader._begun().iterator_id  # the epoch was set after `iter(loader)`
+        self._is_fresh = False
         if self._interrupted_at is not None and self.iterator_id == self.dataloader.valid_iterator_id:
             self.iterator_id = self.dataloader._begun_again(self._interrupted_at)
             self._interrupted_at = None

@@ -9,15 +9,15 @@ from torch.utils.data.datapipes.iter import Collator, Mapper
 from torchdata.datapipes.iter import Filter, FlatMapper, UnBatcher
 
 from kdpipes._graph import sources_of
-from kdpipes._iter_pipe import Streaming
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
+from kdpipes.delivery.dealer import Resumable
 
 __all__ = ["DEALERS", "OneToOne", "dealer_of", "one_to_one_path"]
 
 DEALERS = (DealerMapDataPipe, DealerIterDataPipe)
 
 
-class OneToOne(Streaming[Any], IterDataPipe[Any]):
+class OneToOne(Resumable, IterDataPipe[Any]):
     """What pipes behind `deal` have in common that make one item of each, before they read the next one."""
 
     gives_batches = True

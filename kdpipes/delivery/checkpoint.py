@@ -55,19 +55,25 @@ class Checkpointer:
     Args:
         chain: What runs in the workers.
         num_workers: On which the numbers of items depend where no `deal` gives them.
+        pipes: The chain's fingerprints, if they are known.
     """
 
-    def __init__(self, chain: Any, num_workers: int) -> None:
+    def __init__(self, chain: Any, num_workers: int, pipes: list[str] | None = None) -> None:
         self._chain = chain
         self._num_workers = num_workers
+        self._known_pipes = pipes
 
     @functools.cached_property
     def pipes(self) -> list[str]:
         """The chain's fingerprints: to be read before iterating changes what users' callables hold."""
-        return fingerprints(self._chain)
+        return fingerprints(self._chain) if self._known_pipes is None else self._known_pipes
 
     def first_position(self) -> Position:
-        """Return where the chain's next iteration begins, if nobody says otherwise."""
+        """Return where the chain's next iteration begins: in an epoch of which a state was loaded, or at its start."""
+        dealer = dealer_of(self._chain)
+        if dealer is not None and dealer.is_resumed:
+            epoch, batch, cursor = dealer.position()
+            return Position(epoch, batch, 0, () if cursor is None else ((dealer.lane(), cursor),))
         counting = (pipe for pipe in walk(self._chain) if isinstance(pipe, Counting))
         return Position(next((pipe.next_epoch() for pipe in counting), 0))
 

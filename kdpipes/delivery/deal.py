@@ -218,6 +218,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             draws = (self._draw(number, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)
             if items := self._batch(item, number, batch, zip(epoch.positions(batch).tolist(), draws, strict=True)):
                 yield items
+        self._end(number)
 
     def _item(self, position: int, draw: Draw, batch: int) -> Any:
         source = self._source
@@ -370,7 +371,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def iterate(self) -> Iterator[Batch]:
         epoch, first = self._begin()
         self._starts_epoch()
-        return self._own_shards(epoch, first) if self.is_split_by_shard else self._all_samples(epoch, first)
+        yield from self._own_shards(epoch, first) if self.is_split_by_shard else self._all_samples(epoch, first)
+        self._end(epoch)
 
     def _all_samples(self, epoch: int, first: int) -> Iterator[Batch]:
         sharding, global_size = self._sharding, self._layout.size_of(self._sharding.num_ranks)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import Cycler
@@ -19,12 +20,12 @@ from kdpipes._item_form import ItemForm, form_of
 from kdpipes._iter_pipe import IterPipe, Streaming
 from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.cursor import Cursor
-from kdpipes.delivery.layout import NEW_LOADER, Ranks, Sharding, check_ranks, group_ranks, ranks_now
+from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, refuse_empty
 from kdpipes.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.sample import Sample
 
-__all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "Shuffle", "fix_ranks"]
+__all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "Resumable", "Shuffle", "fix_ranks"]
 
 Batch = list[Any]
 Shuffle = bool | Literal["shards"]
@@ -50,7 +51,43 @@ class Dealt:
 Listener = Callable[[Dealt], None]
 
 
-class Dealer(Streaming[Batch]):
+class Resumable(Streaming[Any]):
+    """A pipe that gives what a `deal` has dealt: trainers set its epoch, and save and load its state."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the number of the next iteration, from 0."""
+        for pipe in walk(self):  # type: ignore[arg-type]  # subclasses are datapipes
+            if isinstance(pipe, Dealer):
+                pipe.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epoch and the batch that come next: small plain data, fit for JSON.
+
+        In a worker of torchdata's StatefulDataLoader, it is the state of that worker's part.
+
+        Raises:
+            ChainError: A pipe after `deal` may hold batches back, or change their number.
+        """
+        from kdpipes.delivery.chain_state import state_of  # which builds on this module
+
+        return state_of(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Let the next iteration go on where `state_dict` was taken, and those after it with the next epochs.
+
+        Args:
+            state_dict: What `state_dict` returned.
+            strict: Whether a state of another chain is an error; otherwise there is a warning.
+
+        Raises:
+            ValueError: The state is that of another chain.
+        """
+        from kdpipes.delivery.chain_state import load_state
+
+        load_state(self, state_dict, strict=strict)
+
+
+class Dealer(Resumable):
     """What both flavours share: the cut, the count of epochs, and which part of the batches is this copy's."""
 
     _source: Any
@@ -71,7 +108,11 @@ class Dealer(Streaming[Batch]):
         self._seed = check_seed(seed)
         self._epochs = EpochCounter()
         self._first_batch = 0
+        self._resumed: int | None = None  # the epoch of which that is the first batch; None is whichever comes next
+        self._stands: tuple[int, int] | None = None  # which epoch and batch come next; None before the epoch begins
         self._cursor: Cursor | None = None
+        self._cursors: tuple[Cursor | None, Cursor | None] = (None, None)  # after the last batch and the one in work
+        self.known_pipes: list[str] | None = None  # the fingerprints, which `state_dict` reads once
         self._listener: Listener | None = None
         self._told_of_skips: Callable[[Skip], None] | None = None
         self._banned: Mapping[str, str] = {}
@@ -184,6 +225,7 @@ class Dealer(Streaming[Batch]):
     def set_seed(self, seed: int) -> Any:
         """Called by loaders at the start of an epoch, to tell epochs apart; the order comes from `deal(seed=...)`."""
         self._epochs.seeded()
+        self._stands = None
         self._prepare()
         self._note_ranks_of_workers()
         return self
@@ -196,8 +238,9 @@ class Dealer(Streaming[Batch]):
         self._dealt_elsewhere = process, ranks
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration, from 0."""
+        """Make `epoch` the number of the next iteration, from 0; within it, a state that was loaded stays."""
         self._epochs.set(check_count("epoch", epoch, minimum=0))
+        self._stands = None
 
     def skip_epochs(self, number: int) -> None:
         """Leave out the next `number` epochs."""
@@ -215,9 +258,43 @@ class Dealer(Streaming[Batch]):
             listener: Told of each batch before it is made.
             cursor: Where the stream stood behind the last batch before that, if the listener was told so.
         """
-        self._first_batch = batch
+        self._first_batch, self._resumed = batch, None
         self._cursor = cursor
         self._listener = listener
+
+    def resume_at(self, epoch: int, batch: int, cursor: Cursor | None) -> None:
+        """Let the next iteration be that of `epoch` from `batch` on."""
+        self._epochs.move_to(epoch)
+        self.start_at(batch, cursor=cursor)
+        self._resumed, self._stands, self._cursors = epoch, (epoch, batch), (cursor, cursor)
+
+    def share_epochs(self, ahead: torch.Tensor) -> None:
+        """Count epochs together with the copies of this pipe in other processes."""
+        self._epochs.share(ahead)
+
+    def pass_over(self) -> None:
+        """Let the next iteration be the next epoch, if a state was loaded and the rest of its epoch not asked for."""
+        if self._resumed is not None and self._first_batch:
+            self._epochs.skip(1)
+            self.start_at(0)
+            self._stands = None
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the next iteration goes on from a state."""
+        return self._resumed is not None and self._resumed == self._epochs.peek()
+
+    def lane(self) -> int:
+        """Return which of the cursors in a state is the one of this copy."""
+        return self.sharding().worker if self.is_split_by_shard else 0
+
+    def position(self) -> tuple[int, int, Cursor | None]:
+        """Return the epoch and the batch that come next, and where the stream stands."""
+        if self._stands is not None:
+            return *self._stands, self._cursors[0]
+        epoch = self._epochs.peek()
+        is_resumed = self._resumed in (None, epoch)
+        return epoch, self._first_batch if is_resumed else 0, self._cursor if is_resumed else None
 
     def whole_samples(
         self, epoch: int, batch: int, *, seed: int | None = None, seen: Callable[[Sample], None] | None = None
@@ -261,10 +338,22 @@ class Dealer(Streaming[Batch]):
     def _begin(self) -> tuple[int, int]:
         """Return the epoch that begins and its first batch."""
         self._sharding, self._dealt_elsewhere = self._checked_sharding(), None
-        first, self._first_batch = self._first_batch, 0
-        return self._epochs.begin(), first
+        epoch = self._epochs.begin()
+        if self._resumed not in (None, epoch):  # another epoch was set, or the rest of that one not asked for
+            self._first_batch, self._cursor = 0, None
+        first, self._first_batch, self._resumed = self._first_batch, 0, None
+        self._stands, self._cursors = (epoch, first), (self._cursor, self._cursor)
+        return epoch, first
+
+    def _end(self, epoch: int) -> None:
+        """Note that the epoch is over. A worker's part of it may be, while others have not come to its end."""
+        if get_worker_info() is None:
+            self._stands, self._cursors = (epoch + 1, 0), (None, None)
+        else:
+            self._stands = epoch, max(self.position()[1], 1)
 
     def _announce(self, dealt: Dealt) -> None:
+        self._cursors = self._cursors[0], dealt.cursor
         if self._listener is not None:
             self._listener(dealt)
 
@@ -276,6 +365,12 @@ class Dealer(Streaming[Batch]):
     def num_ranks(self) -> int:
         """Return between how many ranks the batches are divided."""
         return self.sharding().num_ranks
+
+    def cut(self) -> tuple[int | None, bool]:
+        """Return the size of this rank's batches, None where lengths decide, and whether a short one is dropped."""
+        layout, num_ranks = self._layout, self.sharding().num_ranks
+        size = layout.size_of(num_ranks) // num_ranks if isinstance(layout, Layout) else None
+        return size, layout.uneven == "drop"
 
     def __getstate__(self) -> dict[str, Any]:
         if IterDataPipe.getstate_hook is not None:
@@ -309,6 +404,7 @@ class Dealer(Streaming[Batch]):
             items = [one for one in made if one is not LEFT_OUT]
             if not items and sharding.num_ranks > 1:
                 refuse_empty(batch)
+            self._stands, self._cursors = (epoch, batch + 1), (self._cursors[1], None)
             return items
         except BaseException as error:
             add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")

@@ -8,7 +8,8 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from itertools import islice
+from typing import Any, NoReturn
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.dataloader2 import DataLoader2
@@ -19,6 +20,7 @@ from kdpipes._draw import hash_key
 from kdpipes._graph import shards, walk
 from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.batches import Batches
+from kdpipes.delivery.behind_deal import dealer_of, one_to_one_path
 from kdpipes.delivery.checkpoint import Checkpointer, main_part, seed_in
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.foreign_arguments import refuses_foreign_arguments
@@ -28,6 +30,7 @@ from kdpipes.delivery.producer import Counting, Position
 from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadingService, ReadingService
 from kdpipes.delivery.shipped import Shipped
 from kdpipes.delivery.timing import Measured, measured
+from kdpipes.delivery.torch_parts import BatchNumbers, EpochSampler, NumberedBatches
 from kdpipes.errors import ChainError, check_count, check_seed, must_be
 from kdpipes.storage.shared import sharing
 
@@ -70,6 +73,10 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         [[0, 1], [2, 3]]
     """
 
+    # Accelerate saves and loads the state of loaders with these attributes, and leaves them as they are.
+    use_stateful_dataloader = True
+    _is_accelerate_prepared = True
+    prefetch_factor = None  # for the loader without workers that `accelerate.skip_first_batches` makes
     _terminated = True  # until the constructor is through: `__del__` shuts down what has begun
 
     @refuses_foreign_arguments
@@ -126,6 +133,36 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         return f"<kdpipes.Loader of {names}; {num_workers} workers>"
 
     @property
+    def dataset(self) -> NumberedBatches:
+        """What Accelerate and transformers.Trainer read to skip batches; its length is the number of samples."""
+        return NumberedBatches(self, getattr(self._dealer, "_source", None))
+
+    @property
+    def sampler(self) -> EpochSampler:
+        """What Lightning calls `set_epoch` of."""
+        return EpochSampler(self)
+
+    @property
+    def batch_sampler(self) -> BatchNumbers:
+        """The numbers of the batches of an epoch; trainers call `set_epoch` of it."""
+        return BatchNumbers(self)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The number of samples in a batch of this rank; None where `deal` does not fix it."""
+        return None if self._dealer is None else self._dealer.cut()[0]
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether `deal(uneven="drop")` leaves out a last batch that is short."""
+        return self._dealer is not None and self._dealer.cut()[1]
+
+    @staticmethod
+    def collate_fn(batch: Any) -> Any:
+        """Return the batch as it is: loaders that trainers make of this one call it."""
+        return batch
+
+    @property
     def epoch(self) -> int:
         """The number of the epoch that is being iterated, or comes next, from 0; after its end, that of the next one.
 
@@ -139,6 +176,9 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     def __iter__(self) -> Any:
         batches = self._begun()
         return iter(self._shown(batches)) if self._progress else batches
+
+    def __next__(self) -> NoReturn:
+        raise TypeError("A loader is not an iterator. `next(iter(loader))` returns the first batch of an epoch.")
 
     def _begun(self) -> Any:
         """Return the iterator of the epoch that begins, or has begun and given nothing yet."""
@@ -172,6 +212,16 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
                 self.shutdown()
                 self._start = start
             raise
+
+    def from_batch(self, number: int) -> Iterator[Any]:
+        """Return the iterator of the next epoch from its batch of that number on; what `loader.dataset` gives."""
+        own = self._own
+        if own is None or self._checkpointer is None or one_to_one_path(self._dealt_part)[-1] is not self._dealer:
+            return islice(iter(self), number, None)
+        own_next = own.position if self._has_begun else own.next_start or Position(self.epoch)
+        self._start, self._reset_iter = Position((self._start or own_next).epoch, number), True
+        self._sizes = self._checkpointer.sizes()
+        return iter(self)
 
     def _follow_ranks(self) -> None:
         """Deal the epoch that begins to the ranks of now: workers that were dealt to others start again."""
@@ -219,11 +269,14 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0; within it, a state that was loaded stays.
 
+        It also holds for an iterator that has given nothing yet: trainers make one before they set the epoch.
+
         torchdata's services are started anew for it, unless it is the number that comes next anyway.
         """
         epoch = check_count("epoch", epoch, minimum=0)
         if self._own is not None:
-            if self._start is None or self._start.epoch != epoch:
+            begins = self._own.position if self._has_begun else self._start
+            if begins is None or begins.epoch != epoch:
                 self._start, self._reset_iter = Position(epoch), True
             return
         if self._epoch_set is not None and epoch == self._epoch_set[0] + self._num_begun - self._epoch_set[1]:
@@ -369,6 +422,20 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     @property
     def _own(self) -> ReadingService | None:
         return _own(self.reading_service)
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether an epoch has begun that has given nothing yet."""
+        return self._adapted and not self._reset_iter
+
+    @property
+    def _dealt_part(self) -> Any:
+        """The part of the chain that workers run."""
+        return main_part(self._pristine._chain, has_workers=False)[1]
+
+    @property
+    def _dealer(self) -> Any:
+        return dealer_of(self._dealt_part)
 
     def _known_length(self) -> int | None:
         try:

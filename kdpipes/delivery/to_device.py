@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from kdpipes._functional import functional_pipe, refuse_flavour
-from kdpipes._iter_pipe import Streaming
+from kdpipes.delivery.dealer import Resumable
 from kdpipes.errors import ChainError, must_be
 
 __all__ = ["DeviceMoverIterDataPipe"]
@@ -18,7 +18,7 @@ refuse_flavour("to_device", flavour="map", way_out="Put `.deal(batch_size=...).c
 
 
 @functional_pipe("to_device", flavour="iter")
-class DeviceMoverIterDataPipe(Streaming[Any], IterDataPipe[Any]):
+class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
     """Moves the tensors of each batch to a device (functional name: ``to_device``).
 
     Runs in the main process, as do the pipes behind it. For a CUDA device, a batch is copied to pinned memory and sent

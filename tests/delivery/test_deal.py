@@ -11,6 +11,7 @@ import pytest
 import torch.utils.data.graph_settings
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.datapipes.utils.snapshot import _simple_graph_snapshot_restoration
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
@@ -215,3 +216,26 @@ def test_pipes_of_samples_behind_deal_say_where_they_belong(name: str) -> None:
     stock = getattr(batches.map(list), name)(*arguments, **keywords)
     with pytest.raises(kdp.ChainError, match=rf"Those are batches: put `\.{name}\(\)` before `\.deal\(\)`"):
         list(stock)
+
+
+@both
+def test_an_index_into_batches_is_an_error_with_a_hint(flavour: str) -> None:
+    batches = source(flavour, 3).select("x").deal(batch_size=2)
+    for pipe in (batches, batches.collate_samples()):
+        with pytest.raises(TypeError, match=r"is a stream: it has no positions. `next\(iter\(pipe\)\)`"):
+            pipe[0]
+
+
+@both
+def test_torch_fast_forwards_a_chain_to_a_snapshot(flavour: str) -> None:
+    epochs = source(flavour, 7).transform("x", lambda x, rng: rng.random()).select("x").deal(batch_size=2, seed=1)
+    expected = [list(epochs), list(epochs)]
+    epochs.set_epoch(0)
+    _simple_graph_snapshot_restoration(epochs, 3)
+    assert [list(epochs), list(epochs)] == [expected[0][3:], expected[1]]
+
+
+def test_torch_fast_forwards_a_stream_without_deal() -> None:
+    stream = source("iter", 5).select("x")
+    _simple_graph_snapshot_restoration(stream, 2)
+    assert [list(stream), list(stream)] == [[(2,), (3,), (4,)], [(0,), (1,), (2,), (3,), (4,)]]

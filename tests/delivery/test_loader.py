@@ -36,6 +36,13 @@ def test_a_loader_is_a_dataloader2_with_a_length(num_workers: int) -> None:
         assert loader
 
 
+def test_next_of_a_loader_names_its_iterator() -> None:
+    with kdp.Loader(numbers().deal(batch_size=4)) as loader:
+        with pytest.raises(TypeError, match=r"`next\(iter\(loader\)\)` returns the first batch"):
+            next(loader)
+        assert next(iter(loader)) == [(0,), (1,), (2,), (3,)]
+
+
 def test_an_unknown_length_is_a_type_error() -> None:
     stream = IterableWrapper(iter(range(3)), deepcopy=False).to_samples(fields="x").deal(batch_size=2)
     with pytest.raises(TypeError, match="len"):
