@@ -22,6 +22,10 @@ def root() -> Iterator[Path]:
         yield Path(name)
 
 
+# What notebook 2 provokes on purpose, and what other packages print that import tqdm where ipywidgets is missing.
+EXPECTED = ("Storage does not answer", "TqdmWarning: IProgress not found", "from .autonotebook import tqdm")
+
+
 @pytest.mark.filterwarnings("ignore")  # jupyter's own: what a notebook's user sees is asserted below
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_shows_no_warning_and_leaves_nothing(
@@ -38,9 +42,11 @@ def test_a_notebook_runs_shows_no_warning_and_leaves_nothing(
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=where).execute()
     *outputs, last = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert outputs
-    assert not [output["text"] for output in outputs if output.get("name") == "stderr"]
+    written = "".join(output["text"] for output in outputs if output.get("name") == "stderr")
+    assert [line for line in written.splitlines() if not any(known in line for known in EXPECTED)] == []
     left = [file for folder in folders.values() for file in folder.iterdir()]
-    assert [file for file in left if not file.name.startswith("torchinductor_")] == [], "but for torch's own"
+    kept = ("torchinductor_", "indexes")  # torch's own; copies of remote indexes, with which shards open offline
+    assert [file for file in left if not file.name.startswith(kept)] == []
     assert _processes_left_with(f"TMPDIR={folders['temporary']}") == []
     assert list(Path("/dev/shm").glob(f"*_{last['data']['text/plain']}_*")) == []
 

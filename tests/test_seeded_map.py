@@ -164,3 +164,13 @@ def test_it_is_torchs_own_class_with_its_states_and_errors() -> None:
 
 def isinstance_of(one: Any, other: Any) -> bool:
     return one is other
+
+
+def test_an_indexed_map_draws_by_the_epoch_that_is_set() -> None:
+    source = indexed()
+    mapped = source.select("x").map(noisy)
+    first_epoch = mapped[5]
+    mapped.datapipe.set_epoch(1)
+    assert mapped[5] != first_epoch
+    mapped.datapipe.set_epoch(0)
+    assert mapped[5] == first_epoch

@@ -156,9 +156,13 @@ def test_shuffles_of_webdataset_draw_from_the_seed_of_deal(photo_shards: str) ->
 
 def test_ranks_share_the_samples_out(photo_shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")  # which webdataset reads, and would refuse
-    monkeypatch.setenv("RANK", "1")
-    dataset = wds.WebDataset(photo_shards, shardshuffle=False).decode(only="cls")
-    assert len(rows(chain(dataset))) == 160
+    keys = []
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        dataset = wds.WebDataset(photo_shards, shardshuffle=False).decode(only="cls")
+        keys.append([key for key, _ in rows(chain(dataset))])
+    assert list(map(len, keys)) == [80, 80]
+    assert len({*keys[0], *keys[1]}) == 160
 
 
 def test_a_pipeline_that_repeats_itself_is_endless_or_as_long_as_it_says(photo_shards: str) -> None:

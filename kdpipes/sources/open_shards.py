@@ -255,7 +255,7 @@ class ShardReaderMapDataPipe(MapPipe):
             )
         try:
             return decode_member(field, content, decode=self._decode)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             place = f"{catalog.urls[catalog.shards[index]]!r} at offset {places.offsets[index]}"
             sample = f"member {field!r} of sample {catalog.key(index)!r}"
             raise DataError(f"{sample} in {place} cannot be decoded: {error}.") from error

@@ -237,7 +237,7 @@ class ShardStreamerIterDataPipe(IterPipe):
                     sound = _read_again(url, member, checksum, what)
             try:
                 return decode_member(member.field, sound, decode=self._decode)
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise DataError(f"{what} cannot be decoded: {error}.") from error
 
         return Lazy(load, what=f"decoding member {member.field!r}")

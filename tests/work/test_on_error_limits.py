@@ -145,7 +145,8 @@ def test_a_resumed_epoch_may_end_without_a_sample() -> None:
         assert len(list(loader)) == 99
         state = {**loader.state_dict(), "epoch": 0, "batch": 99}
         loader.load_state_dict(state)
-        assert len(list(loader)) == 99, "of the next epoch: nothing is left of this one"
+        assert list(loader) == [], "of the batch that is left, every sample is bad"
+        assert len(list(loader)) == 99
 
 
 def test_ranks_count_their_own_samples() -> None:

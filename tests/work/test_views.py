@@ -220,13 +220,13 @@ def test_what_stands_before_the_views_is_done_once_for_all() -> None:
 
 def test_decoding_is_each_views_own_and_none_without_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
-    original = kdp.EncodedImage.to_pil
+    original = kdp.EncodedImage._decoded_by_pillow
 
-    def to_pil(image: Any) -> Any:
+    def decode(image: Any, factor: int) -> Any:
         decoded.append(image.name)
-        return original(image)
+        return original(image, factor)
 
-    monkeypatch.setattr(kdp.EncodedImage, "to_pil", to_pil)
+    monkeypatch.setattr(kdp.EncodedImage, "_decoded_by_pillow", decode)
     content = io.BytesIO()
     photo(0).save(content, "PNG")
     crop = kdp.RandomResizedCrop(8)
