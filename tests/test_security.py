@@ -190,7 +190,7 @@ def test_nothing_in_data_is_executed(tmp_path: Path) -> None:
 
 def test_nothing_listens_while_workers_run() -> None:
     chain = kdp.from_dataset(list(range(64)), "x").select("x").deal(batch_size=1).collate_samples()
-    before = set(listeners(os.getpid()))  # servers that other tests keep
+    before = {inode for pid in [os.getpid(), *map(int, children())] for inode in listeners(pid)}  # of other tests
     with kdp.Loader(chain, num_workers=2) as loader:
         batches = iter(loader)
         next(batches)

@@ -94,7 +94,6 @@ class Checkpointer:
             position: Where the loader stands.
             sizes: The numbers by which the position counts; those of now by default.
         """
-        position = self._past_end(position, self.num_batches())
         state: dict[str, Any] = {"version": _VERSION, "epoch": position.epoch, "batch": position.number}
         if position.offset:
             state["offset"] = position.offset
@@ -102,10 +101,12 @@ class Checkpointer:
             state["cursors"] = [[lane, *cursor] for lane, cursor in position.cursors]
         return {**state, **(self.sizes() if sizes is None else sizes), "pipes": list(self.pipes)}
 
-    @staticmethod
-    def _past_end(position: Position, num_batches: int | None) -> Position:
-        """Return the start of the next epoch for a position after the last batch of a known number."""
-        is_at_end = bool(position.number) and not position.offset and position.number == num_batches
+    def past_end(self, position: Position) -> Position:
+        """Return the start of the next epoch for a position after the last batch, where the number is known.
+
+        For positions of a whole loader only: the last batch of one worker is not that of the epoch.
+        """
+        is_at_end = bool(position.number) and not position.offset and position.number == self.num_batches()
         return Position(position.epoch + 1) if is_at_end else position
 
     def sizes(self) -> dict[str, Any]:
@@ -148,7 +149,7 @@ class Checkpointer:
             if not difference:
                 _refuse_entry("batch", f"at most {num_batches}, the number of batches in an epoch", batch)
             return Position(epoch + 1)  # another chain, of fewer batches
-        return self._past_end(position, num_batches)
+        return position
 
     def _cursors_in(self, state: Mapping[str, Any]) -> tuple[tuple[int, Cursor], ...]:
         """Return where the streams of a state stand, by worker."""

@@ -300,6 +300,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         own = self._own
         position = self._start or (own.position if own is not None and self._adapted else None)
         position = position or self._checkpointer.first_position()
+        position = self._checkpointer.past_end(position)
         return {**self._checkpointer.state_at(position, self._sizes), "seed": self._base_seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -320,7 +321,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         if self._checkpointer is None:
             super().load_state_dict(state_dict)
             return
-        position = self._checkpointer.position_in(state_dict, strict=strict)
+        position = self._checkpointer.past_end(self._checkpointer.position_in(state_dict, strict=strict))
         self._base_seed, self._start, self._sizes = seed_in(state_dict), position, self._checkpointer.sizes()
         self._reset_iter = True
 

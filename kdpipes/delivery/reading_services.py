@@ -153,11 +153,11 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands: after the item that was delivered last."""
-        return self._checkpointer.state_at(self._position)
+        return self._checkpointer.state_at(self._checkpointer.past_end(self._position))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Let the next iteration go on where a state was taken."""
-        self.start_at(self._checkpointer.position_in(state_dict, strict=strict))
+        self.start_at(self._checkpointer.past_end(self._checkpointer.position_in(state_dict, strict=strict)))
 
     def start_at(self, position: Position) -> None:
         """Let the next iteration begin at `position`."""

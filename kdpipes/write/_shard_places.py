@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import socket
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -18,14 +17,12 @@ import fsspec
 from kdpipes.errors import DataError, as_cause, must_be
 from kdpipes.storage.catalog import index_beside, index_url
 from kdpipes.storage.files import forget_listings, version_of, write_url
+from kdpipes.storage.held_files import CAN_HOLD
 from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.urls import is_local
 from kdpipes.write._files import FULL, full_error, in_parallel, write_whole
 from kdpipes.write._tar_shard import TarSample, TarShard
-
-if sys.platform != "win32":
-    import fcntl
 
 __all__ = ["ShardPlaces", "Written"]
 
@@ -90,7 +87,7 @@ class ShardPlaces:
         """
         self.make_folder()
         path = os.path.abspath(f"{self._folder}.{self._head}shards{self._tail}.lock")  # noqa: PTH100
-        file = _locked(path) if self.is_local and sys.platform != "win32" else None
+        file = _locked(path) if self.is_local and CAN_HOLD else None
         try:
             yield
         finally:
@@ -159,6 +156,8 @@ def _locked(path: str) -> BinaryIO | None:
     """
     if path in _held:  # closing the file, once opened, would end the lock
         raise _busy_error("this process", path)
+    import fcntl  # which Windows does not have
+
     while True:
         try:
             file = open(path, "a+b")  # noqa: PTH123, SIM115 - the caller closes it
