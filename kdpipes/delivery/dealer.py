@@ -135,12 +135,17 @@ class Dealer(Resumable):
             self._refuse_substitutes()
 
     def __iter__(self) -> Iterator[Batch]:
+        is_forwarded = "_fast_forward_iterator" in self.__dict__
+        batches = super().__iter__()
+        if is_forwarded:
+            return batches
         handler = handler_in(self) if self._told_of_skips is None else None
         self._limits = None if handler is None else SkipLimits(handler, self._num_parts())
-        return self.iterate() if self._limits is None else self._limited(self.iterate(), self._limits)
+        return batches if self._limits is None else self._limited(batches, self._limits)
 
     def _num_parts(self) -> int:
-        return self._sharding.num_ranks * self._sharding.num_workers
+        sharding = self.sharding()
+        return sharding.num_ranks * sharding.num_workers
 
     def _limited(self, batches: Iterator[Batch], limits: SkipLimits) -> Iterator[Batch]:
         """Yield the batches of an epoch that no loader counts."""
