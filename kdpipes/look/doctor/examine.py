@@ -39,10 +39,19 @@ _BY_LOOKING = (
     shipping_checks.unpicklable,
     work_checks.held_generators,
     work_checks.drawn_apart,
+    work_checks.tolerant,
+    work_checks.unhashed_globals,
 )
 _Check = Callable[[Any, Facts], Iterator[Finding]]
-_BY_SAMPLES: tuple[_Check, ...] = (order_checks.sorted_batches, work_checks.slow_decoder)  # the first where it is dealt
-_BY_A_BATCH = (shipping_checks.full_size_pixels, shipping_checks.float_pixels, shipping_checks.small_shared_memory)
+_BY_SAMPLES: tuple[_Check, ...] = (  # the first where it is dealt
+    order_checks.sorted_batches,
+    work_checks.slow_decoder,
+)
+_BY_A_BATCH = (
+    shipping_checks.full_size_pixels,
+    shipping_checks.float_pixels,
+    shipping_checks.small_shared_memory,
+)
 _SEVERITIES = ("error", "warning", "hint")
 
 
@@ -116,14 +125,15 @@ def _examined(chain: Any, facts: Facts, *, is_dealt: bool) -> tuple[Finding, ...
 def _tried(chain: Any, facts: Facts, by_samples: Sequence[_Check]) -> list[Finding]:
     """Return what shows when the first batch is made, twice."""
     try:
-        batches = _first_batch(chain), _first_batch(chain)
+        first, once = _first_batch(chain), work_checks.global_generators()
+        batches, twice = (first, _first_batch(chain)), work_checks.global_generators()
     except Exception as error:  # whatever a user's code raises is what was looked for
         return [_broken(chain, error)]
     if batches[0] is _NOTHING:
         return [_empty(chain)]
     found = [finding for check in by_samples for finding in check(chain, facts)]
     found += [finding for check in _BY_A_BATCH for finding in check(chain, facts, batches[0])]
-    return [*found, *work_checks.unrepeatable(chain, facts, batches)]
+    return [*found, *work_checks.unrepeatable(chain, facts, batches, (once, twice))]
 
 
 _NOTHING: Any = object()
