@@ -16,7 +16,7 @@ from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.reading_services import ThreadReadingService
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.errors import check_count, must_be
-from kdpipes.look.doctor import order_checks, sharding_checks, shipping_checks, work_checks
+from kdpipes.look.doctor import data_checks, order_checks, sharding_checks, shipping_checks, work_checks
 from kdpipes.look.doctor.advice import advice
 from kdpipes.look.doctor.bounds import bound_of
 from kdpipes.look.doctor.finding import Facts, Finding
@@ -41,16 +41,22 @@ _BY_LOOKING = (
     work_checks.drawn_apart,
     work_checks.tolerant,
     work_checks.unhashed_globals,
+    data_checks.unnamed_classes,
 )
 _Check = Callable[[Any, Facts], Iterator[Finding]]
 _BY_SAMPLES: tuple[_Check, ...] = (  # the first where it is dealt
     order_checks.sorted_batches,
     work_checks.slow_decoder,
+    data_checks.misread_images,
+    data_checks.merged_samples,
 )
 _BY_A_BATCH = (
     shipping_checks.full_size_pixels,
     shipping_checks.float_pixels,
     shipping_checks.small_shared_memory,
+    data_checks.text_labels,
+    data_checks.nothing_made,
+    data_checks.equal_images,
 )
 _SEVERITIES = ("error", "warning", "hint")
 
