@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import sqlite3
+import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,64 @@ def findings(pipe: Any) -> list[Any]:
 
 def found(pipe: Any) -> list[tuple[str, str]]:
     return [(finding.code, finding.severity) for finding in findings(pipe)]
+
+
+# Ranks and epochs
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the variables that torchrun sets."""
+
+    def set_to(rank: str | None, num_ranks: str | None) -> None:
+        for name, value in (("RANK", rank), ("WORLD_SIZE", num_ranks)):
+            if value is None:
+                monkeypatch.delenv(name, raising=False)
+            else:
+                monkeypatch.setenv(name, value)
+
+    return set_to
+
+
+@pytest.mark.parametrize("named", [("1", None), ("0", None), (None, "2"), ("2", "2"), ("one", "2")])
+def test_an_environment_that_names_no_rank_is_found(ranks: Any, named: tuple[str | None, str | None]) -> None:
+    ranks(*named)
+    (finding,) = findings(numbers().select("x").deal(batch_size=8))
+    assert (finding.code, finding.severity) == ("unclear-rank", "warning")
+    assert "RANK" in finding.what
+    assert found(numbers().select("x").deal(batch_size=8, ranks=1)) == []
+
+
+@pytest.mark.parametrize("named", [(None, None), ("0", "1"), (None, "1"), ("1", "2")])
+def test_an_environment_that_names_a_rank_is_fine(ranks: Any, named: tuple[str | None, str | None]) -> None:
+    ranks(*named)
+    assert found(numbers().select("x").deal(batch_size=8)) == []
+
+
+def test_all_batches_for_each_rank_are_found(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = numbers().select("x").deal(batch_size=8, ranks=1)
+    monkeypatch.delitem(sys.modules, "accelerate", raising=False)
+    assert found(chain) == []
+    ranks("1", "2")
+    assert found(chain) == [("same-batches", "warning")]
+    assert found(numbers().select("x").deal(batch_size=8)) == []
+    monkeypatch.setitem(sys.modules, "accelerate", torch)  # anything: it may be what hands the batches out
+    assert found(chain) == []
+
+
+def test_equal_epochs_of_an_indexed_chain_are_named() -> None:
+    for chain, name in (
+        (numbers().transform("x", jitter), "`jitter`"),
+        (numbers().sample_weighted({0: 1, 1: 2, 2: 1, 3: 1}), "`sample_weighted`"),
+    ):
+        (finding,) = findings(chain.select("x"))
+        assert (finding.code, finding.severity) == ("no-deal", "hint")
+        assert f"{name} draws the same in every epoch" in finding.why
+        assert "chain.set_epoch(epoch)" in finding.way_out
+    frozen = numbers().transform("x", jitter).cache_in_memory(freeze_randomness=True)
+    for chain in (numbers(), frozen):
+        (finding,) = findings(chain.select("x"))
+        assert "epoch" not in finding.why
 
 
 # Random numbers

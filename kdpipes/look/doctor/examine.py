@@ -16,9 +16,10 @@ from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.reading_services import ThreadReadingService
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.errors import check_count, must_be
-from kdpipes.look.doctor import data_checks, order_checks, sharding_checks, shipping_checks, work_checks
+from kdpipes.look.doctor import data_checks, order_checks, rank_checks, sharding_checks, shipping_checks, work_checks
 from kdpipes.look.doctor.advice import advice
 from kdpipes.look.doctor.bounds import bound_of
+from kdpipes.look.doctor.chain_facts import redraws
 from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.look.doctor.report import Report
 from kdpipes.look.profile import profile
@@ -42,6 +43,8 @@ _BY_LOOKING = (
     work_checks.tolerant,
     work_checks.unhashed_globals,
     data_checks.unnamed_classes,
+    rank_checks.unclear_rank,
+    rank_checks.all_to_each_rank,
 )
 _Check = Callable[[Any, Facts], Iterator[Finding]]
 _BY_SAMPLES: tuple[_Check, ...] = (  # the first where it is dealt
@@ -124,7 +127,7 @@ def _examined(chain: Any, facts: Facts, *, is_dealt: bool) -> tuple[Finding, ...
     if not is_dealt:
         own = pipe_name(walk(chain)[1])
         findings = [finding._replace(pipe=own) if finding.pipe == "deal" else finding for finding in findings]
-        findings.append(_undealt(own))
+        findings.append(_undealt(own, redraws(chain)))
     return tuple(sorted(_once(findings), key=lambda finding: _SEVERITIES.index(finding.severity)))
 
 
@@ -174,15 +177,14 @@ def _empty(chain: Any) -> Finding:
     )
 
 
-def _undealt(pipe: str) -> Finding:
-    return Finding(
-        "no-deal",
-        "hint",
-        pipe,
-        f"The chain has no `deal` yet: it is looked at in batches of {_BATCH_SIZE}.",
-        "`kdp.Loader` refuses an indexed chain: nothing says what a batch is.",
-        "End it with `.deal(batch_size=...)`; to train, `.deal(batch_size=..., shuffle=True, seed=0)`.",
-    )
+def _undealt(pipe: str, redrawn: str | None) -> Finding:
+    why = "`kdp.Loader` refuses an indexed chain: nothing says what a batch is."
+    way_out = "End it with `.deal(batch_size=...)`; to train, `.deal(batch_size=..., shuffle=True, seed=0)`."
+    if redrawn is not None:
+        why = f"{why} In torch's DataLoader, `{redrawn}` draws the same in every epoch."
+        way_out = f"{way_out} With a DataLoader, call `chain.set_epoch(epoch)` before each epoch."
+    what = f"The chain has no `deal` yet: it is looked at in batches of {_BATCH_SIZE}."
+    return Finding("no-deal", "hint", pipe, what, why, way_out)
 
 
 def _once(findings: list[Finding]) -> Iterator[Finding]:
