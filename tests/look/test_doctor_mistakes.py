@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import random
+import re
 import sqlite3
 import sys
 import tarfile
@@ -38,6 +40,15 @@ def findings(pipe: Any) -> list[Any]:
 
 def found(pipe: Any) -> list[tuple[str, str]]:
     return [(finding.code, finding.severity) for finding in findings(pipe)]
+
+
+def test_the_documentation_names_every_finding() -> None:
+    root = Path(kdp.__file__).parent
+    modules = map(ast.parse, (path.read_text() for path in (root / "look/doctor").glob("*.py")))
+    constants = [node.value for module in modules for node in ast.walk(module) if isinstance(node, ast.Constant)]
+    codes = {text for text in constants if isinstance(text, str) and re.fullmatch("[a-z]+(-[a-z]+)+", text)}
+    page = (root.parent / "docs/looking.md").read_text()
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == codes | {"empty", "unpicklable", "unsharded"}
 
 
 # Ranks and epochs
