@@ -290,6 +290,10 @@ class _CachePipe:
         """Return what makes this pipe give what it gives."""
         return self._operation.fingerprinted()
 
+    def unhashed(self) -> list[str]:
+        """Return names of what functions upstream read whose changes neither the key nor `version` follows."""
+        return [] if self._operation.notes != (None,) else self._identity.unhashed()
+
     def prepare_for_workers(self) -> None:
         """Called before workers start: find out now what would be found out in each of them."""
         self._identity.prepare()

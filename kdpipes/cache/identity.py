@@ -51,6 +51,13 @@ class Identity:
         for route in _routes_of(self._source):
             self._digest(route)
 
+    def unhashed(self) -> list[str]:
+        """Return names of what functions read whose changes would not be noticed."""
+        names: list[str] = []
+        for route in _routes_of(self._source):
+            list(_parts(self._source, route, names))
+        return list(dict.fromkeys(names)) if self._is_shared else []
+
     def of(self, sample: Sample) -> bytes:
         """Return 20 bytes that stand for the sample's values, behind all of the pipes."""
         if self._needs_keys and sample.key == str(sample.index):

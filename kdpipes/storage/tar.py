@@ -153,9 +153,14 @@ class DottedKeys:
     `img.7.jpg` and `img.8.jpg` are members `7.jpg` and `8.jpg` of one sample, since a key ends at the first dot. So are
     the frames of a clip or the cameras of a scene, and rightly: but those have the same names in other samples, or a
     member without such a name beside them.
+
+    Args:
+        warns: False only sets `message`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, warns: bool = True) -> None:
+        self.message: str | None = None  # the text of the warning
+        self._warns = warns
         self._is_decided = False
         self._first: tuple[str, dict[str, set[str]]] | None = None
 
@@ -192,11 +197,12 @@ class DottedKeys:
         self._is_decided = True
         key, parts = self._first
         shown = ", ".join(repr(f"{stem}.{max(found)}") for stem, found in list(parts.items())[:2])
-        warnings.warn(
+        self.message = (
             f"Sample {key!r} looks like {len(parts)} samples that were merged: it has members {shown}, ... A key "
-            "ends at the first dot of a file's name, as in webdataset: write the shards with keys without dots.",
-            stacklevel=2,
+            "ends at the first dot of a file's name, as in webdataset: write the shards with keys without dots."
         )
+        if self._warns:
+            warnings.warn(self.message, stacklevel=2)
 
 
 def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:

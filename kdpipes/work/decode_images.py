@@ -19,7 +19,7 @@ from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import register_type
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, decoder, made_smaller
 
-__all__ = ["DecodedImage", "EncodedImage", "ImageDecoder", "Mode", "UnchangedImages"]
+__all__ = ["DecodedImage", "EncodedImage", "ImageDecoder", "Mode", "UnchangedImages", "orientation_of"]
 
 _JPEG = b"\xff\xd8\xff"
 Mode = Literal["RGB", "L", "I;16", "F", "P", "unchanged"]
@@ -265,7 +265,7 @@ class EncodedImage:
     def _orientation(self) -> int:
         """Return how the file's pixels are turned, from 1 (upright) to 8, if that is to be undone; else 1."""
         if self._turn is None:
-            self._turn = _orientation_of(self._opened()) if self.exif else 1
+            self._turn = orientation_of(self._opened()) if self.exif else 1
         return self._turn
 
     def _decoder(self) -> JpegDecoder | None:
@@ -341,7 +341,8 @@ def _box_in_file(box: Box, turn: int, size: tuple[int, int]) -> Box:
     return Box(left, top, columns, rows) if turn > 4 else Box(top, left, rows, columns)
 
 
-def _orientation_of(image: Image.Image) -> int:
+def orientation_of(image: Image.Image) -> int:
+    """Return the orientation that a file's EXIF tag names, from 1 (upright, or no tag) to 8."""
     if image.format == "TIFF":  # which Pillow turns upright itself
         return 1
     try:

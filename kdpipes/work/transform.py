@@ -145,6 +145,11 @@ class Transformer:
         return f"field {self.field!r}" if self._fields is None else str(self._fields)
 
     @property
+    def fields(self) -> Fields:
+        """The fields that it transforms, and what they hold."""
+        return self._fields or fields_of((self.field,), None)
+
+    @property
     def _names(self) -> tuple[str, ...]:
         return (self.field,) if self._fields is None else self._fields.names
 
@@ -162,11 +167,15 @@ class Transformer:
 
     def draws(self) -> str | None:
         """Return the name of a callable that draws random numbers, as far as that is known before it is called."""
-        return next((step.name for step, has_params in self._all_steps() if _draws(step, has_params)), None)
+        return next((step.name for step in self.random_steps()), None)
 
     def records(self) -> str | None:
         """Return the name of a callable that `record_ctx` records, as far as that is known before it is called."""
         return next((step.name for step, has_params in self._all_steps() if _records(step, has_params)), None)
+
+    def random_steps(self) -> list[Callback]:
+        """Return the callables that draw random numbers, as far as that is known before they are called."""
+        return [step for step, has_params in self._all_steps() if _draws(step, has_params)]
 
     def seeded(self) -> list[str]:
         """Return the names of the callables that global generators are seeded for."""

@@ -192,17 +192,6 @@ def test_randomness_that_nothing_repeats_is_found() -> None:
     assert found(numbers().transform("x", lambda x: x + np.random.rand()).select("x").deal(batch_size=8)) == []
 
 
-def test_an_image_and_a_mask_that_draw_apart_are_found() -> None:
-    photos = kdp.from_dataset([(Image.new("RGB", (9, 9)), Image.new("L", (9, 9)))] * 8, "image mask")
-    crop, end = kdp.RandomResizedCrop(4), "image mask"
-    apart = photos.transform("image", crop).transform("mask", crop).select(end).deal(batch_size=8)
-    (finding,) = kdp.doctor(apart, measure=False).findings
-    assert (finding.code, finding.severity, finding.pipe) == ("drawn-apart", "warning", "transform")
-    assert '`.transform("image mask", ...)`' in finding.way_out
-    for chain in (photos.transform("image mask", crop), photos.transform("image", crop).transform("image", crop)):
-        assert found(chain.select(end).deal(batch_size=8)) == []
-
-
 @pytest.fixture
 def large_photos(tmp_path: Path) -> Path:
     """Two JPEGs of 480 x 480 pixels, in two classes."""

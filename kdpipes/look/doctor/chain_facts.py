@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import Batcher, Shuffler
+from torch.utils.data.datapipes.iter import Batcher, ShardingFilter, Shuffler
+from torchdata.datapipes.iter import Prefetcher
 
-from kdpipes._graph import walk
+from kdpipes._giving_up import given_up_by
+from kdpipes._graph import copy_streams, sources_of, walk
 from kdpipes._map_pipe import MapPipe
 from kdpipes.callback import Callback
 from kdpipes.delivery.behind_deal import DEALERS
 
 __all__ = [
     "callables_of",
+    "contents",
     "dealer_in",
     "draws",
     "gives_batches",
@@ -25,12 +29,18 @@ __all__ = [
     "readable",
     "readable_field",
     "records",
+    "redraws",
+    "samples_of",
     "seeded",
+    "selected_names",
+    "selector_in",
     "shrinks",
     "stock_random",
     "upstream",
 ]
 
+_FEW = 64  # samples that are looked at
+_PASSING = (Shuffler, ShardingFilter, Prefetcher)  # stock pipes that pass samples on as they are
 _log = logging.getLogger("kdpipes")
 _SMALLER = re.compile("crop|resiz|thumbnail|downsampl|patch|pool|shrink|scale", re.IGNORECASE)
 
@@ -72,6 +82,56 @@ def readable_field(make: Callable[[], Any], field: str) -> list[Any]:
     except Exception as error:  # whatever a user's code raises
         _log.debug("A sample cannot be read: %s", error)
         return []
+
+
+def contents(source: Any, field: str) -> Iterator[Any]:
+    """Yield a field of the first samples that have it, and can be read."""
+    for sample in samples_of(source):
+        yield from readable_field(sample, field)
+
+
+def samples_of(source: Any) -> Iterator[Callable[[], Any]]:
+    """Yield what returns the first samples of a source, or raises where one cannot be read."""
+    if isinstance(source, MapPipe):
+        yield from (functools.partial(source.fetch, position) for position in range(min(len(source), _FEW)))
+        return
+    while isinstance(source, _PASSING):
+        source = sources_of(source)[0]
+    copied: Any = copy_streams(source) if isinstance(source, IterDataPipe) else source
+    samples = copied.samples() if hasattr(copied, "samples") else iter(())
+    for sample in given_up_by(_are_passed_over, itertools.islice(samples, _FEW)):
+        yield functools.partial(_itself, sample)
+
+
+def _itself(sample: Any) -> Any:
+    return sample
+
+
+def _are_passed_over(key: str, index: int, error: Exception) -> bool:
+    """Say that shards that cannot be read are no matter here: the chain gives a batch all the same."""
+    return True
+
+
+def selector_in(chain: Any) -> Any:
+    """Return the `select` of a chain, if there is one."""
+    return next((pipe for pipe in walk(chain) if getattr(operation_of(pipe), "is_selector", False)), None)
+
+
+def selected_names(chain: Any) -> tuple[str, ...]:
+    """Return the fields that a chain selects, with "ctx" where it gives the ctx besides."""
+    operation = operation_of(selector_in(chain))
+    return () if operation is None else (*operation.names, *["ctx"] * operation.return_ctx)
+
+
+def redraws(chain: Any) -> str | None:
+    """Return the name of what draws anew in each epoch, and would draw the same in every pass over an indexed chain."""
+    for pipe in walk(chain):
+        if getattr(operation_of(pipe), "freezes", False):  # a cache that keeps what was drawn
+            break
+        name = draws(pipe)
+        if name is not None:
+            return name
+    return next((name for pipe in walk(chain) if isinstance(pipe, MapPipe) and (name := pipe.redrawn_by())), None)
 
 
 def draws(pipe: Any) -> str | None:

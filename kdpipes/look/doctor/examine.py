@@ -16,9 +16,10 @@ from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.reading_services import ThreadReadingService
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.errors import check_count, must_be
-from kdpipes.look.doctor import order_checks, sharding_checks, shipping_checks, work_checks
+from kdpipes.look.doctor import data_checks, order_checks, rank_checks, sharding_checks, shipping_checks, work_checks
 from kdpipes.look.doctor.advice import advice
 from kdpipes.look.doctor.bounds import bound_of
+from kdpipes.look.doctor.chain_facts import redraws
 from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.look.doctor.report import Report
 from kdpipes.look.profile import profile
@@ -39,10 +40,27 @@ _BY_LOOKING = (
     shipping_checks.unpicklable,
     work_checks.held_generators,
     work_checks.drawn_apart,
+    work_checks.tolerant,
+    work_checks.unhashed_globals,
+    data_checks.unnamed_classes,
+    rank_checks.unclear_rank,
+    rank_checks.all_to_each_rank,
 )
 _Check = Callable[[Any, Facts], Iterator[Finding]]
-_BY_SAMPLES: tuple[_Check, ...] = (order_checks.sorted_batches, work_checks.slow_decoder)  # the first where it is dealt
-_BY_A_BATCH = (shipping_checks.full_size_pixels, shipping_checks.float_pixels, shipping_checks.small_shared_memory)
+_BY_SAMPLES: tuple[_Check, ...] = (  # the first where it is dealt
+    order_checks.sorted_batches,
+    work_checks.slow_decoder,
+    data_checks.misread_images,
+    data_checks.merged_samples,
+)
+_BY_A_BATCH = (
+    shipping_checks.full_size_pixels,
+    shipping_checks.float_pixels,
+    shipping_checks.small_shared_memory,
+    data_checks.text_labels,
+    data_checks.nothing_made,
+    data_checks.equal_images,
+)
 _SEVERITIES = ("error", "warning", "hint")
 
 
@@ -109,21 +127,22 @@ def _examined(chain: Any, facts: Facts, *, is_dealt: bool) -> tuple[Finding, ...
     if not is_dealt:
         own = pipe_name(walk(chain)[1])
         findings = [finding._replace(pipe=own) if finding.pipe == "deal" else finding for finding in findings]
-        findings.append(_undealt(own))
+        findings.append(_undealt(own, redraws(chain)))
     return tuple(sorted(_once(findings), key=lambda finding: _SEVERITIES.index(finding.severity)))
 
 
 def _tried(chain: Any, facts: Facts, by_samples: Sequence[_Check]) -> list[Finding]:
     """Return what shows when the first batch is made, twice."""
     try:
-        batches = _first_batch(chain), _first_batch(chain)
+        first, once = _first_batch(chain), work_checks.global_generators()
+        batches, twice = (first, _first_batch(chain)), work_checks.global_generators()
     except Exception as error:  # whatever a user's code raises is what was looked for
         return [_broken(chain, error)]
     if batches[0] is _NOTHING:
         return [_empty(chain)]
     found = [finding for check in by_samples for finding in check(chain, facts)]
     found += [finding for check in _BY_A_BATCH for finding in check(chain, facts, batches[0])]
-    return [*found, *work_checks.unrepeatable(chain, facts, batches)]
+    return [*found, *work_checks.unrepeatable(chain, facts, batches, (once, twice))]
 
 
 _NOTHING: Any = object()
@@ -158,15 +177,14 @@ def _empty(chain: Any) -> Finding:
     )
 
 
-def _undealt(pipe: str) -> Finding:
-    return Finding(
-        "no-deal",
-        "hint",
-        pipe,
-        f"The chain has no `deal` yet: it is looked at in batches of {_BATCH_SIZE}.",
-        "`kdp.Loader` refuses an indexed chain: nothing says what a batch is.",
-        "End it with `.deal(batch_size=...)`; to train, `.deal(batch_size=..., shuffle=True, seed=0)`.",
-    )
+def _undealt(pipe: str, redrawn: str | None) -> Finding:
+    why = "`kdp.Loader` refuses an indexed chain: nothing says what a batch is."
+    way_out = "End it with `.deal(batch_size=...)`; to train, `.deal(batch_size=..., shuffle=True, seed=0)`."
+    if redrawn is not None:
+        why = f"{why} In torch's DataLoader, `{redrawn}` draws the same in every epoch."
+        way_out = f"{way_out} With a DataLoader, call `chain.set_epoch(epoch)` before each epoch."
+    what = f"The chain has no `deal` yet: it is looked at in batches of {_BATCH_SIZE}."
+    return Finding("no-deal", "hint", pipe, what, why, way_out)
 
 
 def _once(findings: list[Finding]) -> Iterator[Finding]:

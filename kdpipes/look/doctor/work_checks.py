@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
-from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Shuffler
 
-from kdpipes._giving_up import given_up_by
-from kdpipes._graph import copy_streams, walk
+from kdpipes._graph import handler_in, walk
+from kdpipes._iter_pipe import Streaming
 from kdpipes._map_pipe import MapPipe
 from kdpipes._pipe_name import pipe_name
-from kdpipes.look.doctor.chain_facts import callables_of, dealer_in, draws, operation_of, readable, readable_field
+from kdpipes.look.doctor.chain_facts import callables_of, contents, dealer_in, operation_of, selected_names
 from kdpipes.look.doctor.finding import Facts, Finding
+from kdpipes.look.pipe_kinds import kind_of
 from kdpipes.work.joint import fields_of
 from kdpipes.work.transform import Transformer
 
-__all__ = ["decoders_of", "drawn_apart", "held_generators", "is_same", "slow_decoder", "unrepeatable"]
+__all__ = [
+    "decoders_of",
+    "drawn_apart",
+    "global_generators",
+    "held_generators",
+    "is_same",
+    "slow_decoder",
+    "tolerant",
+    "unhashed_globals",
+    "unrepeatable",
+]
 
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-_FEW = 64  # samples of which one can be read
+_CALLING = ("map", "transform", "add_field")
+_RANDOM = re.compile("rand|shuffle|choice|uniform|normal$")
+_MOVING = re.compile(
+    "random.*crop|flip|rotat|affine|perspective|elastic|shiftscale|transpose|ioucrop|zoomout|griddistort", re.IGNORECASE
+)
 _JPEG = b"\xff\xd8\xff"
 
 
@@ -46,23 +59,73 @@ def held_generators(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 
 def drawn_apart(chain: Any, facts: Facts) -> Iterator[Finding]:
-    """The same random transform of an image and, for itself, of its mask, boxes or points."""
-    fields_by_name: dict[str, list[str]] = {}
-    for pipe in reversed(walk(chain)):
-        operation, name = operation_of(pipe), draws(pipe)
-        if isinstance(operation, Transformer) and name is not None:
-            fields_by_name.setdefault(name, []).append(operation.field)
-    for name, fields in fields_by_name.items():
-        follows = [field for field in fields if not {"image", "other"} & set(fields_of((field,), None).kinds)]
-        others = [field for field in fields if field not in follows]
-        if follows and others:
+    """An image that is moved at random without its mask, boxes or points, or each of them for itself."""
+    transforms = [(pipe, operation_of(pipe)) for pipe in walk(chain) if isinstance(operation_of(pipe), Transformer)]
+    kinds: dict[str, str] = {name: fields_of((name,), None).kinds[0] for name in selected_names(chain)}
+    steps: dict[str, set[str]] = {}  # what is drawn for each field
+    for _, operation in transforms:
+        kinds.update(zip(operation.fields.names, operation.fields.kinds, strict=True))
+        for name in operation.fields.names:
+            steps.setdefault(name, set()).update(step.name for step in operation.random_steps())
+    added = [pipe for pipe in walk(chain) if pipe_name(pipe) == "add_field"]
+    belonging = [name for name, kind in kinds.items() if kind in ("mask", "boxes", "points")]
+    for pipe, operation in reversed(transforms):
+        if "image" not in operation.fields.kinds:
+            continue
+        image, known = operation.field, pipe.field_names()
+        later = [operation_of(other)._name for other in added if other not in walk(pipe)]  # made of what was moved
+        left_out = {*operation.fields.names, *later}
+        apart = [name for name in belonging if name not in left_out and (not known or name in known)]
+        for step in operation.random_steps():
+            for name in apart:
+                if step.name in steps.get(name, ()):
+                    what = f"`{step.name}` stands in two transforms, of field {image!r} and of field {name!r}."
+                    yield _apart(what, "Each draws for itself, so that they no longer fit each other.", image, name)
+                elif _moves(step.function) and "ctx" not in selected_names(chain):
+                    what = f"`{step.name}` moves the pixels of field {image!r} at random, and field {name!r} stays."
+                    yield _apart(what, "They no longer fit each other.", image, name)
+
+
+def _apart(what: str, why: str, image: str, name: str) -> Finding:
+    way_out = f'Transform them together: `.transform("{image} {name}", ...)` draws once.'
+    return Finding("drawn-apart", "warning", "transform", what, why, way_out)
+
+
+def _moves(function: Any) -> bool:
+    """Return whether a random transform moves pixels, going by its name and the names of those that it is made of."""
+    transform = getattr(function, "_transform", function)
+    parts = getattr(transform, "transforms", None)
+    if isinstance(parts, list | tuple | torch.nn.ModuleList):
+        return any(map(_moves, parts))
+    return bool(_MOVING.search(getattr(transform, "__name__", type(transform).__name__)))
+
+
+def tolerant(chain: Any, facts: Facts) -> Iterator[Finding]:
+    """An `on_error` that lets any number of samples fail."""
+    handler = handler_in(chain)
+    if handler is not None and handler.is_tolerant and handler.max_share == 1 and handler.max_samples is None:
+        yield Finding(
+            "unlimited-errors",
+            "hint",
+            "on_error",
+            "`.on_error(max_share=1)` lets any number of samples fail.",
+            "A mistake in a transform looks like bad data: the run goes on with the few samples that are left.",
+            "Set `max_share` to the share of bad samples that you expect, or `max_samples` to their number.",
+        )
+
+
+def unhashed_globals(chain: Any, facts: Facts) -> Iterator[Finding]:
+    """A cache that other runs find, whose key cannot follow everything that functions before it read."""
+    for pipe in walk(chain):
+        names = pipe.unhashed() if kind_of(pipe) == "cache" else []
+        if names:
             yield Finding(
-                "drawn-apart",
+                "unhashed-globals",
                 "warning",
-                "transform",
-                f"`{name}` stands in two transforms, of field {others[0]!r} and of field {follows[0]!r}.",
-                "Each draws for itself, so that they no longer fit each other.",
-                f'Transform them together: `.transform("{others[0]} {follows[0]}", ...)` draws once.',
+                pipe_name(pipe),
+                f"Functions before `.{pipe_name(pipe)}()` read values that cannot be hashed: {', '.join(names)}.",
+                "When they change, the cache still gives what it has kept.",
+                f"Pass `version=` to `.{pipe_name(pipe)}()`, and another one when they change.",
             )
 
 
@@ -84,27 +147,49 @@ def _held(function: Any) -> Iterator[Any]:
     yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
 
 
-def unrepeatable(chain: Any, facts: Facts, batches: tuple[Any, Any]) -> Iterator[Finding]:
-    """A batch that comes out differently the second time."""
+def unrepeatable(chain: Any, facts: Facts, batches: tuple[Any, Any], generators: tuple[Any, Any]) -> Iterator[Finding]:
+    """A batch that comes out differently the second time, or for which something draws unseeded numbers.
+
+    Functions that kdpipes seeds leave the global generators as they were. One that seeds them itself leaves them in the
+    same state each time.
+    """
     dealer = dealer_in(chain)
     behind = [pipe for pipe in walk(chain) if dealer is not None and dealer in walk(pipe)[1:]]
-    if dealer is None or any(isinstance(pipe, Shuffler) for pipe in behind) or is_same(*batches):
+    if dealer is None or any(isinstance(pipe, Shuffler) for pipe in behind):
         return
+    if is_same(*batches) and is_same(*generators):
+        return
+    what = "The same batch of the same epoch was made twice, and came out differently."
+    if is_same(*batches):
+        what = "Something draws from the global generators of `random`, NumPy or torch, and nothing seeds them for it."
     yield Finding(
         "unrecorded-randomness",
         "warning",
         _suspect(chain),
-        "The same batch of the same epoch was made twice, and came out differently.",
+        what,
         "Something draws random numbers that neither `deal(seed=...)` decides nor a ctx records: no run can be "
         "repeated, and no resumed one goes on alike.",
         "Let the callable take a parameter `rng`. Generators that it makes for itself are not seeded, nor are "
-        "functions of stock pipes other than a `.map()` of kdpipes' own pipes.",
+        "functions of stock pipes (`.filter()`, `.flatmap()`, ...) other than a `.map()` of kdpipes' own pipes: draw "
+        "in a `.transform()`.",
     )
 
 
+def global_generators() -> tuple[Any, ...]:
+    """Return the states of the global generators."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
 def _suspect(chain: Any) -> str:
+    """Return the name of a stock pipe whose function names random numbers, or else of a pipe that calls functions."""
     names = [pipe_name(pipe) for pipe in walk(chain)]
-    return next((name for name in names if name in ("map", "transform", "add_field")), names[0])
+    stock = [pipe for pipe in walk(chain) if not isinstance(pipe, MapPipe | Streaming) and _names_random(pipe)]
+    return next((name for name in [*map(pipe_name, stock), *names] if name in _CALLING or stock), names[0])
+
+
+def _names_random(pipe: Any) -> bool:
+    codes = [getattr(function, "__code__", None) for _, function in callables_of(pipe)]
+    return any(_RANDOM.search(name) for code in codes if code is not None for name in code.co_names)
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -152,26 +237,6 @@ def decoders_of(chain: Any) -> tuple[str, ...]:
 
 def _is_jpeg(pipe: Any) -> bool:
     """Return whether the first sample that can be read is a JPEG."""
-    content = next(_contents(pipe._source, operation_of(pipe)._field), b"")
+    content = next(contents(pipe._source, operation_of(pipe)._field), b"")
     content = getattr(content, "content", content)
     return isinstance(content, bytes | bytearray | memoryview) and bytes(content[:3]) == _JPEG
-
-
-def _contents(source: Any, field: str) -> Iterator[Any]:
-    """Yield a field of samples as the source has it."""
-    if isinstance(source, MapPipe):
-        yield from readable(source, range(min(len(source), _FEW)), field)
-        return
-    copied: Any = copy_streams(source) if isinstance(source, IterDataPipe) else source
-    samples = copied.samples() if hasattr(copied, "samples") else iter(())
-    for sample in given_up_by(_are_passed_over, islice(samples, _FEW)):
-        yield from readable_field(partial(_itself, sample), field)
-
-
-def _itself(sample: Any) -> Any:
-    return sample
-
-
-def _are_passed_over(key: str, index: int, error: Exception) -> bool:
-    """Say that shards that cannot be read are no matter here: the chain gives a batch all the same."""
-    return True
