@@ -151,8 +151,9 @@ def _init_indexed(self: Any, datapipe: Any) -> None:
 
 
 def _warn_of_equal_epochs(chain: Any, arguments: Mapping[str, Any]) -> None:
-    """Warn of random operations that would draw the same in every epoch of a DataLoader."""
+    """Warn of random operations and choices that would be the same in every epoch of a DataLoader."""
     name, is_persistent = random_name(chain), bool(arguments.get("persistent_workers"))
+    name = name or next((redrawn for pipe in _indexed(chain) if (redrawn := pipe.redrawn_by()) is not None), None)
     if name is not None and (is_persistent or not any(pipe.has_epoch for pipe in _indexed(chain))):
         warnings.warn(
             f"`{name}` will draw the same random numbers in every epoch: a DataLoader does not tell an indexed chain "

@@ -263,6 +263,9 @@ def test_equal_epochs_of_an_indexed_chain_are_a_warning() -> None:
     DataLoader(pipe)
     with pytest.warns(UserWarning, match=r"`persistent_workers=False`"):
         DataLoader(pipe, num_workers=1, persistent_workers=True)
+    weighted = kdp.from_dataset([(1, 0), (2, 0)]).sample_weighted([1.0, 2.0]).select("x")
+    with pytest.warns(UserWarning, match=r"`sample_weighted` will draw the same random numbers in every epoch"):
+        DataLoader(weighted)
 
 
 def test_an_indexed_chain_without_randomness_is_no_warning() -> None:
