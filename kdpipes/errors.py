@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import operator
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -120,14 +121,20 @@ def check_one_of(**arguments: object) -> None:
 
 
 def check_names(param: str, names: Any) -> tuple[str, ...] | None:
-    """Return `names` as a tuple of strings, or None for None; refuse one string, which is no sequence of names."""
+    """Return `names` as a tuple of strings, or None for None.
+
+    One string is an error, and so are sets and dictionaries: the order of a set differs between processes.
+    """
     if names is None:
         return None
-    if isinstance(names, str) or not isinstance(names, Iterable):
+    if isinstance(names, str | Set | Mapping) or not isinstance(names, Iterable):
         raise TypeError(must_be(param, "a sequence of names", names))
     given = tuple(names)
     if not all(isinstance(name, str) for name in given):
         raise TypeError(must_be(param, "a sequence of names", names))
+    twice = next((name for name, number in Counter(given).items() if number > 1), None)
+    if twice is not None:
+        raise ValueError(must_be(param, f"names that differ, but {twice!r} comes twice", names))
     return given
 
 

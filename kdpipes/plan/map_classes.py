@@ -26,12 +26,18 @@ _DROPPED: Any = object()
 _SEVERAL = ()  # the label of a sample with no object, or with more than one
 
 
+def _as_plain(entry: Any) -> Any:
+    """Return an integer of NumPy's as Python's own."""
+    return int(entry) if isinstance(entry, np.integer) else entry
+
+
 class _Mapping:
     """The arguments, and what they make of labels."""
 
     def __init__(self, mapping: Any, unmapped: Unmapped, class_names: Sequence[str] | None) -> None:
         if not isinstance(mapping, Mapping) or not mapping:
             raise TypeError(must_be("mapping", 'a dictionary of classes, like {"pony": "horse"}', mapping))
+        mapping = {_as_plain(old): _as_plain(new) for old, new in mapping.items()}
         classes = [entry for pair in mapping.items() for entry in pair]
         if not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in classes):
             raise TypeError(must_be("mapping", "a dictionary of class numbers or names", mapping))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,12 +23,14 @@ def as_classes(labels: NDArray[Any], names: Names) -> tuple[NDArray[Any], Names]
     """Return labels as numbers, and the names of the classes 0, 1, ...; labels that are not text as they are.
 
     Without `names`, the classes are the sorted labels, as those of an image folder are; text that is whole numbers
-    becomes these. None, an unlabelled sample, becomes -1.
+    becomes these. None and NaN, the label of an unlabelled sample, become -1.
 
     Raises:
-        ValueError: A label is not among `names`.
+        ValueError: A label is not among `names`, or a number has no name.
     """
-    given = labels.tolist()
+    if names is not None and labels.dtype.kind in "iu" and len(labels) and labels.max() >= len(names):
+        raise ValueError(f"`labels` has {int(labels.max())}, but `class_names` names {len(names)} classes.")
+    given = [None if isinstance(label, float) and math.isnan(label) else label for label in labels.tolist()]
     present = {label for label in given if isinstance(label, str)} if labels.dtype.kind in "UO" else set()
     if not present or not all(label is None or isinstance(label, str) for label in given):
         return labels, names

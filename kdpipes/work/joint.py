@@ -18,7 +18,7 @@ __all__ = ["FieldKind", "Fields", "JointTransform", "as_array", "back_as", "fiel
 
 FieldKind = Literal["image", "mask", "boxes", "points", "other"]
 _BY_NAME: dict[str, FieldKind] = {
-    **dict.fromkeys(("mask", "masks", "segmentation"), "mask"),
+    **dict.fromkeys(("mask", "masks", "segmentation", "seg", "annotation", "label_map"), "mask"),
     **dict.fromkeys(("box", "boxes", "bbox", "bboxes"), "boxes"),
     **dict.fromkeys(("point", "points", "keypoints"), "points"),
     **dict.fromkeys(("y", "label", "labels", "class", "classes"), "other"),
@@ -43,6 +43,12 @@ class Fields(NamedTuple):
 
     def size(self, values: tuple[Any, ...]) -> tuple[int, int]:
         """Return width and height of the images and masks, or raise if they differ."""
+        for name, kind, value in zip(self.names, self.kinds, values, strict=True):
+            if kind == "other" and isinstance(value, Image.Image | EncodedImage | DecodedImage):
+                raise TypeError(
+                    f"Field {name!r} of a joint transform holds an image, but would stay as it is. Write "
+                    f'`kinds={{{name!r}: "mask"}}`, or "image".'
+                )
         known = [
             (name, _size_of(value, kind))
             for name, kind, value in zip(self.names, self.kinds, values, strict=True)
@@ -269,7 +275,12 @@ def _closed_image(kind: FieldKind, before: Any, made: Any) -> Any:
         planes = torch.from_numpy(np.ascontiguousarray(made))
         return planes if made.ndim == 2 else planes.permute(2, 0, 1)
     is_picture = made.dtype == np.uint8 and made.shape[2:] in {(), (3,)}
-    return Image.fromarray(made) if is_picture or (kind == "mask" and made.ndim == 2) else made
+    if not is_picture and not (kind == "mask" and made.ndim == 2):
+        return made
+    image = Image.fromarray(made)
+    if getattr(before, "mode", None) == "P" and image.mode == "L":
+        image.putpalette([value for value in range(256) for _ in "rgb"])  # makes it a mask of class numbers again
+    return image
 
 
 def opened_for_v2(fields: Fields, values: tuple[Any, ...]) -> dict[str, Any]:

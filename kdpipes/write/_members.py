@@ -23,7 +23,7 @@ _JPEG_QUALITY = 95
 _FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tif": "TIFF", "ppm": "PPM", "gif": "GIF"}
 _OPTIONS: dict[str, dict[str, Any]] = {"jpg": {"quality": _JPEG_QUALITY}, "webp": {"lossless": True}}
 _SAME = {"jpeg": "jpg", "tiff": "tif", "pgm": "ppm"}
-_MODES = {"jpg": ("1", "L", "RGB", "CMYK", "RGBA", "P", "LA"), "webp": ("1", "L", "RGB", "RGBA", "P", "LA")}
+_MODES = {"jpg": ("1", "L", "RGB", "CMYK", "RGBA", "LA"), "webp": ("1", "L", "RGB", "RGBA", "LA")}
 _IMAGES = frozenset({*_FORMATS, *_SAME, "pbm", "pnm", "img", "image"})
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _TEXTS = frozenset({"txt", "text", "transcript"})
@@ -234,7 +234,7 @@ def _image_bytes(value: Any, kind: str) -> bytes:
     image = _as_pil(value)
     if image.mode not in _MODES.get(kind, (image.mode,)):
         raise ChainError(f"an image of mode {image.mode!r} would lose values")
-    image = image.convert("RGB") if kind == "jpg" and image.mode in ("RGBA", "P", "LA") else image
+    image = image.convert("RGB") if kind == "jpg" and image.mode in ("RGBA", "LA") else image
     image.save(file, _FORMATS[kind], **_OPTIONS.get(kind, {}))
     return file.getvalue()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -155,3 +156,8 @@ def test_targets_are_numbers_or_names_but_not_both() -> None:
     for make in (lambda: kdp.from_dataset([("a", 0)]), lambda: IterableWrapper([("a", 0)]).to_samples(fields="x y")):
         with pytest.raises(ValueError, match="to numbers or to names, not to both"):
             make().map_classes({0: "bird", 1: 2})
+
+
+def test_integers_of_numpy_are_class_numbers() -> None:
+    pipe = kdp.from_dataset([("a", 0), ("b", 1)]).map_classes({np.int64(0): np.int64(5), 1: 6})
+    assert pipe.column("y").tolist() == [5, 6]

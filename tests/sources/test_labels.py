@@ -183,3 +183,25 @@ def test_a_table_is_refused_with_the_way_to_do_it() -> None:
         kdp.from_dataset(table)
     assert batch_of(kdp.from_ids(table["path"].tolist(), table["label"].tolist(), load=float)) == [1, 0]
     assert kdp.from_dataset(table.to_dict("records"), "path label")[1]["label"] == "a"
+
+
+@pytest.mark.parametrize("names", [{"a", "b"}, {"a": 1, "b": 0}])
+def test_class_names_without_an_order_are_an_error(names: Any) -> None:
+    with pytest.raises(TypeError, match="`class_names` must be a sequence of names"):
+        kdp.from_ids(["1", "2"], ["a", "b"], load="{id}", class_names=names)
+
+
+def test_class_names_that_come_twice_are_an_error() -> None:
+    with pytest.raises(ValueError, match="`class_names` must be names that differ, but 'a' comes twice"):
+        kdp.from_ids(["1", "2"], ["a", "b"], load="{id}", class_names=["a", "b", "a"])
+
+
+def test_a_missing_label_does_not_keep_the_others_text() -> None:
+    for missing in (None, float("nan"), np.nan):
+        pipe = kdp.from_ids(["1", "2", "3"], ["cat", "dog", missing], load="{id}")
+        assert (pipe.column("y").tolist(), pipe.class_names()) == ([0, 1, -1], ("cat", "dog"))
+
+
+def test_a_number_beyond_the_class_names_is_an_error() -> None:
+    with pytest.raises(ValueError, match="`labels` has 5, but `class_names` names 2 classes"):
+        kdp.from_ids(["1", "2"], [0, 5], load="{id}", class_names=["a", "b"])

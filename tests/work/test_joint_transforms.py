@@ -455,3 +455,22 @@ def test_kinds_are_part_of_what_a_transform_is() -> None:
     known = [made("image"), made("image mask"), made("image mask", kinds={"mask": "image"}), made("mask image")]
     assert len(set(known)) == 4
     assert made("image mask", kinds={"mask": "mask"}) == known[1]
+
+
+def test_an_image_in_a_field_of_labels_is_an_error() -> None:
+    picture = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
+    pipe = kdp.from_dataset([(picture, picture.convert("P"))], "image label")
+    with pytest.raises(TypeError, match=r"Field 'label' .* holds an image.*kinds=\{'label': \"mask\"\}"):
+        pipe.transform("image label", kdp.CenterCrop(4))[0]["image"]
+    image, label = pipe.transform("image label", kdp.CenterCrop(4), kinds={"label": "mask"}).select("image label")[0]
+    assert image.size == label.size == (4, 4)
+
+
+def test_albumentations_keeps_masks_of_class_numbers() -> None:
+    numbers = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    mask = Image.fromarray(numbers)
+    mask.putpalette([255, 0, 0] * 256)
+    pipe = kdp.from_dataset([(Image.fromarray(np.zeros((8, 8, 3), np.uint8)), mask)], "image mask")
+    made = pipe.transform("image mask", A.CenterCrop(4, 4))[0]["mask"]
+    assert made.mode == "P"
+    assert np.array_equal(np.asarray(made), numbers[2:6, 2:6])

@@ -119,6 +119,7 @@ def test_a_key_that_comes_twice_is_refused(letters: Any, tmp_path: Path, num_wor
         (np.array([object()]), None, "only pickle could"),
         (Image.new("F", (3, 3)), "png", "cannot write mode F"),
         (Image.new("I;16", (3, 3)), "jpg", "an image of mode 'I;16' would lose values"),
+        (Image.new("P", (3, 3)), "jpg", "an image of mode 'P' would lose values"),
         (Image.new("F", (3, 3)), "webp", "an image of mode 'F' would lose values"),
     ],
     ids=lambda value: None if isinstance(value, str) else "",
