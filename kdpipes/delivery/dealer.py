@@ -268,9 +268,9 @@ class Dealer(Resumable):
         self.start_at(batch, cursor=cursor)
         self._resumed, self._stands, self._cursors = epoch, (epoch, batch), (cursor, cursor)
 
-    def share_epochs(self, ahead: torch.Tensor) -> None:
-        """Count epochs together with the copies of this pipe in other processes."""
-        self._epochs.share(ahead)
+    def share_epochs(self, ahead: torch.Tensor, *, is_new: bool) -> None:
+        """Count epochs together with the copies of this pipe in other processes: see `EpochCounter.share`."""
+        self._epochs.share(ahead, is_new=is_new)
 
     def pass_over(self) -> None:
         """Let the next iteration be the next epoch, if a state was loaded and the rest of its epoch not asked for."""
