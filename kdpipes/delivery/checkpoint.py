@@ -78,8 +78,12 @@ class Checkpointer:
             epoch, batch, cursor = dealer.position()
             cursors = () if cursor is None else ((dealer.lane(), cursor),)
             return self._past_end(Position(epoch, batch, 0, cursors))
+        return Position(self.next_epoch())
+
+    def next_epoch(self) -> int:
+        """Return the number that the chain itself gives its next iteration."""
         counting = (pipe for pipe in walk(self._chain) if isinstance(pipe, Counting))
-        return Position(next((pipe.next_epoch() for pipe in counting), 0))
+        return next((pipe.next_epoch() for pipe in counting), 0)
 
     def num_batches(self) -> int | None:
         """Return the number of batches of an epoch, where they are numbered and known."""

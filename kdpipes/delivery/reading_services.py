@@ -103,10 +103,9 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._agreement = Agreement() if self._is_split_by_shard and is_among_ranks else None
         if dealer is not None:
             ends = [pipe for pipe in ends if not isinstance(pipe, FullSync)]  # `deal` makes the ranks' batches equal
-        first = self._checkpointer.first_position()
-        self._first_epoch = first.epoch
+        self._first_epoch = self._checkpointer.next_epoch()
         if self._start is None:
-            self.start_at(first)
+            self.start_at(self._checkpointer.first_position())
         self._is_main_one_to_one = all(isinstance(pipe, _ONE_TO_ONE) for pipe in ends)
         self.finalize()  # what an interrupted call has begun
         with uninterrupted():
