@@ -21,7 +21,7 @@ from kdpipes.cache.shared_tally import SharedTally
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
-from kdpipes.errors import ChainError, check_choice, must_be
+from kdpipes.errors import ChainError, check_choice, check_flag, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 
@@ -58,8 +58,7 @@ class Cacher:
         check_choice("verify", verify, ("always", "once", "never"))
         flags = {"freeze_randomness": freeze_randomness, "allow_pickle": allow_pickle, "bytes_as_views": bytes_as_views}
         for name, value in flags.items():
-            if not isinstance(value, bool):
-                raise TypeError(must_be(name, "True or False", value))
+            check_flag(name, value)
         if version is not None and (isinstance(version, bool) or not isinstance(version, str | int)):
             raise TypeError(must_be("version", "a string or an integer", version))
         self.store = store

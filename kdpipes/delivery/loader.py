@@ -31,7 +31,7 @@ from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadi
 from kdpipes.delivery.shipped import Shipped
 from kdpipes.delivery.timing import Measured, measured
 from kdpipes.delivery.torch_parts import BatchNumbers, EpochSampler, NumberedBatches
-from kdpipes.errors import ChainError, check_count, check_seed, must_be
+from kdpipes.errors import ChainError, check_count, check_flag, check_seed, must_be
 from kdpipes.storage.shared import sharing
 
 __all__ = ["Loader"]
@@ -97,8 +97,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe, _way_in(source_datapipe)))
         for name, value in (("progress", progress), ("profile", profile)):
-            if not isinstance(value, bool):
-                raise TypeError(must_be(name, "True or False", value))
+            check_flag(name, value)
         given = {"prefetch": prefetch, "start_method": start_method, "timeout_s": timeout_s}
         self._service = _service(check_count("num_workers", num_workers, minimum=0), given, reading_service)
         self._service = _profiled(self._service) if profile else self._service
