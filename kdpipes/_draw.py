@@ -346,9 +346,15 @@ class EpochCounter:
         self._next = epoch - int(self._ahead)
         self._unused_seeds = 0
 
-    def share(self, ahead: torch.Tensor) -> None:
-        """Let `move_to` in one process move the numbers of all, by one integer in shared memory."""
-        ahead.fill_(int(self._ahead))
+    def share(self, ahead: torch.Tensor, *, is_new: bool) -> None:
+        """Let `move_to` in one process move the numbers of all, by one integer in shared memory.
+
+        Args:
+            ahead: The integer.
+            is_new: Whether it is still to be set: a worker that starts late must not undo what others have moved.
+        """
+        if is_new:
+            ahead.fill_(int(self._ahead))
         self._ahead = ahead
 
     def move_to(self, epoch: int) -> None:

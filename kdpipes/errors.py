@@ -104,13 +104,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_bool(param: str, value: Any) -> bool:
-    """Return `value`, which must be True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(must_be(param, "True or False", value))
-    return value
-
-
 def check_one_of(**arguments: object) -> None:
     """Refuse anything but exactly one of the `arguments` being given (not None)."""
     given = [name for name, value in arguments.items() if value is not None]

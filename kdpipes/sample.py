@@ -292,6 +292,15 @@ class Sample(MutableMapping[str, Any]):
             self.ctx[_DRAW] = self.draw.as_entry()
         return rng
 
+    @contextmanager
+    def drawing_as(self, draw: Draw) -> Iterator[None]:
+        """Let operations take their random numbers from `draw`, in place of the sample's own."""
+        before, self._origin.draw = self._origin.draw, draw
+        try:
+            yield
+        finally:
+            self._origin.draw = before
+
     def bind(self, draw: Draw) -> None:
         """Say which delivered sample this is."""
         self._origin.draw = draw

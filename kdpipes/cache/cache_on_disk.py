@@ -9,7 +9,7 @@ from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe, Cacher, Ve
 from kdpipes.cache.disk_store import Layout, layout_in
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
-from kdpipes.errors import check_choice, must_be
+from kdpipes.errors import check_choice, check_flag, must_be
 from kdpipes.storage.urls import is_local
 
 __all__ = ["CacherOnDisk"]
@@ -78,8 +78,7 @@ class CacherOnDisk(Cacher):
             raise ValueError(must_be("url", "the name of a folder", url))
         place = os.fspath(url).removeprefix("file://")
         check_choice("layout", layout, ("lmdb", "files", None))
-        if not isinstance(is_durable, bool):
-            raise TypeError(must_be("is_durable", "True or False", is_durable))
+        check_flag("is_durable", is_durable)
         of_files = (max_files_per_folder, num_entries, compression) != (1000, 1_000_000, None)
         if layout is None:
             layout = "files" if of_files or not is_local(place) or layout_in(place) == "files" else "lmdb"

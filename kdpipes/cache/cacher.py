@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes._draw import Draw
 from kdpipes._graph import random_name, walk
 from kdpipes._sample_pipe import SampleMapperIterDataPipe, SampleMapperMapDataPipe
 from kdpipes.cache.identity import Identity, eager_names, key_of
@@ -20,7 +21,7 @@ from kdpipes.cache.shared_tally import SharedTally
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
-from kdpipes.errors import ChainError, check_choice, must_be
+from kdpipes.errors import ChainError, check_choice, check_flag, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 
@@ -57,8 +58,7 @@ class Cacher:
         check_choice("verify", verify, ("always", "once", "never"))
         flags = {"freeze_randomness": freeze_randomness, "allow_pickle": allow_pickle, "bytes_as_views": bytes_as_views}
         for name, value in flags.items():
-            if not isinstance(value, bool):
-                raise TypeError(must_be(name, "True or False", value))
+            check_flag(name, value)
         if version is not None and (isinstance(version, bool) or not isinstance(version, str | int)):
             raise TypeError(must_be("version", "a string or an integer", version))
         self.store = store
@@ -120,14 +120,14 @@ class Cacher:
                 continue
             reached = source.reaches(list(promises.values())) if promises else []
             entries = [entry for entry, promise in promises.items() if any(promise is other for other in reached)]
-            load = functools.partial(self._value, name=name, key=key_of(base, name), entries=entries, calls=calls)
+            load = functools.partial(self._value, name=name, base=base, entries=entries, calls=calls)
             sample[name] = value = Lazy(load, what=f"caching field {name!r}", scope=scope)
             for entry in entries:
                 sample.promise_ctx(entry, value)
         return sample
 
-    def _value(self, sample: Sample, *, name: str, key: bytes, entries: list[str], calls: WatchedCalls) -> Any:
-        is_damaged, found = False, None
+    def _value(self, sample: Sample, *, name: str, base: bytes, entries: list[str], calls: WatchedCalls) -> Any:
+        key, is_damaged, found = key_of(base, name), False, None
         try:
             found = self._found(key)
         except DamagedError:
@@ -136,7 +136,9 @@ class Cacher:
             is_damaged = True
             self._warn_of_pickle(sample, name)
         if found is None:
-            with calls.watching() as moved:
+            # A frozen draw depends on the sample alone: on its delivery, each field could keep another one.
+            frozen = sample.drawing_as(_frozen(base)) if self.freezes else nullcontext()
+            with calls.watching() as moved, frozen:
                 return self._loaded(sample, name, key, entries, is_damaged, moved)
         self.tally.count(hits=1)
         value, ctx = found
@@ -227,6 +229,11 @@ class _Verified:
 def is_cached(value: Lazy) -> bool:
     """Return whether a field is worth an entry: reading it costs something."""
     return not value.is_loaded and not value.is_cheap
+
+
+def _frozen(base: bytes) -> Draw:
+    """Return the draw of a sample whose randomness is frozen, as one that the ctx records by operation."""
+    return Draw(ordinal=int.from_bytes(base[:7], "little"), is_early=True)
 
 
 def _is_plain(value: Any) -> bool:

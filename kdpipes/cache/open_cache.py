@@ -15,7 +15,7 @@ from kdpipes.cache.contents import Contents, read_contents
 from kdpipes.cache.disk_store import store_in
 from kdpipes.cache.identity import key_of
 from kdpipes.cache.store import bound_to
-from kdpipes.errors import DataError, must_be, refuse_field
+from kdpipes.errors import DataError, check_flag, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, decode
 from kdpipes.storage.shared import Shared
@@ -51,8 +51,7 @@ class CacheReaderMapDataPipe(MapPipe):
     def __init__(self, url: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
         if not isinstance(url, str | os.PathLike):
             raise TypeError(must_be("url", "a path or a URL", url))
-        if not isinstance(allow_pickle, bool):
-            raise TypeError(must_be("allow_pickle", "True or False", allow_pickle))
+        check_flag("allow_pickle", allow_pickle)
         self._url = os.fspath(url)
         self._allow_pickle = allow_pickle
         self._store = store_in(self._url)

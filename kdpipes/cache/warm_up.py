@@ -18,7 +18,7 @@ from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import write_contents
 from kdpipes.cache.identity import key_of
 from kdpipes.cache.store import MORE_ROOM, Refusal, bound_to
-from kdpipes.errors import DataError, check_count, must_be
+from kdpipes.errors import DataError, check_count, check_flag
 from kdpipes.sample import Sample
 from kdpipes.storage.codec import encode
 
@@ -47,8 +47,7 @@ class _Kept(NamedTuple):
 def warm_up(pipe: Any, *, num_threads: int, progress: bool) -> None:
     """Fill the cache of `pipe`: see `CacheMapDataPipe.warm_up`."""
     check_count("num_threads", num_threads)
-    if not isinstance(progress, bool):
-        raise TypeError(must_be("progress", "True or False", progress))
+    check_flag("progress", progress)
     pipe.prepare_for_workers()
     kept = _of_index(pipe, num_threads, progress) if isinstance(pipe, MapPipe) else _of_stream(pipe, progress)
     names = pipe.class_names()

@@ -54,7 +54,7 @@ def _dealer_before(chain: Any) -> Dealer:
 
 
 def _checkpointer(dealer: Dealer) -> Checkpointer:
-    made = Checkpointer(dealer, dealer.sharding().num_workers, dealer.known_pipes)
+    made = Checkpointer(dealer, dealer.sharding().num_workers, dealer.known_pipes, is_part=True)
     dealer.known_pipes = made.pipes
     return made
 
@@ -70,15 +70,16 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
     _ahead: torch.Tensor
     _has_loaded = False
 
-    def share_epochs(self, ahead: torch.Tensor) -> None:
+    def share_epochs(self, ahead: torch.Tensor, *, is_new: bool) -> None:
         """Count epochs together with the copies of this dataset in other processes.
 
         Args:
             ahead: One integer in shared memory.
+            is_new: Whether it is still to be set.
         """
         self._ahead = ahead
         for dealer in _dealers(self._datapipe):
-            dealer.share_epochs(ahead)
+            dealer.share_epochs(ahead, is_new=is_new)
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0."""
@@ -105,7 +106,7 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state[0])  # type: ignore[no-untyped-call]
-        self.share_epochs(state[1])
+        self.share_epochs(state[1], is_new=False)
 
 
 class IndexedDataset(_MapDataPipeSerializationWrapper):
@@ -133,12 +134,14 @@ _wrap_indexed: Any = _MapDataPipeSerializationWrapper.__init__
 
 def _init_stream(self: Any, datapipe: Any) -> None:
     """Wrap a stream for a DataLoader, whose constructor calls this."""
+    datapipe = datapipe._datapipe if isinstance(datapipe, DealtDataset) else datapipe  # as Accelerate wraps it again
     _wrap_stream(self, datapipe)
     if _dealers(datapipe):
         if isinstance(one_to_one_path(datapipe)[-1], DEALERS):
             _check_batch_size(sys._getframe(1).f_locals)
         self.__class__ = DealtDataset
-        self.share_epochs(torch.zeros(1, dtype=torch.int64).share_memory_())  # type: ignore[no-untyped-call]
+        ahead: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self.share_epochs(ahead, is_new=True)
 
 
 def _init_indexed(self: Any, datapipe: Any) -> None:

@@ -56,10 +56,13 @@ class Checkpointer:
         chain: What runs in the workers.
         num_workers: On which the numbers of items depend where no `deal` gives them.
         pipes: The chain's fingerprints, if they are known.
+        is_part: Whether the states may be those of one worker of torch's loaders. Its last batch does not end the
+            epoch, which it would leave while others are still in it.
     """
 
-    def __init__(self, chain: Any, num_workers: int, pipes: list[str] | None = None) -> None:
+    def __init__(self, chain: Any, num_workers: int, pipes: list[str] | None = None, *, is_part: bool = False) -> None:
         self._chain = chain
+        self._is_part = is_part
         self._num_workers = num_workers
         self._known_pipes = pipes
 
@@ -73,9 +76,14 @@ class Checkpointer:
         dealer = dealer_of(self._chain)
         if dealer is not None and dealer.is_resumed:
             epoch, batch, cursor = dealer.position()
-            return Position(epoch, batch, 0, () if cursor is None else ((dealer.lane(), cursor),))
+            cursors = () if cursor is None else ((dealer.lane(), cursor),)
+            return self._past_end(Position(epoch, batch, 0, cursors))
+        return Position(self.next_epoch())
+
+    def next_epoch(self) -> int:
+        """Return the number that the chain itself gives its next iteration."""
         counting = (pipe for pipe in walk(self._chain) if isinstance(pipe, Counting))
-        return Position(next((pipe.next_epoch() for pipe in counting), 0))
+        return next((pipe.next_epoch() for pipe in counting), 0)
 
     def num_batches(self) -> int | None:
         """Return the number of batches of an epoch, where they are numbered and known."""
@@ -94,6 +102,7 @@ class Checkpointer:
             position: Where the loader stands.
             sizes: The numbers by which the position counts; those of now by default.
         """
+        position = self._past_end(position)
         state: dict[str, Any] = {"version": _VERSION, "epoch": position.epoch, "batch": position.number}
         if position.offset:
             state["offset"] = position.offset
@@ -101,12 +110,10 @@ class Checkpointer:
             state["cursors"] = [[lane, *cursor] for lane, cursor in position.cursors]
         return {**state, **(self.sizes() if sizes is None else sizes), "pipes": list(self.pipes)}
 
-    def past_end(self, position: Position) -> Position:
-        """Return the start of the next epoch for a position after the last batch, where the number is known.
-
-        For positions of a whole loader only: the last batch of one worker is not that of the epoch.
-        """
-        is_at_end = bool(position.number) and not position.offset and position.number == self.num_batches()
+    def _past_end(self, position: Position) -> Position:
+        """Return the start of the next epoch for a position after the last batch of a known number."""
+        may_be_at_end = bool(position.number) and not position.offset and not self._is_part
+        is_at_end = may_be_at_end and position.number == self.num_batches()
         return Position(position.epoch + 1) if is_at_end else position
 
     def sizes(self) -> dict[str, Any]:
@@ -149,7 +156,7 @@ class Checkpointer:
             if not difference:
                 _refuse_entry("batch", f"at most {num_batches}, the number of batches in an epoch", batch)
             return Position(epoch + 1)  # another chain, of fewer batches
-        return position
+        return self._past_end(position)
 
     def _cursors_in(self, state: Mapping[str, Any]) -> tuple[tuple[int, Cursor], ...]:
         """Return where the streams of a state stand, by worker."""

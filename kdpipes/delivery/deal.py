@@ -199,7 +199,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             warnings.warn(text, stacklevel=2)
         if epoch.num_batches:
             epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is refused at its start
-        item = self._item_or_nothing if self._starts_epoch() is not None else self._item
+        item = self._item_or_nothing if self._starts_epoch(first) is not None else self._item
         item = partial(_planned_first, item) if self._is_fixed else item
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
         is_elsewhere = self.reads_ahead and isinstance(self._source, MapPipe)  # no stock pipe, which passes nothing on
@@ -370,7 +370,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
 
     def iterate(self) -> Iterator[Batch]:
         epoch, first = self._begin()
-        self._starts_epoch()
+        self._starts_epoch(first)
         yield from self._own_shards(epoch, first) if self.is_split_by_shard else self._all_samples(epoch, first)
         self._end(epoch)
 

@@ -117,6 +117,7 @@ class Dealer(Resumable):
         self._told_of_skips: Callable[[Skip], None] | None = None
         self._banned: Mapping[str, str] = {}
         self._skipper: Skipper | None = None
+        self._is_limited = False  # whether this copy checks what `on_error` allows, since no loader does
         self._limits: SkipLimits | None = None
         self._seen: Callable[[Sample], None] | None = None
         self._sharding = Sharding()  # of the epoch that was begun last
@@ -139,22 +140,22 @@ class Dealer(Resumable):
         batches = super().__iter__()
         if is_forwarded:
             return batches
-        handler = handler_in(self) if self._told_of_skips is None else None
-        self._limits = None if handler is None else SkipLimits(handler, self._num_parts())
-        return batches if self._limits is None else self._limited(batches, self._limits)
+        self._is_limited = self._told_of_skips is None and handler_in(self) is not None
+        return self._limited(batches) if self._is_limited else batches
 
     def _num_parts(self) -> int:
         sharding = self.sharding()
         return sharding.num_ranks * sharding.num_workers
 
-    def _limited(self, batches: Iterator[Batch], limits: SkipLimits) -> Iterator[Batch]:
+    def _limited(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield the batches of an epoch that no loader counts."""
         is_empty = True
         for batch in batches:
             is_empty = False
             yield batch
-        if is_empty and self._num_parts() == 1:  # one of several workers may well get nothing but bad samples
-            limits.end()
+        is_only_part = self._num_parts() == 1  # one of several workers may well get nothing but bad samples
+        if is_empty and is_only_part and self._limits is not None:
+            self._limits.end()
 
     def _refuse_substitutes(self) -> None:
         """Refuse `on_error("substitute")`, where no other sample can be given instead."""
@@ -273,9 +274,9 @@ class Dealer(Resumable):
         self.start_at(batch, cursor=cursor)
         self._resumed, self._stands, self._cursors = epoch, (epoch, batch), (cursor, cursor)
 
-    def share_epochs(self, ahead: torch.Tensor) -> None:
-        """Count epochs together with the copies of this pipe in other processes."""
-        self._epochs.share(ahead)
+    def share_epochs(self, ahead: torch.Tensor, *, is_new: bool) -> None:
+        """Count epochs together with the copies of this pipe in other processes: see `EpochCounter.share`."""
+        self._epochs.share(ahead, is_new=is_new)
 
     def pass_over(self) -> None:
         """Let the next iteration be the next epoch, if a state was loaded and the rest of its epoch not asked for."""
@@ -315,7 +316,7 @@ class Dealer(Resumable):
         dealer = copy.copy(self)
         is_selected = getattr(self._source, "is_selected", False)
         dealer._source, dealer._epochs = self._source._source if is_selected else self._source, EpochCounter()
-        dealer._seed, dealer._seen, dealer._limits = self._seed if seed is None else seed, seen, None
+        dealer._seed, dealer._seen, dealer._is_limited = self._seed if seed is None else seed, seen, False
         numbers: list[int] = []
         dealer.set_epoch(epoch)
         dealer.start_at(batch, lambda dealt: numbers.append(dealt.number))
@@ -387,11 +388,11 @@ class Dealer(Resumable):
     def _prepare(self) -> None:
         """Do once, before the chain is copied, what every copy would do again."""
 
-    def _starts_epoch(self) -> Skipper | None:
-        """Return what leaves bad samples out in the epoch that begins, if `on_error` wants that."""
-        handler = handler_in(self)
-        tell, seen, limits = self._told_of_skips, self._seen, self._limits
-        self._skipper = None if handler is None else Skipper(handler, self._banned, tell, seen, limits)
+    def _starts_epoch(self, first: int) -> Skipper | None:
+        """Return what leaves bad samples out in the epoch that begins at batch `first`, if `on_error` wants that."""
+        handler, tell, seen = handler_in(self), self._told_of_skips, self._seen
+        self._limits = SkipLimits(handler, self._num_parts(), first) if self._is_limited else None
+        self._skipper = None if handler is None else Skipper(handler, self._banned, tell, seen, self._limits)
         return self._skipper
 
     def batch_draw(self) -> Draw:

@@ -31,7 +31,7 @@ from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadi
 from kdpipes.delivery.shipped import Shipped
 from kdpipes.delivery.timing import Measured, measured
 from kdpipes.delivery.torch_parts import BatchNumbers, EpochSampler, NumberedBatches
-from kdpipes.errors import ChainError, check_count, check_seed, must_be
+from kdpipes.errors import ChainError, check_count, check_flag, check_seed, must_be
 from kdpipes.storage.shared import sharing
 
 __all__ = ["Loader"]
@@ -97,8 +97,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe, _way_in(source_datapipe)))
         for name, value in (("progress", progress), ("profile", profile)):
-            if not isinstance(value, bool):
-                raise TypeError(must_be(name, "True or False", value))
+            check_flag(name, value)
         given = {"prefetch": prefetch, "start_method": start_method, "timeout_s": timeout_s}
         self._service = _service(check_count("num_workers", num_workers, minimum=0), given, reading_service)
         self._service = _profiled(self._service) if profile else self._service
@@ -300,7 +299,6 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         own = self._own
         position = self._start or (own.position if own is not None and self._adapted else None)
         position = position or self._checkpointer.first_position()
-        position = self._checkpointer.past_end(position)
         return {**self._checkpointer.state_at(position, self._sizes), "seed": self._base_seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -321,7 +319,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         if self._checkpointer is None:
             super().load_state_dict(state_dict)
             return
-        position = self._checkpointer.past_end(self._checkpointer.position_in(state_dict, strict=strict))
+        position = self._checkpointer.position_in(state_dict, strict=strict)
         self._base_seed, self._start, self._sizes = seed_in(state_dict), position, self._checkpointer.sizes()
         self._reset_iter = True
 

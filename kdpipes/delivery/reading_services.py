@@ -103,10 +103,9 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._agreement = Agreement() if self._is_split_by_shard and is_among_ranks else None
         if dealer is not None:
             ends = [pipe for pipe in ends if not isinstance(pipe, FullSync)]  # `deal` makes the ranks' batches equal
-        first = self._checkpointer.first_position()
-        self._first_epoch = first.epoch
+        self._first_epoch = self._checkpointer.next_epoch()
         if self._start is None:
-            self.start_at(first)
+            self.start_at(self._checkpointer.first_position())
         self._is_main_one_to_one = all(isinstance(pipe, _ONE_TO_ONE) for pipe in ends)
         self.finalize()  # what an interrupted call has begun
         with uninterrupted():
@@ -153,11 +152,11 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands: after the item that was delivered last."""
-        return self._checkpointer.state_at(self._checkpointer.past_end(self._position))
+        return self._checkpointer.state_at(self._position)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Let the next iteration go on where a state was taken."""
-        self.start_at(self._checkpointer.past_end(self._checkpointer.position_in(state_dict, strict=strict)))
+        self.start_at(self._checkpointer.position_in(state_dict, strict=strict))
 
     def start_at(self, position: Position) -> None:
         """Let the next iteration begin at `position`."""

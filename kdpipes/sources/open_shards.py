@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kdpipes._map_pipe import MapPipe, as_column, is_key
 from kdpipes._pipe_name import called_as
 from kdpipes._progress import shown_if_slow
-from kdpipes.errors import DataError, check_bool, check_choice, check_count, check_names, must_be, refuse_field
+from kdpipes.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.catalog import Catalog, open_catalog
@@ -128,7 +128,7 @@ class ShardReaderMapDataPipe(MapPipe):
         self._found: Shared[list[str]] | None = None
         self._noted: tuple[tuple[str, ...] | None] | None = None  # the names, once they have been looked for
         self._timeout_s = check_timeout(timeout_s)
-        self._decode = check_bool("decode", decode)
+        self._decode = check_flag("decode", decode)
         cache = ShardCache(None if cache_dir is None else os.fspath(cache_dir), max_bytes)
         self._members = MemberReader(fetch, cache, self._timeout_s)
         self.is_elsewhere = not all(map(is_local, self._urls.value))

@@ -14,7 +14,7 @@ import numpy as np
 from kdpipes._giving_up import are_given_up, give_up
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._pipe_name import called_as
-from kdpipes.errors import DataError, add_note, check_bool, check_choice, check_count, check_names
+from kdpipes.errors import DataError, add_note, check_choice, check_count, check_flag, check_names
 from kdpipes.sample import Lazy, Sample
 from kdpipes.selection import Permutation
 from kdpipes.storage.catalog import find_index
@@ -93,7 +93,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._class_names = check_names("class_names", class_names)
         self._noted: tuple[tuple[str, ...] | None] | None = None  # the names, once they have been looked for
         self._timeout_s = check_timeout(timeout_s)
-        self._decode = check_bool("decode", decode)
+        self._decode = check_flag("decode", decode)
         self._part = (0, 1)
         self._order_key: bytes | None = None
         self._start = (0, 0, 0)

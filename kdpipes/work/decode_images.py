@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
 from kdpipes._sample_pipe import sample_pipe
-from kdpipes.errors import DataError, check_bool, check_choice, must_be, refuse_field
+from kdpipes.errors import DataError, check_choice, check_flag, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import register_type
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, decoder, made_smaller
@@ -432,9 +432,9 @@ class ImageDecoder:
         if not isinstance(field, str):
             raise TypeError(must_be("field", "the name of a field", field))
         check_choice("backend", backend, BACKENDS)
-        check_bool("exact", exact)
+        check_flag("exact", exact)
         check_choice("mode", mode, get_args(Mode))
-        check_bool("exif", exif)
+        check_flag("exif", exif)
         decoder(backend)
         self._field = field
         self._backend = backend

@@ -8,7 +8,7 @@ from typing import Any
 
 from kdpipes._item_form import ItemForm
 from kdpipes._sample_pipe import sample_pipe
-from kdpipes.errors import check_bool, must_be, refuse_field
+from kdpipes.errors import check_flag, must_be, refuse_field
 from kdpipes.sample import Sample
 
 __all__ = ["Selector"]
@@ -66,9 +66,9 @@ class Selector:
             raise TypeError(must_be("return_ctx", "True or False", return_ctx, 'Names go into one string: "x y".'))
         if "," in mode:
             raise ValueError(must_be("mode", 'names with spaces between, like "x y"', mode))
-        if check_bool("as_dict", as_dict) and check_bool("bare", bare):
+        if check_flag("as_dict", as_dict) and check_flag("bare", bare):
             raise ValueError(must_be("bare", "False where `as_dict` is True", bare, "Choose one of the two."))
-        if check_bool("bare", bare) and len(mode.split()) > 1:
+        if check_flag("bare", bare) and len(mode.split()) > 1:
             raise ValueError(must_be("mode", "one name where `bare` is True", mode, "Several fields come as a tuple."))
         if "=" in mode and not as_dict:
             hint = "The parts of a tuple have no names: add `as_dict=True`."

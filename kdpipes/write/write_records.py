@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kdpipes._draw import hash_key
 from kdpipes._map_pipe import MapPipe
-from kdpipes.errors import DataError, check_callable, check_count, check_names, check_seed, must_be
+from kdpipes.errors import DataError, check_callable, check_count, check_flag, check_names, check_seed, must_be
 from kdpipes.selection import Permutation
 from kdpipes.storage.drafts import draft_of, replace_file
 from kdpipes.storage.held_files import CAN_HOLD, HeldFile
@@ -121,8 +121,7 @@ def write_records(
     """
     target = _local_folder(folder)
     num_parts, num_workers = check_count("num_parts", num_parts), check_count("num_workers", num_workers, minimum=0)
-    if not isinstance(shuffle, bool):
-        raise TypeError(must_be("shuffle", "True or False", shuffle))
+    check_flag("shuffle", shuffle)
     if encode is not None:
         check_callable("encode", encode)
     if executor is not None and not isinstance(executor, concurrent.futures.Executor):

@@ -430,3 +430,39 @@ def test_a_name_that_something_else_has_taken_is_reported(kind: str) -> None:
         assert name not in named_folders()
     finally:
         path.unlink()
+
+
+class Shift:
+    """Moves an image and its mask by the same random number."""
+
+    def draw(self, value: Any, rng: Any) -> dict[str, int]:
+        return {"by": int(rng.integers(1000))}
+
+    def apply(self, value: Any, params: dict[str, int]) -> Any:
+        return value + params["by"]
+
+    def apply_to(self, kind: str, value: Any, params: dict[str, int], size: tuple[int, int]) -> Any:
+        return value + params["by"]
+
+
+def test_frozen_fields_of_a_sample_keep_the_same_draw() -> None:
+    zeros = torch.zeros(1, 2, 2)
+    frozen = (
+        kdp.from_dataset([(number, zeros, zeros) for number in range(6)], "x image mask")
+        .transform("image mask", Shift())
+        .cache_in_memory(freeze_randomness=True)
+    )
+    list(frozen.select("image").deal(batch_size=3))
+    pairs = [pair for batch in frozen.select("image mask").deal(batch_size=3, seed=1) for pair in batch]
+    assert all(torch.equal(image, mask) for image, mask in pairs)
+    assert len({float(image.mean()) for image, _ in pairs}) == 6
+
+
+def test_frozen_values_do_not_depend_on_who_reads_first() -> None:
+    def values(order: list[int]) -> list[float]:
+        pipe = kdp.from_dataset([0.0, 0.0], "x").transform("x", lambda x, rng: x + rng.random())
+        frozen = pipe.subset([0, 1, 0, 1]).cache_in_memory(freeze_randomness=True)
+        found = {place: frozen[place]["x"] for place in order}
+        return [found[place] for place in range(4)]
+
+    assert values([0, 1, 2, 3]) == values([3, 2, 1, 0])

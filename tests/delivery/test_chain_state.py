@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 from itertools import islice
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -194,6 +196,14 @@ def test_a_loader_goes_on_from_a_state_of_its_chain(flavour: str, num_workers: i
         assert [values(loader), values(loader)] == [expected[2][1:], expected[3]]
 
 
+def test_a_loader_takes_the_end_of_a_chains_epoch_for_the_next() -> None:
+    pipe = collated()
+    pipe.load_state_dict({**pipe.state_dict(), "batch": 5})
+    with kdp.Loader(pipe) as loader:
+        assert loader.epoch == 1
+        assert values(loader) == epochs("map", 2)[1]
+
+
 def test_accelerate_skips_batches_of_any_epoch_of_a_chain() -> None:
     expected = epochs("map", 4)
     loader = Accelerator(cpu=True).prepare(DataLoader(collated(), batch_size=None))
@@ -280,3 +290,23 @@ def test_an_epoch_is_not_part_of_what_a_chain_is() -> None:
     pipe = indexed()
     pipe.set_epoch(3)
     assert pipe.deal(batch_size=2).state_dict() == before
+
+
+def test_the_dataset_of_a_loader_may_be_that_of_another() -> None:
+    expected = epochs("map", 1)[0]
+    dataset = DataLoader(collated(), batch_size=None).dataset
+    loader = StatefulDataLoader(DataLoader(dataset, batch_size=None).dataset, batch_size=None)
+    assert values(islice(iter(loader), 2)) == expected[:2]
+    fresh = StatefulDataLoader(collated(), batch_size=None)
+    fresh.load_state_dict(loader.state_dict())
+    assert values(fresh) == expected[2:]
+
+
+def test_a_worker_that_starts_late_does_not_reset_the_epoch() -> None:
+    pipe = collated()
+    pipe.set_epoch(3)
+    dataset: Any = DataLoader(collated(), batch_size=None).dataset
+    late = bytes(ForkingPickler.dumps(dataset))
+    dataset.load_state_dict(pipe.state_dict())
+    copied = pickle.loads(late)
+    assert [dataset.state_dict()["epoch"], copied.state_dict()["epoch"]] == [3, 3]

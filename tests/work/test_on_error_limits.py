@@ -149,6 +149,23 @@ def test_a_resumed_epoch_may_end_without_a_sample() -> None:
         assert len(list(loader)) == 99
 
 
+def test_a_resumed_chain_counts_from_where_it_goes_on() -> None:
+    def resumed(is_bad: Callable[[int], bool], batch: int) -> Any:
+        chain = indexed(is_bad, "skip")
+        chain.load_state_dict({**chain.state_dict(), "batch": batch})
+        return chain
+
+    assert "11 of about 30 samples" in until_error(resumed(lambda x: x >= 800 and x % 2 == 0, 80))[1]
+    assert list(resumed(lambda x: x >= 990, 99)) == [], "of the batch that is left, every sample is bad"
+
+
+def test_ranks_of_torchrun_count_their_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    chain = indexed(lambda x: x % 100 in (0, 1, 2, 3), "skip", max_share=0.05, deal={"global_batch_size": 20})
+    assert "6 of about 51 samples" in until_error(chain)[1]
+
+
 def test_ranks_count_their_own_samples() -> None:
     def of_rank(rank: int, max_share: float) -> Any:
         deal = {"global_batch_size": 20}  # rank 0 gets 8 bad ones of 100, rank 1 none
