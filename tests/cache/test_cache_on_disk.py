@@ -373,7 +373,7 @@ def test_a_cut_database_is_an_error_at_the_next_epoch(tmp_path: Path, num_worker
                 assert len([batch[0][0].copy() for batch in loader]) == 5
             data = tmp_path / "cache" / "data.mdb"
             os.truncate(data, int(data.stat().st_size * share))
-            with pytest.raises(kdp.DataError, match=r"data\.mdb' has been cut"):
+            with pytest.raises(kdp.DataError, match=r"data\.mdb' has been truncated"):
                 list(loader)
         pipe.send("an error")
 
