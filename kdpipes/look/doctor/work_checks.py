@@ -46,7 +46,7 @@ def held_generators(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 
 def drawn_apart(chain: Any, facts: Facts) -> Iterator[Finding]:
-    """The same random transform of an image and, for itself, of its mask, boxes or points."""
+    """The same random transform applied to an image and, separately, to its mask, boxes or points."""
     fields_by_name: dict[str, list[str]] = {}
     for pipe in reversed(walk(chain)):
         operation, name = operation_of(pipe), draws(pipe)
@@ -60,8 +60,8 @@ def drawn_apart(chain: Any, facts: Facts) -> Iterator[Finding]:
                 "drawn-apart",
                 "warning",
                 "transform",
-                f"`{name}` stands in two transforms, of field {others[0]!r} and of field {follows[0]!r}.",
-                "Each draws for itself, so that they no longer fit each other.",
+                f"`{name}` is applied separately to field {others[0]!r} and to field {follows[0]!r}.",
+                "Each transform draws for itself, so the fields no longer fit each other.",
                 f'Transform them together: `.transform("{others[0]} {follows[0]}", ...)` draws once.',
             )
 
@@ -97,8 +97,8 @@ def unrepeatable(chain: Any, facts: Facts, batches: tuple[Any, Any]) -> Iterator
         "The same batch of the same epoch was made twice, and came out differently.",
         "Something draws random numbers that neither `deal(seed=...)` decides nor a ctx records: no run can be "
         "repeated, and no resumed one goes on alike.",
-        "Let the callable take a parameter `rng`. Generators that it makes for itself are not seeded, nor are "
-        "functions of stock pipes other than a `.map()` of kdpipes' own pipes.",
+        "Give the callable a parameter `rng`. Generators that it creates itself are not seeded, nor are functions of "
+        "stock pipes, except `.map()` of kdpipes' own pipes.",
     )
 
 
