@@ -266,7 +266,7 @@ def test_a_hostile_index_reads_no_other_file(shard: Path, tmp_path: Path) -> Non
 def test_the_checksum_of_an_index_proves_no_author(shard: Path) -> None:
     forge(shard, labels=np.array([2, 2, 2]))
     assert kdp.open_shards(shard).column("cls").tolist() == [2, 2, 2], "whoever writes there decides about labels"
-    with pytest.raises(kdp.DataError, match="cannot be verified: there is no index of it with checksums"):
+    with pytest.raises(kdp.DataError, match="cannot be verified: it has no index with checksums"):
         list(kdp.stream_shards(shard, verify=True))
 
 

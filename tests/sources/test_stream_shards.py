@@ -233,7 +233,7 @@ def test_shards_without_checksums_are_read_unless_verify_is_true(write: Callable
     path, packed = write(ROWS, "a.tar"), write(ROWS, "a.tar.gz")
     for _ in range(2):
         assert len(list(kdp.stream_shards(path))) == len(list(kdp.stream_shards(packed, verify=True))) == 4
-        with pytest.raises(kdp.DataError, match=r"a\.tar' cannot be verified: there is no index of it with checksums"):
+        with pytest.raises(kdp.DataError, match=r"a\.tar' cannot be verified: it has no index with checksums"):
             list(kdp.stream_shards(path, verify=True))
         make_index(str(path))  # of headers alone
     make_index(str(path), with_checksums=True)

@@ -76,7 +76,7 @@ def test_readers_do_not_reach_link_local_addresses(served: Served, place: str, t
         lambda url: len(kdp.open_shards(f"tar://x.tar::{url}")),
     ]
     for read in tries:
-        with pytest.raises(Exception, match=r"169\.254\.169\.254'(,| is) an address inside of this network; `KDP"):
+        with pytest.raises(Exception, match=r"169\.254\.169\.254'(,| is) an address in a private network; `KDP"):
             read(url)
 
 
