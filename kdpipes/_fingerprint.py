@@ -1,4 +1,4 @@
-"""What a chain is, in short hashes that are the same in every process: to tell whether a state or a cache fits it.
+"""Fingerprints of chains: short hashes, the same in every process, that show whether a state or a cache fits.
 
 States of loaders depend on the code, defaults and closures of functions. Keys of caches also depend on the globals that
 functions read: a stale value is worse than a miss, but a global that changes during training must not invalidate
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 MISSING: Any = object()  # stands for the first value of an attribute that did not exist at first
-_MOST_FOLLOWED = 10_000  # globals, of one value
+_MOST_FOLLOWED = 10_000  # globals to follow from one value
 _MANY = 1000  # of a longer sequence of objects, the length and this many entries are hashed
 _OF_THIS_PROCESS = (
     IterDataPipe,
@@ -341,7 +341,7 @@ def _library_of(value: Any) -> tuple[str, ...] | None:
     if isinstance(value, ModuleType):
         name, inner = value.__name__, ""
     elif isinstance(value, type | FunctionType | BuiltinFunctionType) and getattr(value, "__self__", None) is None:
-        if getattr(value, "__closure__", None) is not None:  # a library's decorator around something
+        if getattr(value, "__closure__", None) is not None:  # perhaps a library's decorator around users' code
             return None
         name, inner = value.__module__ or "", value.__qualname__
     elif isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, ModuleType):

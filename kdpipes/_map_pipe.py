@@ -377,7 +377,7 @@ class PlanPipe(MapPipe):
 
     def identity(self) -> Any:
         with planning(0):
-            positions = self.positions()  # which labels decide on
+            positions = self.positions()  # these may depend on labels, which are not in the arguments
         return (super().identity(), positions, "redraw") if self._redraws else (super().identity(), positions)
 
     def announce(self, positions: NDArray[Any]) -> None:

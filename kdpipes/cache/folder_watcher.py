@@ -104,7 +104,7 @@ class _Watcher:
                 os.close(source)
 
     def _tell(self, line: str) -> None:
-        with suppress(OSError):  # it was killed, or does not read
+        with suppress(OSError):  # the watcher was killed, or does not read
             os.write(self._pipe, f"{line}\n".encode("utf-8", "surrogateescape"))
 
     def _stop(self) -> None:

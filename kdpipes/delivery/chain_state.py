@@ -151,7 +151,7 @@ def _init_indexed(self: Any, datapipe: Any) -> None:
 
 
 def _warn_of_equal_epochs(chain: Any, arguments: Mapping[str, Any]) -> None:
-    """Warn of random operations that would draw the same in every epoch of a DataLoader."""
+    """Warn about random operations that would draw the same in every epoch of a DataLoader."""
     name, is_persistent = random_name(chain), bool(arguments.get("persistent_workers"))
     if name is not None and (is_persistent or not any(pipe.has_epoch for pipe in _indexed(chain))):
         warnings.warn(

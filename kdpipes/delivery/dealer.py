@@ -119,7 +119,7 @@ class Dealer(Resumable):
         self._skipper: Skipper | None = None
         self._limits: SkipLimits | None = None
         self._seen: Callable[[Sample], None] | None = None
-        self._sharding = Sharding()  # of the epoch that was begun last
+        self._sharding = Sharding()  # for the last epoch begun
         self._is_rank_fixed = False
         self._dealt_elsewhere: tuple[int, Ranks] | None = None  # process id, and the ranks of its workers
         self._batch_draw = Draw()
@@ -176,7 +176,7 @@ class Dealer(Resumable):
             return
         num_ranks = 1
         if sharding_group == SHARDING_PRIORITIES.DEFAULT:
-            # torch's DataLoader includes the ranks of the process group, which its spawned workers do not know.
+            # torch's DataLoader passes ranks times workers, but its spawned workers do not know the process group.
             info, group = get_worker_info(), group_ranks() or Ranks()
             num_ranks = group.num_ranks if info is None else max(num_of_instances // info.num_workers, 1)
         applied = self._sharding.applied(num_of_instances, instance_id, sharding_group, num_ranks)
@@ -281,7 +281,7 @@ class Dealer(Resumable):
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the next iteration goes on from a state."""
+        """Whether the next iteration resumes from a state."""
         return self._resumed is not None and self._resumed == self._epochs.peek()
 
     def lane(self) -> int:

@@ -76,7 +76,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     # Accelerate saves and loads the state of loaders that have these attributes, and does not wrap them.
     use_stateful_dataloader = True
     _is_accelerate_prepared = True
-    prefetch_factor = None  # for the loader without workers that `accelerate.skip_first_batches` makes
+    prefetch_factor = None  # `accelerate.skip_first_batches` makes a loader with it, without workers
     _terminated = True  # until the constructor is through: `__del__` shuts down what has begun
 
     @refuses_foreign_arguments
@@ -109,7 +109,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self._epoch_set: tuple[int, int] | None = None
         self._start: Position | None = None  # where kdpipes' services begin, once they do
         self._sizes: dict[str, Any] | None = None  # batch sizes of `_start`, or else of the last epoch begun
-        self._ranks = ranks_now()  # of the epoch that was begun last
+        self._ranks = ranks_now()  # the ranks of the last epoch begun
         self._is_closed = False
         with _one_at_a_time, _seeds_without_cuda(), sharing():
             self._pristine = clone(Shipped(source_datapipe))

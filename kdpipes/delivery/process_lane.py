@@ -149,9 +149,9 @@ class ProcessLane(Lane):
 
     def _too_many_files(self, error: OSError) -> OSError:
         """Return the error for too many open files, with the number of descriptors that the workers need."""
-        import resource  # which Windows does not have
+        import resource  # imported late: Windows does not have it
 
-        number = self._options.num_workers * (self._options.num_slots + 6)  # link, sentinels and record of each
+        number = self._options.num_workers * (self._options.num_slots + 6)  # 6 for link, sentinels and record
         return OSError(
             error.errno,
             f"{os.strerror(error.errno or errno.EMFILE)}. {self._options.num_workers} workers need up to {number} file "

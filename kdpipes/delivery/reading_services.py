@@ -63,7 +63,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._first_epoch = 0
         self._is_split_by_shard = False
         self._is_main_one_to_one = True
-        self._ranks: Ranks | None = None  # that the chain is dealt to; None if every rank gets all batches
+        self._ranks: Ranks | None = None  # the ranks that the chain is dealt to; None if each gets all batches
         self._agreement: Agreement | None = None
         self._passed: deque[Position] = deque()  # where the workers' items end that the main part has not given out
         self._items: IterDataPipe[Any] | None = None
@@ -178,7 +178,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         try:
             for lane in self._lanes:
                 lane.peek()
-        except BaseException:  # after Ctrl-C, a message may have been read only in part
+        except BaseException:  # after Ctrl-C, messages in transit may be lost
             for lane in self._lanes:
                 lane.is_torn = True
             raise

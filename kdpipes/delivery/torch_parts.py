@@ -15,7 +15,7 @@ __all__ = ["BatchNumbers", "EpochSampler", "NumberedBatches"]
 
 
 class EpochSampler(SequentialSampler):
-    """The `sampler` of a loader: Lightning calls its `set_epoch`, and leaves sequential samplers alone.
+    """The `sampler` of a loader: Lightning calls its `set_epoch`, and does not replace sequential samplers.
 
     Args:
         loader: The loader.

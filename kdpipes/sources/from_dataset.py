@@ -150,7 +150,7 @@ class DatasetReaderMapDataPipe(MapPipe):
 def _is_column(found: Any, size: int) -> bool:
     try:
         return bool(np.shape(found) == (size,))
-    except ValueError:  # lists of different lengths
+    except ValueError:  # NumPy rejects nested lists of different lengths
         return False
 
 

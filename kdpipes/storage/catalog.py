@@ -154,7 +154,7 @@ def _copied(url: str, has_copy: Callable[[str, Version], bool]) -> ShardIndex | 
 
 
 def keep_index(url: str, version: Version) -> None:
-    """Keep the index of a shard in the local cache, so that a copy of the shard can be opened without its storage."""
+    """Keep the index of a shard in the local cache, so that a copy of the shard opens without its storage."""
     if (
         _copied(url, lambda _, known: known == version) is None
         and (found := find_index(url, version).index) is not None

@@ -12,7 +12,7 @@ __all__ = ["PrivateHostError", "check_hosts", "guarded_client"]
 
 _PUBLIC, _PRIVATE, _LOOPBACK, _LINK_LOCAL = range(4)
 _ALLOWED = "KDPIPES_ALLOW_PRIVATE_HOSTS"
-_METADATA = {"100.100.100.200", "fd00:ec2::254"}  # of clouds, besides 169.254.169.254
+_METADATA = {"100.100.100.200", "fd00:ec2::254"}  # metadata servers of clouds, besides 169.254.169.254
 
 
 class PrivateHostError(PermissionError):

@@ -99,7 +99,7 @@ class _Unit(ABC):
     def _note(self, params: Any, does: Callable[[], Any]) -> Any:
         plain, before = as_plain(params), self._state()
         result = does()
-        if self._did is not self._call:  # a joint transform is called once for each field
+        if self._did is not self._call:  # once `_call`, always: a joint transform calls this for each field
             self._did = self._call if plain is None or self._state() != before else plain
         return result
 

@@ -360,7 +360,7 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
     """
     found = image.mode
     if found == mode or (mode == "unchanged" and not found.startswith("I;16")):
-        return image.copy()  # without the file
+        return image.copy()  # a copy does not hold the file open
     is_wide = found == "F" or found.startswith("I")
     if mode in ("RGB", "L") and not is_wide:
         image = image.convert("RGBA") if found == "P" and "transparency" in image.info else image

@@ -111,7 +111,7 @@ def test_a_spawned_worker_that_dies_before_it_begins_is_a_death(
     service = kdp.ProcessReadingService(1, start_method="fork", num_deaths=num_deaths)
     with kdp.Loader(numbers(), reading_service=service) as loader:
         if num_deaths == 2:
-            with pytest.raises(kdp.WorkerError, match=r"before it had read its chain.* number 2 to die"):
+            with pytest.raises(kdp.WorkerError, match=r"before it had read its chain.* 2 workers have died"):
                 list(loader)
         assert list(loader) == list(numbers())
         assert loader.stats()["worker_deaths"] == 2
