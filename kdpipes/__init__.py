@@ -18,7 +18,7 @@ from kdpipes.cache.cache_on_disk import CacherOnDisk
 from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe
 from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
-from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # which DataLoader holds chains by
+from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # how torch's DataLoader holds chains
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
@@ -176,7 +176,7 @@ __all__ = [
     "write_shards",
 ]
 
-if not _TYPE_CHECKING:  # or type checkers would take every name for one of the package's
+if not _TYPE_CHECKING:  # with it, type checkers would accept any attribute of the package
 
     def __getattr__(name: str) -> object:
         raise AttributeError(f"`kdpipes` has no attribute {name!r}.{_closest(name, __all__)}")

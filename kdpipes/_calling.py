@@ -34,8 +34,9 @@ def call_seeded(
         sample: Whose draw it is.
         place: The name of the operation, which no other of the sample has.
         args: What to call it with.
-        ctx: Where it may write; None where what it writes is dropped.
-        is_recorded: Whether the draw of a random function is recorded, too; by default, where there is a `ctx`.
+        ctx: The dictionary that it may write to; None drops what it writes.
+        is_recorded: Whether to record the draw of a random function, too. By default, it is recorded if there is a
+            `ctx`.
     """
     is_recorded = ctx is not None if is_recorded is None else is_recorded
     given: dict[str, Any] = {} if "ctx" not in function.parameters else {"ctx": {} if ctx is None else ctx}
@@ -53,13 +54,13 @@ def call_seeded(
 
 
 def call_drawn(function: Callback, draw: Draw, place: str, *args: Any) -> Any:
-    """Call a user's function for a batch or another item that is not a sample, as `call_seeded` does for a sample.
+    """Call a user's function for an item that is not a sample, such as a batch; `call_seeded` does so for samples.
 
     Args:
-        function: What to call; it may take `rng`.
-        draw: Which item it is.
-        place: The name of the operation, which no other of the item has.
-        args: What to call it with.
+        function: The function; it may take `rng`.
+        draw: The seed, epoch and number of the item.
+        place: The name of the operation, unique for the item.
+        args: The arguments of the function.
     """
     if "rng" in function.parameters:
         return function(*args, rng=draw.rng(place))

@@ -173,7 +173,7 @@ _planned: ContextVar[int | None] = ContextVar("kdpipes_planned", default=None)
 
 
 def plan_epoch() -> int:
-    """Return the epoch that plan pipes choose samples for: that of `planning`, else of the sample made now, or 0."""
+    """Return the epoch that plan pipes choose samples for: that of `planning`, of the current sample, or else 0."""
     planned = _planned.get()
     if planned is None:
         current = _current.get()
@@ -182,7 +182,7 @@ def plan_epoch() -> int:
 
 
 class planning:
-    """Let plan pipes choose the samples of `epoch` inside, whichever epoch the samples are made for."""
+    """Context manager in which plan pipes choose the samples of `epoch`, also while another epoch is read."""
 
     __slots__ = ("_epoch", "_token")
 
@@ -329,7 +329,7 @@ class EpochCounter:
 
     def __init__(self) -> None:
         self._next = 0
-        self._ahead: Any = 0  # of the count; in memory that all processes share, where `share` was called
+        self._ahead: Any = 0  # added to the count; after `share`, it is in memory that all processes share
         self._unused_seeds = 0
         self._process = os.getpid()
 
@@ -358,9 +358,9 @@ class EpochCounter:
         self._ahead = ahead
 
     def move_to(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration, and count on from there in all processes.
+        """Make `epoch` the number of the next iteration in all processes, which count on from there.
 
-        Several workers may do so for the same epoch.
+        Several workers may call this for the same epoch.
         """
         self._recover()
         if isinstance(self._ahead, torch.Tensor):

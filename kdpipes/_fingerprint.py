@@ -1,7 +1,8 @@
-"""What a chain is, in short hashes that are the same in every process: to tell whether a state or a cache fits it.
+"""Fingerprints of chains: short hashes, the same in every process, that show whether a state or a cache fits.
 
-States of loaders follow the code, defaults and closures of functions. Keys of caches follow the globals that functions
-read as well: a stale value is worse than a miss, but a global that changes as a training runs must not void its states.
+States of loaders depend on the code, defaults and closures of functions. Keys of caches also depend on the globals that
+functions read: a stale value is worse than a miss, but a global that changes during training must not invalidate
+states.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ __all__ = [
     "with_first_values",
 ]
 
-MISSING: Any = object()  # in place of the first value of an attribute that appeared later
-_MOST_FOLLOWED = 10_000  # globals, of one value
+MISSING: Any = object()  # stands for the first value of an attribute that did not exist at first
+_MOST_FOLLOWED = 10_000  # globals to follow from one value
 _MANY = 1000  # of a longer sequence of objects, the length and this many entries are hashed
 _OF_THIS_PROCESS = (
     IterDataPipe,
@@ -67,7 +68,7 @@ _OF_THIS_PROCESS = (
     random.Random,
     torch.Generator,
 )
-_BASIC = frozenset([bytes, str, bool, int, float, complex, type(None)])  # whose texts differ when they do
+_BASIC = frozenset([bytes, str, bool, int, float, complex, type(None)])  # different values have different `repr`
 _PLAIN = (bytes, str, bool, int, float, complex, np.generic)
 _VALUES = (*_PLAIN, tuple, list, dict, set, frozenset, np.ndarray, torch.Tensor, PurePath, torch.dtype)
 _REFERENCES = (functools.partial, MethodType, BuiltinFunctionType)
@@ -122,10 +123,10 @@ def digest(value: Any) -> bytes:
 
 
 def digest_with_globals(value: Any) -> tuple[bytes, list[str]]:
-    """Return the long hash of one value, and names of what functions read that could not be hashed: for caches.
+    """Return the long hash of one value for cache keys, and the names of globals that could not be hashed.
 
-    In addition to what `digest` sees, this follows the globals that users' functions and methods read: plain values,
-    objects, functions and classes, and what those read. Libraries count by name and version. A global that the same
+    Unlike `digest`, this follows the globals that users' functions and methods read: plain values, objects, functions
+    and classes, and the globals that those read in turn. Libraries count by name and version. A global that the same
     function assigns, such as a counter, does not count, nor does an attribute that is None or an open file.
     """
     tokens = _Tokens(limit=None, follows_globals=True)
@@ -158,13 +159,13 @@ class _Tokens:
         self._met = dict(met or {})
         self._limit = limit
         self._follows_globals = follows_globals
-        # Globals wait in a queue: to follow them where they are met would recurse as deep as functions call each other.
+        # Globals wait in a queue: following them at once would recurse as deeply as functions call each other.
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._waiting: deque[tuple[str, Any]] = deque()
         self._read_as = ""
 
     def all_of(self, value: Any) -> Iterator[bytes]:
-        """Yield what `value` is, and then the globals that are followed from it, each once."""
+        """Yield the tokens of `value`, then those of each global that it reads, directly or not, once."""
         yield from self.of_pipe(value) if isinstance(value, IterDataPipe | MapDataPipe) else self.of(value)
         while self._waiting:
             self._read_as, followed = self._waiting.popleft()
@@ -204,7 +205,7 @@ class _Tokens:
                 yield from self.of(part)
 
     def _hash_of(self, value: Any) -> bytes:
-        if isinstance(value, _PLAIN):  # the keys of most dictionaries, which do not depend on what was met
+        if isinstance(value, _PLAIN):  # most dictionary keys; their hash does not depend on objects met before
             return _hash(_Tokens().of(value), 16)
         return _hash(_Tokens(self._met, self._limit).of(value), 16)
 
@@ -244,12 +245,12 @@ class _Tokens:
             yield from (getattr(value, "__qualname__", type(value).__qualname__), own_members(type(value)))
             kind: Any = type(value)
             attributes = settled_attributes(value)
-            # Of a plain object of a user's class that has no attributes yet, there is nothing more to know.
+            # A plain object of a user's class without attributes has no state besides its class.
             is_plain = (kind.__reduce_ex__, kind.__reduce__) == (object.__reduce_ex__, object.__reduce__)
             yield attributes if attributes or (is_plain and is_users(kind)) else self._reduced(value)
 
     def _function_parts(self, function: FunctionType) -> Iterator[Any]:
-        """Yield what a function is, as `_object_parts` does, and the globals that it reads if it is a user's."""
+        """Yield the parts of a function, as `_object_parts` does, and the globals that a user's function reads."""
         before = self._read_as
         yield from (function.__qualname__, *_code_parts(function.__code__))
         yield from (function.__defaults__, function.__kwdefaults__)
@@ -268,7 +269,7 @@ class _Tokens:
         return reduced
 
     def _globals_of(self, function: FunctionType) -> Iterator[Any]:
-        """Yield the globals that a function reads by name: libraries and plain values as they are, others by number."""
+        """Yield the globals that a function reads, by name: libraries and plain values directly, others by number."""
         for path in _paths_read(function.__code__):
             if path[0] not in function.__globals__:  # a built-in function
                 continue
@@ -296,7 +297,7 @@ class _Tokens:
 
 
 def _text_of_basic(value: Any) -> str | None:
-    """Return the text of a collection of strings, numbers and the like: far quicker than to hash each for itself."""
+    """Return the text of a collection of strings, numbers and None; hashing it is faster than hashing each entry."""
     kind = type(value)
     if kind is dict and set(map(type, value)) <= {str} and _is_basic(value.values()):
         return repr(sorted(value.items()))
@@ -318,10 +319,9 @@ def _reads(file: io.IOBase) -> bool:
 
 
 def _resolved(namespace: Mapping[str, Any], path: tuple[str, ...]) -> tuple[int, Any]:
-    """Return the value at the end of a path such as `config.image.size`, and how many of its names lead there.
+    """Return how many names of a path such as `config.image.size` can be resolved, and the value found there.
 
-    An attribute is looked up as far as code that reads it gets just that value: in users' modules, and in the
-    dictionary of an object.
+    Attributes are followed only if looking them up runs no code: in users' modules, and in the `__dict__` of objects.
     """
     changed = _changed_globals.get((namespace.get("__name__") or "", path[0]))
     value = namespace[path[0]] if changed is None else changed.known_by(namespace[path[0]])
@@ -337,11 +337,11 @@ def _resolved(namespace: Mapping[str, Any], path: tuple[str, ...]) -> tuple[int,
 
 
 def _library_of(value: Any) -> tuple[str, ...] | None:
-    """Return name and version of a module, or of a library's function or class; None for values and users' code."""
+    """Return name and version of a library's module, function or class; None for values and users' code."""
     if isinstance(value, ModuleType):
         name, inner = value.__name__, ""
     elif isinstance(value, type | FunctionType | BuiltinFunctionType) and getattr(value, "__self__", None) is None:
-        if getattr(value, "__closure__", None) is not None:  # a library's decorator around something
+        if getattr(value, "__closure__", None) is not None:  # perhaps a library's decorator around users' code
             return None
         name, inner = value.__module__ or "", value.__qualname__
     elif isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, ModuleType):
@@ -359,7 +359,7 @@ def _library_of(value: Any) -> tuple[str, ...] | None:
 def _paths_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
     """Return the globals that code reads, inner functions included, as sorted paths: `config.size`, `helper`.
 
-    Those that it assigns itself are left out: they are its memory, and no input.
+    Globals that the code itself assigns are left out: they are its state, not its input.
     """
     read, assigned = set[tuple[str, ...]](), set[str]()
     waiting = [code]
@@ -466,12 +466,12 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 class Change(NamedTuple):
-    """What reading a sample has changed.
+    """A value that reading a sample has changed.
 
     Args:
-        before: The value before; `MISSING` where there was none.
-        first: The same, or a copy that was made of it before, as a collection may be changed in place.
-        last: The value after.
+        before: The value before the change; `MISSING` if there was none.
+        first: The first known value: `before`, or a copy of it, because collections may be changed in place.
+        last: The value after the change.
     """
 
     before: Any
@@ -479,11 +479,11 @@ class Change(NamedTuple):
     last: Any
 
     def known_by(self, value: Any) -> Any:
-        """Return what stands for a value now: the first one, unless somebody has put another object in its place."""
+        """Return the value to hash: the first one, unless the user has since assigned another object."""
         return self.first if value is self.last or value is MISSING or isinstance(value, _PLAIN) else value
 
     def after(self, known: Change | None) -> Change:
-        """Return the change since the first of all, where another one is known."""
+        """Return this change, merged with an earlier one: it then starts at the first value of that."""
         is_first = known is None or known.known_by(self.before) is self.before
         return self if known is None or is_first else self._replace(first=known.first)
 
@@ -493,18 +493,18 @@ _changed_globals: dict[tuple[str, str], Change] = {}  # by module and name
 
 
 def note_changed_attribute(holder: Any, name: str, change: Change) -> None:
-    """Have caches know an object by the value that an attribute had before reading from the object changed it."""
+    """Make caches identify an object by the value that an attribute had before reading from the object changed it."""
     key = id(holder)
     try:
         known = _changed_attributes.get(key) or (weakref.ref(holder, lambda _: _changed_attributes.pop(key, None)), {})
-    except TypeError:  # it has no room for weak references
+    except TypeError:  # its class does not support weak references
         return
     changed = _changed_attributes.setdefault(key, known)[1]
     changed[name] = change.after(changed.get(name))
 
 
 def note_changed_global(namespace: dict[str, Any], name: str, change: Change) -> None:
-    """Have caches know a function by the value that a global had before calling the function changed it."""
+    """Make caches identify a function by the value that a global had before calling the function changed it."""
     key = namespace.get("__name__") or "", name
     _changed_globals[key] = change.after(_changed_globals.get(key))
 
@@ -518,7 +518,7 @@ def globals_read(function: Any) -> list[tuple[dict[str, Any], str]]:
 
 
 def with_first_values(holder: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of an object, those that reading from it has changed as they were first."""
+    """Return the attributes of an object, with the first values of those that reading from it has changed."""
     known = _changed_attributes.get(id(holder))
     if known is None or known[0]() is not holder:
         return attributes
@@ -527,9 +527,9 @@ def with_first_values(holder: Any, attributes: dict[str, Any]) -> dict[str, Any]
 
 
 def settled_attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes that caches know an object by: not what changes while it is read.
+    """Return the attributes by which caches identify an object, without those that change while it is read.
 
-    An attribute that is None or an open file is left out: a dataset may open its file when it is first read.
+    An attribute that is None or an open file is left out, because a dataset may open its file on the first read.
     """
     attributes = with_first_values(value, attributes_of(value))
     return {name: each for name, each in attributes.items() if not _is_unsettled(each)}

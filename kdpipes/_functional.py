@@ -16,12 +16,12 @@ __all__ = ["Flavour", "functional_pipe", "register", "registered"]
 
 Flavour = Literal["map", "iter"]
 _BASES: dict[str, Any] = {"map": MapDataPipe, "iter": IterDataPipe}
-_INSTEAD = {  # arguments of torch's DataLoader, by the pipe that they are given to
+_INSTEAD = {  # hints for arguments of torch's DataLoader that users pass to a pipe
     ("deal", "drop_last"): ' Write `uneven="drop"`.',
-    ("deal", "num_workers"): " The loader has them: `kdp.Loader(chain, num_workers=...)`.",
-    ("deal", "collate_fn"): " Put `.collate_samples()` behind it, or `.map(function)`.",
+    ("deal", "num_workers"): " Pass it to the loader: `kdp.Loader(chain, num_workers=...)`.",
+    ("deal", "collate_fn"): " Add `.collate_samples()` or `.map(function)` after it.",
     ("deal", "pin_memory"): ' End the chain with `.to_device("cuda")`.',
-    ("deal", "sampler"): " `.sample_weighted(...)` or `.subset(...)` upstream choose samples.",
+    ("deal", "sampler"): " Choose samples with `.sample_weighted(...)` or `.subset(...)` before it.",
 }
 _ours: dict[tuple[str, str], Callable[..., Any]] = {}
 

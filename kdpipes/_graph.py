@@ -56,7 +56,7 @@ def handler_in(pipe: Any) -> Any:
 
 
 def random_name(source: Any) -> str | None:
-    """Return the name of an operation that is known to draw random numbers; None if a cache keeps what it has drawn."""
+    """Return the name of an operation upstream that draws random numbers; None if a cache freezes its results."""
     for pipe in walk(source):
         operation = getattr(pipe, "_operation", None)
         draws = getattr(operation, "draws", None)

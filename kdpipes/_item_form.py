@@ -1,4 +1,4 @@
-"""What `select` makes of samples: tuples, dictionaries or bare values, with or without the ctx."""
+"""The form of the items that `select` makes: tuples, dictionaries or bare values, with or without the ctx."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class ItemForm(NamedTuple):
 
     Args:
         names: The names of the parts, in order.
-        has_ctx: Whether items are pairs, of these parts and the ctx.
-        kind: Whether the parts are a tuple, a dictionary by name, or the only one stands for itself.
+        has_ctx: Whether items are pairs `(parts, ctx)`.
+        kind: "tuple": the parts are a tuple; "dict": a dictionary by name; "bare": the item is its only part.
     """
 
     names: tuple[str, ...]
@@ -29,7 +29,7 @@ class ItemForm(NamedTuple):
 
 
 def form_of(source: Any) -> ItemForm | None:
-    """Return the form of what a pipe gives, where it knows it."""
+    """Return the form of the items that a pipe gives; None if it is not known."""
     find: Any = getattr(source, "item_names", None)
     form = find() if find is not None else None
     return None if form is None else ItemForm(*form)

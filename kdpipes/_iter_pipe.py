@@ -44,7 +44,7 @@ class Streaming(Shown, Generic[Item]):
         raise TypeError(f"{type(self).__name__} must implement `iterate`.")
 
     def __iter__(self) -> Iterator[Item]:
-        # torch's `_simple_graph_snapshot_restoration` leaves the iterator that it has forwarded in this attribute.
+        # torch's `_simple_graph_snapshot_restoration` puts an iterator, already advanced, into this attribute.
         forwarded: Iterator[Item] | None = self.__dict__.pop("_fast_forward_iterator", None)
         if forwarded is None:
             return self.iterate()
@@ -53,37 +53,38 @@ class Streaming(Shown, Generic[Item]):
 
     def __getitem__(self, index: Any) -> Any:
         raise TypeError(
-            f"`{pipe_name(self)}` is a stream: it has no positions. `next(iter(pipe))` returns its first item."
+            f"`{pipe_name(self)}` is a stream and cannot be indexed. `next(iter(pipe))` returns its first item."
         )
 
     def map(self, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None) -> MapperIterDataPipe:
-        """Apply a function to each item: torch's `.map`, with random numbers that do not depend on who calls it.
+        """Apply a function to each item, like torch's `.map`, but with the same random numbers in any worker.
 
-        After `deal`, and pipes that make one item of each batch (`collate_samples`, `mixup`, `map`, ...), they depend
-        on the seed of `deal`, the epoch, the batch and this operation; before it, on the position in the stream. The
-        global generators of `random`, NumPy and torch are seeded for each call and restored after it, and threads
-        take turns; a function with a parameter `rng` gets a `numpy.random.Generator` in their place, and one with an
-        attribute `is_random = False` is called as it is. After any other stock pipe, and after `to_device`, `.map` is
-        torch's own and seeds nothing.
+        After `deal` and pipes that make one item of each batch (`collate_samples`, `mixup`, `map`, ...), the random
+        numbers depend on the seed of `deal`, the epoch, the batch and this operation. Before `deal`, they depend on the
+        position in the stream. The global generators of `random`, NumPy and torch are seeded for each call and restored
+        afterwards, and threads take turns. A function with a parameter `rng` gets a `numpy.random.Generator` instead;
+        for a function with an attribute `is_random = False`, nothing is seeded. After any other stock pipe, and after
+        `to_device`, `.map` is torch's own and seeds nothing.
 
         Args:
             fn: The function.
-            input_col: The index or key of what `fn` is applied to, or several; None is the whole item.
-            output_col: The index or key of the result; None replaces what `input_col` names.
+            input_col: The index or key, or several, of the part of an item that `fn` gets; None passes the whole item.
+            output_col: The index or key under which the result is stored; None replaces the part that `input_col`
+                names.
         """
         return MapperIterDataPipe(self, fn, input_col, output_col)
 
     def collate(self, *args: Any, **kwargs: Any) -> CollatorIterDataPipe:
-        """Apply a collate function to each item: torch's `.collate`, seeded as `map` is."""
+        """Apply a collate function to each item: torch's `.collate`, seeded like `map`."""
         return CollatorIterDataPipe(self, *args, **kwargs)
 
 
 class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
-    """Torch's `Mapper`, whose function draws the same numbers whichever worker calls it; see `Streaming.map`."""
+    """Torch's `Mapper`, whose function draws the same random numbers in any worker; see `Streaming.map`."""
 
     def __init__(self, datapipe: Any, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None) -> None:
         called = Callback("fn", fn, check=False)
-        is_given = "rng" in called.parameters  # an argument more than torch expects
+        is_given = "rng" in called.parameters  # bound for torch's check of the signature, which does not expect it
         Mapper.__init__(self, datapipe, functools.partial(fn, rng=None) if is_given else fn, input_col, output_col)
         self._note(called)
 
@@ -101,11 +102,11 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
             yield Mapper._apply_fn(applied, data)  # type: ignore[arg-type,no-untyped-call]  # which reads these three attributes only
 
     def identity(self) -> Any:
-        """Return what states know torch's own class by."""
+        """Return the same data as for torch's own class, so that states fit both."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def _numbering(self) -> Callable[[int], Draw | None]:
-        """Return what tells the n-th item of an epoch from all others."""
+        """Return a function that gives the n-th item of an epoch its own `Draw`."""
         batches: Any = self.datapipe
         while isinstance(batches, Mapper) or (getattr(batches, "gives_batches", False) and not _numbers(batches)):
             (batches,) = sources_of(batches)
@@ -116,7 +117,7 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
         begun: list[tuple[int, int]] = []
 
         def draw_of(number: int) -> Draw | None:
-            if not begun:  # what is upstream knows its epoch once it has given an item
+            if not begun:  # pipes upstream know their epoch only once they have given an item
                 opened = current_epoch() or (None if stream is None else stream.this_epoch())
                 begun.extend([] if opened is None else [opened])
             return Draw(*begun[0], number * stride + offset) if begun else None
@@ -125,7 +126,7 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
 
 
 class CollatorIterDataPipe(MapperIterDataPipe, Collator):
-    """Torch's `Collator`, whose function draws the same numbers whichever worker calls it; see `Streaming.map`."""
+    """Torch's `Collator`, whose function draws the same random numbers in any worker; see `Streaming.map`."""
 
     def __init__(self, datapipe: Any, *args: Any, **kwargs: Any) -> None:
         Collator.__init__(self, datapipe, *args, **kwargs)

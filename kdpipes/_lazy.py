@@ -62,7 +62,7 @@ class Lazy:
             before = record.enter(sample, self._what) if record is not None else (None, "")
             try:
                 self._value = self._load(sample if self._scope is None else sample.view(self._scope), *values)
-            except BaseException as error:  # also SystemExit, which workers send on
+            except BaseException as error:  # also SystemExit, which workers pass on to the main process
                 add_note(error, f"kdpipes: while {self._doing(sample)} (ordinal {sample.ordinal})")
                 raise
             finally:

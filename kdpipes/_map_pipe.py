@@ -78,13 +78,13 @@ class MapPipe(Suggesting, MapChain):
         """
 
     def redrawn_by(self, *, of_labels: bool = False) -> str | None:
-        """Return the name of the pipe, this one or upstream, that chooses other samples in each epoch, if there is one.
+        """Return the name of this pipe, or one upstream, if it chooses other samples in each epoch; else None.
 
-        `fetch`, `announce`, `expect` and `shard_numbers` then mean the samples of the epoch that `deal` is in; outside
-        of it, and for columns, those of epoch 0. The length is the same in every epoch.
+        In that case, `fetch`, `announce`, `expect` and `shard_numbers` refer to the samples of the epoch that `deal` is
+        in. Without `deal`, and for columns, they refer to those of epoch 0. The length is the same in every epoch.
 
         Args:
-            of_labels: Whether a pipe counts only if the labels at the same positions differ, too.
+            of_labels: Whether to ignore pipes that keep the label at each position.
         """
         sources = (source for source in sources_of(self) if isinstance(source, MapPipe))
         names = (source.redrawn_by(of_labels=of_labels) for source in sources)
@@ -122,9 +122,10 @@ class MapPipe(Suggesting, MapChain):
             return self.finish(self.fetch(position))
 
     def set_epoch(self, epoch: int) -> None:
-        """Let `pipe[i]` be sample i of `epoch`, from 0: for loaders without `deal`, whose epochs would be alike.
+        """Make `pipe[i]` return sample i of `epoch`, from 0.
 
-        Persistent workers of torch's DataLoader, which have a copy of the pipe, do not see it.
+        Without `deal`, all epochs of a loader would be alike. Persistent workers of torch's DataLoader have their own
+        copy of the pipe, so that this does not reach them.
         """
         self.__dict__[_EPOCH] = check_count("epoch", epoch, minimum=0)
 
@@ -141,11 +142,11 @@ class MapPipe(Suggesting, MapChain):
         return cast("MapPipe", self.subset(indices))
 
     def map(self, fn: Callable[..., Any] = default_fn) -> MapperMapDataPipe:
-        """Apply a function to each item: torch's `.map`, with random numbers that do not depend on who calls it.
+        """Apply a function to each item, like torch's `.map`, but with the same random numbers in any worker.
 
         They depend on the seed of `deal`, the epoch, the position and this operation. The global generators of
-        `random`, NumPy and torch are seeded for each call and restored after it; a function with a parameter `rng` gets
-        a `numpy.random.Generator` in their place, and one with an attribute `is_random = False` is called as it is.
+        `random`, NumPy and torch are seeded for each call and restored afterwards. A function with a parameter `rng`
+        gets a `numpy.random.Generator` instead; for one with an attribute `is_random = False`, nothing is seeded.
 
         Args:
             fn: The function.
@@ -155,8 +156,8 @@ class MapPipe(Suggesting, MapChain):
     def column(self, name: str) -> NDArray[Any]:
         """Return one field of all samples, `[len(self)]`, not to be modified; `y`, the labels, is read only once.
 
-        `key` are the samples' keys, where that is no field. Where samples are drawn anew in each epoch
-        (`sample_weighted`), these are those of epoch 0.
+        `key` gives the samples' keys, unless a field has that name. If samples are drawn anew in each epoch
+        (`sample_weighted`), the column is that of epoch 0.
         """
         if name != "y":
             return self._checked_column(name)
@@ -191,7 +192,7 @@ class MapPipe(Suggesting, MapChain):
 
 
 class MapperMapDataPipe(Shown, Mapper):  # type: ignore[type-arg]
-    """Torch's `Mapper`, whose function draws the same numbers whichever worker calls it; see `MapPipe.map`."""
+    """Torch's `Mapper`, whose function draws the same random numbers in any worker; see `MapPipe.map`."""
 
     def __init__(self, datapipe: Any, fn: Callable[..., Any]) -> None:
         Mapper.__init__(self, datapipe, fn)
@@ -204,7 +205,7 @@ class MapperMapDataPipe(Shown, Mapper):  # type: ignore[type-arg]
         return MapperMapDataPipe(self, fn)
 
     def identity(self) -> Any:
-        """Return what states know torch's own class by."""
+        """Return the same data as for torch's own class, so that states fit both."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __getitem__(self, index: Any) -> Any:
@@ -278,16 +279,17 @@ def indexed(source_datapipe: Any, name: str, *, takes_samples: bool = True) -> M
 
 
 def warn_of_fixed(redrawn: str, by: str) -> None:
-    """Warn that a pipe draws nothing anew, since the length of an epoch would change downstream."""
+    """Warn that a pipe keeps the draw of epoch 0, because the length of an epoch would change downstream."""
     warnings.warn(
-        f"`{redrawn}` gives the same samples in every epoch here, because `{by}` downstream goes by their values, and "
-        f"an epoch's length must not change. Put `{by}` before `{redrawn}`, or write `{redrawn}(..., redraw=False)`.",
+        f"`{redrawn}` gives the same samples in every epoch here, because `{by}` after it depends on their values, "
+        f"and the length of an epoch must not change. Put `{by}` before `{redrawn}`, or write "
+        f"`{redrawn}(..., redraw=False)`.",
         stacklevel=2,
     )
 
 
 class _Recent:
-    """The positions of the last two epochs in this process: threads of workers may be in either. A copy has none."""
+    """The positions of the last two epochs in this process, as worker threads may be in either; copies start empty."""
 
     def __init__(self) -> None:
         self._kept: dict[int, NDArray[Any]] = {}
@@ -309,11 +311,11 @@ class _Recent:
 class PlanPipe(MapPipe):
     """A choice of the source's samples, computed from its columns when it is first needed, and then kept.
 
-    Subclasses implement `_plan`, which returns the positions of the source's samples. One that chooses anew in each
-    epoch sets `_redraws` when it is made or planned, and implements `_replan`.
+    Subclasses implement `_plan`, which returns the positions of the source's samples. A subclass that chooses anew in
+    each epoch sets `_redraws` in the constructor or in `_plan`, and implements `_replan`.
 
-    A choice by values holds for the samples of epoch 0 alone: upstream of it, nothing is drawn anew. Subclasses whose
-    choice depends on labels only, or on no values at all, say so in `_goes_by`.
+    A choice by values is valid only for the samples of epoch 0, so pipes upstream of it keep the draw of epoch 0.
+    `_goes_by` is "labels" if the choice depends only on labels, "number" if it depends on no values at all.
     """
 
     _computed: ClassVar[tuple[str, ...]] = ("_positions", "_redraws", "_recent", "_is_fixed")
@@ -375,7 +377,7 @@ class PlanPipe(MapPipe):
 
     def identity(self) -> Any:
         with planning(0):
-            positions = self.positions()  # which labels decide on
+            positions = self.positions()  # these may depend on labels, which are not in the arguments
         return (super().identity(), positions, "redraw") if self._redraws else (super().identity(), positions)
 
     def announce(self, positions: NDArray[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Text without what must not be shown. Nothing heavy is imported for it: commands and errors need it."""
+"""Masking of secrets in texts. This module imports nothing heavy, because commands and errors need it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 __all__ = ["HIDDEN", "masked"]
 
 HIDDEN = "***"
-_USER = re.compile(r"(?<=://)(?:[^/\s:]*:\S*|[^/\s]+)@")  # passwords have slashes and @ too
-# also of a misspelt URL: "redis:/u:pw@host"
+_USER = re.compile(r"(?<=://)(?:[^/\s:]*:\S*|[^/\s]+)@")  # passwords may contain slashes and @
+# Users and passwords of misspelt URLs, such as "redis:/u:pw@host".
 _LIKE_USER = re.compile(r"(?<![^\s/:'\"])[^\s/:@'\"]*:[^\s/@'\"]+@(?=[\w\[])")
 _QUERY = re.compile(r"(?<=\?)[\w.%-]+=[^\s'\"#]*")
 _ASSIGNED = re.compile(
@@ -20,7 +20,7 @@ _KEY_FILE = re.compile(r"(?<=PRIVATE KEY-----).+?(?=-----END|\Z)", re.S)
 
 
 def masked(text: str) -> str:
-    """Return a text without what must not be shown: the users of URLs and their passwords, queries, tokens.
+    """Return a text in which the users, passwords and queries of URLs, tokens and keys are masked.
 
     >>> masked("redis://:hunter2@host/0"), masked("https://host/a.tar?X-Amz-Signature=1f")
     ('redis://***@host/0', 'https://host/a.tar?***')

@@ -20,7 +20,7 @@ PipeClass = TypeVar("PipeClass", bound=type)
 
 
 def called_as(name: str) -> Callable[[PipeClass], PipeClass]:
-    """Note that a pipe class is called as `kdp.name(...)`, also in errors about its arguments."""
+    """Record that a pipe class is called as `kdp.name(...)`, and use that name in errors about its arguments."""
 
     def decorate(pipe_class: PipeClass) -> PipeClass:
         called_directly[pipe_class] = name

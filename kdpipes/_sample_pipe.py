@@ -206,7 +206,7 @@ class _Bound:
         return _restored, (self.function, self._changes)
 
     def fingerprinted(self) -> Any:
-        """Return what tells it from another, in the words of the states that are kept."""
+        """Return what identifies the operation, under the names that existing states use."""
         return {"_changes": self._changes, "_function": self.function}
 
     def draws(self) -> str | None:
@@ -227,7 +227,8 @@ class _Bound:
 
 def _restored(function: Callback, changes: frozenset[str] | None) -> _Bound:
     users, args, kwargs = function.function.args
-    return _Bound(users, args, kwargs, changes)  # the parameters are the user's function's, not the partial's
+    # Made again, so that the known parameters are those of the user's function, not of the partial.
+    return _Bound(users, args, kwargs, changes)
 
 
 def _call_with(
@@ -237,7 +238,7 @@ def _call_with(
 
 
 def _users_callback(operation: Any) -> Callback | None:
-    """Return a user's operation as what `call_seeded` takes; None for kdpipes' own, which seed what they call."""
+    """Return a user's operation as a `Callback` for `call_seeded`; None for kdpipes' own operations."""
     if isinstance(operation, _Bound):
         return operation.function
     method = _users_method(type(operation))  # type: ignore[arg-type]  # a type has a hash
@@ -260,19 +261,19 @@ def sample_pipe(name: str, *, changes: str | None = None) -> Callable[[Definitio
     """Register a sample-wise pipe as `.name(...)` on indexed pipes and on streams.
 
     Args:
-        name: The functional name. Names of torch and torchdata are refused.
+        name: The functional name, which torch and torchdata must not use already.
         changes: The fields that a function changes or adds, in one string: "x mask". Other columns then come straight
             from the source; otherwise a plan pipe that follows calls the function for every sample.
 
     The definition is either a function, `def brighten(sample, *, amount)`, called with each sample, or a class whose
-    `__init__` takes the arguments of `.name(...)` and whose `__call__(sample)` returns the sample. A class may say
-    more: `field_names(known)` the fields after it, `column_name(name)` which column of the source is column `name`
-    unchanged (None: it is changed), `check(known)` refuses fields that are not there.
+    `__init__` takes the arguments of `.name(...)` and whose `__call__(sample)` returns the sample. A class may have
+    more methods: `field_names(known)` returns the fields after it, `column_name(name)` the source's column that is
+    column `name` unchanged (None if it is changed), and `check(known)` raises if a field is missing.
 
-    The function, or `__call__` of the class, may take `rng`, a `numpy.random.Generator` that depends on (seed, epoch,
-    ordinal, operation) alone, and `ctx`, the sample's ctx; callers of `.name(...)` do not give them. Without `rng`, the
-    global generators of `random`, NumPy and torch are seeded for the call and restored after it, as `transform` does
-    it; a function with an attribute `is_random = False` is called as it is.
+    The function, or `__call__` of the class, may take `rng`, a `numpy.random.Generator` that depends only on (seed,
+    epoch, ordinal, operation), and `ctx`, the sample's ctx; callers of `.name(...)` do not pass these. Without `rng`,
+    the global generators of `random`, NumPy and torch are seeded for the call and restored afterwards, as in
+    `transform`; for a function with an attribute `is_random = False`, nothing is seeded.
 
     Example:
         >>> @sample_pipe("doctest_scale")

@@ -14,14 +14,14 @@ from kdpipes._masked import masked
 
 __all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
 
-_MEMBERS = {  # what they are called in tars, by KappaData, and in Hugging Face's datasets
+_MEMBERS = {  # names of these fields in tars, in KappaData and in Hugging Face datasets
     "x": ("jpg", "jpeg", "png", "webp", "wav", "txt", "npy"),
     "y": ("cls", "class", "label", "labels", "target"),
 }
 
 
 class KdpipesError(Exception):
-    """What every error of kdpipes' own has in common: its text holds no passwords and signatures of URLs."""
+    """Base class of kdpipes' errors; passwords and signatures of URLs are masked in their texts."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(masked(arg) if isinstance(arg, str) and "://" in arg else arg for arg in args))
@@ -54,7 +54,7 @@ class MissingMemberError(DataError, KeyError):
 
 
 def must_be(param: str, rule: str, value: object, way_out: str = "") -> str:
-    """Return the sentence in which kdpipes refuses an argument."""
+    """Return the sentence of kdpipes' errors about arguments."""
     shown = _shown(value) if isinstance(value, Mapping) else masked(repr(value))
     if len(shown) > 120:
         shown = shown[:117] + "..."
@@ -62,7 +62,7 @@ def must_be(param: str, rule: str, value: object, way_out: str = "") -> str:
 
 
 def _shown(value: object) -> str:
-    from kdpipes._called import shown_value  # which imports torch; commands that only show help do without
+    from kdpipes._called import shown_value  # late: it imports torch, which `--help` does not need
 
     return shown_value(value)
 
@@ -93,7 +93,7 @@ def check_choice(param: str, value: object, choices: Collection[object]) -> None
 
 
 def check_flag(param: str, value: Any) -> bool:
-    """Return `value` if it is True or False, or refuse it."""
+    """Return `value`; raise TypeError unless it is True or False."""
     if not isinstance(value, bool):
         raise TypeError(must_be(param, "True or False", value))
     return value
@@ -173,9 +173,9 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def as_cause(error: BaseException) -> BaseException:
-    """Return what to chain a new error to: `error`, or what takes its place where its text holds a secret of a URL.
+    """Return the cause to chain a new error to: `error`, or a masked copy if its text holds a secret of a URL.
 
-    The causes of the stand-in are those of `error`, treated alike, so that tracebacks hold no secret either.
+    The causes of `error` are masked in the same way, so that tracebacks hold no secret either.
     """
     before = error.__cause__
     cause = None if before is None else as_cause(before)

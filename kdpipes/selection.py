@@ -109,7 +109,7 @@ def oversample_multiply(labels: NDArray[Any]) -> Ints:
 def oversample_exact(labels: NDArray[Any], epoch: int = 0) -> Ints:
     """Return class after class, each repeated up to exactly the size of the largest; no unlabelled samples (-1).
 
-    What is missing after whole rounds are other samples of the class in each epoch, in turns.
+    After whole rounds, other samples of the class fill up the rest in each epoch, in turn.
 
     >>> oversample_exact(np.array([0, 1, 0, 0]))
     array([0, 2, 3, 1, 1, 1], dtype=int32)

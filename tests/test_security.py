@@ -38,7 +38,7 @@ PROOFS = {
         "Workers and the main process": "test_nothing_listens_while_workers_run",
         "Pickles are read only where": "test_pickles_are_read_in_few_places",
         "Nothing in data is executed": "test_nothing_in_data_is_executed",
-        "An index names no file": "test_a_hostile_index_reads_no_other_file",
+        "An index contains no file": "test_a_hostile_index_reads_no_other_file",
         "The checksum of an index": "test_the_checksum_of_an_index_proves_no_author",
         "A state is plain data": "test_a_state_is_read_without_pickles",
         "Folders in shared memory have": "test_files_have_the_modes_that_the_page_says",
@@ -63,11 +63,11 @@ PROOFS = {
     },
     "write/test_copy_to_local_zips.py": {
         "A zip is unpacked only": "test_a_zip_that_reaches_out_of_the_folder_is_refused",
-        "A zip that claims more": "test_a_zip_that_would_fill_the_disk_is_refused",
+        "A zip that claims to hold": "test_a_zip_that_would_fill_the_disk_is_refused",
     },
     "storage/test_private_hosts.py": {
-        "HTTP follows no redirect": "test_a_redirect_leads_to_no_network_that_is_more_private",
-        "HTTP asks no link-local": "test_readers_do_not_reach_link_local_addresses",
+        "HTTP redirects are not": "test_a_redirect_leads_to_no_network_that_is_more_private",
+        "HTTP requests never go": "test_readers_do_not_reach_link_local_addresses",
         "Lists of files on web pages": "test_a_listing_leads_to_no_other_host",
         "`KDPIPES_ALLOW_PRIVATE_HOSTS=1`": "test_a_redirect_leads_to_no_network_that_is_more_private",
     },
@@ -83,20 +83,20 @@ PROOFS = {
         "`allow_pickle=True`": "test_pickles_are_written_and_read_only_on_request",
     },
     "cache/test_redis_store.py": {
-        "Redis entries have a longest": "test_entries_that_are_too_long_are_neither_kept_nor_read",
-        "A redis server that is away": "test_a_server_that_is_away_is_a_clear_error_without_the_password",
+        "Redis entries have a maximum": "test_entries_that_are_too_long_are_neither_kept_nor_read",
+        "A redis server that cannot be": "test_a_server_that_is_away_is_a_clear_error_without_the_password",
     },
     "cache/test_cache_on_disk.py": {
         "The size of a database": "test_a_cut_database_is_an_error_at_the_next_epoch",
     },
     "delivery/test_checkpoint_refusals.py": {
-        "What is no state": "test_garbage_is_refused_and_changes_nothing",
+        "Loading anything that is not": "test_garbage_is_refused_and_changes_nothing",
     },
     "cache/test_lmdb_store.py": {
         "A folder in shared memory that": "test_a_folder_that_is_open_to_others_is_not_taken",
     },
     "storage/test_drafts.py": {
-        "Files appear whole": "test_an_error_leaves_what_was_there_and_no_draft",
+        "Files appear complete": "test_an_error_leaves_what_was_there_and_no_draft",
     },
     "test_secrets.py": {
         "Users, passwords, signatures": "test_nothing_of_a_signed_url_is_written_or_shown",
@@ -266,7 +266,7 @@ def test_a_hostile_index_reads_no_other_file(shard: Path, tmp_path: Path) -> Non
 def test_the_checksum_of_an_index_proves_no_author(shard: Path) -> None:
     forge(shard, labels=np.array([2, 2, 2]))
     assert kdp.open_shards(shard).column("cls").tolist() == [2, 2, 2], "whoever writes there decides about labels"
-    with pytest.raises(kdp.DataError, match="cannot be verified: there is no index of it with checksums"):
+    with pytest.raises(kdp.DataError, match="cannot be verified: it has no index with checksums"):
         list(kdp.stream_shards(shard, verify=True))
 
 

@@ -18,10 +18,10 @@ class CacherInMemory(Cacher):
     (small); behind it, it decodes them whole and keeps pixels (fast; crops may differ by a grey level or two from those
     that are decoded alone). Labels and the like that a source knows anyway are not kept.
 
-    Entries are known by the source (what it is made of; path, size and date of files, elsewhere the ETag, as listings
-    and shards have it), the sample's key, the field, and the work pipes upstream: their arguments, decoders, the code,
-    defaults and closures of functions, and the globals that these read. Plan pipes do not count. Files that a function
-    opens do not count either: say so by `version`. A damaged entry is loaded again.
+    Entries are identified by the source (its arguments; path, size and date of local files, the ETag of remote files,
+    from listings and shards), the sample's key, the field, and the work pipes upstream: their arguments, decoders, the
+    code, defaults and closures of functions, and the globals that these read. Plan pipes do not count. Files that a
+    function opens do not count either: change `version` if they change. A damaged entry is loaded again.
 
     A stream keeps its order. Where only work stands between `kdp.stream_shards` and the cache, what has passed once, to
     the end, is given again without opening a shard; of other streams the values are kept, and the source is read.

@@ -14,9 +14,10 @@ __all__ = ["CacherInRedis"]
 class CacherInRedis(Cacher):
     """Keeps fields in a redis server, for several machines (functional name: ``cache_in_redis``).
 
-    What is kept, and what entries are known by, says `cache_in_memory`. Only keys that begin with the namespace are
-    touched, and the server is never flushed; what it evicts is loaded again. An entry that is damaged, a pickle, longer
-    than `max_value_bytes` or another key's (its checksum includes its key) is loaded again and replaced.
+    `cache_in_memory` describes what is kept and how entries are identified. Only keys that begin with the namespace are
+    touched, and the server is never flushed; evicted entries are loaded again. An entry is also loaded again and
+    replaced if it is damaged, is a pickle, is longer than `max_value_bytes`, or belongs to another key (its checksum
+    includes its key).
 
     Args:
         url: Of the server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
@@ -24,8 +25,8 @@ class CacherInRedis(Cacher):
         ttl_s: How long an entry stays, in seconds; None is for ever.
         on_unreachable: "raise", or "go_on" as if there were no cache, with a warning, until the server is back.
         timeout_s: How long to wait for an answer, in seconds.
-        max_value_bytes: How long an entry may be, at most 512 MiB. A longer one that somebody else wrote is not read,
-            but loaded again and replaced.
+        max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry, which another writer must have
+            put there, is not read; its value is loaded again and the entry replaced.
         verify: When checksums are compared: "always", "once" per process and entry, or "never".
         version: Anything else that tells these entries from others, a string or an integer.
         freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.

@@ -77,10 +77,10 @@ class Cacher:
         return store.get_again(key) if isinstance(store, LmdbStore) else store.get(key)
 
     def begin_epoch(self) -> None:
-        """Check what must be right before this process reads the samples of another epoch.
+        """Check the cache's file before this process reads the samples of another epoch.
 
         Raises:
-            DataError: The cache's file has been cut.
+            DataError: The cache's file has been truncated.
         """
         if isinstance(self.store, LmdbStore):
             self.store.check_size()
@@ -155,7 +155,7 @@ class Cacher:
         is_checked = self._verify == "always" or (self._verify == "once" and not is_known)
         found = self._read(key, content, is_checked)
         if type(found) is not tuple or len(found) != 2:
-            raise DamagedError("The entry is none of a cache's.")
+            raise DamagedError("The entry was not written by a cache.")
         if not is_known and self._verify != "always":
             self._verified.add(key)
         return found
@@ -202,9 +202,9 @@ class Cacher:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"The cache holds a pickle for field {name!r} of sample {sample.key!r}. It is not read: this sample is "
-                "loaded, and so are others like it. Where everybody who can write there is trusted, pass "
-                "`allow_pickle=True`.",
+                f"The cache holds a pickle for field {name!r} of sample {sample.key!r}. Pickles are not read: this "
+                "sample, and others like it, are loaded from the source. If you trust everyone who can write to the "
+                "cache, pass `allow_pickle=True`.",
                 stacklevel=2,
             )
 

@@ -36,8 +36,8 @@ class FileStore:
             (lz4), "snappy" (python-snappy).
 
     Raises:
-        ImportError: The package of the file system is not installed, or that of the compression; of that also when a
-            cache is opened that has it.
+        ImportError: The package of the file system or of the compression is not installed. For the compression, also
+            when an existing compressed cache is opened.
         ValueError: The URL's protocol is unknown.
         DataError: When it is first used: the folder holds something else, or a cache of another version.
     """
@@ -115,7 +115,7 @@ class FileStore:
         return self._url if set_up is None else join_url(self._url, set_up[0].path_of(key))
 
     def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
-        """Yield all entries with what they are bound to (`bound_to`); None in the place of one that cannot be read."""
+        """Yield `bound_to(key)` and content of all entries; None in place of a content that cannot be read."""
         set_up = self._opened()
         for name in sorted(self._folder().sizes()) if set_up is not None else []:
             if name not in (METADATA, COPY):
@@ -198,7 +198,7 @@ class FileStore:
 def _digest_in(name: str) -> bytes:
     try:
         return bytes.fromhex(name.rpartition("/")[2])
-    except ValueError:  # a file of somebody else
+    except ValueError:  # a file that kdpipes did not write
         return b""
 
 

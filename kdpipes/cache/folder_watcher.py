@@ -93,7 +93,7 @@ class _Watcher:
     def _start(self) -> None:
         with suppress(OSError):  # without it, the next process that makes a folder removes what was left
             source, self._pipe = os.pipe()
-            # A watcher that is stopped reads nothing: a full pipe must not block this process.
+            # A stopped watcher reads nothing, and a full pipe must not block this process.
             os.set_blocking(self._pipe, False)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # for good, in the process that is started
             try:
@@ -104,7 +104,7 @@ class _Watcher:
                 os.close(source)
 
     def _tell(self, line: str) -> None:
-        with suppress(OSError):  # it was killed, or does not read
+        with suppress(OSError):  # the watcher was killed, or does not read
             os.write(self._pipe, f"{line}\n".encode("utf-8", "surrogateescape"))
 
     def _stop(self) -> None:
@@ -124,10 +124,11 @@ class _Watcher:
 def _end(pid: int) -> None:
     """Kill a watcher that has nothing left to watch, and reap it.
 
-    One that is stopped would never see the pipe close. The wait is bounded, since the kernel may hold a killed process.
+    A stopped watcher would never notice that the pipe was closed. The wait is bounded, because the kernel may delay the
+    end of a killed process.
     """
     give_up = time.monotonic() + _PATIENCE_S
-    with suppress(ChildProcessError):  # reaped by somebody else: its number may be another process's by now
+    with suppress(ChildProcessError):  # already reaped; its pid may belong to another process by now
         while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < give_up:
             os.kill(pid, signal.SIGKILL)
             time.sleep(0.001)

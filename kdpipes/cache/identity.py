@@ -21,7 +21,7 @@ from kdpipes.sample import Sample
 
 __all__ = ["Identity", "eager_names", "key_of"]
 
-_FORMAT = 2  # of what values become in a cache: 2 since their checksums include their keys
+_FORMAT = 2  # version of the entries' format; 2: checksums include keys
 _ORDER_ALONE = (Shuffler, Prefetcher)
 
 
@@ -31,7 +31,7 @@ class Identity:
     Args:
         source: What the cache reads from.
         notes: What the user adds (`version=`), and the options that change values.
-        is_shared: Whether other chains may find the entries: to warn where a change would not be noticed.
+        is_shared: Whether other chains may find the entries; if so, values whose changes go unnoticed are warned of.
     """
 
     def __init__(self, source: Any, notes: Any, *, is_shared: bool) -> None:
@@ -168,13 +168,13 @@ _warned: set[str] = set()
 
 
 def _warn_of_unhashed(names: list[str]) -> None:
-    """Warn once of each value that cannot be hashed."""
+    """Warn once about each value that cannot be hashed."""
     new = [name for name in dict.fromkeys(names) if name not in _warned]
     if new:
         _warned.update(new)
         warnings.warn(
             f"Functions before a cache read values that cannot be hashed: {', '.join(new)}. The cache would not notice "
-            "that they change. Pass `version=` to the cache, and another one when they do.",
+            "if they change. Pass `version=` to the cache, and a new version when they change.",
             stacklevel=2,
         )
 

@@ -44,7 +44,7 @@ class Environment:
         self._is_durable = is_durable
         self._env: Any = None
         self._place: tuple[int, int] | None = None
-        self._least_size = 0  # LMDB's file never shrinks
+        self._least_size = 0  # a smaller file has been truncated, as LMDB's file never shrinks
         self._window = _Window()
         self.page_size = mmap.PAGESIZE
         self.reading, self.writing = threading.Lock(), threading.Lock()
@@ -93,10 +93,10 @@ class Environment:
             return transaction.stat()["entries"] - _num_replaced(transaction), num_pages * self.page_size
 
     def check_size(self) -> None:
-        """Raise if the file has been cut since it was opened: to read what is missing ends a process by SIGBUS.
+        """Raise if the file has been truncated since it was opened; reading the missing part would raise SIGBUS.
 
         Raises:
-            DataError: It has been cut. The environment is closed.
+            DataError: The file has been truncated. The environment is closed.
         """
         with self.reading:
             if self._env is not None and self._place == _place_of(Path(self.folder, "data.mdb")):
@@ -105,12 +105,12 @@ class Environment:
     def _check_size(self) -> None:
         data = Path(self.folder, "data.mdb")
         size, least = data.stat().st_size, self._least_size
-        if size >= least:  # so that its first pages, which say how many there are, can be read
+        if size >= least:  # only then can the first pages, which hold the number of pages, be read
             least = (self._env.info()["last_pgno"] + 1) * self.page_size
         if size < least:
             self._close()
             self._window = _Window()
-            raise DataError(f"{str(data)!r} has been cut: it should have {least} bytes. Delete the cache.")
+            raise DataError(f"{str(data)!r} has been truncated: it should have {least} bytes. Delete the cache.")
         self._least_size = size
 
     def _begin(self) -> Any:

@@ -116,7 +116,7 @@ class LmdbStore:
         return self._asked(lambda environment: environment.has(key), False)
 
     def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
-        """Yield all entries with what they are bound to (`bound_to`); None in the place of one that cannot be read."""
+        """Yield `bound_to(key)` and content of all entries; None in place of a content that cannot be read."""
         nothing: list[bytes] = []
         for key in self._asked(lambda environment: environment.keys(), nothing):
             yield bound_to(key), self._look_up([key])[0]
@@ -127,10 +127,10 @@ class LmdbStore:
         return CacheStats(tally.hits, tally.misses, num_bytes, num_entries, tally.healed)
 
     def check_size(self) -> None:
-        """Raise if somebody has cut the file that is open, which takes two system calls.
+        """Raise if the open file has been truncated; this takes two system calls.
 
         Raises:
-            DataError: The file has been cut.
+            DataError: The file has been truncated.
         """
         if self._opened is not None:
             self._asked(lambda environment: environment.check_size(), None)

@@ -77,7 +77,7 @@ def _parsed(content: bytes | None) -> dict[str, Any] | None:
         said = dict(json.loads(content or b""))
         checksum = said.pop("checksum", None)
         is_whole = {"format", "layout"} <= set(said) and checksum in (None, _checksum(said))
-    except (ValueError, TypeError, RecursionError):  # of JSON that is nested too deeply
+    except (ValueError, TypeError, RecursionError):  # RecursionError: JSON nested too deeply
         return None
     return said if is_whole else None
 

@@ -111,10 +111,12 @@ class CacheReaderMapDataPipe(MapPipe):
             if content is not None:
                 value, ctx = decode(content, allow_pickle=self._allow_pickle, key=bound_to(key))
         except DamagedError as error:
-            way_out = "An epoch of the chain that has the source heals it."
+            way_out = "An epoch of the chain that fills the cache repairs it."
             raise DataError(f"Field {name!r} of {sample.key!r} in {self._url!r}: {error} {way_out}") from error
         if content is None:
-            raise DataError(f"The cache {self._url!r} has lost field {name!r} of sample {sample.key!r}: fill it again.")
+            raise DataError(
+                f"The cache {self._url!r} no longer has field {name!r} of sample {sample.key!r}. Fill it again."
+            )
         for entry, recorded in ctx.items():
             sample.ctx.setdefault(entry, recorded)
         return value

@@ -59,7 +59,7 @@ def private_generators(value: Any) -> list[PrivateGenerator]:
 
 
 def reached_from(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a pipe, an operation or a function reaches, each once, by the names that a user knows it by."""
+    """Yield each object that a pipe, an operation or a function reaches, once, with the name that users know it by."""
     seen: dict[int, Any] = {}
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting and len(seen) < _MOST:

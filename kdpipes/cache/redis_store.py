@@ -22,7 +22,7 @@ __all__ = ["MOST_VALUE_BYTES", "RedisStore"]
 
 Result = TypeVar("Result")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_./-]+")
-MOST_VALUE_BYTES = 512 << 20  # of redis itself
+MOST_VALUE_BYTES = 512 << 20  # the limit of redis itself
 _ROUND_TRIP_BYTES = 32 << 20
 _PAUSE_S = 5.0  # in which a server that was away, or full, is not asked
 _WAY_OUT = 'Start it, or go on without a cache while it is away: `on_unreachable="go_on"`.'
@@ -40,7 +40,7 @@ class RedisStore:
         ttl_s: How long an entry stays, in seconds; None is for ever.
         on_unreachable: "raise", or "go_on" as if there were no cache, with a warning, until the server is back.
         timeout_s: How long to wait for an answer, in seconds.
-        max_value_bytes: How long an entry may be, at most 512 MiB. A longer one that somebody else wrote is damaged.
+        max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry counts as damaged.
 
     Raises:
         ImportError: redis is not installed.
@@ -67,7 +67,8 @@ class RedisStore:
             _check_seconds("ttl_s", ttl_s)
         check_choice("on_unreachable", on_unreachable, ["raise", "go_on"])
         if check_count("max_value_bytes", max_value_bytes) > MOST_VALUE_BYTES:
-            raise ValueError(must_be("max_value_bytes", f"at most {MOST_VALUE_BYTES:,}, as of redis", max_value_bytes))
+            rule = f"at most {MOST_VALUE_BYTES:,}, the limit of redis"
+            raise ValueError(must_be("max_value_bytes", rule, max_value_bytes))
         self._max_value_bytes = max_value_bytes
         self._url, self._prefix = url, f"{namespace}:".encode()
         self._ttl_ms = None if ttl_s is None else int(ttl_s * 1000)
@@ -138,8 +139,8 @@ class RedisStore:
         content = b"".join(buffers)
         if len(content) > self._max_value_bytes:
             raise ValueError(
-                f"This cache in redis keeps no entry of more than {self._max_value_bytes:,} bytes (`max_value_bytes`), "
-                f"but this one has {len(content):,}."
+                f"An entry has {len(content):,} bytes, but this cache in redis keeps at most "
+                f"{self._max_value_bytes:,} bytes per entry (`max_value_bytes`)."
             )
         return self._name(key), content
 

@@ -17,7 +17,7 @@ from kdpipes.cache.folder_watcher import unwatch, watch
 from kdpipes.errors import must_be
 from kdpipes.storage.held_files import CAN_HOLD
 
-with suppress(ImportError):  # of Windows
+with suppress(ImportError):  # Windows does not have it
     import fcntl
 
 __all__ = ["SharedFolder", "clear_named", "free_bytes", "named_folders"]
@@ -102,7 +102,7 @@ def _made_and_held(path: str) -> int | None:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EACCES):
                 raise
             raise PermissionError(
-                f"{path!r} is taken by what is not a folder of this user: a file, a link, or somebody else's folder. "
+                f"{path!r} exists, but is not a folder of this user: it is a file, a link, or another user's folder. "
                 "Use another name, or remove it."
             ) from error
         status = os.fstat(lock)

@@ -100,9 +100,9 @@ class CacheStore(Protocol):
 
 
 def bound_to(key: bytes) -> bytes:
-    """Return the 20 bytes that the checksum of an entry includes, so that an entry under another key is damaged.
+    """Return the 20 bytes that the checksum of an entry covers, so that an entry under another key counts as damaged.
 
-    They are a digest of the key, because a cache of files knows no more of a key than the name of its file.
+    They are a digest of the key, because a cache of files stores only the digest, as the name of the file.
     """
     return hashlib.blake2b(key, digest_size=20).digest()
 

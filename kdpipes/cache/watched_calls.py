@@ -28,9 +28,9 @@ from kdpipes.cache.private_generators import PrivateGenerator, private_generator
 __all__ = ["WatchedCalls"]
 
 _NUM_LOOKS = 2  # per process: some functions make their generator when they are first called
-_MOST = 100  # objects, and globals, that are looked at
+_MOST = 100  # objects to look at, and as many globals
 _COLLECTIONS = (dict, list, set)
-_MANY = 1000  # entries: of a longer collection, what is added while samples are read is not noticed
+_MANY = 1000  # entries; changes inside longer collections are not noticed
 
 
 class WatchedCalls:
@@ -119,7 +119,7 @@ def _name_of(pipe: Any) -> str:
 
 
 def _kept(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return each attribute with a copy where it is a short collection, which may be changed in place."""
+    """Return each attribute with a copy if it is a short collection, which may change in place."""
     return {
         name: (value, value.copy() if type(value) in _COLLECTIONS and len(value) <= _MANY else value)
         for name, value in attributes.items()
@@ -127,7 +127,7 @@ def _kept(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def _changes(kept: dict[str, tuple[Any, Any]], now: dict[str, Any]) -> Iterator[tuple[str, Change]]:
-    """Yield what has changed, by name."""
+    """Yield the name and the change of each attribute that has changed."""
     for name, (value, copied) in kept.items():
         if name not in now or now[name] is not value or not _is_as_before(value, copied):
             yield name, Change(value, copied, now.get(name, MISSING))
@@ -150,10 +150,10 @@ def _warn_of_changed(before: list[tuple[str, bytes]], after: list[tuple[str, byt
     for (name, one), (_, other) in zip(before, after, strict=True):
         if one != other:
             warnings.warn(
-                f"What `{name}` calls has changed its own attributes, its closure or an object that it reads, when it "
-                "was called. A cache knows its entries by these, so chains that are made of it from now on would not "
-                "find them. Let it keep what changes elsewhere, or say itself what it is known by: a method "
-                "`fingerprinted()` that returns it.",
+                f"A callable of `{name}` has changed its own attributes, its closure or an object that it reads during "
+                "a call. Cache entries are identified by these, so new chains with this callable would not find them. "
+                "Keep the changing state somewhere else, or give the callable a method `fingerprinted()` that "
+                "returns the data which identifies it.",
                 stacklevel=2,
             )
             return

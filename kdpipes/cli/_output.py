@@ -15,7 +15,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 
 def say_json(data: Any) -> None:
-    """Print plain data as JSON, without secrets of URLs."""
+    """Print plain data as JSON, with secrets in URLs masked."""
     click.echo(json.dumps(_masked(data), indent=2))  # in ASCII: names in data need not be UTF-8
 
 

@@ -46,7 +46,7 @@ class SampleMixing(OneToOne):
         return len(self._source)
 
     def item_names(self) -> ItemForm | None:
-        """Return the form of the batches, if `select` upstream has given them one."""
+        """Return the form of the batches; None without a `select` upstream."""
         return self._form if self._form.names else None
 
     def iterate(self) -> Iterator[Any]:

@@ -22,7 +22,7 @@ class Agreement:
     def __init__(self) -> None:
         if not dist.is_initialized():
             raise RuntimeError(
-                'With `deal(split="shards")`, ranks agree on where an epoch ends, which takes a process group. Call '
+                'With `deal(split="shards")`, ranks need a process group to agree on where an epoch ends. Call '
                 '`torch.distributed.init_process_group("gloo")`, or use `deal(split="samples")`.'
             )
         is_gloo = dist.get_backend() == "gloo"

@@ -1,7 +1,7 @@
 """The state of a dealt chain, and chains as the datasets of torch's DataLoader.
 
-DataLoader puts a datapipe into a wrapper that passes on its items only: trainers find neither `set_epoch` nor a state
-there, and mistakes go unnoticed. So wrappers of kdpipes' chains become objects of the classes below.
+DataLoader wraps a datapipe in an object that only passes its items on, so that trainers find neither `set_epoch` nor a
+state, and mistakes go unnoticed. Therefore wrappers of kdpipes' chains become objects of the classes below.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def load_state(chain: Any, state: Mapping[str, Any], *, strict: bool = True) -> 
 
 
 def _dealer_before(chain: Any) -> Dealer:
-    """Return the `deal` that gives the batches of a chain, one by one."""
+    """Return the `deal` of a chain whose later pipes make one item of each batch."""
     last = one_to_one_path(chain)[-1]
     if isinstance(last, Dealer):
         return last
     raise ChainError(
         f"The chain has no state, because `{pipe_name(last)}` after `.deal()` may hold batches back or change their "
-        "number. Leave it out, or use `kdp.Loader(chain)`, which has a state."
+        "number. Remove it, or use `kdp.Loader(chain)`, which has a state."
     )
 
 
@@ -62,8 +62,8 @@ def _checkpointer(dealer: Dealer) -> Checkpointer:
 class DealtDataset(_IterDataPipeSerializationWrapper):
     """A dealt chain as torch's DataLoader holds it: with its epochs, and a state for StatefulDataLoader.
 
-    A state is loaded in the workers, but the process that starts the next ones counts the epochs: so the count moves in
-    memory that all of them share.
+    The workers load a state, but the process that starts the next workers counts the epochs. Therefore the count is
+    kept in memory that all of them share.
     """
 
     _datapipe: Any
@@ -87,17 +87,17 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
             dealer.set_epoch(epoch)
 
     def set_seed(self, seed: int) -> None:
-        """Called by DataLoader when an epoch begins; after it has loaded the end of one, that is the next one."""
+        """Called by DataLoader when an epoch begins; if the end of an epoch was loaded, begin the next one."""
         if self._has_loaded:
             self._has_loaded = False
             _dealer_before(self._datapipe).pass_over()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this process' part of the chain."""
+        """Return the state of the part of the chain that this process reads."""
         return state_of(self._datapipe)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where a state was taken."""
+        """Resume the next iteration where a state was taken."""
         load_state(self._datapipe, state_dict)
         self._has_loaded = True
 
@@ -115,7 +115,7 @@ class IndexedDataset(_MapDataPipeSerializationWrapper):
     _datapipe: Any
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the samples be those of `epoch`, from 0."""
+        """Make `epoch`, from 0, the epoch of the samples."""
         for pipe in _indexed(self._datapipe):
             pipe.set_epoch(epoch)
 
@@ -148,7 +148,7 @@ def _init_indexed(self: Any, datapipe: Any) -> None:
     """Wrap an indexed chain for a DataLoader, whose constructor calls this."""
     _wrap_indexed(self, datapipe)
     if _indexed(datapipe):
-        if not isinstance(datapipe, IndexedDataset):  # as Accelerate wraps it again
+        if not isinstance(datapipe, IndexedDataset):  # Accelerate wraps the wrapper again
             _warn_of_equal_epochs(datapipe, sys._getframe(1).f_locals)
         self.__class__ = IndexedDataset
 
@@ -159,16 +159,16 @@ def _warn_of_equal_epochs(chain: Any, arguments: Mapping[str, Any]) -> None:
     name = name or next((redrawn for pipe in _indexed(chain) if (redrawn := pipe.redrawn_by()) is not None), None)
     if name is not None and (is_persistent or not any(pipe.has_epoch for pipe in _indexed(chain))):
         warnings.warn(
-            f"`{name}` will draw the same random numbers in every epoch: a DataLoader does not tell an indexed chain "
-            "which epoch it reads. Use `kdp.Loader(chain.deal(batch_size=..., shuffle=True).collate_samples())`, or "
-            "call `chain.set_epoch(epoch)` before each epoch, with `persistent_workers=False` and for the first time "
-            "before the DataLoader is made.",
+            f"`{name}` will draw the same random numbers in every epoch, because torch's DataLoader does not pass the "
+            "epoch to an indexed chain. Use `kdp.Loader(chain.deal(batch_size=..., shuffle=True).collate_samples())`. "
+            "Or call `chain.set_epoch(epoch)` before each epoch, the first time before you make the DataLoader, and "
+            "use `persistent_workers=False`.",
             stacklevel=4,
         )
 
 
 def _check_batch_size(arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError where a DataLoader would make batches of batches."""
+    """Raise ValueError if a DataLoader would make batches of batches."""
     size, collate = arguments.get("batch_size"), arguments.get("collate_fn")
     takes_one = size == 1 and collate not in (None, default_collate)  # as `lambda batches: batches[0]` does
     if size is not None and not takes_one:

@@ -20,9 +20,9 @@ from kdpipes.errors import ChainError, must_be
 __all__ = ["Checkpointer", "main_part", "seed_in"]
 
 _VERSION = 1
-_MAX_EPOCHS = 10**9  # more is damage, as is a count that JSON's numbers do not hold exactly
+_MAX_EPOCHS = 10**9  # more means damage; so does a count that JSON numbers cannot represent exactly
 _MAX_COUNT = 2**53
-_MAX_PLACE = 2**32  # of shards, and of samples in a shard, as workers send them
+_MAX_PLACE = 2**32  # for shards and samples in a shard, which workers send as 32-bit numbers
 
 
 def main_part(pipe: Any, *, has_workers: bool) -> tuple[list[Any], Any]:
@@ -72,7 +72,7 @@ class Checkpointer:
         return fingerprints(self._chain) if self._known_pipes is None else self._known_pipes
 
     def first_position(self) -> Position:
-        """Return where the chain's next iteration begins: in an epoch of which a state was loaded, or at its start."""
+        """Return where the chain's next iteration begins: where a loaded state stands, or at the start of an epoch."""
         dealer = dealer_of(self._chain)
         if dealer is not None and dealer.is_resumed:
             epoch, batch, cursor = dealer.position()
@@ -100,7 +100,7 @@ class Checkpointer:
 
         Args:
             position: Where the loader stands.
-            sizes: The numbers by which the position counts; those of now by default.
+            sizes: The sizes that the position was counted with; by default, the current ones.
         """
         position = self._past_end(position)
         state: dict[str, Any] = {"version": _VERSION, "epoch": position.epoch, "batch": position.number}
@@ -117,7 +117,7 @@ class Checkpointer:
         return Position(position.epoch + 1) if is_at_end else position
 
     def sizes(self) -> dict[str, Any]:
-        """Return the numbers on which the order depends, with the ranks of now."""
+        """Return the numbers on which the order depends, with the current ranks."""
         dealer = dealer_of(self._chain)
         batch: dict[str, Any] = {} if dealer is None else dealer.sizes()
         if dealer is None or dealer.is_split_by_shard:
@@ -131,8 +131,8 @@ class Checkpointer:
         """Return the position that a state names, or refuse a state that does not fit the chain.
 
         Raises:
-            ValueError: It is no state, or one of another version, of other batches or another chain; or an entry of it
-                is of a wrong type or out of range.
+            ValueError: It is not a state, or belongs to another version, other batches or another chain; or one of its
+                entries has a wrong type or is out of range.
         """
         if not isinstance(state, Mapping) or not {"version", "epoch", "batch", "pipes"} <= set(state):
             raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))
@@ -159,7 +159,7 @@ class Checkpointer:
         return self._past_end(position)
 
     def _cursors_in(self, state: Mapping[str, Any]) -> tuple[tuple[int, Cursor], ...]:
-        """Return where the streams of a state stand, by worker."""
+        """Return the positions of the streams in a state, by worker."""
         entries = state.get("cursors", [])
         if not isinstance(entries, list | tuple) or any(
             not isinstance(entry, list | tuple) or len(entry) != 4 for entry in entries
@@ -214,7 +214,7 @@ def _count_in(state: Mapping[str, Any], name: str, limit: int) -> int:
 
 
 def _refuse_entry(name: str, rule: str, value: Any) -> NoReturn:
-    way_out = "Load a state as `state_dict()` has returned it."
+    way_out = "Load a state that `state_dict()` returned, unchanged."
     raise ValueError(must_be(f"state_dict[{name!r}]", rule, value, way_out))
 
 

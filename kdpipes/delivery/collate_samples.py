@@ -36,12 +36,12 @@ class BatchMemory(Protocol):
 class SampleCollatorIterDataPipe(OneToOne):
     """Turns lists of items into batches of tensors (functional name: ``collate_samples``).
 
-    Tuples become tuples of batches, also in a field (several views of an image), dictionaries dictionaries of batches,
-    and `((x, y), ctx)` keeps its form. Images become `[B, C, H, W] uint8` (of mode "I;16" uint16, of "F" float32; those
-    of mode "P", which are masks, `[B, H, W]`), arrays and tensors `[B, ...]` of their dtype, numbers `[B]` (int64,
-    float64 or bool), lists of numbers `[B, n]`; strings, bytes and None lists. Dictionaries, ctx among them, become
-    dictionaries of batches; where an item lacks an entry, it is None in a list. Samples that no `select` has made
-    tuples of become a dictionary of all their fields.
+    Tuples become tuples of batches, also in a field (several views of an image), dictionaries become dictionaries of
+    batches, and `((x, y), ctx)` keeps its form. Images become `[B, C, H, W] uint8` (of mode "I;16" uint16, of "F"
+    float32; those of mode "P", which are masks, `[B, H, W]`), arrays and tensors `[B, ...]` of their dtype, numbers
+    `[B]` (int64, float64 or bool), lists of numbers `[B, n]`; strings, bytes and None become lists. Dictionaries,
+    including the ctx, become dictionaries of batches; if an item lacks an entry, the list has None for it. Without
+    `select`, a batch is a dictionary of all fields of the samples.
 
     Args:
         source_datapipe: A stream of lists, as `deal` yields them.
@@ -88,7 +88,7 @@ class SampleCollatorIterDataPipe(OneToOne):
         return len(self._source)
 
     def item_names(self) -> ItemForm | None:
-        """Return the form of the batches, if `select` upstream has given the items one."""
+        """Return the form of the batches; None without a `select` upstream."""
         return self._form if self._form.names else None
 
     def iterate(self) -> Iterator[Any]:
@@ -233,7 +233,7 @@ def _kind(value: Any) -> str:
 
 
 def _channels_first(image: Any) -> torch.Tensor:
-    image = image.decoded() if hasattr(image, "decoded") else image  # of `decode_images`, not decoded yet
+    image = image.decoded() if hasattr(image, "decoded") else image  # an `EncodedImage` is decoded only here
     planes: torch.Tensor | None = getattr(image, "pixels", None)
     if planes is not None:
         return planes

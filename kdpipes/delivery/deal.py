@@ -31,7 +31,7 @@ from kdpipes.storage.shared import Shared
 __all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
 
 _AHEAD = 2  # how many batches beyond the one that is made are announced to sources that lie elsewhere
-_NUM_SUBSTITUTES = 32  # samples that are tried in the place of one
+_NUM_SUBSTITUTES = 32  # how many samples are tried as a substitute for one
 Split = Literal["samples", "shards"]
 
 
@@ -68,8 +68,8 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             would get nothing), "pad" it with samples from the epoch's start (with `batch_by`, with others as short),
             marked (`is_padding` can be selected), or "drop" it.
         ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
-            torch's process group, else from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches: for Accelerate's
-            `prepare(DataLoader(...))` and transformers' Trainer, which hand batches out to ranks themselves.
+            torch's process group, otherwise from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches; use it for
+            Accelerate's `prepare(DataLoader(...))` and transformers' Trainer, which split batches between ranks.
 
     Length: the number of batches of one rank, over all of its workers; the same in every epoch.
 
@@ -136,7 +136,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         )
         self._lengths: Shared[LengthOrder] | None = None
         self._shards: Shared[ShardOrder] | None = None
-        self._is_fixed = False  # whether every epoch has the samples of epoch 0, since batches are cut by their lengths
+        self._is_fixed = False  # whether every epoch has the samples of epoch 0, because batches depend on lengths
         if isinstance(self._layout, ByLength):
             known = indexed(source_datapipe, "deal", takes_samples=False).field_names()
             if known is not None and column not in known:
@@ -168,9 +168,9 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         return Permutation(len(self._source), key=hash_key("order", *key))
 
     def _by_shard(self, epoch: int = 0) -> ShardOrder:
-        """Return the positions of the source's samples by their shard: worked out once, for all copies.
+        """Return the positions of the source's samples by their shard, computed once for all copies.
 
-        Where the source draws other samples in each epoch, those of later epochs are worked out when they begin.
+        If the source draws other samples in each epoch, the positions of later epochs are computed when they begin.
         """
         if epoch and isinstance(self._source, MapPipe) and self._source.redrawn_by() is not None:
             with planning(epoch):
@@ -180,7 +180,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         return self._shards.value
 
     def _by_length(self, layout: ByLength) -> LengthOrder:
-        """Return the positions of the source's samples by their length: worked out once, for all copies."""
+        """Return the positions of the source's samples by their length, computed once for all copies."""
         if self._lengths is None:
             redrawn = self._source.redrawn_by() if isinstance(self._source, MapPipe) else None
             if redrawn is not None:
@@ -231,7 +231,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         item = self._tried(position, draw, batch)
         if item is not LEFT_OUT or not skipper.substitutes:
             return item
-        # Attempts depend on the ordinal alone: every worker, and every run, finds the same substitute.
+        # Attempts depend only on the ordinal, so that every worker and every run finds the same substitute.
         for attempt in range(_NUM_SUBSTITUTES):
             key = hash_key(draw.seed, draw.epoch, draw.ordinal, "substitute", attempt)
             other = int.from_bytes(key[:8], "little") % len(self._source)
@@ -239,15 +239,15 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             if item is not LEFT_OUT:
                 return item
         raise DataError(
-            f"{_NUM_SUBSTITUTES} samples that were drawn to take the place of one could not be made either; the last "
+            f"A sample could not be made, nor could any of {_NUM_SUBSTITUTES} samples drawn to replace it; the last "
             f"error is {type(skipper.last_error).__name__}: {skipper.last_error}."
         ) from skipper.last_error
 
     def _refuse_substitutes(self) -> None:
         if isinstance(self._layout, ByLength):
             raise ChainError(
-                '`on_error("substitute")` does not go with `deal(batch_by=...)`: a sample of another length would not '
-                'fit into its batch. Use `on_error("skip")`.'
+                '`on_error("substitute")` cannot be used with `deal(batch_by=...)`: a sample of another length would '
+                'not fit into the batch. Use `on_error("skip")`.'
             )
 
     def _tried(self, position: int, draw: Draw, batch: int) -> Any:
@@ -269,7 +269,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
 
 
 def _planned_first(item: Callable[..., Any], *args: Any) -> Any:
-    """Return an item of the samples that epoch 0 has, whichever epoch it is made for."""
+    """Return an item made from the samples that the plan chooses in epoch 0, in any epoch."""
     with planning(0):
         return item(*args)
 
@@ -303,8 +303,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             makes batches of them, the last of which may be short. Several ranks need `uneven="drop"` and `kdp.Loader`:
             they end together, with the shortest.
         ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
-            torch's process group, else from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches: for Accelerate's
-            `prepare(DataLoader(...))` and transformers' Trainer, which hand batches out to ranks themselves.
+            torch's process group, otherwise from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches; use it for
+            Accelerate's `prepare(DataLoader(...))` and transformers' Trainer, which split batches between ranks.
 
     Length: the number of batches of one rank, over all of its workers, if the source has a length.
 
@@ -465,7 +465,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def _refuse_substitutes(self) -> None:
         raise ChainError(
             '`on_error("substitute")` needs an indexed source, like `kdp.open_shards`, but '
-            f'`{pipe_name(self._source)}` is a stream, which has no other sample to give. Use `on_error("skip")`.'
+            f'`{pipe_name(self._source)}` is a stream, which cannot return another sample. Use `on_error("skip")`.'
         )
 
     def _make(self, epoch: int, batch: int, items: list[Any], ordinals: range, num_samples: int) -> Batch:

@@ -52,7 +52,7 @@ Listener = Callable[[Dealt], None]
 
 
 class Resumable(Streaming[Any]):
-    """A pipe that gives what a `deal` has dealt: trainers set its epoch, and save and load its state."""
+    """A pipe with `deal` at or before it: trainers set its epoch, and save and load its state."""
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0."""
@@ -63,24 +63,24 @@ class Resumable(Streaming[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and the batch that come next: small plain data, fit for JSON.
 
-        In a worker of torchdata's StatefulDataLoader, it is the state of that worker's part.
+        In a worker of torchdata's StatefulDataLoader, this is the state of that worker's part.
 
         Raises:
-            ChainError: A pipe after `deal` may hold batches back, or change their number.
+            ChainError: A pipe after `deal` may hold batches back or change their number.
         """
         from kdpipes.delivery.chain_state import state_of  # which builds on this module
 
         return state_of(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Let the next iteration go on where `state_dict` was taken, and those after it with the next epochs.
+        """Resume the next iteration where `state_dict` was taken; later iterations are the epochs after it.
 
         Args:
-            state_dict: What `state_dict` returned.
-            strict: Whether a state of another chain is an error; otherwise there is a warning.
+            state_dict: The return value of `state_dict`.
+            strict: Whether the state of another chain is an error or only a warning.
 
         Raises:
-            ValueError: The state is that of another chain.
+            ValueError: The state belongs to another chain, and `strict` is True.
         """
         from kdpipes.delivery.chain_state import load_state
 
@@ -95,11 +95,11 @@ class Dealer(Resumable):
     gives_batches = True
     is_for_all_ranks = False  # whether every rank gets all batches
     is_split_by_shard = False  # whether workers and ranks read shards of their own
-    reads_ahead = True  # whether sources that lie elsewhere are told what comes
+    reads_ahead = True  # whether remote sources prefetch the next batches
 
     def _configure(self, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
         if isinstance(ranks, bool) or ranks not in ("auto", 1):
-            hint = "1 means that somebody else hands the batches out to ranks, or that every rank gets them all."
+            hint = "1 gives every rank all batches; another library may then split them between ranks."
             raise ValueError(must_be("ranks", '"auto" or 1', ranks, hint))
         self.is_for_all_ranks = ranks == 1
         if not isinstance(shuffle, bool):
@@ -108,10 +108,10 @@ class Dealer(Resumable):
         self._seed = check_seed(seed)
         self._epochs = EpochCounter()
         self._first_batch = 0
-        self._resumed: int | None = None  # the epoch of which that is the first batch; None is whichever comes next
-        self._stands: tuple[int, int] | None = None  # which epoch and batch come next; None before the epoch begins
+        self._resumed: int | None = None  # the epoch of `_first_batch`; None means the next one
+        self._stands: tuple[int, int] | None = None  # the next epoch and batch; None before the epoch begins
         self._cursor: Cursor | None = None
-        self._cursors: tuple[Cursor | None, Cursor | None] = (None, None)  # after the last batch and the one in work
+        self._cursors: tuple[Cursor | None, Cursor | None] = (None, None)  # after the last batch and the current one
         self.known_pipes: list[str] | None = None  # the fingerprints, which `state_dict` reads once
         self._listener: Listener | None = None
         self._told_of_skips: Callable[[Skip], None] | None = None
@@ -120,9 +120,9 @@ class Dealer(Resumable):
         self._is_limited = False  # whether this copy checks what `on_error` allows, since no loader does
         self._limits: SkipLimits | None = None
         self._seen: Callable[[Sample], None] | None = None
-        self._sharding = Sharding()  # of the epoch that was begun last
+        self._sharding = Sharding()  # for the last epoch begun
         self._is_rank_fixed = False
-        self._dealt_elsewhere: tuple[int, Ranks] | None = None  # what workers of this process were dealt
+        self._dealt_elsewhere: tuple[int, Ranks] | None = None  # process id, and the ranks of its workers
         self._batch_draw = Draw()
         sharder = next((pipe for pipe in walk(self._source) if shards(pipe)), None)
         if sharder is not None:
@@ -158,7 +158,7 @@ class Dealer(Resumable):
             self._limits.end()
 
     def _refuse_substitutes(self) -> None:
-        """Refuse `on_error("substitute")`, where no other sample can be given instead."""
+        """Raise if `on_error("substitute")` cannot get another sample."""
 
     def _refuse_unseeded_rounds(self) -> None:
         """Refuse what reads a pipe that draws again and again: from the second round on it draws as it likes."""
@@ -170,7 +170,7 @@ class Dealer(Resumable):
                 )
 
     def item_names(self) -> ItemForm | None:
-        """Return the form of the items, where `select` stands right before."""
+        """Return the form of the items; None unless `select` comes right before."""
         return form_of(self._source)
 
     def apply_sharding(
@@ -182,7 +182,7 @@ class Dealer(Resumable):
             return
         num_ranks = 1
         if sharding_group == SHARDING_PRIORITIES.DEFAULT:
-            # torch's DataLoader counts in the ranks of the process group, of which its spawned workers know nothing.
+            # torch's DataLoader passes ranks times workers, but its spawned workers do not know the process group.
             info, group = get_worker_info(), group_ranks() or Ranks()
             num_ranks = group.num_ranks if info is None else max(num_of_instances // info.num_workers, 1)
         applied = self._sharding.applied(num_of_instances, instance_id, sharding_group, num_ranks)
@@ -195,14 +195,14 @@ class Dealer(Resumable):
         self._sharding = applied
 
     def sharding(self) -> Sharding:
-        """Return which rank and worker this copy is: the rank as a loader has fixed it, else the one of now."""
+        """Return the rank and worker of this copy: the rank that a loader has fixed, else the current one."""
         if self._is_rank_fixed or self.is_for_all_ranks:
             return self._sharding
         rank, num_ranks = ranks_now()
         return replace(self._sharding, rank=rank, num_ranks=num_ranks)
 
     def fix_rank(self) -> None:
-        """Keep to the rank of now, wherever copies of this pipe run."""
+        """Fix the current rank, also for copies of this pipe in other processes."""
         self._sharding = self._checked_sharding()
         self._is_rank_fixed = True
 
@@ -210,13 +210,13 @@ class Dealer(Resumable):
         """Return the sharding of the epoch that begins.
 
         Raises:
-            ChainError: Batches would be lost or doubled, because the chain does not know who else shares them out.
+            ChainError: Batches would be lost or duplicated, because another library splits them as well.
         """
         sharding, info = self.sharding(), get_worker_info()
         if sharding.num_ranks > 1 and _is_shared_out_by_accelerate(self):
             raise ChainError(
-                f"Accelerate shares out the batches of this chain among {sharding.num_ranks} ranks, but `deal` would "
-                "deal them to ranks as well, and batches would be lost. Use `.deal(..., ranks=1)` with "
+                f"Accelerate splits the batches of this chain between {sharding.num_ranks} ranks, but `deal` splits "
+                "them between ranks as well, so batches would be lost. Use `.deal(..., ranks=1)` with "
                 "`accelerator.prepare(DataLoader(...))` and transformers' Trainer; or use `kdp.Loader(chain)`, which "
                 "reads only this rank's part."
             )
@@ -237,14 +237,14 @@ class Dealer(Resumable):
         return self
 
     def _note_ranks_of_workers(self) -> None:
-        """Note which ranks the workers of torch's DataLoader deal to: persistent ones cannot be told of others."""
+        """Note the ranks that the workers of torch's DataLoader deal to; persistent workers cannot change them."""
         ranks, process = self._checked_sharding().ranks(), os.getpid()
         if self._dealt_elsewhere is not None and self._dealt_elsewhere[0] == process:
             check_ranks(self._dealt_elsewhere[1], ranks, NEW_LOADER)
         self._dealt_elsewhere = process, ranks
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration, from 0; within it, a state that was loaded stays."""
+        """Make `epoch` the number of the next iteration, from 0; a state that was loaded for it stays valid."""
         self._epochs.set(check_count("epoch", epoch, minimum=0))
         self._stands = None
 
@@ -269,7 +269,7 @@ class Dealer(Resumable):
         self._listener = listener
 
     def resume_at(self, epoch: int, batch: int, cursor: Cursor | None) -> None:
-        """Let the next iteration be that of `epoch` from `batch` on."""
+        """Make the next iteration that of `epoch`, starting at `batch`."""
         self._epochs.move_to(epoch)
         self.start_at(batch, cursor=cursor)
         self._resumed, self._stands, self._cursors = epoch, (epoch, batch), (cursor, cursor)
@@ -279,7 +279,7 @@ class Dealer(Resumable):
         self._epochs.share(ahead, is_new=is_new)
 
     def pass_over(self) -> None:
-        """Let the next iteration be the next epoch, if a state was loaded and the rest of its epoch not asked for."""
+        """Make the next iteration the next epoch, if a state was loaded and the rest of its epoch was not requested."""
         if self._resumed is not None and self._first_batch:
             self._epochs.skip(1)
             self.start_at(0)
@@ -287,15 +287,15 @@ class Dealer(Resumable):
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the next iteration goes on from a state."""
+        """Whether the next iteration resumes from a state."""
         return self._resumed is not None and self._resumed == self._epochs.peek()
 
     def lane(self) -> int:
-        """Return which of the cursors in a state is the one of this copy."""
+        """Return which of the cursors in a state belongs to this copy."""
         return self.sharding().worker if self.is_split_by_shard else 0
 
     def position(self) -> tuple[int, int, Cursor | None]:
-        """Return the epoch and the batch that come next, and where the stream stands."""
+        """Return the next epoch and batch, and the position of the stream."""
         if self._stands is not None:
             return *self._stands, self._cursors[0]
         epoch = self._epochs.peek()
@@ -345,14 +345,14 @@ class Dealer(Resumable):
         """Return the epoch that begins and its first batch."""
         self._sharding, self._dealt_elsewhere = self._checked_sharding(), None
         epoch = self._epochs.begin()
-        if self._resumed not in (None, epoch):  # another epoch was set, or the rest of that one not asked for
+        if self._resumed not in (None, epoch):  # another epoch was set, or the resumed one was abandoned
             self._first_batch, self._cursor = 0, None
         first, self._first_batch, self._resumed = self._first_batch, 0, None
         self._stands, self._cursors = (epoch, first), (self._cursor, self._cursor)
         return epoch, first
 
     def _end(self, epoch: int) -> None:
-        """Note that the epoch is over. A worker's part of it may be, while others have not come to its end."""
+        """Note that the epoch is over; in a worker, only its part is, as other workers may not be done."""
         if get_worker_info() is None:
             self._stands, self._cursors = (epoch + 1, 0), (None, None)
         else:
@@ -369,11 +369,11 @@ class Dealer(Resumable):
         return sizes
 
     def num_ranks(self) -> int:
-        """Return between how many ranks the batches are divided."""
+        """Return the number of ranks that the batches are divided between."""
         return self.sharding().num_ranks
 
     def cut(self) -> tuple[int | None, bool]:
-        """Return the size of this rank's batches, None where lengths decide, and whether a short one is dropped."""
+        """Return the size of this rank's batches (None with `batch_by`), and whether a short last batch is dropped."""
         layout, num_ranks = self._layout, self.sharding().num_ranks
         size = layout.size_of(num_ranks) // num_ranks if isinstance(layout, Layout) else None
         return size, layout.uneven == "drop"
@@ -421,10 +421,10 @@ class Dealer(Resumable):
 
 
 def fix_ranks(chain: Any) -> Ranks | None:
-    """Fix the ranks of now in what shards in a chain, before its copies are handed to workers.
+    """Fix the current ranks in the pipes that shard a chain, before its copies are sent to workers.
 
     Returns:
-        These ranks; None where `deal(ranks=1)` makes them irrelevant.
+        The ranks; None if `deal(ranks=1)` makes them irrelevant.
     """
     ranks, is_for_all_ranks = ranks_now(), False
     for pipe in walk(chain):
@@ -439,8 +439,8 @@ def fix_ranks(chain: Any) -> Ranks | None:
 def _is_shared_out_by_accelerate(pipe: Any) -> bool:
     """Return whether one of Accelerate's loaders has begun an epoch of a chain that holds `pipe`.
 
-    Its DataLoaderDispatcher reads on rank 0 and hands slices to all ranks; its IterableDatasetShard reads on each rank
-    and keeps a part. Either way, the chain must give every batch.
+    Accelerate's DataLoaderDispatcher reads on rank 0 and sends slices to all ranks; its IterableDatasetShard reads on
+    each rank and keeps a part. Either way, the chain must give every batch.
     """
     accelerate: Any = sys.modules.get("accelerate.data_loader")
     if accelerate is None:

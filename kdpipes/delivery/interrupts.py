@@ -1,4 +1,4 @@
-"""Ctrl-C, held off while something is half done."""
+"""Delay or block Ctrl-C in sections of code that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _CAN_BLOCK = hasattr(signal, "pthread_sigmask")
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold a Ctrl-C off until the end of this block, which must take no longer than a moment.
+    """Delay Ctrl-C until the end of this block, which must be short.
 
-    Blocking the signal would not do: any thread of the process may receive it, and Python raises KeyboardInterrupt in
-    the main thread, and only there, all the same.
+    Blocking the signal is not enough: another thread of the process may receive it, and Python then still raises
+    KeyboardInterrupt in the main thread.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is None:
@@ -36,7 +36,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Let processes that are started in this block receive no Ctrl-C before they call `ignore_interrupts`."""
+    """Keep Ctrl-C from processes started in this block until they call `ignore_interrupts`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if _CAN_BLOCK else None
     try:
         yield
@@ -46,7 +46,7 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def ignore_interrupts() -> None:
-    """Leave Ctrl-C, which reaches all processes of a terminal, to the main process."""
+    """Ignore Ctrl-C in this process: it reaches all processes of a terminal, and the main process handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if _CAN_BLOCK:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

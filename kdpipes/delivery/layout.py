@@ -47,7 +47,7 @@ class Ranks(NamedTuple):
 
 
 def group_ranks() -> Ranks | None:
-    """Return the ranks of torch's default process group, None without one."""
+    """Return the ranks of torch's default process group; None without one."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return Ranks(distributed.get_rank(), distributed.get_world_size())
@@ -55,9 +55,9 @@ def group_ranks() -> Ranks | None:
 
 
 def ranks_now() -> Ranks:
-    """Return the ranks of torch's process group, else those of `RANK` and `WORLD_SIZE`, else a single one.
+    """Return the ranks of torch's process group, else those of `RANK` and `WORLD_SIZE`, else rank 0 of 1.
 
-    A group can appear, or end, at any time: ask when an epoch begins, not before.
+    A process group can begin or end at any time, so call this when an epoch begins, not before.
     """
     group = group_ranks()
     if group is not None:
@@ -69,7 +69,7 @@ def ranks_now() -> Ranks:
 
 
 def check_ranks(before: Ranks, now: Ranks, hint: str = _IN_EPOCH) -> None:
-    """Raise RuntimeError if the ranks that batches are dealt to have changed; by default, inside an epoch."""
+    """Raise RuntimeError with a hint if the ranks that batches are dealt to have changed."""
     if before != now:
         raise RuntimeError(
             f"Batches were dealt to rank {before.rank} of {before.num_ranks}, but this process is now rank {now.rank} "
@@ -114,7 +114,7 @@ class Sharding:
             count: The number of shards.
             index: The number of this one.
             group: For whom the shards are: `SHARDING_PRIORITIES`.
-            num_ranks: The number of ranks that torch's DataLoader has counted in.
+            num_ranks: The number of ranks included in `count` by torch's DataLoader.
         """
         if group == SHARDING_PRIORITIES.DISTRIBUTED:
             return replace(self, rank=index, num_ranks=count)

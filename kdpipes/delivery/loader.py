@@ -43,8 +43,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     It has a length, a state and statistics, is a context manager, starts no CUDA context, can be iterated again after
     an error in the chain, and many of them live side by side. Ctrl-C while a batch is awaited ends the workers: they
     start again for the next batch, or the next epoch. Each rank gets its part: the ranks are read when an epoch
-    begins, from torch's process group, else from `RANK` and `WORLD_SIZE`. Lambdas, closures and classes of a notebook
-    reach its workers.
+    begins, from torch's process group, otherwise from `RANK` and `WORLD_SIZE`. Lambdas, closures and classes of a
+    notebook reach its workers.
 
     Args:
         source_datapipe: A chain that ends in a stream, as `deal` and `collate_samples` make it. It is copied: what
@@ -73,10 +73,10 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         [[0, 1], [2, 3]]
     """
 
-    # Accelerate saves and loads the state of loaders with these attributes, and leaves them as they are.
+    # Accelerate saves and loads the state of loaders that have these attributes, and does not wrap them.
     use_stateful_dataloader = True
     _is_accelerate_prepared = True
-    prefetch_factor = None  # for the loader without workers that `accelerate.skip_first_batches` makes
+    prefetch_factor = None  # `accelerate.skip_first_batches` makes a loader with it, without workers
     _terminated = True  # until the constructor is through: `__del__` shuts down what has begun
 
     @refuses_foreign_arguments
@@ -107,8 +107,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self._num_begun = 0
         self._epoch_set: tuple[int, int] | None = None
         self._start: Position | None = None  # where kdpipes' services begin, once they do
-        self._sizes: dict[str, Any] | None = None  # by which that, or the epoch that was begun last, counts batches
-        self._ranks = ranks_now()  # of the epoch that was begun last
+        self._sizes: dict[str, Any] | None = None  # batch sizes of `_start`, or else of the last epoch begun
+        self._ranks = ranks_now()  # the ranks of the last epoch begun
         self._is_closed = False
         with _one_at_a_time, _seeds_without_cuda(), sharing():
             self._pristine = clone(Shipped(source_datapipe))
@@ -133,22 +133,22 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     @property
     def dataset(self) -> NumberedBatches:
-        """What Accelerate and transformers.Trainer read to skip batches; its length is the number of samples."""
+        """The dataset with which Accelerate and transformers' Trainer skip batches; its length counts samples."""
         return NumberedBatches(self, getattr(self._dealer, "_source", None))
 
     @property
     def sampler(self) -> EpochSampler:
-        """What Lightning calls `set_epoch` of."""
+        """The sampler on which Lightning calls `set_epoch`."""
         return EpochSampler(self)
 
     @property
     def batch_sampler(self) -> BatchNumbers:
-        """The numbers of the batches of an epoch; trainers call `set_epoch` of it."""
+        """The numbers of the batches of an epoch; trainers call its `set_epoch`."""
         return BatchNumbers(self)
 
     @property
     def batch_size(self) -> int | None:
-        """The number of samples in a batch of this rank; None where `deal` does not fix it."""
+        """The number of samples in a batch of this rank; None if batches differ in size."""
         return None if self._dealer is None else self._dealer.cut()[0]
 
     @property
@@ -158,14 +158,14 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:
-        """Return the batch as it is: loaders that trainers make of this one call it."""
+        """Return the batch unchanged; loaders that trainers make from this one call it."""
         return batch
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that is being iterated, or comes next, from 0; after its end, that of the next one.
+        """The number of the current epoch, from 0; between epochs, that of the next one.
 
-        `while loader.epoch < num_epochs: for batch in loader: ...` is right whatever state was loaded.
+        `while loader.epoch < num_epochs: for batch in loader: ...` is correct with any loaded state.
         """
         return int(self.state_dict()["epoch"]) if self._checkpointer is not None else self._num_begun
 
@@ -199,7 +199,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             return Batches(self, super().__iter__().iterator_id)
 
     def _begun_at(self, own: ReadingService, start: Position | None) -> Any:
-        """Return the iterator of an epoch that begins at `start`; if that fails or is interrupted, it is still due."""
+        """Return the iterator of an epoch that begins at `start`; after an error, the next call starts there."""
         assert self._checkpointer is not None
         start = start or self._checkpointer.first_position()
         try:
@@ -213,7 +213,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             raise
 
     def from_batch(self, number: int) -> Iterator[Any]:
-        """Return the iterator of the next epoch from its batch of that number on; what `loader.dataset` gives."""
+        """Return an iterator over the next epoch from batch `number` on, for `loader.dataset`."""
         own = self._own
         if own is None or self._checkpointer is None or one_to_one_path(self._dealt_part)[-1] is not self._dealer:
             return islice(iter(self), number, None)
@@ -223,7 +223,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         return iter(self)
 
     def _follow_ranks(self) -> None:
-        """Deal the epoch that begins to the ranks of now: workers that were dealt to others start again."""
+        """Deal the epoch that begins to the current ranks; if these have changed, restart the workers."""
         ranks = ranks_now()
         if self._adapted and ranks != self._ranks:
             self.shutdown()
@@ -234,16 +234,16 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             fix_ranks(self.datapipe)
 
     def _count_by_ranks(self, checkpointer: Checkpointer) -> None:
-        """Note the sizes of batches by which the epoch that begins counts them.
+        """Note the batch sizes with which the epoch that begins counts batches.
 
         Raises:
-            RuntimeError: It begins inside an epoch that counted batches of other sizes.
+            RuntimeError: It resumes within an epoch whose batches had other sizes.
         """
         sizes, start = checkpointer.sizes(), self._start
         if start is not None and (start.number or start.offset) and self._sizes not in (None, sizes):
             raise RuntimeError(
-                f"The number of ranks has changed inside an epoch: batches were counted by {self._sizes}, but would "
-                f"now be {sizes}. Call `torch.distributed.init_process_group` before `load_state_dict`, and use "
+                f"The number of ranks has changed within an epoch: batches were counted with {self._sizes}, but now "
+                f"these are {sizes}. Call `torch.distributed.init_process_group` before `load_state_dict`, and use "
                 "`deal(global_batch_size=...)`, which does not depend on the number of ranks."
             )
         self._sizes = sizes
@@ -268,9 +268,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0; within it, a state that was loaded stays.
 
-        It also holds for an iterator that has given nothing yet: trainers make one before they set the epoch.
-
-        torchdata's services are started anew for it, unless it is the number that comes next anyway.
+        This also applies to an iterator that has returned nothing yet, because trainers make one before they set the
+        epoch. torchdata's services are restarted, unless `epoch` is the next number anyway.
         """
         epoch = check_count("epoch", epoch, minimum=0)
         if self._own is not None:
@@ -302,19 +301,19 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         return {**self._checkpointer.state_at(position, self._sizes), "seed": self._base_seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Let the next iteration go on where `state_dict` was taken, with the very next batch.
+        """Resume the next iteration where `state_dict` was taken, with the very next batch.
 
-        A state that was taken after the last batch means the next epoch where the number of batches is known. A stream
-        does not know it: its next iteration delivers nothing, and then `epoch` is the next one. What is compared are
-        the pipes: their arguments, the code of functions, labels, keys where a source knows them, and lengths; not what
-        samples hold.
+        A state that was taken after the last batch starts the next epoch if the number of batches is known. A stream
+        does not know it: its next iteration delivers nothing, and then `epoch` is the next one. The pipes must be the
+        same: their arguments, the code of functions, labels, keys if the source knows them, and lengths are compared,
+        but not the contents of samples.
 
         Args:
             state_dict: What `state_dict` returned.
             strict: Whether a state of another chain is refused; otherwise there is a warning.
 
         Raises:
-            ValueError: The state does not fit, and the pipe that differs is named; or it is damaged.
+            ValueError: The state does not fit (the error names the pipe that differs), or is damaged.
         """
         if self._checkpointer is None:
             super().load_state_dict(state_dict)
@@ -395,7 +394,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """What `on_error` has left out: `epoch`, `batch`, `ordinal`, `key`, `error`, `is_shard`, `is_replaced` of each.
+        """The samples that `on_error` skipped: `epoch`, `batch`, `ordinal`, `key`, `error`, `is_shard`, `is_replaced`.
 
         The entry of a shard stands for all that would have followed in it; its ordinal is how many samples the stream
         had given before.
@@ -415,7 +414,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     def shutdown(self) -> None:
         """End the workers; the next iteration starts new ones."""
-        with uninterrupted():  # DataLoader2 would take a shutdown that was torn for a whole one
+        with uninterrupted():  # DataLoader2 would take an interrupted shutdown for a complete one
             super().shutdown()
 
     @property
@@ -424,7 +423,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     @property
     def _has_begun(self) -> bool:
-        """Whether an epoch has begun that has given nothing yet."""
+        """Whether an epoch has begun and returned nothing yet."""
         return self._adapted and not self._reset_iter
 
     @property
@@ -506,7 +505,7 @@ def _profiled(service: Any) -> Any:
 
 
 def _way_in(source: Any) -> str:
-    """Return which chain begins with what is no datapipe."""
+    """Return a hint how to begin a chain from a source that is not a datapipe."""
     if isinstance(source, str | os.PathLike):
         return (
             "A chain begins with a source, like `kdp.image_folder(path)` or `kdp.open_shards(urls)`, and ends with "

@@ -91,7 +91,7 @@ class Merger:
         orders: What each of them is told.
         tally: What is counted.
         has_own_cursors: Whether each lane reads shards of its own.
-        limits: Of what may be left out.
+        limits: The limits of `on_error` on skipped samples.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Merger:
                 lane.take()
                 self._ended.add(place)
                 self._same_damage.check(place, math.inf)
-            elif frame.number > number:  # also of what is left out: it counts in the order of the batches
+            elif frame.number > number:  # also for skipped samples, which are counted in the order of the batches
                 self.position = self.position._replace(number=number + 1)
             else:
                 self._same_damage.check(place, frame.number)

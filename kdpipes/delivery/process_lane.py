@@ -43,7 +43,7 @@ class DeathPolicy:
         timeout_s: How long to wait for one batch, before the worker is taken for stuck; None is for ever.
         is_restarted: Whether it gets a successor.
         num_deaths: How many workers may die at the same sample.
-        max_worker_deaths: How many may die without a batch in between, whatever they died of.
+        max_worker_deaths: How many may die without a batch in between, whatever the cause.
         handler: What `on_error` says, if it lets samples be left out.
     """
 
@@ -135,28 +135,28 @@ class ProcessLane(Lane):
         self._num_done = 0
         while True:
             try:
-                with uninterrupted():  # nobody else would end a process that is not in the pool yet
+                with uninterrupted():  # a process that is not in the pool yet would never be ended
                     self._worker = self._pool.add(WorkerProcess.start(self._context, self._parcel, self._options))
                 return
-            except (BrokenPipeError, ProcessLookupError):  # it is gone before it had read what it is to do
+            except (BrokenPipeError, ProcessLookupError):  # it died before it had read the chain
                 self._tally.num_deaths += 1
                 self._deaths.append("starting")
-                self._judge("", "starting", "A worker process ended before it had read its chain, while starting.")
+                self._judge("", "starting", "A worker process died during start-up, before it had read its chain.")
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     raise self._too_many_files(error) from error
                 raise
 
     def _too_many_files(self, error: OSError) -> OSError:
-        """Return the error for a process that may open no more files, with the number that the workers need."""
-        import resource  # which Windows does not have
+        """Return the error for too many open files, with the number of descriptors that the workers need."""
+        import resource  # imported late: Windows does not have it
 
-        number = self._options.num_workers * (self._options.num_slots + 6)  # link, sentinels and record of each
+        number = self._options.num_workers * (self._options.num_slots + 6)  # 6 for link, sentinels and record
         return OSError(
             error.errno,
             f"{os.strerror(error.errno or errno.EMFILE)}. {self._options.num_workers} workers need up to {number} file "
-            f"descriptors besides those that are open; `ulimit -n` is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} "
-            "here. Raise it, or use fewer workers.",
+            f"descriptors in addition to those that are open; `ulimit -n` is "
+            f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}. Raise it, or use fewer workers.",
         )
 
     def _send_order(self) -> None:
@@ -249,9 +249,9 @@ class ProcessLane(Lane):
         return item
 
     def _samples_of(self, batch: int) -> str:
-        """Return the keys of the samples in a batch, in words, where an indexed chain tells them."""
+        """Return the keys of the samples in a batch as text for an error; empty if the chain is not indexed."""
         dealer = dealer_of(self._parcel.open())
-        with contextlib.suppress(Exception):  # what went wrong is not to be hidden by what this may raise
+        with contextlib.suppress(Exception):  # an error here must not hide the original one
             if isinstance(dealer, DealerMapDataPipe):
                 keys = [sample.key for sample in dealer.whole_samples(self._order.position.epoch, batch) or []]
                 shown = ", ".join(map(repr, keys[:8])) + (", ..." if len(keys) > 8 else "")
@@ -289,7 +289,7 @@ class ProcessLane(Lane):
             self._worker = None
             self._pool.forget(worker)
             self._close(worker)
-        # A process of the fork server may be interrupted before it can ignore that, and ends with status 1, too.
+        # Ctrl-C may end a process of the fork server with status 1 before the process can ignore it.
         is_final = self._context.get_start_method() != "forkserver" or self._deaths.count(doing) > 1
         if not worker.is_ready and code is not None and code >= 0 and is_final:
             raise WorkerError(f"{told} {_HINTS[self._context.get_start_method()]}")
@@ -311,12 +311,12 @@ class ProcessLane(Lane):
             self._deaths.clear()
         elif is_known:
             raise WorkerError(
-                f"{told} It was worker number {self._deaths.count(doing)} to die there; `num_deaths` is "
+                f"{told} {self._deaths.count(doing)} workers have died at this point; `num_deaths` is "
                 f"{policy.num_deaths}. {_ADVICE}"
             )
         elif len(self._deaths) >= policy.max_worker_deaths:
             raise WorkerError(
-                f"{told} {len(self._deaths)} workers have died here without a batch in between; `max_worker_deaths` "
+                f"{told} {len(self._deaths)} workers have died without a batch in between; `max_worker_deaths` "
                 f"of `ProcessReadingService` is {policy.max_worker_deaths}. {_ADVICE}"
             )
 
@@ -328,9 +328,9 @@ class ProcessLane(Lane):
         worker.close()
 
 
-_ADVICE = "What it printed says more. The next iteration starts new workers."
-_PRINTED = "What it printed says why."
-_GUARD = f'{_PRINTED} Under spawn and forkserver, a script makes its loaders under `if __name__ == "__main__":`.'
+_ADVICE = "See its output for the cause. The next iteration starts new workers."
+_PRINTED = "See its output for the cause."
+_GUARD = f'{_PRINTED} Under spawn and forkserver, a script must make its loaders under `if __name__ == "__main__":`.'
 _HINTS = {"fork": _PRINTED, "spawn": _GUARD, "forkserver": _GUARD}
 
 

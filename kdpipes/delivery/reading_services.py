@@ -63,7 +63,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._first_epoch = 0
         self._is_split_by_shard = False
         self._is_main_one_to_one = True
-        self._ranks: Ranks | None = None  # to which the chain is dealt; None if every rank gets all batches
+        self._ranks: Ranks | None = None  # the ranks that the chain is dealt to; None if each gets all batches
         self._agreement: Agreement | None = None
         self._passed: deque[Position] = deque()  # where the workers' items end that the main part has not given out
         self._items: IterDataPipe[Any] | None = None
@@ -107,7 +107,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         if self._start is None:
             self.start_at(self._checkpointer.first_position())
         self._is_main_one_to_one = all(isinstance(pipe, _ONE_TO_ONE) for pipe in ends)
-        self.finalize()  # what an interrupted call has begun
+        self.finalize()  # ends the workers that an interrupted call has left
         with uninterrupted():
             self._lanes = self._open_lanes()
         self._items = _with_source(ends, _Merged(self))
@@ -177,7 +177,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         try:
             for lane in self._lanes:
                 lane.peek()
-        except BaseException:  # Ctrl-C: what was on its way may be lost
+        except BaseException:  # after Ctrl-C, messages in transit may be lost
             for lane in self._lanes:
                 lane.is_torn = True
             raise
@@ -291,8 +291,8 @@ class ProcessReadingService(ReadingService):
         on_worker_death: "restart" puts another worker in the place of one that dies, until `num_deaths` of them have
             died at the same sample; "raise" raises `WorkerError` at once.
         num_deaths: How many workers may die at the same sample, before that is an error, or left to `on_error`.
-        max_worker_deaths: How many successive workers may die without a batch in between, whatever they died of; that
-            is an error. At least `num_deaths`.
+        max_worker_deaths: How many workers may die without a batch in between, whatever the cause, before that is an
+            error. At least `num_deaths`.
         timeout_s: After how long without a batch a worker is taken for stuck, and ended; None is never.
         threads_per_worker: How many threads torch's operations use in a worker.
 
@@ -435,8 +435,8 @@ class _Delivered(Streaming[Any], IterDataPipe[Any]):
 class _Delivering:
     """Notes after each item that the user gets where the loader stands.
 
-    Of an epoch that is resumed after its last batch nothing is left: the iteration delivers nothing, and the next epoch
-    comes next.
+    If an epoch is resumed after its last batch, the iteration delivers nothing, and the next iteration is the next
+    epoch.
     """
 
     def __init__(self, service: ReadingService) -> None:
@@ -450,11 +450,11 @@ class _Delivering:
 
     def __next__(self) -> Any:
         service = self._service
-        # A forked child shares the sockets and open files of its parent: what it read, the parent would miss.
+        # A forked child shares the sockets and open files of its parent, which would miss whatever the child reads.
         if self._owner != os.getpid():
             raise RuntimeError(
-                f"This iterator belongs to process {self._owner}, but process {os.getpid()}, forked from it, asks for "
-                "a batch. Make a loader in this process, or begin an epoch of its own: `for batch in loader`."
+                f"This iterator belongs to process {self._owner}, but process {os.getpid()}, forked from it, requests "
+                "a batch. Make a loader in this process, or begin a new epoch: `for batch in loader`."
             )
         if not service._lanes:
             raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")

@@ -47,7 +47,7 @@ def rebuild_batch(
         if batch_number is not None and number >= _length_of(loader):
             raise IndexError(f"Epoch {when} has no batch {number}.")
         loader.load_state_dict(here)
-        # After the last batch of a stream, the next one is that of the next epoch.
+        # After the last batch of a stream, the next batch is the first one of the next epoch.
         batch = next((batch for _ in range(2 if batch_number is None else 1) for batch in loader), None)
         reached = loader.state_dict()
     if batch is None or (batch_number is not None and not _is_behind(reached, when, number, _length_of(loader))):

@@ -32,7 +32,7 @@ class Skip:
         key: Its key, or the shard's name.
         error: Why.
         is_shard: Whether it is a shard.
-        is_replaced: Whether another sample takes its place.
+        is_replaced: Whether another sample replaces it.
     """
 
     epoch: int
@@ -76,12 +76,13 @@ def unrecorded(pipe: Any) -> Iterator[None]:
 
 
 class SkipLimits:
-    """Counts the samples that are left out of one epoch, and raises where they are more than `on_error` allows.
+    """Counts the samples skipped in one epoch, and raises if they are more than `on_error` allows.
 
     Args:
-        handler: What `.on_error(...)` says.
-        num_parts: Between how many ranks, or workers that count for themselves, the samples are divided.
-        first_batch: Where the epoch begins, or is resumed.
+        handler: The operation of `.on_error(...)`.
+        num_parts: The number of ranks, or of ranks and workers that count separately, that the samples are divided
+            between.
+        first_batch: The batch at which the epoch begins or is resumed.
     """
 
     def __init__(self, handler: Any, num_parts: int, first_batch: int = 0) -> None:
@@ -92,17 +93,17 @@ class SkipLimits:
         self._last: Skip | None = None
 
     def count(self, skip: Skip) -> None:
-        """Count a sample that has been left out; they come in the order of their ordinals.
+        """Count a skipped sample; samples must come in the order of their ordinals.
 
         Raises:
-            DataError: There are too many.
+            DataError: Too many samples have been skipped.
         """
         self._last = skip
         if skip.is_shard:
             return
-        self._places.add(skip.place)  # a worker that took the place of another one makes a batch again
+        self._places.add(skip.place)  # a set, because a replaced worker makes its batch again
         num_skipped = len(self._places)
-        # The ordinal says how many samples came before: no batch has to be counted, whatever stands behind `deal`.
+        # The ordinal gives the number of samples so far, so batches need not be counted, whatever comes after `deal`.
         share_here = (skip.batch + 1 - self._first_batch) / (skip.batch + 1)
         num_seen = max(round((skip.ordinal // self._num_parts + 1) * share_here), num_skipped)
         self._handler.refuse_many(num_skipped, num_seen, skip.key, skip.error)
@@ -111,7 +112,7 @@ class SkipLimits:
         """End an epoch that has given no batch.
 
         Raises:
-            DataError: It would have had samples.
+            DataError: All of its samples were skipped.
         """
         if self._last is not None and not self._first_batch:
             self._handler.refuse_all(self._last.key, self._last.error)
@@ -125,7 +126,7 @@ class Skipper:
         banned: Why samples are not even tried, by key: workers have died of them.
         tell: Called with each sample that is left out.
         seen: Called with each sample before its fields are loaded.
-        limits: Counts what is left out, where nobody who is told does.
+        limits: Counts skipped samples; None if a loader counts them.
     """
 
     def __init__(

@@ -194,7 +194,7 @@ def _stop(shared: _Shared, thread: threading.Thread) -> None:
 
 def _tell_to_stop(shared: _Shared) -> None:
     if shared.owner != os.getpid():
-        return  # forked: there is no thread, and the one in the parent may have held the lock
+        return  # in a forked child, the thread does not exist, and the parent's may have held the lock
     with shared.changed:
         shared.is_stopped = True
         shared.frames.clear()

@@ -1,4 +1,4 @@
-"""The parts of torch's DataLoader that trainers look for in a loader: its dataset and its samplers."""
+"""The attributes of torch's DataLoader that trainers expect of a loader: its dataset and its samplers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["BatchNumbers", "EpochSampler", "NumberedBatches"]
 
 
 class EpochSampler(SequentialSampler):
-    """The `sampler` of a loader: Lightning calls its `set_epoch`, and leaves sequential samplers alone.
+    """The `sampler` of a loader: Lightning calls its `set_epoch`, and does not replace sequential samplers.
 
     Args:
         loader: The loader.
@@ -44,7 +44,7 @@ class BatchNumbers(BatchSampler):
 
     def __init__(self, loader: Loader) -> None:
         self.sampler = EpochSampler(loader)
-        self.batch_size = loader.batch_size  # type: ignore[assignment]  # not known of batches by length
+        self.batch_size = loader.batch_size  # type: ignore[assignment]  # None for batches by length
         self.drop_last = loader.drop_last
 
     def set_epoch(self, epoch: int) -> None:
@@ -58,12 +58,12 @@ class BatchNumbers(BatchSampler):
         try:
             numbers: Any = range(len(self))
         except TypeError:
-            numbers = count()  # the loader says where the epoch ends
+            numbers = count()  # the loader ends the epoch
         return ([number] for number in numbers)
 
 
 class NumberedBatches(Dataset[Any]):
-    """The `dataset` of a loader: gives the batches of its next epoch by number, in order, from any one on.
+    """The `dataset` of a loader: returns the batches of its next epoch by number, in order, starting at any batch.
 
     The length is the number of samples of an epoch, as `len(loader.dataset)` is with torch's DataLoader.
 
@@ -82,7 +82,7 @@ class NumberedBatches(Dataset[Any]):
 
     def __getitems__(self, numbers: list[int]) -> Any:
         if get_worker_info() is not None:
-            raise RuntimeError("A `kdp.Loader` has workers of its own: read its `dataset` with `num_workers=0`.")
+            raise RuntimeError("A `kdp.Loader` has its own workers: read its `dataset` with `num_workers=0`.")
         (number,) = numbers
         if number != self._next:
             self._batches, self._next = self._loader.from_batch(number), number

@@ -49,7 +49,7 @@ class Flag(enum.IntFlag):
 
 
 class ReceivedFile:
-    """A descriptor that has come over a socket; it is closed when nothing holds this any more.
+    """A descriptor received over a socket; it is closed with the last reference to this object.
 
     Args:
         number: The descriptor.
@@ -113,7 +113,7 @@ class Reader:
         """Return the messages that have come, after waiting for some bytes; None at the end of the link."""
         try:
             flags = 0 if wait else socket.MSG_DONTWAIT
-            # Stored without a step of Python in between, where Ctrl-C would lose descriptors.
+            # `map` stores the result without running Python code in between, where Ctrl-C would lose descriptors.
             self._arrived.extend(map(self._link.recvmsg_into, [[self._received]], [_ANCILLARY_SIZE], [flags]))
         except BlockingIOError:
             return iter(())
@@ -129,7 +129,7 @@ class Reader:
         return iter(list(self._messages()))
 
     def close(self) -> None:
-        """Close the descriptors that nobody has taken."""
+        """Close the descriptors that no message has taken."""
         self._keep_files()
         self._files.clear()
 

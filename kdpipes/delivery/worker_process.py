@@ -151,7 +151,7 @@ class WorkerProcess:
 
 
 def _start_helpers(context: Any) -> None:
-    """Start multiprocessing's helpers first: they would inherit a blocked Ctrl-C, or unblock it (Python 3.11)."""
+    """Start multiprocessing's helpers early, or they would inherit a blocked Ctrl-C, or unblock it (Python 3.11)."""
     if context.get_start_method() in ("spawn", "forkserver"):
         resource_tracker.ensure_running()
     if context.get_start_method() == "forkserver":
@@ -189,7 +189,7 @@ def _end_all(workers: list[WorkerProcess]) -> None:
     """End workers: those that wait at once, others after a moment."""
     if sys.is_finalizing():
         return  # the interpreter has ended them
-    with uninterrupted():  # or those that come later would be forgotten; two seconds at most
+    with uninterrupted():  # otherwise the remaining workers would not be ended; takes two seconds at most
         _end_each(workers)
 
 

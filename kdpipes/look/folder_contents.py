@@ -37,7 +37,7 @@ def look_at_folder(root: str, *, num_samples: int = 3, scan: bool = True) -> Con
         DataError: A shard, or the index of records, cannot be read.
     """
     if layout_in(root) is not None:
-        raise ValueError(masked(f"{root!r} holds a cache: `kdpipes cache ls {root}` tells what is in it."))
+        raise ValueError(masked(f"{root!r} holds a cache: `kdpipes cache ls {root}` shows what is in it."))
     header = read_header(Path(root)) if is_local(root) else None
     if header is not None:
         return look_at_records(Path(root), header, num_samples=num_samples)

@@ -25,7 +25,7 @@ class Fields(NamedTuple):
 
 
 def names_of(chain: Any) -> ItemForm | None:
-    """Return the form that `select` has given the items; None without it."""
+    """Return the form that `select` has given the items; None without `select`."""
     return next((form for form in map(form_of, walk(chain)) if form is not None), None)
 
 
@@ -63,7 +63,7 @@ def _without_ctx(item: Any, form: ItemForm | None) -> tuple[Any, Mapping[str, An
     has_ctx = isinstance(fields, tuple | list | Mapping) if form is None else form.has_ctx
     if not has_ctx:
         return item, {}
-    is_tuple = isinstance(fields, list) and (form is None or form.kind == "tuple")  # torch's collation makes lists
+    is_tuple = isinstance(fields, list) and (form is None or form.kind == "tuple")  # torch's collate makes lists
     return tuple(fields) if is_tuple else fields, ctx
 
 

@@ -52,7 +52,7 @@ class _Mapping:
             self._mapping = dict(zip(mapping, new, strict=True))
 
     def fingerprinted(self) -> Any:
-        """Return what tells it from another, as states of kdpipes 0.1 know it."""
+        """Return the data that identifies it, in the form that states of kdpipes 0.1 have."""
         known = {name: value for name, value in vars(self).items() if name != "_class_names"}
         return known if self._class_names is None else (known, self._class_names)
 
@@ -79,11 +79,13 @@ class _Mapping:
         return table
 
     def _kept(self, label: Any) -> Any:
-        """Return what becomes of the label of a class that is kept."""
+        """Return the new label of a class that `unmapped="keep"` keeps."""
         if self._class_names is None or not isinstance(label, str):
             return label
         if label not in self._class_names:
-            raise ValueError(f"`class_names` must have {label!r}, which `unmapped='keep'` keeps; or map it.")
+            raise ValueError(
+                f"`class_names` must include {label!r}, which `unmapped='keep'` keeps. Add it, or map it to a class."
+            )
         return self._class_names.index(label)
 
     def apply(self, label: Any, table: Mapping[Any, Any], key_of: Callable[[], str], names: Any) -> Any:
@@ -123,10 +125,11 @@ def _is_class(label: Any) -> bool:
 class ClassMapperMapDataPipe(PlanPipe):
     """Renames and merges classes, and drops others (functional name: ``map_classes``).
 
-    Reads the labels, field `y`, and nothing else. Where the source knows the names of its classes and the new ones are
-    names, the classes are numbered anew, as the mapping names them first, or as `class_names` does. Without
-    `class_names`, labels that are names stay names, and classes that are mapped to numbers have no names. A label may
-    be a list, as detection data has one for each object: that of a single object counts, others are not mapped.
+    Reads only the labels, field `y`. If the source knows the names of its classes and the new classes are names, the
+    classes are numbered anew: in the order of `class_names`, or else in the order in which the mapping first names
+    them. Without `class_names`, text labels stay text, and classes that are mapped to numbers have no names. A label
+    may be a list, as in detection data, with one entry for each object: a list of one label counts as that label, other
+    lists are not mapped.
 
     Args:
         source_datapipe: An indexed pipe of samples.
@@ -218,10 +221,11 @@ def _distinct(labels: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
 class ClassMapperIterDataPipe(StreamPlanPipe):
     """Renames and merges classes, and drops others, as samples pass (functional name: ``map_classes``).
 
-    Reads the labels, field `y`, and nothing else. Where the source knows the names of its classes and the new ones are
-    names, the classes are numbered anew, as the mapping names them first, or as `class_names` does. Without
-    `class_names`, labels that are names stay names, and classes that are mapped to numbers have no names. A label may
-    be a list, as detection data has one for each object: that of a single object counts, others are not mapped.
+    Reads only the labels, field `y`. If the source knows the names of its classes and the new classes are names, the
+    classes are numbered anew: in the order of `class_names`, or else in the order in which the mapping first names
+    them. Without `class_names`, text labels stay text, and classes that are mapped to numbers have no names. A label
+    may be a list, as in detection data, with one entry for each object: a list of one label counts as that label, other
+    lists are not mapped.
 
     Args:
         source_datapipe: A stream of samples.

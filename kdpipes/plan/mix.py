@@ -33,7 +33,7 @@ def _check_weights(weights: Any, number: int) -> tuple[float, ...]:
     if not is_sequence or not all(map(is_number, given)):
         raise TypeError(must_be("weights", "numbers above 0, one for each source", weights))
     if not all(0 < weight < math.inf for weight in given):
-        way_out = "Leave out a source that is to give nothing."
+        way_out = "To take no samples from a source, leave it out."
         raise ValueError(must_be("weights", "finite and above 0", weights, way_out))
     if len(given) != number:
         raise ValueError(must_be("weights", f"one for each of {number} sources, the first of all included", weights))
@@ -48,9 +48,9 @@ def _as_tuple(others: Any) -> tuple[Any, ...]:
 
 
 class _MixPlan(NamedTuple):
-    """Which source each sample of epoch 0 is of, and at which position there.
+    """The source of each sample of epoch 0, and its position there.
 
-    Each epoch begins `shifts[n]` samples farther on in source n, of `lengths[n]`.
+    Each epoch begins `shifts[n]` samples further on in source n, which has `lengths[n]` samples.
     """
 
     chosen: NDArray[Any]
@@ -63,10 +63,10 @@ class _MixPlan(NamedTuple):
 class MixerMapDataPipe(MapPipe):
     """Mixes several sources in given proportions (functional name: ``mix``).
 
-    Each source gives its samples in its own order. An epoch that uses only a part of a source takes the next part in
-    the following epoch, where the last one stopped: one that is sorted by class, as image folders are, then has other
-    classes in each epoch; `permute(seed)` it before. In any stretch of the mix, a source's number of samples is off its
-    exact share by less than the number of sources. `deal(shuffle=True)` changes the order.
+    Each source gives its samples in its own order. If an epoch uses only a part of a source, the next epoch continues
+    there. A source that is sorted by class, like an image folder, then has other classes in each epoch, so
+    `permute(seed)` it first. In any stretch of the mix, the number of samples of a source differs from its exact share
+    by less than the number of sources. `deal(shuffle=True)` changes the order.
 
     Args:
         source_datapipe: An indexed pipe of samples.
@@ -75,8 +75,8 @@ class MixerMapDataPipe(MapPipe):
         seed: Of which source comes first where several could, from 0 up to 2**64.
         stop: "first": the mix ends when the first source is used up. "all": when all are, sources that are used up
             before being read again from their start.
-        redraw: Whether an epoch of `deal` goes on in each source where the last epoch stopped. False: every epoch
-            begins with the first samples of each source.
+        redraw: Whether each epoch of `deal` continues in each source where the previous epoch stopped. False: every
+            epoch begins with the first samples of each source.
 
     Length: known from the sources' lengths.
 
@@ -165,7 +165,7 @@ class MixerMapDataPipe(MapPipe):
         return shared_fields(self._sources)
 
     def _places(self, index: Any) -> tuple[Any, Any]:
-        """Return which source some samples are of, and at which position there, in the epoch that is planned."""
+        """Return the source of some samples, and their positions there, in the epoch that is planned."""
         plan = self._planned()
         chosen, positions = plan.chosen[index], plan.positions[index]
         if self._redraw and (epoch := plan_epoch()):
@@ -188,9 +188,9 @@ class MixerMapDataPipe(MapPipe):
 class MixerIterDataPipe(IterPipe):
     """Mixes several streams in given proportions, as they pass (functional name: ``mix``).
 
-    Each stream gives its samples in its own order, in every epoch from its start: put `.shuffle(buffer_size=...)`
-    before, or `deal(shuffle="shards")` behind, where an epoch uses only a part of a stream. In any stretch of the mix,
-    a stream's number of samples is off its exact share by less than the number of streams.
+    In every epoch, each stream gives its samples in its own order, from its start. If an epoch uses only a part of a
+    stream, put `.shuffle(buffer_size=...)` before the mix, or `deal(shuffle="shards")` after it. In any stretch of the
+    mix, the number of samples of a stream differs from its exact share by less than the number of streams.
 
     Args:
         source_datapipe: A stream of samples.

@@ -29,16 +29,16 @@ class OversamplerMapDataPipe(PlanPipe):
     """Balances classes by repeating the samples of the rarer ones (functional name: ``oversample``).
 
     Reads the labels, field `y`, and nothing else. A repeated sample is augmented anew. Samples without a label (-1 or
-    None) are no class: "multiply" gives them once, "exact" leaves them out. In "exact" mode, a class's samples take
-    turns in being the ones that an epoch has once more than the others.
+    None) do not count as a class: "multiply" gives them once, "exact" leaves them out. In "exact" mode, the samples of
+    a class that an epoch repeats once more than the others change from epoch to epoch.
 
     Args:
         source_datapipe: An indexed pipe of samples.
         mode: "multiply": all samples, then each rarer class again as often as it fits into the largest, by whole
             numbers: not one that has more than half as many. "exact": class after class, each repeated up to exactly
             the size of the largest.
-        redraw: In "exact" mode, whether the samples that come once more than others change from epoch to epoch. False:
-            they are the same ones in every epoch.
+        redraw: In "exact" mode, whether other samples get the extra repetition in each epoch. False: the same samples
+            get it in every epoch.
 
     Length: "exact": number of classes times the size of the largest; "multiply": at most that, more than half of it.
 
@@ -62,7 +62,7 @@ class OversamplerMapDataPipe(PlanPipe):
         if self._mode == "multiply":
             return oversample_multiply(labels)
         positions = oversample_exact(labels)
-        if self._redraws:  # not where all classes are repeated in whole rounds
+        if self._redraws:  # not if every class is repeated in whole rounds
             self._redraws = not np.array_equal(positions, oversample_exact(labels, epoch=1))
         return positions
 
@@ -85,8 +85,8 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         source_datapipe: A stream of samples.
         mode: "multiply": each sample as often as its class fits into the largest, by whole numbers. "exact": so often
             that all classes end at the size of the largest, if `class_counts` is true of the stream.
-        redraw: In "exact" mode, whether the samples that come once more than others change from epoch to epoch. False:
-            they are the same ones in every epoch.
+        redraw: In "exact" mode, whether other samples get the extra repetition in each epoch. False: the same samples
+            get it in every epoch.
         class_counts: The number of samples of each class, by number, or by name where the source knows names. A stream
             cannot count ahead.
 
@@ -149,7 +149,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
     def _times(self, seen: int, count: int, largest: int, epoch: int) -> int:
         if self._mode == "multiply":
             return largest // count
-        start = epoch * largest % count  # shifts by `epoch` samples which of them come once more than the others
+        start = epoch * largest % count  # each epoch, other samples get the extra repetition
         return ((seen + 1) * largest + start) // count - (seen * largest + start) // count
 
     def identity(self) -> Any:

@@ -22,9 +22,8 @@ __all__ = ["WeightedSamplerMapDataPipe"]
 class WeightedSamplerMapDataPipe(PlanPipe):
     """Draws samples at random, by weight (functional name: ``sample_weighted``).
 
-    Each epoch of `deal` has a draw of its own, which depends on `seed` and the number of the epoch alone; outside of
-    `deal`, and in columns, it is that of epoch 0. With weights by class it reads the labels, field `y`, and nothing
-    else.
+    Each epoch of `deal` has its own draw, which depends only on `seed` and the epoch number. Without `deal`, and in
+    columns, it is the draw of epoch 0. With weights by class, it reads only the labels, field `y`.
 
     Args:
         source_datapipe: An indexed pipe of samples.
@@ -33,12 +32,12 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         num_samples: How many to draw; by default as many as there are.
         replacement: Whether a sample may be drawn again.
         seed: Of the choice, from 0 up to 2**64.
-        redraw: Whether each epoch has a draw of its own. False: all have that of epoch 0.
+        redraw: Whether each epoch has its own draw. False: all epochs have that of epoch 0.
 
     Length: `num_samples`.
 
-    Memory: four bytes for each sample that is drawn, in each worker; with `redraw` also eight bytes a sample of the
-        source, shared by workers.
+    Memory: four bytes for each sample that is drawn, in each worker; with `redraw`, also eight bytes for each sample of
+        the source, shared by all workers.
 
     Raises:
         ValueError: The weights do not fit the samples, or too few weigh more than nothing. (When the plan is made.)
@@ -92,7 +91,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         return self._drawn(number, shares, 0)
 
     def _replan(self, epoch: int) -> NDArray[Any]:
-        if self._shares is None:  # nothing is drawn
+        if self._shares is None:  # no samples are drawn
             return np.zeros(0, dtype=np.int32)
         return self._drawn(len(self), self._shares.value, epoch)
 

@@ -21,8 +21,8 @@ __all__ = ["SubsetterMapDataPipe"]
 class SubsetterMapDataPipe(PlanPipe):
     """Gives the samples at fixed positions, in that order (functional name: ``subset``).
 
-    `pipe[5:-3:2]` and `pipe[[4, 0, 4]]` are the same. A position may be given more than once. Positions are those of
-    epoch 0: of what is drawn anew in each epoch upstream, a subset has the same samples in every epoch.
+    `pipe[5:-3:2]` and `pipe[[4, 0, 4]]` are short forms. A position may be given more than once. Positions refer to
+    epoch 0: a subset has the same samples in every epoch, even if samples upstream are drawn anew in each epoch.
 
     Args:
         source_datapipe: An indexed pipe of samples.
@@ -38,7 +38,7 @@ class SubsetterMapDataPipe(PlanPipe):
         array(['c', 'a'], dtype='<U1')
     """
 
-    _warns_of_fixed = False  # a slice is a way to look at some samples
+    _warns_of_fixed = False  # a slice is often only used to look at some samples
 
     def __init__(self, source_datapipe: MapPipe, indices: Sequence[int] | NDArray[Any]) -> None:
         super().__init__(source_datapipe, "subset")

@@ -1,4 +1,4 @@
-"""Labels that are text as the numbers of their classes, and the names of a dataset's classes."""
+"""Convert text labels to class numbers, and find the class names of a dataset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Names = tuple[str, ...] | None
 
 
 def as_classes(labels: NDArray[Any], names: Names) -> tuple[NDArray[Any], Names]:
-    """Return labels as numbers, and the names of the classes 0, 1, ...; labels that are not text as they are.
+    """Return text labels as numbers, and the names of the classes 0, 1, ...; other labels are returned unchanged.
 
     Without `names`, the classes are the sorted labels, as those of an image folder are; text that is whole numbers
     becomes these. None and NaN, the label of an unlabelled sample, become -1.
@@ -54,7 +54,7 @@ def _not_among(label: str, names: Sequence[str]) -> str:
 
 
 def numbered(label: Lazy, names: Sequence[str]) -> Lazy:
-    """Return the label of one sample as a number, when it is read."""
+    """Return the label of one sample so that text becomes a class number when the label is read."""
 
     def number(sample: Sample, value: Any) -> Any:
         if not isinstance(value, str):
@@ -67,7 +67,7 @@ def numbered(label: Lazy, names: Sequence[str]) -> Lazy:
 
 
 def class_names_in(dataset: Any, fields: Sequence[str]) -> Names:
-    """Return the names of a dataset's classes, where it says them.
+    """Return the names of a dataset's classes, or None if the dataset does not have them.
 
     They are its `classes` (torchvision) or `class_names` (KappaData), or those of the one `ClassLabel` among `fields`
     (Hugging Face).

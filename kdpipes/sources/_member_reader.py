@@ -93,7 +93,7 @@ class MemberReader:
         return MemberReader, (self._fetch, self._cache, self._timeout_s)
 
     def has_copy(self, url: str, version: Version) -> bool:
-        """Return whether a version of a shard is in the local cache, and is read from there."""
+        """Return whether a version of a shard can be read from the local cache."""
         return self._is_cached(url) and self._cache.has_version(url, version)
 
     def expect(self, positions: NDArray[Any]) -> None:
@@ -177,12 +177,14 @@ class MemberReader:
             reason = "" if self._fetch == "shards" else self._against_whole(catalog, positions, shards)
             self._is_whole = not reason
             if reason and is_cached.any() and self._cache.has_own_folder:
-                _log.info('`cache_dir` is not used for new shards: %s. `fetch="shards"` always uses it.', reason)
+                _log.info(
+                    '`cache_dir` is not used for new shards, because %s. `fetch="shards"` always uses it.', reason
+                )
         visits = visits_of(shards if self._is_whole else shards[:0])
         self._cache.expect([_shard(catalog, number) for number in visits.shards.tolist()], visits.untils().tolist())
 
     def _against_whole(self, catalog: Catalog, positions: NDArray[Any], shards: NDArray[Any]) -> str:
-        """Return why an epoch had better read members than whole shards; nothing if it had not."""
+        """Return why an epoch should read members; empty if it should read whole shards."""
         if not self._is_ordered:
             return "the epoch does not go shard by shard"
         touched = np.unique(shards)
@@ -203,7 +205,7 @@ class MemberReader:
         num_at_once = int((visits.untils() - np.arange(len(visits.shards))).max()) + 1 + _SPARE
         room = min(num_at_once, len(touched)) * catalog.versions[largest].size
         has_room = self._cache.takes(_shard(catalog, largest)) and self._cache.has_room_for(room)
-        return "" if has_room else f"it has no room for the {room:,} bytes that are read side by side"
+        return "" if has_room else f"it has no room for {room:,} bytes of shards that are in use at the same time"
 
     def _in_cache(self, catalog: Catalog, positions: NDArray[Any]) -> NDArray[np.bool_]:
         """Return which positions will be read from whole shards, and begin to download those where that is due."""

@@ -48,11 +48,10 @@ class DatasetReaderMapDataPipe(MapPipe):
         fields: The names of an item's parts, in order, as one string; for items that are dictionaries, which keys to
             take. Not for datasets with `getitem_*` methods.
         labels: The labels, `[len(dataset)]`, so that none is read from an item. By default, those of the dataset's
-            `targets` or `labels`, if it has them, as torchvision's do. Labels that are text become the numbers of their
-            classes.
+            `targets` or `labels`, if it has them, as in torchvision. Text labels become class numbers.
         class_names: The names of the classes 0, 1, ...; by default, the dataset's `classes` or `class_names`, those of
-            a Hugging Face `ClassLabel`, or the sorted `labels`, where these are text. Labels of items that are text
-            stay text where nobody names the classes.
+            a Hugging Face `ClassLabel`, or the sorted `labels` if these are text. Without class names, text labels in
+            items stay text.
 
     Workers: The dataset is shared with workers that are forked, and pickled for others.
 
@@ -75,8 +74,8 @@ class DatasetReaderMapDataPipe(MapPipe):
             raise TypeError(must_be("dataset", "a dataset with a length and positions", dataset, _way_in(dataset)))
         if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
             raise TypeError(
-                "`dataset` must be a dataset, but is a table. Where a row names a file: "
-                '`kdp.from_ids(table["path"].tolist(), table["label"].tolist(), load="{id}")`; else '
+                "`dataset` must be a dataset, but is a table. If its rows name files, use "
+                '`kdp.from_ids(table["path"].tolist(), table["label"].tolist(), load="{id}")`; otherwise '
                 '`kdp.from_dataset(table.to_dict("records"), "column other_column")`.'
             )
         if not isinstance(fields, str) or not fields.split():
@@ -93,7 +92,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         if labels is not None:
             self._set_labels(labels)
         elif _has_text_labels(dataset):
-            self._known_labels()  # text, which items are to give as numbers, too
+            self._known_labels()  # read now, so that text labels of items become numbers, too
 
     def identity(self) -> Any:
         return type(self._dataset.value).__qualname__, len(self), self._fields, self._class_names, self._known_labels()
@@ -151,7 +150,7 @@ class DatasetReaderMapDataPipe(MapPipe):
 def _is_column(found: Any, size: int) -> bool:
     try:
         return bool(np.shape(found) == (size,))
-    except ValueError:  # lists of different lengths
+    except ValueError:  # NumPy rejects nested lists of different lengths
         return False
 
 
@@ -161,12 +160,12 @@ def _has_text_labels(dataset: Any) -> bool:
 
 
 def _way_in(dataset: Any) -> str:
-    """Return how something without positions becomes a pipe."""
+    """Return a hint how to make a pipe of a dataset without positions."""
     if isinstance(dataset, DataPipeline):
         return "`kdp.from_webdataset` reads its pipelines."
     if hasattr(dataset, "__iter__") and not isinstance(dataset, str | bytes | Mapping):
         return (
-            "As a stream: `from torchdata.datapipes.iter import IterableWrapper`, `IterableWrapper(dataset, "
+            "Read it as a stream: `from torchdata.datapipes.iter import IterableWrapper`, `IterableWrapper(dataset, "
             'deepcopy=False).to_samples(fields="x y")`.'
         )
     return ""
@@ -222,12 +221,12 @@ def _part(item: Lazy, names: list[str], place: int, is_cheap: bool) -> Lazy:
 class SampleSource(MapPipe):
     """A source of one's own: subclass it, give it `__len__` and a `getitem_NAME(index)` method for each field.
 
-    A method is called only when its field is read; a parameter `ctx` gets the sample's ctx, `rng` a generator. What a
-    method writes into the ctx, `select(..., return_ctx=True)` returns; random draws are recorded after `record_ctx`.
-    A method that draws random numbers takes one of the two (with `ctx`, the global generators are seeded). `__init__`
-    needs no call of the base class's. Workers that are forked share its attributes; for others they are pickled.
-    Override `class_names()` where classes have names, and `read_column(name)` where a field's values are known all at
-    once, and others are left to `super()`.
+    A method is called only when its field is read; a parameter `ctx` gets the sample's ctx, `rng` a generator. Entries
+    that a method writes into the ctx are returned by `select(..., return_ctx=True)`; random draws are recorded after
+    `record_ctx`. A method that draws random numbers takes one of the two parameters (with `ctx`, the global generators
+    are seeded). `__init__` need not call that of the base class. Forked workers share the attributes; for other
+    workers, they are pickled. Override `class_names()` if classes have names, and `read_column(name)` if all values of
+    a field are known at once; call `super()` for other fields.
 
     Example:
         >>> class Squares(kdp.SampleSource):

@@ -31,12 +31,12 @@ class IdReaderMapDataPipe(MapPipe):
     PyTorch" (Amidi and Amidi, Stanford).
 
     Args:
-        ids: The IDs, in order. `sample.key` is `str(id)`; of a URL without user, signature and expiry.
+        ids: The IDs, in order. `sample.key` is `str(id)`; a URL loses its user, signature and expiry.
         labels: The label of each ID: a dictionary by ID, or a sequence as long as `ids`. Without it there is no `y`.
-            Labels that are text become the numbers of their classes.
+            Text labels become class numbers.
         load: Called with an ID, returns `x`; or a path or URL with `{id}` in it, read by its suffix: `.pt` as tensors
             (`weights_only`), `.npy` as an array, all else as bytes.
-        class_names: The names of the classes 0, 1, ...; by default the sorted labels, where these are text.
+        class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text.
 
     Raises:
         ValueError: A label is not among `class_names`; an ID has no label, or `labels` has another length than `ids`.
@@ -124,7 +124,7 @@ class _FileLoader:
         self._template = template
 
     def fingerprinted(self) -> Any:
-        """Return what tells it from another, wherever the files lie."""
+        """Return the data that identifies it, independent of the folder of the files."""
         return identity_of(self._template).rsplit("/", 1)[-1]
 
     def path_of(self, name: Any) -> str:

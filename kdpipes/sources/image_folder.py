@@ -136,8 +136,8 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     names = class_names or tuple(sorted(found | _class_folders(root)))
     if class_names is None and len(found) > 1 and {name.lower() for name in found} <= _SPLITS:
         warnings.warn(
-            f"The classes of {root!r} are {', '.join(sorted(found))}, which look like parts of a data set. Each has "
-            f"a pipe of its own: `kdp.image_folder({join_url(root, min(found))!r})`; or pass `class_names=`.",
+            f"The classes of {root!r} are {', '.join(sorted(found))}, which look like splits of a data set. Make "
+            f"a pipe for each, like `kdp.image_folder({join_url(root, min(found))!r})`; or pass `class_names=`.",
             stacklevel=2,
         )
     stranger = next(iter(sorted(found - set(names))), None)

@@ -48,7 +48,7 @@ def _is_lacking(catalog: Catalog, field: str, index: int) -> bool:
 
 
 def _warn_of_dots(catalog: Catalog) -> None:
-    """Warn if samples were merged because their keys have dots, going by the first samples."""
+    """Warn if the first samples look as if several samples were merged because their keys have dots."""
     number = min(len(catalog), _NUM_PROBED)
     fields: list[list[str]] = [[] for _ in range(number)]
     for name, known in catalog.fields.items() if any("." in name for name in catalog.fields) else ():
@@ -66,11 +66,11 @@ class ShardReaderMapDataPipe(MapPipe):
     """The samples of plain webdataset tars, by position (`kdp.open_shards(urls)`).
 
     A field is one member, called by its extension: `0001.jpg` and `0001.cls` are fields `jpg` and `cls` of sample
-    `0001`; `.rename_fields(x="jpg;png", y="cls")` gives them the usual names. What a field holds follows from its
-    extension: a number or the name of a class (`.cls`), a text (`.txt`, `.html`), what JSON says (`.json`), an array
-    (`.npy`), tensors (`.pth` and `.pt`, loaded with `weights_only`); all else is bytes. The key is the shard's name, a
-    slash and the sample's. Members without an extension are left out, as in webdataset. A member that a sample lacks,
-    but others have, is damage of that sample: an error that `.on_error("skip")` leaves out.
+    `0001`; `.rename_fields(x="jpg;png", y="cls")` gives them the usual names. The extension
+    decides how a field is decoded: the number or name of a class (`.cls`), text (`.txt`, `.html`), JSON (`.json`), an
+    array (`.npy`), or tensors (`.pth` and `.pt`, loaded with `weights_only`); all other members are bytes. The key is
+    the shard's name, a slash and the sample's key. Members without an extension are ignored, as in webdataset. If a
+    sample lacks a member that others have, reading it is an error, and `.on_error("skip")` skips the sample.
 
     Each shard has an index, `NAME.tar.index`, with the place of each member and the classes. It is read from beside the
     shard; where there is none, or one of another version of the shard, the shard is indexed once, and the index kept
@@ -79,9 +79,9 @@ class ShardReaderMapDataPipe(MapPipe):
     Shards elsewhere are read ahead of need, with retries, and verified if the index has checksums, as those have that
     are made of shards elsewhere, or by `kdpipes index`: only the members
     that the next batches of `deal` need, neighbours in one request, or whole shards, which stay in the local cache for
-    later epochs and runs, and for all processes of this machine; those that are all there are read although their
-    storage cannot be reached. Whole shards come in ranges, and go on after a break;
-    their size and ETag are verified; what the plan needs last makes room for others.
+    later epochs and runs, and for all local processes; complete shards are read there even if their storage cannot be
+    reached. Whole shards are downloaded in ranges, and continued after an interruption;
+    their size and ETag are verified; the shards that the plan needs last are removed first to make room.
 
     Args:
         urls: Paths or fsspec URLs of uncompressed tars, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or
@@ -94,9 +94,10 @@ class ShardReaderMapDataPipe(MapPipe):
         cache_dir: The folder for whole shards; None is `shards` in the local cache.
         max_cache_bytes: How large it may be, with what is being downloaded; None is half of what is free on its disk.
             A shard for which there is no room is read by members.
-        timeout_s: How long storage elsewhere may take to answer a request, in seconds, and 1 s more for each 256 KiB
-            of a large one; what is silent twice is an error. None waits for ever.
-        decode: False leaves texts, JSON, arrays and tensors the bytes that their members hold; numbers are decoded.
+        timeout_s: How long remote storage may take to answer a request, in seconds, plus 1 s for each 256 KiB of a
+            large one; a second timeout is an error. None waits without limit.
+        decode: Whether to decode texts, JSON, arrays and tensors; False returns their bytes. Numbers are always
+            decoded.
 
     Memory: the length of the keys, 12 bytes a sample, 12 to 16 bytes a member and 8 a class, shared by all workers;
         with shards elsewhere, in each worker what is read ahead, up to 256 MB, of which 32 MB may have been read.
@@ -166,7 +167,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return identity if self._decode else (*identity, "bytes")
 
     def cached_as(self) -> Any:
-        """Return what caches know it by, besides the versions of the shards."""
+        """Return the data that identifies it in caches, besides the versions of the shards."""
         return () if self._decode else "bytes"
 
     def announce(self, positions: NDArray[Any]) -> None:

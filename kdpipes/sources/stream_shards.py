@@ -51,17 +51,18 @@ class ShardStreamerIterDataPipe(IterPipe):
     Args:
         urls: Paths or fsspec URLs, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or globs, `"birds-*.tar"`.
             `pipe:` is refused: `kdp.from_webdataset(wds.WebDataset(...))` reads that.
-        class_names: The names of the classes 0, 1, ...; by default, for shards of this machine, those that
-            `kdp.write_shards` has noted beside them, if it has finished them and they are as it has left them.
-        verify: Whether members are compared, when they are read, with the checksums of the shard's index: True needs
-            an index with checksums (`kdpipes index`) beside each shard, or in the local cache, and reads it; "auto"
-            uses one where there is one, for shards of this machine; False uses none. A checksum of 100 KB takes about
-            50 microseconds. Compressed shards have checksums of their own.
-        max_member_bytes: How large a member may be; a larger one is an error of its shard. A small compressed shard can
-            hold members that no memory holds.
-        timeout_s: How long storage elsewhere may take to answer a request, in seconds, and 1 s more for each 256 KiB
-            of a large one; what is silent twice is an error. None waits for ever.
-        decode: False leaves texts, JSON, arrays and tensors the bytes that their members hold; numbers are decoded.
+        class_names: The names of the classes 0, 1, ...; by default, for local shards, those that `kdp.write_shards` has
+            noted beside them, provided that it has finished the shards and they have not changed since.
+        verify: Whether to check members against the checksums of the shard's index when they are read. True requires an
+            index with checksums (`kdpipes index`) beside each shard or in the local cache; "auto" uses such an index if
+            there is one, for local shards; False uses none. A checksum of 100 KB takes about 50 microseconds.
+            Compressed shards have their own checksums.
+        max_member_bytes: The maximum size of a member; a larger member is an error of its shard. A small compressed
+            shard can hold members that do not fit into memory.
+        timeout_s: How long remote storage may take to answer a request, in seconds, plus 1 s for each 256 KiB of a
+            large one; a second timeout is an error. None waits without limit.
+        decode: Whether to decode texts, JSON, arrays and tensors; False returns their bytes. Numbers are always
+            decoded.
 
     Length: none; a stream ends where its shards end.
 
@@ -70,8 +71,8 @@ class ShardStreamerIterDataPipe(IterPipe):
 
     Raises:
         FileNotFoundError: A shard is missing; of those on this machine, before the first sample of the epoch.
-        DataError: A shard is truncated or no tar, cannot be reached, or changes while it is read, or a member is not
-            what was indexed; it names the shard, the member and the offset.
+        DataError: A shard is truncated, not a tar, cannot be reached or changes while it is read, or a member does not
+            match the index; the error names the shard, the member and the offset.
     """
 
     def __init__(
@@ -194,27 +195,27 @@ class ShardStreamerIterDataPipe(IterPipe):
             self._seen |= fields
 
     def _groups(self, url: str, streams: StreamsAhead, known: dict[int, int]) -> Iterator[_Group]:
-        """Yield the members of each sample of a shard, and fill `known` with their checksums, if they are checked."""
+        """Yield the members of each sample of a shard; to verify them, fill `known` with their checksums first."""
         if self._verify is True or (self._verify == "auto" and is_local(url)):
             known.update(self._checksums(url))
         for group in read_members(url, streams.open, self._max_member_bytes):
             other = next((member for member, _ in group if known and member.offset not in known), None)
             if other is not None:
                 raise DataError(
-                    f"Shard {url!r} is not what was indexed: its index has no member {other.name!r} at offset "
+                    f"Shard {url!r} does not match its index, which has no member {other.name!r} at offset "
                     f"{other.offset}. Index it again: `kdpipes index`."
                 )
             yield group
 
     def _checksums(self, url: str) -> dict[int, int]:
-        """Return the checksums of the members of a shard by their offsets, as far as its index has them."""
+        """Return the checksums of a shard's members by offset; empty if there is no index with checksums."""
         if compression_of(url) is not None:
             return {}
         index = find_index(url, version_of(url)).index
         found = None if index is None else index.checksums()
         if found is None and self._verify is True:
             raise DataError(
-                f"Shard {url!r} cannot be verified: there is no index of it with checksums. `kdpipes index` makes it."
+                f"Shard {url!r} cannot be verified: it has no index with checksums. `kdpipes index` makes one."
             )
         return found or {}
 
@@ -243,7 +244,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         return Lazy(load, what=f"decoding member {member.field!r}")
 
     def cached_as(self) -> Any:
-        """Return what caches know it by, besides the versions of the shards."""
+        """Return the data that identifies it in caches, besides the versions of the shards."""
         return () if self._decode else "bytes"
 
     def _stamp_of(self, url: str) -> str:
@@ -282,9 +283,9 @@ def _refuse_missing(urls: Sequence[str]) -> None:
 
 
 def _read_again(url: str, member: Member, checksum: int, what: str) -> bytes:
-    """Return a member that has come damaged: on the way, it is not damaged every time."""
+    """Return a member that arrived damaged, read again: damage in transit does not happen every time."""
     for _ in range(0 if is_local(url) else NUM_TRIES):
         content = read_range(Span(url, member.offset, member.offset + member.size))
         if zlib.crc32(content) == checksum:
             return content
-    raise DataError(f"{what} is damaged: its checksum is not that of the index.")
+    raise DataError(f"{what} is damaged: its checksum differs from the one in the index.")

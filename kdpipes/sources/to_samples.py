@@ -42,7 +42,7 @@ class Recipe:
         self._functions = {name: Callback(f"fields[{name!r}]", function) for name, function in named.items()}
 
     def fingerprinted(self) -> Any:
-        """Return what tells it from another, as states and caches of kdpipes 0.1 know it."""
+        """Return the data that identifies it, in the form that states and caches of kdpipes 0.1 have."""
         known = {name: value for name, value in vars(self).items() if name != "class_names"}
         return known if self.class_names is None else (known, self.class_names)
 
@@ -160,8 +160,8 @@ class SampleMakerMapDataPipe(MapPipe):
         label: Called with an item, returns `y`, when that is read.
         fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string; or functions of the
             item by field name.
-        class_names: The names of the classes 0, 1, ...: labels `y` that are text become these numbers. Without it, they
-            stay text.
+        class_names: The names of the classes 0, 1, ...: text labels `y` become these numbers. Without it, they stay
+            text.
 
     Raises:
         ChainError: An item's parts cannot be named without `fields`.
@@ -206,8 +206,8 @@ class SampleMakerIterDataPipe(IterPipe):
         label: Called with an item, returns `y`, when that is read.
         fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string; or functions of the
             item by field name.
-        class_names: The names of the classes 0, 1, ...: labels `y` that are text become these numbers. Without it, they
-            stay text.
+        class_names: The names of the classes 0, 1, ...: text labels `y` become these numbers. Without it, they stay
+            text.
 
     Length: the source's, if it has one.
 

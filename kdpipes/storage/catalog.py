@@ -91,13 +91,13 @@ class Catalog:
 def open_catalog(
     urls: Sequence[str], names: Sequence[str], has_copy: Callable[[str, Version], bool] = lambda url, version: False
 ) -> Catalog:
-    """Return the catalog of shards; those that have no index that fits are indexed, and the index is kept.
+    """Return the catalog of shards; shards without a matching index are indexed, and the index is kept.
 
     Args:
-        urls: Of the shards.
-        names: What the shards are called in keys.
-        has_copy: Whether a version of a shard is on this machine; it is then opened although its storage cannot be
-            reached, if its index is in the local cache as well.
+        urls: The URLs of the shards.
+        names: The names of the shards in keys.
+        has_copy: Whether a version of a shard is in the local cache. If its index is there as well, the shard opens
+            even if its storage cannot be reached.
 
     Raises:
         FileNotFoundError: A shard is missing.
@@ -137,14 +137,14 @@ def _found_or_made(url: str, has_copy: Callable[[str, Version], bool], is_offlin
             raise
         if not is_offline.is_set():
             is_offline.set()
-            _log.warning("%s. The copies on this machine are used.", str(error).rstrip("."))
+            _log.warning("%s. The local copies are used.", str(error).rstrip("."))
         return copy
     found = _found(url, version)
     return replace(found, version=version) if found is not None else make_index(url, version)
 
 
 def _copied(url: str, has_copy: Callable[[str, Version], bool]) -> ShardIndex | None:
-    """Return the index of the copy of a shard, if both are on this machine."""
+    """Return the index of the local copy of a shard; None unless both are in the local cache."""
     content = _content_of(_cached(url))
     try:
         index = None if content is None else ShardIndex.from_bytes(content, url)
@@ -154,7 +154,7 @@ def _copied(url: str, has_copy: Callable[[str, Version], bool]) -> ShardIndex | 
 
 
 def keep_index(url: str, version: Version) -> None:
-    """Keep the index of a shard in the local cache, so that a copy of the shard can be opened without its storage."""
+    """Keep the index of a shard in the local cache, so that a copy of the shard opens without its storage."""
     if (
         _copied(url, lambda _, known: known == version) is None
         and (found := find_index(url, version).index) is not None

@@ -3,7 +3,7 @@
 An entry is a frame (mark, format, CRC-32 of all that follows, length, length of the header), a header in JSON and the
 raw contents of arrays, tensors, bytes and long strings, each at a multiple of 64 bytes. In the header, JSON's own
 values stand for themselves and its arrays for all else: `["tuple", [1, 2]]`, `["array", "<f4", [2, 3], 0, 0]`. In
-format 2 the CRC-32 begins with the entry's key, so that an entry that lies under another key is damaged.
+format 2, the CRC-32 begins with the entry's key, so that an entry under another key counts as damaged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DamagedError(DataError):
 
 
 class PickledError(DataError):
-    """An entry with a pickle where pickles are not allowed: it is not read."""
+    """An entry holds a pickle, and pickles are not allowed."""
 
 
 class _Registered(NamedTuple):
@@ -84,7 +84,7 @@ def encode(value: Any, *, allow_pickle: bool = False, key: bytes = b"") -> list[
     Args:
         value: What is to be kept.
         allow_pickle: Whether to pickle what is not known.
-        key: What the entry belongs to: `decode` finds it damaged under another key.
+        key: The key of the entry; under another key, `decode` reports it as damaged.
 
     Raises:
         TypeError: A type is not known.
@@ -112,17 +112,17 @@ def decode(
 ) -> Any:
     """Return the value of an entry. Arrays are read-only views of the buffer, which they keep; all else is copied.
 
-    What is made of an entry takes no more memory than its own length times a small constant, whatever it says.
+    Whatever the entry says, decoding takes at most a small multiple of its length in memory.
 
     Args:
         buffer: The bytes of the entry, or a view of them.
         verify: Whether to compare the checksum. Without it a damaged entry may give another value, but no more.
         allow_pickle: Whether to read what was pickled, and so to execute what the entry says.
         bytes_as_views: Whether bytes come as read-only memoryviews of the buffer, too.
-        key: What the entry belongs to. Entries that were encoded without a key are read all the same.
+        key: The key of the entry; ignored for entries that were encoded without a key.
 
     Raises:
-        DamagedError: The entry is damaged, cut, of another key or of another format.
+        DamagedError: The entry is damaged or truncated, or belongs to another key or format.
         PickledError: It holds a pickle, which is not allowed.
         DataError: It holds a type that is not registered.
     """
@@ -248,17 +248,17 @@ class _Contents:
         self._left = [len(memory)]
 
     def span(self, start: int, size: int) -> memoryview:
-        """Return some bytes. All spans together are no longer than the contents, as `encode` writes each once."""
+        """Return some bytes; raise if all spans together exceed the contents, as `encode` writes each byte once."""
         span = self.memory[start : start + size]
         if start < 0 or len(span) != size:
-            raise ValueError(f"{size} bytes from {start} on are not there")
+            raise ValueError(f"{size} bytes from offset {start} are missing")
         self._left[0] -= size
         if self._left[0] < 0:
-            raise ValueError("it refers to some of its bytes more than once")
+            raise ValueError("some of its bytes are used more than once")
         return span
 
     def with_copies(self) -> _Contents:
-        """Return the same, read without views."""
+        """Return the same contents, read as copies instead of views."""
         if not self.bytes_as_views:
             return self
         copying = _Contents(self.memory, self.allow_pickle)
@@ -337,8 +337,8 @@ def _registered_plan(tag: str, node: Any) -> _Plan:
 def _pickle_plan(start: int, size: int) -> _Plan:
     def make(contents: _Contents) -> Any:
         if not contents.allow_pickle:
-            way_out = "Pass `allow_pickle=True`, where all that is read is trusted."
-            raise PickledError(f"The entry holds a pickle, which may execute anything. {way_out}")
+            way_out = "If you trust everything that is read, pass `allow_pickle=True`."
+            raise PickledError(f"The entry holds a pickle, which could execute arbitrary code. {way_out}")
         return pickle.loads(contents.span(start, size))  # noqa: S301 - which the user has asked for
 
     return make

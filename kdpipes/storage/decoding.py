@@ -1,4 +1,4 @@
-"""The values of members: numbers, texts, JSON, arrays and tensors, by their extension. Nothing in them is executed."""
+"""Decode members by their extension: numbers, texts, JSON, arrays and tensors. No code in them is executed."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ INTEGER = re.compile(r"-?[0-9]+")
 
 
 def decode_member(field: str, content: bytes, *, decode: bool = True) -> Any:
-    """Return the value of a member: a number, a text, what JSON says, an array, tensors; bytes for all else.
+    """Return the value of a member: a number, text, JSON, an array or tensors; the bytes for other extensions.
 
-    A class (`.cls`) that is not a number is the name of one.
+    A class (`.cls`) that is not a number is a class name.
 
     Args:
-        field: The extension, of which the last part counts.
+        field: The extension; only its last part counts.
         content: The bytes of the member.
-        decode: False leaves all but numbers the bytes that they are.
+        decode: False returns the bytes of all members except numbers.
 
     Raises:
-        ValueError: The bytes are not what the extension says.
+        ValueError: The bytes do not match the extension.
     """
     kind = _kind_of(field)
     if kind in NUMBERS:
@@ -54,18 +54,18 @@ def decode_member(field: str, content: bytes, *, decode: bool = True) -> Any:
 
 
 def version_suffix(fields: Iterable[str]) -> str:
-    """Return what to add to the version of a sample with these fields.
+    """Return a suffix for the version of a sample with these fields.
 
-    Caches of earlier releases hold the bytes of arrays and HTML: they must not be taken for the values.
+    Caches of earlier releases hold the bytes of arrays and HTML, which must not be taken for decoded values.
     """
     return " decoded" if any(_kind_of(field) in _ARRAYS | _MARKUP for field in fields) else ""
 
 
 def decode_array(kind: str, content: bytes) -> Any:
-    """Return the array of a `.npy` file, or what a `.pth` or `.pt` file holds, which is loaded by `weights_only`.
+    """Return the array in a `.npy` file, or the tensors in a `.pth` or `.pt` file, loaded with `weights_only`.
 
     Raises:
-        ValueError: The bytes are something else, would need pickle, or declare more data than they have.
+        ValueError: The bytes have another format, need pickle, or declare more data than there is.
     """
     try:
         return _npy(content) if kind == "npy" else _pth(content)
@@ -87,7 +87,7 @@ def _npy(content: bytes) -> NDArray[Any]:
     shape, _, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError("the array holds objects, which only pickle could load")
-    # NumPy allocates what the header declares before it looks how much there is.
+    # NumPy allocates the declared size before it checks how many bytes there are.
     num_there = len(content) - file.tell()
     if min(shape, default=0) < 0 or math.prod(shape) * max(dtype.itemsize, 1) > num_there:
         raise ValueError(f"the header declares an array of {dtype} {list(shape)}, but {num_there} bytes follow it")
@@ -97,7 +97,7 @@ def _npy(content: bytes) -> NDArray[Any]:
 
 
 def _pth(content: bytes) -> Any:
-    # torch stores tensors uncompressed: a file that unpacks to more than its size is not torch's.
+    # torch stores tensors uncompressed, so a file that unpacks to more than its size was not written by torch.
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             num_bytes = sum(entry.file_size for entry in archive.infolist())

@@ -20,7 +20,7 @@ from kdpipes.storage.urls import identity_of
 __all__ = ["ReplacedError", "Shard", "download"]
 
 _CHUNK = 1 << 20
-_with_ranges: set[str] = set()  # folders of servers that give parts of files
+_with_ranges: set[str] = set()  # folders on servers that support range requests
 _without_md5: set[str] = set()  # folders whose tags look like checksums and are none
 
 
@@ -104,7 +104,7 @@ def _append(
     if file.num_bytes() > shard.version.size:
         os.ftruncate(file.descriptor, 0)
     spans = _ranges(shard, file.num_bytes(), range_size)
-    # a server that gives no parts would send the whole file for each request
+    # A server without range requests would send the whole file for each request.
     is_known = not shard.url.startswith("http") or _folder(shard) in _with_ranges
     num_at_once = num_ranges if is_known else 1
     pending: deque[Future[bytes]] = deque()
@@ -125,7 +125,7 @@ def _append(
 
 
 def _append_front_to_back(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> bool:
-    """Write a shard of a server that gives no parts of files; what there was of it is of no use."""
+    """Write a shard from a server without range requests, from the start; earlier parts are dropped."""
     os.ftruncate(file.descriptor, 0)
     try:
         with RemoteStream(shard.url) as stream:

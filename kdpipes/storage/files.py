@@ -83,7 +83,7 @@ def _home() -> Path:
 
 
 def make_cache_folder(path: Path) -> None:
-    """Make a folder where copies of data are kept; below the user's own cache folder, nobody else can read it."""
+    """Make a folder for copies of data; below the user's own cache folder, other users cannot read it."""
     path.mkdir(mode=0o700 if path.is_relative_to(_home()) else 0o777, parents=True, exist_ok=True)
 
 
@@ -141,7 +141,7 @@ class Bounded:
 
 @contextmanager
 def open_url(url: str, *, compression: str | None = None) -> Iterator[IO[bytes]]:
-    """Open `url` for reading; what cannot be opened is an error that names it."""
+    """Open `url` for reading; an error names the URL."""
     with _naming(url):
         if is_local(url):
             file = fsspec.open(url, "rb", compression=compression).open()
@@ -153,7 +153,7 @@ def open_url(url: str, *, compression: str | None = None) -> Iterator[IO[bytes]]
 
 
 def read_url(url: str, *, num_tries: int = NUM_TRIES) -> bytes:
-    """Return the whole content of a file; what may pass is tried again."""
+    """Return the whole content of a file; temporary errors are retried."""
     with _naming(url):
         if is_local(url):
             return Path(url).read_bytes()
@@ -181,7 +181,7 @@ def forget_listings(urls: Sequence[str]) -> None:
 
 
 def version_of(url: str, *, num_tries: int = NUM_TRIES) -> Version:
-    """Return what tells a file from the one that it was before; file systems may know it from a listing."""
+    """Return the version of a file, which changes with its content; file systems may take it from a listing."""
     if is_local(url):
         try:
             status = os.stat(url)  # noqa: PTH116 - of each of many files
@@ -192,7 +192,7 @@ def version_of(url: str, *, num_tries: int = NUM_TRIES) -> Version:
 
 
 def remote_info(url: str, *, num_tries: int = NUM_TRIES) -> tuple[Any, str, dict[str, Any]]:
-    """Return the file system of a file elsewhere, its path there, and what that knows of it.
+    """Return the file system of a remote file, its path there, and its entry there.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -225,10 +225,11 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
     if is_missing(error):
         hint = " Globs are not expanded: give a list, or a brace range." if "*" in url else ""
         if "bucket does not exist" in str(error):
-            hint += " Nor is there its bucket: are its name and the endpoint right?"
+            hint += " Its bucket does not exist either: are its name and the endpoint right?"
         return FileNotFoundError(f"There is no file {masked(url)!r}.{hint}")
     if isinstance(error, IsADirectoryError):
-        return DataError(f"{url!r} is a folder; a file is needed. Shards in it are {url.rstrip('/') + '/*.tar'!r}.")
+        pattern = f"{url.rstrip('/')}/*.tar"
+        return DataError(f"{url!r} is a folder; a file is needed. Write {pattern!r} for the shards in it.")
     if isinstance(error, ImportError):
         return not_installed(url, error)
     if isinstance(error, SilenceError):
@@ -243,7 +244,7 @@ def list_files(root: str, suffixes: Sequence[str]) -> list[str]:
 
 
 def file_stamp(url: str) -> str:
-    """Return what tells a file from every other and from what it was before; of one elsewhere its identity."""
+    """Return a text that identifies a local file and its version; for a remote file, only its identity."""
     if not is_local(url):
         return identity_of(url)
     path = os.path.abspath(url)  # noqa: PTH100 - links stay
@@ -260,7 +261,7 @@ def list_versions(root: str) -> dict[str, Version]:
 
 
 def list_stamps(root: str) -> dict[str, str]:
-    """Return for each file below a folder elsewhere, by its path there, what `file_stamp` is for files here."""
+    """Return a stamp for each file below a remote folder, by path, like `file_stamp` for local files."""
     return {
         name: f"{join_url(identity_of(root), name)} {size} {tag}" for name, (size, tag) in list_versions(root).items()
     }

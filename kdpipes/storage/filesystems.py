@@ -66,17 +66,17 @@ def filesystem_of(url: str) -> tuple[Any, str]:
 
 
 def _guard(protocol: str) -> dict[str, Any]:
-    """Return the options that keep HTTP out of private networks, unless the user has said how clients are made."""
+    """Return the options that keep HTTP out of private networks, unless the user has configured `get_client`."""
     is_users = "get_client" in fsspec.config.conf.get(protocol, {})
     return {"get_client": guarded_client} if protocol in _HTTP and not is_users else {}
 
 
 def check_filesystem(param: str, url: str) -> None:
-    """Raise where fsspec does not know a protocol of `url`, or its package is not installed. Nothing is connected to.
+    """Raise if fsspec does not know a protocol of `url`, or its package is not installed. No connection is made.
 
     Raises:
         ImportError: The package is missing.
-        ValueError: There is no such protocol.
+        ValueError: fsspec does not know the protocol.
     """
     for part in url.split("::"):
         protocol = fsspec.core.split_protocol(f"{part}://" if "::" in url and part.isalnum() else part)[0] or "file"
@@ -89,7 +89,7 @@ def check_filesystem(param: str, url: str) -> None:
 
 
 def not_installed(url: str, error: ImportError) -> ImportError:
-    """Return the error for a URL whose file system is not installed, with what installs it."""
+    """Return the error for a URL whose file system is not installed, with the command that installs it."""
     protocols = (fsspec.core.split_protocol(part)[0] for part in url.split("::"))
     extra = next((_EXTRAS[protocol] for protocol in protocols if protocol in _EXTRAS), None)
     hint = "" if extra is None else f' `pip install "kdpipes[{extra}]"`.'

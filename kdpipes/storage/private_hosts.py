@@ -1,4 +1,4 @@
-"""HTTP that does not follow redirects, or names, into networks that only this machine sees."""
+"""Keep HTTP requests out of private networks, which servers could reach through redirects or host names."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["PrivateHostError", "check_hosts", "guarded_client"]
 
 _PUBLIC, _PRIVATE, _LOOPBACK, _LINK_LOCAL = range(4)
 _ALLOWED = "KDPIPES_ALLOW_PRIVATE_HOSTS"
-_METADATA = {"100.100.100.200", "fd00:ec2::254"}  # of clouds, besides 169.254.169.254
+_METADATA = {"100.100.100.200", "fd00:ec2::254"}  # metadata servers of clouds, besides 169.254.169.254
 
 
 class PrivateHostError(PermissionError):
-    """A request that would have gone to a network of this machine's own, on behalf of a server outside of it."""
+    """A request was not sent, because a server outside would have directed it into a private network."""
 
 
 async def guarded_client(**kwargs: Any) -> Any:
-    """Return fsspec's client of HTTP, guarded; a connector among `client_kwargs` is left alone."""
+    """Return fsspec's HTTP client with these checks; a connector in `client_kwargs` is used unchanged."""
     import aiohttp
     from fsspec.implementations.http import get_client
 
@@ -40,7 +40,7 @@ async def guarded_client(**kwargs: Any) -> Any:
 
 
 async def _on_start(session: Any, context: Any, params: Any) -> None:
-    if _is_address(params.url.host or ""):  # which nobody resolves
+    if _is_address(params.url.host or ""):  # the resolver does not see addresses
         check_hosts(params.url.host, [params.url.host])
 
 
@@ -55,22 +55,22 @@ async def _on_redirect(session: Any, context: Any, params: Any) -> None:
 
 
 def check_hosts(host: str, addresses: list[str], origin: str = "", origin_addresses: list[str] | None = None) -> None:
-    """Raise an error if a request must not be made.
+    """Raise an error if a request must not be sent.
 
-    Link-local addresses, where clouds give out credentials, are never asked. A redirect may lead to a private address,
-    or to this machine, only from one that is at least as private.
+    Requests never go to link-local addresses, where clouds hand out credentials. A redirect may lead to a private or
+    loopback address only from an address that is at least as private.
 
     Args:
-        host: Which is to be asked.
-        addresses: Of it; none where only a proxy can resolve it.
-        origin: Of the redirect.
-        origin_addresses: Of that.
+        host: The host of the request.
+        addresses: The addresses of `host`; empty if only a proxy can resolve it.
+        origin: The host that redirects; empty without a redirect.
+        origin_addresses: The addresses of `origin`.
     """
     allowed = _LOOPBACK if origin_addresses is None else min(map(_privacy_of, origin_addresses), default=_PUBLIC)
     if max(map(_privacy_of, addresses), default=_PUBLIC) <= min(allowed, _LOOPBACK) or os.environ.get(_ALLOWED) == "1":
         return
     what = f"{origin!r} redirects to {host!r}," if origin else f"{host!r} is"
-    raise PrivateHostError(f"{what} an address inside of this network; `{_ALLOWED}=1` allows that")
+    raise PrivateHostError(f"{what} an address in a private network; `{_ALLOWED}=1` allows that")
 
 
 def _privacy_of(address: str) -> int:

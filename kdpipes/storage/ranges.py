@@ -24,11 +24,11 @@ __all__ = ["NoRangesError", "RangeReader", "Span", "Threads", "read_range"]
 
 
 class NoRangesError(DataError):
-    """A server that gives whole files where parts are asked for."""
+    """A server returned a whole file in response to a range request."""
 
     def __init__(self, message: str, content: bytes = b"") -> None:
         super().__init__(message)
-        self.content = content  # all of the file
+        self.content = content  # the whole file
 
 
 class Span(NamedTuple):
@@ -71,12 +71,13 @@ def _once(span: Span) -> bytes:
     content: bytes = ask(filesystem, "cat_file", span.url, path, start=span.start, end=span.stop, num_bytes=size)
     if len(content) > size:
         raise NoRangesError(
-            f"Shard {span.url!r} lies on a server that gives no parts of files: {size} bytes were asked for, "
-            f'{len(content)} came. Use `kdp.open_shards(fetch="shards")`, `kdp.stream_shards` or `kdp.copy_to_local`.',
+            f"Shard {span.url!r} is on a server that does not support range requests: {size} bytes were requested, "
+            f'{len(content)} received. Use `kdp.open_shards(fetch="shards")`, `kdp.stream_shards` or '
+            "`kdp.copy_to_local`.",
             content,
         )
     if len(content) != size:
-        raise DataError(f"{size} bytes are due, {len(content)} came")
+        raise DataError(f"{size} bytes were requested, {len(content)} received")
     return content
 
 

@@ -46,7 +46,7 @@ def what_went_wrong(url: str, error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error says, or, where that is only a URL, what its cause says, like a refused port."""
+    """Return the text of an error; if that is only a URL, the text of its cause, such as a refused connection."""
     texts = [str(one) or type(one).__name__ for one in _with_causes(error)]
     return next((text for text in texts if not _URL.fullmatch(text)), texts[0])
 

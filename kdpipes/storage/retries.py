@@ -24,7 +24,7 @@ _NOT_TO_BE_HELPED = (FileNotFoundError, PermissionError, IsADirectoryError, NotA
 _MAY_PASS = (408, 425, 429)
 _jitter = random.Random()
 _log = logging.getLogger(__name__)
-_PAUSE_S = 10.0  # between two warnings: many threads wait for the same server
+_PAUSE_S = 10.0  # between two warnings, because many threads may wait for the same server
 _told_at = -math.inf
 
 
@@ -66,7 +66,7 @@ def retried(
 
 
 def _tell(attempt: int, num_tries: int, error: Exception) -> None:
-    """Log that storage is asked again: a first failure as information, further ones as a warning now and then."""
+    """Log a retry: the first failure at level INFO, further ones as a warning, at most one per `_PAUSE_S`."""
     global _told_at
     now = time.monotonic()
     is_due = attempt > 1 and now - _told_at >= _PAUSE_S

@@ -89,11 +89,11 @@ class ShardCache:
 
     @property
     def has_own_folder(self) -> bool:
-        """Whether the user has said where shards are kept."""
+        """Whether the user has chosen the folder of the cache."""
         return self._place[0] is not None
 
     def has_version(self, url: str, version: Version) -> bool:
-        """Return whether a version of a shard is there."""
+        """Return whether a version of a shard is in the cache."""
         return CAN_HOLD and self.has(Shard(url, version))
 
     def has(self, shard: Shard) -> bool:
@@ -143,7 +143,7 @@ class ShardCache:
         """Put right some bytes of a shard that were damaged on the way here, or here."""
         try:
             self._fetcher().folder.repair(shard, offset, content)
-        except OSError as error:  # of a folder that can only be read
+        except OSError as error:  # the folder may be read-only
             _log.warning("The damaged copy of %s cannot be repaired: %s", masked(shard.url), error)
 
     def _file(self, shard: Shard, *, fetches: bool) -> HeldFile | None:

@@ -141,6 +141,7 @@ class ShardFetcher:
             is_wanted=lambda: not self._is_stopped,
         )
         if is_whole:
-            # the shard is here even if its index cannot be kept; by a thread, as frames of an error would hold the file
+            # The shard is usable even if its index cannot be kept. A thread keeps it, because the traceback of an error
+            # here would keep the file open.
             threads.submit(partial(keep_index, shard.url, shard.version)).exception()
         return is_whole

@@ -63,7 +63,7 @@ class SavedNotes:
             notes._refuse_others()
             return notes
         except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
-            way_out = "Remove it, and the shards beside it, to begin anew."
+            way_out = "To start over, remove it and the shards beside it."
             raise DataError(f"{url!r} cannot be read as notes of shards: {error}. {way_out}") from error
 
     def _refuse_others(self) -> None:
@@ -129,7 +129,7 @@ def notes_beside(place: NotesPlace) -> SavedNotes | None:
     """Return the notes of shards; None if there are none, or none that can be read.
 
     Raises:
-        DataError: The storage cannot be reached, and never was.
+        DataError: The storage cannot be reached, and there is no copy of the notes.
     """
     content = _content_of(place.url)
     if not content:
@@ -143,7 +143,7 @@ def notes_beside(place: NotesPlace) -> SavedNotes | None:
 
 
 def _content_of(url: str) -> bytes:
-    """Return what notes hold, nothing if there are none; of notes elsewhere, the local cache has a copy."""
+    """Return the content of notes, empty if there are none; the local cache keeps a copy of remote notes."""
     copy = None if is_local(url) else _copy_of(url)
     known = copy.read_bytes() if copy is not None and copy.exists() else None
     try:
@@ -151,13 +151,13 @@ def _content_of(url: str) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         content = b""
     except DataError as error:
-        if not (is_local(url) or is_refused(error)):  # so do stores answer that do not say what is missing
+        if not (is_local(url) or is_refused(error)):  # some stores answer "forbidden" for missing files
             if known is None:
                 raise
             return known
         content = b""
     if copy is not None and content != known:
-        with suppress(OSError):  # of a cache that cannot be written
+        with suppress(OSError):  # the cache may be read-only
             make_cache_folder(copy.parent)
             replace_file(copy, content)
     return content

@@ -148,7 +148,7 @@ def _grouped(url: str, members: Iterable[tuple[Member, Any]]) -> Iterator[list[t
 
 
 class DottedKeys:
-    """Warns, once, of samples that were merged because their keys have dots.
+    """Warns once about samples that were merged because their keys have dots.
 
     `img.7.jpg` and `img.8.jpg` are members `7.jpg` and `8.jpg` of one sample, since a key ends at the first dot. So are
     the frames of a clip or the cameras of a scene, and rightly: but those have the same names in other samples, or a
@@ -165,7 +165,7 @@ class DottedKeys:
         self._first: tuple[str, dict[str, set[str]]] | None = None
 
     def see(self, key: str, fields: Iterable[str]) -> None:
-        """Take notice of a sample and its fields."""
+        """Look at a sample and its fields."""
         if self._is_decided or not all("." in field for field in fields):
             return
         parts: dict[str, set[str]] = defaultdict(set)
@@ -184,7 +184,7 @@ class DottedKeys:
             self._is_decided = True
 
     def end(self) -> None:
-        """Take notice that there are no more samples: one alone is merged if each of its parts has several members."""
+        """End the samples: a single suspect counts as merged if each of its parts has several members."""
         if (
             not self._is_decided
             and self._first is not None
@@ -222,7 +222,7 @@ def read_members(
     Args:
         url: A path or URL.
         open_stream: Opens a tar elsewhere.
-        max_member_bytes: How large a member of a sample may be: a small compressed file can hold very large ones.
+        max_member_bytes: The maximum size of a member; a small compressed file can hold very large members.
 
     Raises:
         FileNotFoundError: There is no such tar.
@@ -315,7 +315,7 @@ def is_index_of(index: ShardIndex, url: str) -> bool:
 
 
 def ends_early(index: ShardIndex, url: str) -> bool:
-    """Return whether an index ends at zeros that do not reach to the end of the tar, as those of kdpipes 0.1 may."""
+    """Return whether an index stops at zeros that data follow; kdpipes 0.1 made such indexes of damaged tars."""
     ends = [int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()]
     start, stop = max((end + -end % _HEADER for end in ends), default=0), index.version.size
     shard = _Parts(url)
@@ -326,7 +326,7 @@ def ends_early(index: ShardIndex, url: str) -> bool:
 
 
 class _Parts:
-    """Reads parts of a shard; where the server gives all of it instead, that is asked for once."""
+    """Reads parts of a shard; if the server sends the whole file instead, that is requested only once."""
 
     def __init__(self, url: str) -> None:
         self._url, self._whole = url, b""

@@ -59,9 +59,9 @@ def read_entries(source: ForwardBytes) -> Iterator[Entry]:
     """Yield the members of a tar up to its end mark; their contents are not read.
 
     Raises:
-        NoTarError: The first block is no header.
-        UnreadableTarError: The tar ends before its end mark, a header is damaged, or anything but zeros follows the
-            end mark.
+        NoTarError: The first block is not a header.
+        UnreadableTarError: The tar ends before its end mark, a header is damaged, or something other than zeros follows
+            the end mark.
     """
     headers = _Headers(source)
     while (entry := headers.next()) is not None:
@@ -88,16 +88,16 @@ class _Headers:
         return self._entry(_name(block), block, size) if size != _END else None
 
     def check_end(self) -> None:
-        """Raise an error unless the file holds only zeros from the end mark on.
+        """Raise an error unless only zeros follow the end mark.
 
-        Blocks that a crash or an unfinished download has left empty look like an end mark, but have members after them.
+        Blocks that a crash or an unfinished download has left empty look like an end mark, but members follow them.
         """
         begin = self._offset - _BLOCK
         while chunk := self._take(self._offset, _CHUNK):
             if data := chunk.lstrip(b"\0"):
                 found = self._offset + len(chunk) - len(data)
                 raise UnreadableTarError(
-                    f"is damaged: there are zeros at offset {begin}, as at the end of a tar, but data at offset {found}"
+                    f"is damaged: zeros at offset {begin} look like the end of a tar, but data follow at offset {found}"
                 )
             self._offset += len(chunk)
 

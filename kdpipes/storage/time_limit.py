@@ -145,7 +145,7 @@ def _answer(action: Callable[[], Any], future: Future[Any]) -> None:
 def _silence(url: str, seconds: float) -> SilenceError:
     return SilenceError(
         f"{masked(url)!r} has not answered within {seconds:.4g} s. Is its endpoint right, and can it be reached? "
-        "`timeout_s=` waits longer"
+        "A larger `timeout_s=` waits longer"
     )
 
 

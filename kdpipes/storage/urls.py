@@ -19,7 +19,7 @@ _NO_SHELL = (
     "`kdp.from_webdataset(wds.WebDataset(...))`."
 )
 _QUERY = re.compile(r"\?(?=[\w.~%-]+=)")
-_CONTAINERS = frozenset({"abfs", "abfss", "az", "adl", "wasb", "wasbs"})  # whose URLs are container@account
+_CONTAINERS = frozenset({"abfs", "abfss", "az", "adl", "wasb", "wasbs"})  # URLs with container@account
 _SIGNED = re.compile(
     r"(x-(amz|goog|oss|cos|obs|tos|bce)-|response-|q-(sign|ak|key-time|header-list|url-param-list|signature)"
     r"|(aws)?accesskeyid$|(oss|google)access(key)?id$|signature$|expires$|policy$|key-pair-id$|hdn(ea|ts)$"
@@ -63,9 +63,9 @@ def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
 
 @lru_cache(maxsize=4096)
 def identity_of(url: str) -> str:
-    """Return what a URL stands for, whoever reads it and when: without user, password, signature and expiry.
+    """Return a URL without user, password, signature and expiry, so that it is the same for all users and times.
 
-    Keys, caches, fingerprints and states are made of it. Parameters of a query that may say which file is meant stay.
+    Keys, caches, fingerprints and states use it. Query parameters that may select the file are kept.
 
     >>> identity_of("https://ada:pw@host/a.tar?X-Amz-Signature=1f&X-Amz-Expires=60&versionId=3")
     'https://host/a.tar?versionId=3'
@@ -84,13 +84,13 @@ def _identity_of_part(url: str) -> str:
     user, _, place = host.rpartition("@")
     host = host if protocol in _CONTAINERS and ":" not in user else place
     kept = [entry for entry in query.split("&") if entry and not _SIGNED.match(entry.partition("=")[0])]
-    if any(entry.startswith("sig=") for entry in kept):  # of Azure, whose other names may be anybody's
+    if any(entry.startswith("sig=") for entry in kept):  # Azure's other names are too common to drop without it
         kept = [entry for entry in kept if not _SAS.match(entry)]
     return f"{protocol}://{host}{slash}{path}{'?' if kept else ''}{'&'.join(kept)}"
 
 
 def path_of(url: str) -> str:
-    """Return the identity of a URL without its query: what ends with the suffix of the file.
+    """Return the identity of a URL without its query, so that it ends with the suffix of the file.
 
     >>> path_of("https://host/a.tar.gz?versionId=3"), path_of("photos/what?.tar")
     ('https://host/a.tar.gz', 'photos/what?.tar')

@@ -89,7 +89,7 @@ class Ledger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep the other threads and processes that number requests waiting, and read what they have written."""
-        import fcntl  # which Windows has not, where this is only imported
+        import fcntl  # imported late: Windows does not have it, but must be able to import this module
 
         with self._lock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)

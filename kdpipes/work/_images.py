@@ -109,7 +109,7 @@ def as_image(value: Any, owner: str, least: tuple[int, int] | None = None) -> An
 
 
 def like(value: Any, image: Any) -> Any:
-    """Return an image that was made of a value as one of its kind."""
+    """Return an image that was made from `value` in the type of `value`."""
     is_ours = isinstance(value, EncodedImage | DecodedImage) and isinstance(image, torch.Tensor)
     return DecodedImage(image) if is_ours else image
 

@@ -41,7 +41,7 @@ def adapted(transform: Any, param: str = "transform", fields: Fields | None = No
     Args:
         transform: Any callable; neither library is imported for one that is not theirs.
         param: The name of the parameter that it was given as, for errors.
-        fields: What it gets, as a tuple, in place of one image.
+        fields: The fields that it gets as a tuple, instead of one image.
     """
     if _has_base(transform, "albumentations", "BasicTransform", "BaseCompose"):
         _check_albumentations(transform, param, fields)
@@ -99,7 +99,7 @@ class _Unit(ABC):
     def _note(self, params: Any, does: Callable[[], Any]) -> Any:
         plain, before = as_plain(params), self._state()
         result = does()
-        if self._did is not self._call:  # a joint transform is called once for each field
+        if self._did is not self._call:  # once `_call`, always: a joint transform calls this for each field
             self._did = self._call if plain is None or self._state() != before else plain
         return result
 
@@ -225,9 +225,9 @@ class AlbumentationsAdapter(_Adapter):
     are more than 1,000 values or no plain data (noise, distortion maps) is recorded by its `seed`, and so is a
     transform of a user's own class, a `Lambda`, and a composition that does more than call its parts in turn.
 
-    Of several fields (`.transform("image mask boxes", ...)`), it gets `image`, `mask`, `bboxes` and `keypoints`, the
-    second of a kind under its field's name; boxes and points need a composition with `bbox_params`, whose
-    `label_fields` are fields of the kind "other", and `keypoint_params`.
+    With several fields (`.transform("image mask boxes", ...)`), it gets `image`, `mask`, `bboxes` and `keypoints`; a
+    second field of a kind is passed under its own name. Boxes need a composition with `bbox_params`, whose
+    `label_fields` are fields of the kind "other"; points need `keypoint_params`.
 
     It takes an image of `decode_images`, an image of Pillow's (RGB or grey; others become RGB) or an array, and gives
     an image of Pillow's where the result is `[H, W, 3] uint8` or `[H, W] uint8`, and other results as they are.
@@ -236,14 +236,14 @@ class AlbumentationsAdapter(_Adapter):
     """
 
     def fingerprinted(self) -> Any:
-        """Return what tells the transform from another: all but its random state."""
+        """Return the data that identifies the transform, without its random state."""
         known = _identity(self._transform)
         return known if self._fields is None else [known, self._fields]
 
     def _copied(self) -> _Tree:
         if self._fields is None:
             return _Tree(self._transform, _is_composition, _AlbumentationsUnit)
-        transform = copy.deepcopy(self._transform)  # with its processors, which keep what they are at
+        transform = copy.deepcopy(self._transform)  # including its processors, which hold state during a call
         targets = zip(targets_of(self._fields), self._fields.kinds, strict=True)
         names = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}
         more = {target: names[kind] for target, kind in targets if kind in names and target != names[kind]}
@@ -283,8 +283,8 @@ class AlbumentationsAdapter(_Adapter):
         if params.get("skipped"):
             return result
         if tree.top.transforms and not any(step["at"][0] == 0 for step in params["steps"]):
-            steps.insert(0, dict)  # the first one did nothing, but boxes are looked at after it
-        flat = copy.copy(tree.top)  # moves boxes into albumentations' own format, filters them, and moves them back
+            steps.insert(0, dict)  # the first step did nothing, but boxes are checked after it
+        flat = copy.copy(tree.top)  # converts boxes to albumentations' format, filters them and converts them back
         vars(flat)["transforms"] = steps
         return flat(force_apply=True, **result)
 
@@ -311,7 +311,7 @@ class _AlbumentationsUnit(_Unit):
         return self.again_on_all(step, image=value)["image"]
 
     def again_on_all(self, step: dict[str, Any], **data: Any) -> Any:
-        """Return all targets after the same step as the one that was written down."""
+        """Return all targets after the recorded step."""
         return self._run(step, data) if "seed" in step else self._does(restored(step["params"], step["kinds"]), **data)
 
     def _seed(self, seed: int) -> None:
@@ -334,7 +334,7 @@ def _is_composition(transform: Any) -> bool:
 
 
 def _processors_of(transform: Any) -> dict[str, Any]:
-    """Return what a composition does to boxes and keypoints before and after its transforms."""
+    """Return the processors that a composition applies to boxes and keypoints before and after its transforms."""
     found: dict[str, Any] = {} if isinstance(transform, _Unit) else getattr(transform, "processors", None) or {}
     return found
 
@@ -346,7 +346,7 @@ def _labels_of(transform: Any) -> tuple[str, ...]:
 
 
 def _check_joint(transform: Any, param: str, fields: Fields) -> None:
-    """Refuse a transform of albumentations that does not say how boxes, points and their labels are given."""
+    """Raise unless a transform of albumentations declares the formats of boxes and points, and their labels."""
     processors = _processors_of(transform)
     for kind, name, format, maker in (
         ("boxes", "bboxes", "pascal_voc", 'bbox_params=A.BboxParams("pascal_voc", label_fields=[...])'),
@@ -354,7 +354,7 @@ def _check_joint(transform: Any, param: str, fields: Fields) -> None:
     ):
         if (kind in fields.kinds) != (name in processors):
             what = "with" if kind in fields.kinds else "without"
-            way_out = f"Give a composition {what} it: `A.Compose([...], {maker})`." if what == "with" else ""
+            way_out = f"Write `A.Compose([...], {maker})`." if what == "with" else ""
             rule = f"a composition {what} `{maker.partition('=')[0]}`, for {fields}"
             raise ValueError(must_be(param, rule, transform, way_out))
         if name in processors and processors[name].params.format != format:
@@ -406,8 +406,8 @@ class TorchvisionAdapter(_Adapter):
     ElasticTransform), of a user's own class, and of what is no v2 transform in a container of v2's. A `v2.Lambda` that
     stands alone is a callable like any other.
 
-    It takes an image of `decode_images` as one of Pillow's, and any other value as it is. Several fields come as one
-    dictionary, `tv_tensors` and images of Pillow's by field name.
+    It gets an image of `decode_images` as a Pillow image, and any other value unchanged. Several fields are passed as
+    one dictionary by field name, of `tv_tensors` and Pillow images.
     """
 
     def fingerprinted(self) -> Any:

@@ -75,7 +75,7 @@ class ColorJitter(Drawn):
         return like(value, image)
 
     def apply_to(self, kind: str, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, boxes or points as they are: colours alone change."""
+        """Return a mask, boxes or points unchanged: only colours change."""
         return value
 
 

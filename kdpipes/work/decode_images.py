@@ -24,8 +24,8 @@ __all__ = ["DecodedImage", "EncodedImage", "ImageDecoder", "Mode", "UnchangedIma
 _JPEG = b"\xff\xd8\xff"
 Mode = Literal["RGB", "L", "I;16", "F", "P", "unchanged"]
 _ORIENTATION = 0x0112  # the tag of EXIF
-# What turns the pixels of a file upright, by orientation: first rows and columns change places (from 5 on), then these
-# dimensions are flipped.
+# How to turn the pixels of a file upright, by orientation: transpose rows and columns (from 5 on), then flip these
+# dimensions.
 _FLIPS: dict[int, tuple[int, ...]] = {2: (-1,), 3: (-1, -2), 4: (-2,), 5: (), 6: (-1,), 7: (-1, -2), 8: (-2,)}
 _TAGS = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # entries of `info` with an orientation
 _TURNS = {
@@ -121,8 +121,8 @@ class DecodedImage:
 class EncodedImage:
     """An image as its file has it: the size is read from the header, pixels when they are asked for.
 
-    `np.asarray(image)` gives `[H, W, 3] uint8`, `image.to_pil()` an RGB image of Pillow's. In other modes, these are
-    `[H, W]` and an image of that mode: uint8 for "L" and "P", uint16 for "I;16", float32 for "F".
+    `np.asarray(image)` returns `[H, W, 3] uint8`, `image.to_pil()` a Pillow image in mode RGB. In other modes, they
+    return `[H, W]` (uint8 for "L" and "P", uint16 for "I;16", float32 for "F") and an image of that mode.
 
     Args:
         content: The bytes of a file in any format that Pillow reads: JPEG, PNG, WebP, ...
@@ -133,11 +133,12 @@ class EncodedImage:
         exif: See `decode_images`.
 
     Raises:
-        DataError: The bytes are no image; or, when pixels are read, they are truncated, or the mode cannot hold them.
+        DataError: The bytes are not an image; or, when pixels are read, the file is truncated, or the mode cannot hold
+            the pixels.
     """
 
     __slots__ = ("_image", "_name", "_size", "_turn", "backend", "content", "exact", "exif", "mode")
-    late_methods = ("region", "to_pil")  # which do the work that `decode_images` stands for, whoever calls them
+    late_methods = ("region", "to_pil")  # their time counts as that of `decode_images`
 
     def __init__(
         self,
@@ -176,9 +177,9 @@ class EncodedImage:
     def region(
         self, top: int, left: int, height: int, width: int, *, least: tuple[int, int] | None = None
     ) -> torch.Tensor:
-        """Return the pixels of a region, `[3, height, width] uint8`, of which nothing lies outside of the image.
+        """Return the pixels of a region, which must lie inside the image, as `[3, height, width] uint8`.
 
-        In modes other than "RGB", it is `[1, height, width]` of the mode's dtype.
+        In modes other than "RGB", the result is `[1, height, width]` in the dtype of the mode.
 
         Args:
             top: In pixels, as the others.
@@ -215,7 +216,7 @@ class EncodedImage:
         return _as_planes(np.asarray(image if corners == (0, 0, *image.size) else image.crop(corners)))
 
     def decoded(self) -> DecodedImage | Image.Image:
-        """Return all pixels; in modes other than "RGB" as an image of Pillow's."""
+        """Return all pixels; in modes other than "RGB", as a Pillow image."""
         if self.mode != "RGB":
             return self.to_pil()
         width, height = self.size
@@ -228,7 +229,7 @@ class EncodedImage:
         if turn == 1:
             return image
         upright = image.transpose(_TURNS[turn])
-        for name in _TAGS:  # or whoever reads them would turn the image again
+        for name in _TAGS:  # a reader of these tags would turn the image again
             upright.info.pop(name, None)
         return upright
 
@@ -252,7 +253,7 @@ class EncodedImage:
         return EncodedImage, self.as_plain()
 
     def as_plain(self) -> tuple[Any, ...]:
-        """Return the arguments that make it: of the default mode, what earlier releases wrote into caches."""
+        """Return the constructor's arguments; in the default mode, in the form that earlier releases cached."""
         is_default = self.mode == "RGB" and not self.exif
         return self.content, self.name, self.backend, self.exact, *(() if is_default else (self.mode, self.exif))
 
@@ -263,7 +264,7 @@ class EncodedImage:
         return f"The image of {self.name}" if self.name else "The image"
 
     def _orientation(self) -> int:
-        """Return how the file's pixels are turned, from 1 (upright) to 8, if that is to be undone; else 1."""
+        """Return the orientation of the file's pixels, from 1 (upright) to 8; 1 if `exif` is False."""
         if self._turn is None:
             self._turn = orientation_of(self._opened()) if self.exif else 1
         return self._turn
@@ -300,7 +301,7 @@ class EncodedImage:
 
 
 def _as_planes(rows: NDArray[Any]) -> torch.Tensor:
-    """Return pixels `[H, W, 3]` as `[3, H, W]`, the same memory; `[H, W]` as `[1, H, W]`."""
+    """Return pixels `[H, W, 3]` as `[3, H, W]`, and `[H, W]` as `[1, H, W]`, in the same memory if writeable."""
     rows = rows[..., None] if rows.ndim == 2 else rows
     return torch.from_numpy(rows if rows.flags.writeable else rows.copy()).permute(2, 0, 1)
 
@@ -333,7 +334,7 @@ register_type("DecodedImage", DecodedImage, _rows_of, _image_of)
 
 
 def _box_in_file(box: Box, turn: int, size: tuple[int, int]) -> Box:
-    """Return where a region of the upright image lies in the file's, which is turned."""
+    """Return the region of the file's image, before it is turned, for a region of the upright image."""
     width, height = size
     top, left, rows, columns = box
     top = height - top - rows if -2 in _FLIPS[turn] else top
@@ -347,7 +348,7 @@ def orientation_of(image: Image.Image) -> int:
         return 1
     try:
         turn = image.getexif().get(_ORIENTATION)
-    except (OSError, SyntaxError, ValueError, struct.error):  # damaged tags name no orientation
+    except (OSError, SyntaxError, ValueError, struct.error):  # damaged tags: no orientation
         return 1
     return turn if isinstance(turn, int) and turn in _TURNS else 1
 
@@ -360,7 +361,7 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
     """
     found = image.mode
     if found == mode or (mode == "unchanged" and not found.startswith("I;16")):
-        return image.copy()  # without the file
+        return image.copy()  # a copy does not hold the file open
     is_wide = found == "F" or found.startswith("I")
     if mode in ("RGB", "L") and not is_wide:
         image = image.convert("RGBA") if found == "P" and "transparency" in image.info else image
@@ -396,16 +397,16 @@ class ImageDecoder:
         exact: False lets `kdp.Resize` and `kdp.RandomResizedCrop` decode a JPEG in half, a quarter or an eighth of its
             size where their result is no larger than that: faster for large photos, and less sharp or sharper by some
             grey levels (see Accuracy).
-        mode: What the pixels become. "RGB"; "L", 8 bits of grey; "I;16", 16 bits of grey, as depth maps have them; "F",
-            floats; "P", the numbers of a palette or of 8 bits of grey, as masks of classes have them; or "unchanged",
-            as the file has them. "RGB" and "L" show a palette by its colours, and are an error for pixels of more than
-            8 bits, as are other modes for pixels that they cannot hold. Of colours of 16 bits, Pillow reads 8.
-        exif: Whether to turn photos upright, as their orientation tag (EXIF) says. By default they stay as they are, as
-            in Pillow and in torchvision's datasets.
+        mode: The mode of the pixels: "RGB"; "L", 8-bit grey; "I;16", 16-bit grey, as in depth maps; "F", floats; "P",
+            palette indices or 8-bit grey, as in class masks; or "unchanged", the mode of the file. "RGB" and "L"
+            convert palette indices to their colours, and raise an error for pixels of more than 8 bits; other modes
+            raise for pixels that they cannot hold. Pillow reads only 8 bits of 16-bit colours.
+        exif: Whether to turn photos upright, following their orientation tag (EXIF). By default the tag is ignored, as
+            in Pillow and torchvision's datasets.
 
-    In modes other than "RGB", `np.asarray` of the image gives `[H, W]` of uint8 ("L", "P"), uint16 ("I;16") or float32
-    ("F"). Whole images are decoded, by Pillow, and transforms give images of Pillow's; "P" is always resized by
-    nearest. In batches, "P" becomes `[B, H, W] uint8`, the others `[B, 1, H, W]`.
+    In modes other than "RGB", `np.asarray(image)` returns `[H, W]` of uint8 ("L", "P"), uint16 ("I;16") or float32
+    ("F"). Pillow then decodes whole images, and transforms return Pillow images; "P" is always resized by nearest
+    neighbour. In batches, "P" becomes `[B, H, W] uint8`, the others `[B, 1, H, W]`.
 
     Accuracy: with `exact=False`, photos (of scikit-image, and those that kdpipes ships) that become half as large or
         smaller differ from exact results by 1 to 2.3 grey levels on average, and by up to 90 at edges.
@@ -413,7 +414,7 @@ class ImageDecoder:
     Raises:
         FieldError: There is no such field.
         ImportError: The backend is not installed.
-        DataError: The bytes are no image, or their pixels do not fit into the mode; it names the sample.
+        DataError: The bytes are not an image, or the mode cannot hold the pixels; the error names the sample.
 
     Example:
         >>> kdp.image_folder("photos").decode_images("x")[0]["x"].size  # doctest: +SKIP
@@ -463,7 +464,7 @@ class ImageDecoder:
         return self._field, *self.decoded_by(), PIL.__version__, self._exact, *self._options()
 
     def fingerprinted(self) -> Any:
-        """Return what changes the images; by default, what earlier releases wrote into states."""
+        """Return the arguments that change the images; with defaults, in the form that earlier releases saved."""
         known = {"_field": self._field, "_backend": self._backend, "_exact": self._exact, "_what": self._what}
         return {**known, "options": self._options()} if self._options() else known
 

@@ -79,7 +79,7 @@ class RandomResizedCrop(Drawn):
         return like(value, resized(region, self._size, self._interpolation))
 
     def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, boxes or points of an image of that size (width, height), cut and resized like it."""
+        """Return a mask, boxes or points cropped and resized like their image, whose size is (width, height)."""
         height, width = self._size
         if kind == "mask":
             return on_mask(value, lambda mask: self._of_mask(mask, params))
@@ -129,7 +129,7 @@ class CenterCrop(Fixed):
         return like(value, cut_out(value, params, "CenterCrop"))
 
     def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, 0 where the image becomes black, boxes or points of an image of that size, cut like it."""
+        """Return a mask (0 where the image becomes black), boxes or points, cropped like their image of that size."""
         if kind == "mask":
             return on_mask(value, lambda mask: self.apply(mask, params))
         shift = -params["left"], -params["top"]
@@ -187,7 +187,7 @@ class Resize(Fixed):
         return like(value, resized(as_image(value, "Resize", size), size, self._interpolation))
 
     def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, by nearest neighbour, boxes or points of an image of that size (width, height), resized."""
+        """Return a mask (by nearest neighbour), boxes or points, resized like their image of size (width, height)."""
         height, width = params["height"], params["width"]
         if kind == "mask":
             return on_mask(
@@ -230,7 +230,7 @@ class HorizontalFlip(Drawn):
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if is_pil else like(value, image.flip(-1))
 
     def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, boxes or points of an image of that size (width, height), flipped if `params` say so."""
+        """Return a mask, boxes or points, flipped if `params` say so, like their image of size (width, height)."""
         if kind == "mask":
             return on_mask(value, lambda mask: self.apply(mask, params))
         how: dict[str, Any] = {"scale": (-1, 1), "shift": (size[0], 0)} if params["flipped"] else {}

@@ -1,4 +1,4 @@
-"""One transform of several fields: images, masks, boxes and points that belong together."""
+"""Joint transforms of several fields: images, masks, boxes and points that belong together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUM_COLUMNS = {"boxes": 4, "points": 2}
 
 
 class Fields(NamedTuple):
-    """The fields of one joint transform, and what each of them holds."""
+    """The fields of one joint transform, and the kind of each."""
 
     names: tuple[str, ...]
     kinds: tuple[FieldKind, ...]
@@ -38,7 +38,7 @@ class Fields(NamedTuple):
 
     @property
     def lead(self) -> int:
-        """The place of the field that parameters are drawn for: the first image, or else the first mask, or field."""
+        """The position of the field that parameters are drawn for: the first image, else the first mask, else 0."""
         return next((self.kinds.index(kind) for kind in ("image", "mask") if kind in self.kinds), 0)
 
     def size(self, values: tuple[Any, ...]) -> tuple[int, int]:
@@ -64,7 +64,7 @@ class Fields(NamedTuple):
 
 
 def fields_of(names: tuple[str, ...], kinds: Any) -> Fields:
-    """Return the fields of a joint transform with their kinds, the given ones or those that go with their names."""
+    """Return the fields of a joint transform with their kinds, either given or derived from their names."""
     if len(set(names)) < len(names):
         raise ValueError(must_be("field", "names that differ", " ".join(names)))
     if kinds is not None and not isinstance(kinds, Mapping):
@@ -82,23 +82,23 @@ def fields_of(names: tuple[str, ...], kinds: Any) -> Fields:
 class JointTransform:
     """A transform with the methods of `RecordedTransform`, drawn once for all fields.
 
-    Images get its `apply`; masks, boxes and points its `apply_to(kind, value, params, size)`, where `size` is the width
-    and height of the images before it. Other fields stay as they are.
+    `apply` transforms images; `apply_to(kind, value, params, size)` transforms masks, boxes and points, where `size` is
+    the width and height of the images before the transform. Other fields are left unchanged.
 
     Args:
         transform: The transform.
-        fields: What it gets, as a tuple.
-        param: The name of the parameter that it was given as, for errors.
+        fields: The fields that it gets as a tuple.
+        param: The name of the parameter for `transform`, for errors.
     """
 
     def __init__(self, transform: Any, fields: Fields, param: str = "transform") -> None:
         if not {"image", "mask"} & set(fields.kinds):
-            rule = "a function of all fields where none of them is an image or a mask"
+            rule = "a function of all fields, because none of them is an image or a mask"
             raise ValueError(must_be(param, rule, transform))
         if not hasattr(transform, "apply_to") and set(fields.kinds) - {"image", "other"}:
             way_out = (
                 "Give it a method `apply_to(kind, value, params, size)` for masks, boxes and points, or use a function "
-                "of all fields that returns as many values."
+                "that takes all fields and returns as many values."
             )
             raise TypeError(must_be(param, f"a transform of {fields}", transform, way_out))
         self._transform = transform
@@ -128,7 +128,7 @@ class JointTransform:
 
 
 def _drawable(value: Any) -> Any:
-    """Return what a transform draws for: for a mask that is an array, an image of its size."""
+    """Return the value to draw parameters for: for a mask that is an array, an image of its size."""
     if isinstance(value, np.ndarray):
         return torch.empty((1, *value.shape[:2]), dtype=torch.uint8)
     return value[None] if isinstance(value, torch.Tensor) and value.dim() == 2 else value
@@ -143,18 +143,18 @@ def _size_of(value: Any, kind: FieldKind) -> tuple[int, int]:
 
 
 def on_mask(value: Any, apply: Callable[[Any], Any]) -> Any:
-    """Return a mask after an operation on images that makes no new values: of any dtype, its kind stays.
+    """Return a mask of any dtype, in its own type, after an operation on images that makes no new values.
 
     Args:
-        value: An image of Pillow's or of `decode_images`, a tensor `[..., H, W]` or an array `[H, W]` or `[H, W, C]`.
-        apply: The operation on images of Pillow's or `decode_images`, and on tensors `[..., C, H, W]`.
+        value: An image from Pillow or `decode_images`, a tensor `[..., H, W]` or an array `[H, W]` or `[H, W, C]`.
+        apply: The operation on images from Pillow or `decode_images`, and on tensors `[..., C, H, W]`.
     """
     if isinstance(value, torch.Tensor):
         return apply(value[None])[0] if value.dim() == 2 else apply(value)
     if not isinstance(value, np.ndarray):
         return apply(value)
     kind = value.dtype
-    bits = np.dtype(f"i{kind.itemsize}") if kind.kind == "u" and kind.itemsize > 1 else kind  # which torch knows
+    bits = np.dtype(f"i{kind.itemsize}") if kind.kind == "u" and kind.itemsize > 1 else kind  # a dtype that torch has
     planes = torch.from_numpy(np.atleast_3d(value).transpose(2, 0, 1).copy().view(bits))
     made: NDArray[Any] = np.ascontiguousarray(apply(planes).permute(1, 2, 0).numpy()).view(kind)
     return made[..., 0] if value.ndim == 2 else made
@@ -168,13 +168,13 @@ def moved(
     shift: tuple[float, float] = (0, 0),
     size: tuple[int, int],
 ) -> Any:
-    """Return boxes or points after `x * scale + shift`; boxes are cut off at the edges of the image.
+    """Return boxes or points after `x * scale + shift`; boxes are clipped at the edges of the image.
 
     Args:
         kind: "boxes" or "points".
-        value: Boxes `[N, 4]`, or points `[N, 2]`, as `as_array` takes them.
-        scale: In x and in y.
-        shift: In x and in y, in pixels of the result.
+        value: Boxes `[N, 4]`, or points `[N, 2]`, in a form that `as_array` takes.
+        scale: The factors in x and y.
+        shift: The shifts in x and y, in pixels of the result.
         size: Width and height of the resulting image.
     """
     found = as_array(kind, value)
@@ -187,7 +187,7 @@ def moved(
 
 
 def as_array(kind: FieldKind, value: Any) -> NDArray[Any]:
-    """Return boxes or points as an array of floats, or raise; lists are taken as well, and no entry is `[0]`."""
+    """Return boxes or points, also from lists, as an array of floats; an empty value becomes `[0, 4]` or `[0, 2]`."""
     found = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     if not found.size:
         found = found.reshape(0, _NUM_COLUMNS[kind])
@@ -198,7 +198,7 @@ def as_array(kind: FieldKind, value: Any) -> NDArray[Any]:
 
 
 def back_as(before: Any, made: Any) -> Any:
-    """Return numbers in the kind and dtype of what they were made of; of a list, as an array of float32."""
+    """Return numbers in the type and dtype of the original value; for a list, as an array of float32."""
     array = np.asarray(made)
     if isinstance(before, torch.Tensor):
         return torch.from_numpy(_rounded(array, not before.is_floating_point())).to(before.device, before.dtype)
@@ -216,10 +216,10 @@ def _plain(value: Any) -> Any:
 
 
 def opened_for_albumentations(fields: Fields, values: tuple[Any, ...], labels: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values as albumentations takes them, by the names of its targets.
+    """Return the values in the form that albumentations takes, by the names of its targets.
 
     Args:
-        fields: What they are.
+        fields: The fields of the values.
         values: The values.
         labels: The fields that are filtered along with boxes or points.
     """
@@ -240,7 +240,7 @@ def opened_for_albumentations(fields: Fields, values: tuple[Any, ...], labels: t
 
 
 def closed_of_albumentations(fields: Fields, values: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what albumentations has made of the values, each in the kind that it was."""
+    """Return the results of albumentations, each in the type of the original value."""
     made = []
     for name, target, kind, value in zip(fields.names, targets_of(fields), fields.kinds, values, strict=True):
         if kind == "other":
@@ -253,7 +253,7 @@ def closed_of_albumentations(fields: Fields, values: tuple[Any, ...], data: Mapp
 
 
 def targets_of(fields: Fields) -> list[str]:
-    """Return what albumentations calls each field: the first of a kind by the kind's name, others by their own."""
+    """Return the target name of each field: the first of a kind has the kind's target, others their own name."""
     names = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}
     return [
         names.get(kind, name) if fields.kinds.index(kind) == place else name
@@ -284,14 +284,14 @@ def _closed_image(kind: FieldKind, before: Any, made: Any) -> Any:
 
 
 def opened_for_v2(fields: Fields, values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the values as torchvision's v2 takes them: `tv_tensors` and images of Pillow's, by field."""
-    from torchvision import tv_tensors  # type: ignore[import-untyped]  # which whoever made the transform has imported
+    """Return the values in the form that torchvision v2 takes: `tv_tensors` and Pillow images, by field."""
+    from torchvision import tv_tensors  # type: ignore[import-untyped]  # imported already by the transform's module
 
     width, height = fields.size(values)
     data: dict[str, Any] = {}
     for name, kind, value in zip(fields.names, fields.kinds, values, strict=True):
         if kind == "other" or isinstance(value, tv_tensors.TVTensor):
-            data[name] = torch.as_tensor(value) if _is_numbers(value) else value  # v2 takes arrays for images
+            data[name] = torch.as_tensor(value) if _is_numbers(value) else value  # v2 would treat an array as an image
         elif kind in ("boxes", "points"):
             numbers = torch.as_tensor(as_array(kind, value)).float()
             how: dict[str, Any] = {"canvas_size": (height, width)}
@@ -306,7 +306,7 @@ def opened_for_v2(fields: Fields, values: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def closed_of_v2(fields: Fields, values: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what v2 has made of the values: plain tensors, masks, boxes and points in the kind that they were."""
+    """Return the results of v2: plain tensors, and masks, boxes and points in the types of the original values."""
     made = []
     for name, kind, value in zip(fields.names, fields.kinds, values, strict=True):
         result = data[name]

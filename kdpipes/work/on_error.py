@@ -15,7 +15,7 @@ from kdpipes.storage.held_files import CAN_HOLD
 
 __all__ = ["ErrorHandler"]
 
-_LEAST = 100  # samples of which `max_share` is taken from the start: a share of fewer says little
+_LEAST = 100  # samples that `max_share` applies to from the start, as a share of fewer means little
 Action = Literal["raise", "skip", "quarantine", "substitute"]
 
 
@@ -28,10 +28,10 @@ class ErrorHandler:
     for it. Each is logged, counted in `Loader.stats()`, and listed in `Loader.skipped`. Mistakes in the chain
     (`ChainError`, `FieldError`) are raised all the same. Without `deal` it does nothing.
 
-    A mistake in a transform looks like bad data. So the epoch ends with an error when more samples fail than
-    `max_share` or `max_samples` allow, and when not one sample can be made. Each rank counts its own samples;
-    `kdp.Loader` counts those of all workers, in the order of the batches, so that the error does not depend on their
-    number. In other loaders, each worker counts what it makes. Shards are not counted, and writers have no limits.
+    A bug in a transform looks like bad data. Therefore the epoch ends with an error if more samples fail than
+    `max_share` or `max_samples` allow, or if no sample can be made. Each rank counts its own samples. `kdp.Loader`
+    counts those of all workers in the order of the batches, so that the error does not depend on the number of workers;
+    in other loaders, each worker counts its own samples. Shards are not counted, and writers have no limits.
 
     A shard that `kdp.stream_shards` cannot read on, or that is missing, is left out from there: one entry, under the
     shard's name, as nobody knows the keys that follow; those before stay. What moves up then is the same in all
@@ -42,24 +42,24 @@ class ErrorHandler:
     (`.prefetch()`).
 
     Args:
-        action: "raise" the error; "skip" the sample; put it into "quarantine": skip it, write it down in the file
-            `path`, and try no sample that is listed there again, in later epochs and runs as well (shards are read
-            again up to the damage, and listed once); or "substitute" it: another sample of the chain takes its place,
-            so that batches keep their shapes. With the last three, a sample at which worker processes die is left out,
-            too. The substitute is drawn from the seed, the epoch and the ordinal, and is the same for any number of
-            workers and after a resume. It has its own key and the ordinal of its place, `is_padding` is True for it,
-            and the entry in `Loader.skipped` has `is_replaced`. Streams and `deal(batch_by=...)` cannot substitute;
-            `write_shards` and `write_records` leave the sample out.
+        action: "raise" the error; "skip" the sample; "quarantine" skips it, lists it in the file `path`, and never
+            tries a listed sample again, also in later epochs and runs (shards are read again up to the damage, and
+            listed once); "substitute" replaces it by another sample of the chain, so that batches keep their shapes.
+            With the last three, a sample at which worker processes die is skipped or replaced, too. The substitute is
+            drawn from the seed, the epoch and the ordinal, and is the same for any number of workers and after a
+            resume. It has its own key, the ordinal of the replaced sample, and `is_padding` True; the entry in
+            `Loader.skipped` has `is_replaced` True. Streams and `deal(batch_by=...)` cannot substitute; `write_shards`
+            and `write_records` skip the sample.
         path: A local file of one JSON object per line, `{"key": ..., "error": ...}`.
-        max_share: The largest share of samples, from 0 to 1, that may fail, of those that an epoch has come to so far;
-            of the first 100, as many as of 100.
-        max_samples: How many samples may fail in an epoch; None is any number.
+        max_share: The largest share, from 0 to 1, of an epoch's samples so far that may fail. Until 100 samples have
+            been read, it is a share of 100.
+        max_samples: How many samples may fail in an epoch; None means any number.
 
     Raises:
         ValueError: `path` is given without "quarantine", or the other way round; or a limit is out of range.
         FileNotFoundError: The folder of `path` is missing.
-        ChainError: "substitute" upstream of a `deal` that cannot do so.
-        DataError: What `path` holds is no quarantine, when an epoch begins; or too many samples fail in an epoch.
+        ChainError: "substitute" is used before a `deal` that does not support it.
+        DataError: When an epoch begins, `path` is not a quarantine file; or too many samples fail in an epoch.
 
     Example:
         >>> ones = kdp.from_dataset([(1, 0), (0, 0), (4, 0)]).transform("x", lambda x: 1 / x)
@@ -115,17 +115,17 @@ class ErrorHandler:
 
     @property
     def substitutes(self) -> bool:
-        """Whether another sample takes the place of one that is left out."""
+        """Whether another sample replaces one that failed."""
         return self._action == "substitute"
 
     def refuse_many(self, num_skipped: int, num_seen: int, key: str, error: str) -> None:
-        """Raise if more samples were left out than the limits allow.
+        """Raise if more samples were skipped than the limits allow.
 
         Args:
-            num_skipped: How many samples were left out so far.
-            num_seen: Of about how many.
-            key: Of the last one that was left out.
-            error: Why it was.
+            num_skipped: The number of samples skipped so far.
+            num_seen: The approximate number of samples so far.
+            key: The key of the last skipped sample.
+            error: The error of that sample.
         """
         if self.max_samples is not None and num_skipped > self.max_samples:
             what = f"{num_skipped} samples could not be made: more than `max_samples={self.max_samples}`"
@@ -137,14 +137,14 @@ class ErrorHandler:
             self._refuse(what, key, error)
 
     def refuse_all(self, key: str, error: str) -> NoReturn:
-        """Raise because not one sample could be made; the arguments are those of `refuse_many`."""
+        """Raise because no sample could be made; the arguments are those of `refuse_many`."""
         self._refuse("No sample could be made", key, error)
 
     def _refuse(self, what: str, key: str, error: str) -> NoReturn:
         listed = "" if self._path is None else f", and remove the samples that {str(self._path)!r} lists because of it"
         raise DataError(
-            f"{what}. The last one is {key!r}: {error}. If a pipe has a mistake, correct it{listed}. If the data are "
-            "that bad, `.on_error(...)` takes other limits, `max_share` and `max_samples`."
+            f"{what}. The last one is {key!r}: {error}. If a pipe has a bug, fix it{listed}. If the data are really "
+            "that bad, raise the limits `max_share` and `max_samples` of `.on_error(...)`."
         )
 
     def begin_looking(self) -> None:
@@ -202,7 +202,7 @@ def _check_share(value: Any) -> float:
 
 
 def _lock(file: FileIO) -> None:
-    """Hold a file until it is closed; where files cannot be locked, two processes may write the same entry."""
+    """Lock a file until it is closed; where locks are missing, two processes may write the same entry."""
     if CAN_HOLD:
         import fcntl
 

@@ -140,14 +140,14 @@ def _by_key(key: str, chain: MapPipe | IterPipe, draw: Draw) -> Any:
 
 
 def find_sample(key: str, pipe: MapPipe) -> Sample | None:
-    """Return the sample of a key as `pipe` gives it, in whichever epoch; None if there is none."""
+    """Return the sample of a key as `pipe` gives it in any epoch; None if there is no such sample."""
     places = np.flatnonzero(pipe.column("key") == key)
     if len(places):
-        with planning(0):  # whose keys these are
+        with planning(0):  # the column holds the keys of epoch 0
             return pipe.fetch(int(places[0]))
     if pipe.redrawn_by() is None:
         return None
-    for number, source in enumerate(sources_of(pipe)):  # of a pipe that gives it in another epoch
+    for number, source in enumerate(sources_of(pipe)):  # another epoch may give it
         if isinstance(source, MapPipe) and (sample := find_sample(key, source)) is not None:
             sample = sample.come_from(number) if hasattr(pipe, "_sources") else sample
             return pipe.apply(sample) if isinstance(pipe, SampleMapper) else sample

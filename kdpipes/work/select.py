@@ -1,4 +1,4 @@
-"""Which fields leave the chain, and in which form."""
+"""Select the fields of items, and their form."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Selector:
     Args:
         mode: The names of the fields, in order, in one string: "x y". Besides fields: `key`, `index` (the position in
             the source), `ordinal` (the position in the dealt epoch), `is_padding`, `ctx`, and `ctx.NAME`, one entry of
-            the ctx, and `ctx.NAME.PART`. A field of such a name comes first. With `as_dict`, a part may get another
-            name: "pixel_values=x labels=y".
+            the ctx, and `ctx.NAME.PART`. A field with such a name takes precedence. With `as_dict`, parts can be
+            renamed: "pixel_values=x labels=y".
         return_ctx: Whether to give `((x, y), ctx)`, ctx being what the operations on these fields recorded.
-        as_dict: Whether to give dictionaries, `{"x": x, "y": y}`, in place of tuples. `collate_samples` makes a
-            dictionary of batches of them.
-        bare: Whether to give the value itself, of one field: `y` instead of `(y,)`.
+        as_dict: Whether to return dictionaries, `{"x": x, "y": y}`, instead of tuples. `collate_samples` makes a
+            dictionary of batches from them.
+        bare: Whether to return the value of a single field itself: `y` instead of `(y,)`.
 
     Raises:
         FieldError: There is no such field.
-        ValueError: Two parts of a dictionary have the same name; a name is given to a part of a tuple; or `bare` with
+        ValueError: Two parts of a dictionary have the same name; a part of a tuple is renamed; or `bare` is used with
             several fields or with `as_dict`.
 
     Source: KappaData's ModeWrapper.
@@ -91,7 +91,7 @@ class Selector:
         return (selected, dict(sample.ctx)) if self.return_ctx else selected
 
     def fingerprinted(self) -> Any:
-        """Return what changes the items; of tuples, what earlier releases wrote into states."""
+        """Return the arguments that change the items; for tuples, in the form that earlier releases saved."""
         parts: dict[str, Any] = {"names": self.names, "return_ctx": self.return_ctx}
         return parts if self.form.kind == "tuple" else {**parts, "form": tuple(self.form)}
 

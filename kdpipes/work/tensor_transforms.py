@@ -20,10 +20,11 @@ _MODES = ("L", "LA", "RGB", "RGBA", "I;16", "F", "P")
 class ToTensor(Fixed):
     """The image as a tensor `[C, H, W] float32` from 0 to 1. Recorded as `{}`.
 
-    Bytes are divided by 255, the 16 bits of images of mode "I;16" by 65,535, floats are kept; the result never shares
-    memory with an image or an array. Images of mode "P" are masks: they become `[H, W] uint8`, the numbers as they are.
+    8-bit values are divided by 255, 16-bit values of mode "I;16" by 65,535, and floats are kept. The result never
+    shares memory with an image or an array. Images of mode "P" are masks: they become `[H, W] uint8` with unchanged
+    values.
 
-    The image may be one of `decode_images` or of Pillow's (mode L, LA, RGB, RGBA, I;16, F or P), an array `[H, W, C]`
+    The image may come from `decode_images` or Pillow (mode L, LA, RGB, RGBA, I;16, F or P), or be an array `[H, W, C]`
     or `[H, W]`, or a tensor `[..., C, H, W]`, of uint8 or float.
 
     Example:
@@ -52,7 +53,7 @@ class ToTensor(Fixed):
         return floats.div_(255) if pixels.dtype == torch.uint8 else floats
 
     def apply_to(self, kind: str, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, boxes or points as they are: `collate_samples` makes tensors of them."""
+        """Return a mask, boxes or points unchanged; `collate_samples` makes tensors of them."""
         return value
 
 
@@ -93,7 +94,7 @@ class Normalize(Fixed):
         return (value - mean).div_(std)
 
     def apply_to(self, kind: str, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, boxes or points as they are."""
+        """Return a mask, boxes or points unchanged."""
         return value
 
 

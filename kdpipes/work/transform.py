@@ -28,9 +28,9 @@ class RecordedTransform(Protocol):
 
     `draw(image, rng)` returns the parameters, plain data; `apply(image, params)` does what they say and draws nothing.
     An image from `decode_images` comes as an `EncodedImage`, of which `apply` decodes what it needs. One that does both
-    at once may have a third method, `draw_and_apply(image, rng)`, which returns the parameters and the result. One that
-    is used on several fields together has a method `apply_to(kind, value, params, size)` for those that are not images:
-    `kind` is "mask", "boxes" or "points", `size` the width and height of the images before it.
+    at once may have a third method, `draw_and_apply(image, rng)`, which returns the parameters and the result. To be
+    used on several fields together, it needs a method `apply_to(kind, value, params, size)` for fields that are not
+    images: `kind` is "mask", "boxes" or "points", `size` the width and height of the images before the transform.
     """
 
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]: ...
@@ -51,26 +51,26 @@ class Transformer:
     give the composition itself. An image from `decode_images` reaches a callable as a PIL image (RGB).
 
     Several fields named in one string, `"image mask"`, are transformed together: each transform draws once for all of
-    them, and has one entry in the ctx. Images are interpolated as the transform says, masks by nearest neighbour, boxes
-    and points are moved, and colours change in images alone. Images and masks must have the same size. torchvision's
-    v2 transforms get all fields in one call, as `tv_tensors`, those of albumentations as its targets; a callable gets
-    as many arguments as there are fields, and returns a tuple of as many values.
+    them, and has one entry in the ctx. Images are interpolated as the transform says, masks by nearest neighbour; boxes
+    and points are moved; colours change only in images. Images and masks must have the same size. Transforms of
+    torchvision v2 get all fields in one call as `tv_tensors`, those of albumentations as its targets. A callable gets
+    one argument for each field, and returns a tuple of as many values.
 
     Args:
-        field: The field's name; or several, with spaces between.
+        field: The name of the field, or several names separated by spaces.
         transforms: Callables: called with the value, they return the new one. A parameter `ctx` gets the sample's ctx
             (an empty dictionary without `record_ctx`), a parameter `rng` a `numpy.random.Generator` of its own.
             kdpipes' own transforms, all with the methods of `kdp.RecordedTransform`, and those of albumentations and of
-            torchvision's v2 as they are, are recorded in the ctx by their name. A callable returns a new value, and
-            leaves the one that it got as it is; None is an error, unless it got None.
+            torchvision's v2 as they are, are recorded in the ctx by their name. A callable must return a new value
+            and must not change its argument; returning None is an error, unless the argument was None.
         views: In place of `transforms`: several recipes, each a list of callables. The field becomes a tuple of as many
             views of it, each drawn for itself, and recorded as `ctx["view_1"]`, `ctx["view_2"]`, ...
-        kinds: What fields hold, by name: "image"; "mask"; "boxes", `[N, 4]` left, top, right, bottom; "points",
-            `[N, 2]` x, y; "other", which stays as it is. Coordinates are in pixels from the image's left and top edge:
-            the middle of the first pixel is 0.5. By default, it goes by the name: `mask`, `masks`, `segmentation`;
-            `box`, `boxes`, `bbox`, `bboxes`; `point`, `points`, `keypoints`; `y`, `label`, `labels`, `class`, `classes`
-            are "other"; all else are images. Boxes are cut off at the image's edges, and stay as many; whole numbers
-            are rounded.
+        kinds: The kinds of fields, by name: "image"; "mask"; "boxes", `[N, 4]` left, top, right, bottom; "points",
+            `[N, 2]` x, y; "other", which is left unchanged. Coordinates are in pixels from the left and top edge of the
+            image: the middle of the first pixel is 0.5. By default, the name decides: `mask`, `masks`, `segmentation`
+            are masks; `box`, `boxes`, `bbox`, `bboxes` are boxes; `point`, `points`, `keypoints` are points; `y`,
+            `label`, `labels`, `class`, `classes` are "other"; all others are images. Boxes are clipped at the edges of
+            the image, and their number does not change; integer coordinates are rounded.
 
     Raises:
         FieldError: There is no such field.
@@ -85,7 +85,7 @@ class Transformer:
         True
     """
 
-    _fields: Fields | None = None  # of a joint transform; states of others stay what they were
+    _fields: Fields | None = None  # None unless joint, so that other states do not change
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Transformer:
         return known
 
     def ignores(self, name: str) -> bool:
-        """Return whether what it makes does not depend on a field."""
+        """Return whether its results do not depend on a field."""
         return name not in self._names
 
     def draws(self) -> str | None:
@@ -189,9 +189,9 @@ class Transformer:
 
 
 def _together(sample: Sample, fields: Fields) -> Lazy:
-    """Return the values of several fields as one tuple, which loads them all."""
+    """Return the values of several fields as one lazy tuple."""
     names = fields.names
-    order = sorted(names, key=lambda name: name != names[fields.lead])  # what looks for the original takes the first
+    order = sorted(names, key=lambda name: name != names[fields.lead])  # the original is looked for in the first
 
     def collect(sample: Sample, *values: Any) -> tuple[Any, ...]:
         found = dict(zip(order, values, strict=True))
@@ -278,7 +278,7 @@ def _in_one(step: Callback, place: _Place, fields: Fields | None) -> Callable[[S
             made = call_seeded(step, sample, place.name, *values, ctx=place.ctx_of(sample))
         except Exception as error:
             if any(isinstance(each, bytes) and _is_image_file(each) for each in values):
-                add_note(error, "kdpipes: it was given the bytes of an image file: put `.decode_images()` before it")
+                add_note(error, "kdpipes: it got the bytes of an image file: put `.decode_images()` before it")
             raise
         return _made(made, values[0], step) if fields is None else _made_of_all(made, values, step, fields)
 
@@ -290,7 +290,7 @@ def _plain(value: Any) -> Any:
 
 
 def _made_of_all(made: Any, values: list[Any], step: Callback, fields: Fields) -> tuple[Any, ...]:
-    """Return what a callable has made of several fields, as a tuple."""
+    """Return the results of a callable for several fields, as a tuple."""
     results = (made,) if len(values) == 1 else made
     if not isinstance(results, tuple | list) or len(results) != len(values):
         shown = f"{len(results)}" if isinstance(results, tuple | list) else type(results).__name__
@@ -301,7 +301,7 @@ def _made_of_all(made: Any, values: list[Any], step: Callback, fields: Fields) -
 
 
 def _made(made: Any, value: Any, step: Callback) -> Any:
-    """Return what a callable has made of a value; None is taken for a forgotten `return`, unless the value was None."""
+    """Return the result of a callable; None counts as a forgotten `return`, unless the value was None."""
     if made is None and value is not None:
         raise TypeError(f"`{step.name}` must return the new value, but returned None.")
     return made

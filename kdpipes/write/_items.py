@@ -153,7 +153,7 @@ def _of_list(path: str, encode: Encode | None) -> Items:
     is_csv = path.lower().endswith(".csv")
     if is_csv and encode is None and len(lines) > 1:
         labels = [_Rows(lines)[place][-1].strip() for place in (0, 1)]
-        if [label.lstrip("-").isdecimal() for label in labels] == [False, True]:  # a header
+        if [label.lstrip("-").isdecimal() for label in labels] == [False, True]:  # the first line is a header
             lines = PackedStrings(list(lines)[1:])
     return Items(_Rows(lines) if is_csv else lines, encode or _image_and_label, repr(path))
 

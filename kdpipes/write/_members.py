@@ -140,7 +140,7 @@ def _checked(param: str, given: Mapping[str, Any] | None, check: Callable[[str, 
 
 
 def check_encoding(param: str, how: Any) -> None:
-    """Refuse what says not how a field is written: neither a known extension nor a function."""
+    """Raise unless an encoding is a known extension or a function."""
     known = sorted({*_FORMATS, *_SAME, "npy", "pth", "json", "txt", "cls"})
     if isinstance(how, str):
         if how not in known:
@@ -211,7 +211,7 @@ def _encoded(value: Any, kind: str) -> bytes:
     if kind == "pth":
         file = io.BytesIO()
         torch.save(value, file)
-        decode_array(kind, file.getvalue())  # what only pickle could load is not written
+        decode_array(kind, file.getvalue())  # raises for data that only pickle could load
         return file.getvalue()
     if kind == "json":
         return json.dumps(value, ensure_ascii=False, default=_plain).encode("utf-8", "surrogateescape")

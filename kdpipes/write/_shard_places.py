@@ -80,10 +80,10 @@ class ShardPlaces:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other jobs from writing here, where a lock can be had: they would remove each other's drafts.
+        """Lock the folder against other jobs, if locks are available: jobs would remove each other's drafts.
 
         Raises:
-            RuntimeError: Another job writes here.
+            RuntimeError: Another job is writing here.
         """
         self.make_folder()
         path = os.path.abspath(f"{self._folder}.{self._head}shards{self._tail}.lock")  # noqa: PTH100
@@ -144,17 +144,17 @@ class ShardPlaces:
         return Written(list(shard.keys), shard.num_bytes)
 
 
-_held: set[str] = set()  # by this process, whose threads such a lock does not keep apart
+_held: set[str] = set()  # lock files of this process, because these locks do not work between its threads
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_held.clear)
 
 
 def _locked(path: str) -> BinaryIO | None:
-    """Return a file that is locked and says who holds it; None where no lock can be had, on a read-only disk say.
+    """Return a locked file that names its holder; None if locking is impossible, as on a read-only disk.
 
-    The lock belongs to this process alone: workers that outlive it by a moment do not hold it.
+    The lock belongs only to this process; workers that outlive it briefly do not hold it.
     """
-    if path in _held:  # closing the file, once opened, would end the lock
+    if path in _held:  # opening and closing the file again would release the lock
         raise _busy_error("this process", path)
     import fcntl  # which Windows does not have
 
@@ -170,13 +170,13 @@ def _locked(path: str) -> BinaryIO | None:
                 file.seek(0)
                 holder = file.read().decode(errors="replace") or "another process"
             raise _busy_error(holder, path) from None
-        except OSError:  # of file systems without locks
+        except OSError:  # a file system without locks
             file.close()
             return None
         with suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), os.fstat(file.fileno())):  # noqa: PTH116
                 break
-        file.close()  # whoever had it has removed it
+        file.close()  # the previous holder has removed the file
     _held.add(path)
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -186,7 +186,7 @@ def _locked(path: str) -> BinaryIO | None:
 
 def _busy_error(holder: str, path: str) -> RuntimeError:
     return RuntimeError(
-        f"Shards are being written there already, by {holder} (lock {path!r}). Call `write_shards` in one process, "
+        f"These shards are already being written by {holder} (lock {path!r}). Call `write_shards` in one process, "
         "with `num_workers=`, not on every rank; or wait for the other call."
     )
 

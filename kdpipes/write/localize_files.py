@@ -44,7 +44,7 @@ class FileLocalizer:
         True
     """
 
-    is_random = False  # or generators would be seeded for each path
+    is_random = False  # otherwise generators would be seeded for each path
 
     def __init__(self, local_root: str | os.PathLike[str], global_root: str | os.PathLike[str] | None = None) -> None:
         if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):

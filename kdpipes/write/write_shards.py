@@ -48,11 +48,11 @@ def write_shards(
     refused there. Files of the source that were changed in their place are not noticed: delete the shards. One run at a
     time.
 
-    What a field becomes follows from its value: bytes and encoded images stay as they are; integers are `.cls`, strings
-    `.txt`, dictionaries, lists and other numbers `.json`, arrays and tensors `.npy`. `kdp.open_shards` and
+    The type of a value decides its format: bytes and encoded images are written unchanged; integers become `.cls`,
+    strings `.txt`, dictionaries, lists and other numbers `.json`, arrays and tensors `.npy`. `kdp.open_shards` and
     `kdp.stream_shards` turn all of these back into values (tensors into arrays, tuples into lists). Pixels need
-    `encode=`. A field whose name says as much keeps it (`jpg`, `cls`); `x` and `y` become the kind alone, `.jpg` and
-    `.cls`; others get it in addition, `mask.png`, `caption.txt`. A field that is None has no member.
+    `encode=`. A field whose name is the extension keeps it (`jpg`, `cls`); `x` and `y` are replaced by the extension,
+    `.jpg` and `.cls`; it is added to other names, `mask.png`, `caption.txt`. A field that is None has no member.
 
     Keys are the samples', as webdataset can hold them: a file's extension is left out (`heron/0001.jpg` gives
     `heron/0001`), other dots in the file name become underscores, slashes stay. No two samples may have the same.
@@ -85,7 +85,7 @@ def write_shards(
 
     Raises:
         FileExistsError: The shards that are there are of another job, or of none that is known.
-        RuntimeError: Another call writes these shards at the same time.
+        RuntimeError: Another call is writing these shards at the same time.
         ChainError: A field has no encoding; or the chain gives no samples.
         DataError: Two samples have the same key, or one cannot stand in a tar; or a sample cannot be read.
         OSError: A shard cannot be written; a full disk says how much is free.

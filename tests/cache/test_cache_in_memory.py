@@ -425,7 +425,7 @@ def test_a_name_that_something_else_has_taken_is_reported(kind: str) -> None:
     path = Path(f"/dev/shm/kdpipes-{os.getuid()}-{name}")
     TAKEN[kind](path)
     try:
-        with pytest.raises(PermissionError, match=rf"'{path}' is taken by what is not a folder of this user.* another"):
+        with pytest.raises(PermissionError, match=rf"'{path}' exists, but is not a folder of this user.* another"):
             list(kdp.from_dataset([(1, 0)]).transform("x", str).cache_in_memory(name=name))
         assert name not in named_folders()
     finally:

@@ -206,14 +206,14 @@ def test_a_flipped_byte_is_loaded_again_and_healed(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-9] ^= 1
     path.write_bytes(content)
-    with pytest.raises(kdp.DataError, match=r"'x' of 'bird-2' in .*damaged.*heals it"):
+    with pytest.raises(kdp.DataError, match=r"'x' of 'bird-2' in .*damaged.*repairs it"):
         kdp.open_cache(folder)[2]["x"]
     for _ in range(2):
         assert [int(sample["x"][-1]) for sample in cached] == [0, 1, 2, 3]
     assert cached.stats().healed == 1
     assert sorted(loaded(log)) == [0, 1, 2, 2, 3]
     path.unlink()
-    with pytest.raises(kdp.DataError, match="has lost field 'x' of sample 'bird-2'"):
+    with pytest.raises(kdp.DataError, match="no longer has field 'x' of sample 'bird-2'"):
         kdp.open_cache(folder)[2]["x"]
 
 
@@ -350,7 +350,7 @@ def test_a_damaged_file_names_sample_cache_and_remedy(tmp_path: Path, compressio
     for path in folder.iterdir():
         if len(path.name) == 40 and path.name not in lists:
             path.write_bytes(path.read_bytes()[:-4] + b"\xff" * 4)
-    with pytest.raises(kdp.DataError, match=rf"'x' of 'b' in '{re.escape(str(folder))}'.*chain that has the source"):
+    with pytest.raises(kdp.DataError, match=rf"'x' of 'b' in '{re.escape(str(folder))}'.*chain that fills the cache"):
         kdp.open_cache(folder)[1]["x"]
     assert (chain()[1]["x"], kdp.open_cache(folder)[1]["x"]) == ("b" * 2000,) * 2
 
@@ -373,7 +373,7 @@ def test_a_cut_database_is_an_error_at_the_next_epoch(tmp_path: Path, num_worker
                 assert len([batch[0][0].copy() for batch in loader]) == 5
             data = tmp_path / "cache" / "data.mdb"
             os.truncate(data, int(data.stat().st_size * share))
-            with pytest.raises(kdp.DataError, match=r"data\.mdb' has been cut"):
+            with pytest.raises(kdp.DataError, match=r"data\.mdb' has been truncated"):
                 list(loader)
         pipe.send("an error")
 

@@ -197,7 +197,7 @@ def test_a_global_that_calls_change_is_known_by_its_first_value(tmp_path: Path) 
 
 def test_a_global_object_that_calls_change_is_warned_of(tmp_path: Path) -> None:
     cells = "class C: calls = 0\nc = C()", "def f(x):\n  c.calls += 1\n  return x * 2"
-    with pytest.warns(UserWarning, match="an object that it reads, when it was called"):
+    with pytest.warns(UserWarning, match="an object that it reads during a call"):
         assert read(in_notebook(*cells)["f"], tmp_path) == (6, 0)
 
 

@@ -111,7 +111,7 @@ with open(f"{folder}/{options.process_index}.json", "w") as file:
 torch.distributed.destroy_process_group()
 """
 
-ADVICE = "Accelerate shares out the batches of this chain among 2 ranks"
+ADVICE = "Accelerate splits the batches of this chain between 2 ranks"
 
 
 def run(interpreter: Any, folder: Path, script: str) -> list[dict[str, Any]]:

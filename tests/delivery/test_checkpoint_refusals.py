@@ -147,7 +147,7 @@ ENTRIES: dict[str, list[Any]] = {
 def test_a_wrong_entry_of_a_state_is_named(name: str, value: Any) -> None:
     loader = kdp.Loader(chain())
     state = loader.state_dict()
-    with pytest.raises(ValueError, match=rf"`state_dict\['{name}'\]` must be .* instead\. Load a state as"):
+    with pytest.raises(ValueError, match=rf"`state_dict\['{name}'\]` must be .* instead\. Load a state that"):
         loader.load_state_dict({**state, name: value})
     assert loader.state_dict() == state
 

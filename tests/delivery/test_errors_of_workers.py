@@ -229,8 +229,8 @@ for limit in (*range(before + 2, before + 30, 3), before + 100):
         print(len(list(loader)))
     except OSError as error:
         assert error.errno == 24
-        needed = "4 workers need up to 40 file descriptors besides those that are open"
-        assert error.strerror.startswith(f"Too many open files. {needed}; `ulimit -n` is {limit} here."), error
+        needed = "4 workers need up to 40 file descriptors in addition to those that are open"
+        assert error.strerror.startswith(f"Too many open files. {needed}; `ulimit -n` is {limit}."), error
         print("reported")
         del error
     loader.close()

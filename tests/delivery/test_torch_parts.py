@@ -114,7 +114,7 @@ def test_batches_of_a_stream_without_length_are_skipped() -> None:
 def test_a_loader_is_not_read_in_workers_of_another() -> None:
     with kdp.Loader(chain()) as loader:
         again = DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, num_workers=1)
-        with pytest.raises(RuntimeError, match="has workers of its own: read its `dataset` with `num_workers=0`"):
+        with pytest.raises(RuntimeError, match="has its own workers: read its `dataset` with `num_workers=0`"):
             list(again)
 
 

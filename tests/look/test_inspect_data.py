@@ -150,7 +150,7 @@ def test_what_cannot_be_told_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`num_samples` must be an integer of at least 0"):
         inspect_data([str(tmp_path)], num_samples=-1)
     kdp.from_ids(["a"], [0], load=str.encode).cache_on_disk(str(tmp_path / "cache")).warm_up(progress=False)
-    with pytest.raises(ValueError, match=r"holds a cache: `kdpipes cache ls .*cache` tells what is in it"):
+    with pytest.raises(ValueError, match=r"holds a cache: `kdpipes cache ls .*cache` shows what is in it"):
         inspect_data([str(tmp_path / "cache")])
 
 

@@ -211,7 +211,7 @@ def test_a_slice_has_the_same_samples_in_every_epoch() -> None:
 def test_batches_by_length_keep_the_first_draw() -> None:
     plan = weighted().add_field("length", lambda sample: sample["x"] % 5 + 1)
     chain = plan.select("key length").deal(batch_by="length", max_tokens=12, shuffle=True)
-    with pytest.warns(UserWarning, match=r"because `deal\(batch_by=...\)` downstream goes by their values"):
+    with pytest.warns(UserWarning, match=r"because `deal\(batch_by=...\)` after it depends on their values"):
         num_batches = len(chain)
     chosen = Counter(weighted().column("key").tolist())
     for _ in range(3):

@@ -134,7 +134,7 @@ def test_a_folder_of_splits_is_no_folder_of_classes(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / split / "heron").mkdir(parents=True)
         (tmp_path / split / "heron" / "1.jpg").write_bytes(b"1")
-    with pytest.warns(UserWarning, match=r"are train, val, which look like parts.*kdp\.image_folder\(.*train"):
+    with pytest.warns(UserWarning, match=r"are train, val, which look like splits.*kdp\.image_folder\(.*train"):
         len(kdp.image_folder(tmp_path))
     assert len(kdp.image_folder(tmp_path, class_names=["train", "val"])) == 2
     assert kdp.image_folder(tmp_path / "train").class_names() == ("heron",)

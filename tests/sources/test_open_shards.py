@@ -67,7 +67,7 @@ def test_headers_are_read_when_needed_and_then_never_again(write: Callable[..., 
 
 @pytest.mark.parametrize("name", ["open_shards", "stream_shards"])
 def test_a_folder_is_told_how_to_name_its_shards(name: str, tmp_path: Path) -> None:
-    way_out = rf"Shards in it are '{tmp_path}/\*\.tar'\.$"
+    way_out = rf"Write '{tmp_path}/\*\.tar' for the shards in it\.$"
     with pytest.raises(DataError, match=rf"^'{tmp_path}/?' is a folder; a file is needed\. {way_out}"):
         next(iter(getattr(kdp, name)(f"{tmp_path}/")))
 
@@ -168,14 +168,12 @@ def damaged(path: Path, num_samples: int = 40) -> tuple[str, ShardIndex]:
 def test_zeros_inside_a_shard_are_damage_and_lose_no_sample(tmp_path: Path) -> None:
     url, cut = damaged(tmp_path / "0.tar")
     whole = str(shutil.copy(url, tmp_path / "1.tar"))
-    with pytest.raises(
-        DataError, match=rf"^Shard '{url}' is damaged: there are zeros at offset \d+, .* data at offset"
-    ):
+    with pytest.raises(DataError, match=rf"^Shard '{url}' is damaged: zeros at offset \d+ .* data follow at offset"):
         len(kdp.open_shards(url))
-    with pytest.raises(DataError, match=rf"^Shard '{url}' is damaged: there are zeros"):
+    with pytest.raises(DataError, match=rf"^Shard '{url}' is damaged: zeros"):
         list(kdp.stream_shards(url))
     Path(f"{url}.index").write_bytes(cut.to_bytes())
-    with pytest.raises(DataError, match=rf"^Shard '{url}' is damaged: there are zeros"):
+    with pytest.raises(DataError, match=rf"^Shard '{url}' is damaged: zeros"):
         len(kdp.open_shards(url))
     Path(whole).write_bytes(Path(whole).read_bytes()[: 20 * 1_536] + bytes(40_000))  # only zeros follow
     assert len(kdp.open_shards(whole)) == len(kdp.open_shards(whole)) == len(list(kdp.stream_shards(whole))) == 20

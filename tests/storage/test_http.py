@@ -115,7 +115,7 @@ def test_whole_shards_come_from_a_server_without_ranges(
     )
     before = len(served.asked)
     with pytest.raises(
-        DataError, match=r"gives no parts of files: 3000 bytes were .*, 51200 came\. Use `kdp\.open_shards\("
+        DataError, match=r"not support range requests: 3000 bytes were .*, 51200 received\. Use `kdp\.open_shards\("
     ):
         other[3]["jpg"]
     assert len(served.asked) - before <= 2, "asking again is of no use"

@@ -1,4 +1,4 @@
-"""What servers and data point to: nothing inside of this network that they are not inside of themselves."""
+"""HTTP requests never lead into a network that is more private than the server that they come from."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_redirect_leads_to_no_network_that_is_more_private(
     origin: str, target: str, is_allowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_allowed:
-        with pytest.raises(PrivateHostError, match="'here' redirects to 'there', an address inside of this network"):
+        with pytest.raises(PrivateHostError, match="'here' redirects to 'there', an address in a private network"):
             check_hosts("there", [target], "here", [origin])
         monkeypatch.setenv("KDPIPES_ALLOW_PRIVATE_HOSTS", "1")
     check_hosts("there", [target], "here", [origin])
@@ -55,7 +55,7 @@ def test_link_local_hosts_are_never_asked() -> None:
     check_hosts("store", ["10.0.0.3"])
     check_hosts("localhost", ["127.0.0.1", "::1"])
     for address in ("169.254.169.254", "fe80::1%eth0", "100.100.100.200"):
-        with pytest.raises(PrivateHostError, match=r"^'metadata' is an address inside of this network"):
+        with pytest.raises(PrivateHostError, match=r"^'metadata' is an address in a private network"):
             check_hosts("metadata", ["93.184.216.34", address])
 
 
@@ -76,7 +76,7 @@ def test_readers_do_not_reach_link_local_addresses(served: Served, place: str, t
         lambda url: len(kdp.open_shards(f"tar://x.tar::{url}")),
     ]
     for read in tries:
-        with pytest.raises(Exception, match=r"169\.254\.169\.254'(,| is) an address inside of this network; `KDP"):
+        with pytest.raises(Exception, match=r"169\.254\.169\.254'(,| is) an address in a private network; `KDP"):
             read(url)
 
 

@@ -170,7 +170,7 @@ def test_what_does_not_pass_is_named_with_file_and_offset(folder: str, kind: Any
 
 
 def test_a_file_that_ends_before_says_how_much_came(storage: FaultyFileSystem) -> None:
-    with pytest.raises(DataError, match=r"at offset 19990: 100 bytes are due, 10 came\.$"):
+    with pytest.raises(DataError, match=r"at offset 19990: 100 bytes were requested, 10 received\.$"):
         RangeReader().read(Span(URL, 19_990, 20_090))
 
 

@@ -79,7 +79,10 @@ def test_a_store_that_this_process_has_used_is_used_on_after_workers_were_forked
 
 @pytest.mark.parametrize("read", READS[:2], ids=["read", "open"])
 def test_what_is_missing_is_named(s3: str, read: Any) -> None:
-    for url, more in ((f"{s3}/missing.jpg", ""), ("s3://nowhere/missing.jpg", r" Nor is there its bucket: .* right\?")):
+    for url, more in (
+        (f"{s3}/missing.jpg", ""),
+        ("s3://nowhere/missing.jpg", r" Its bucket does not .* right\?"),
+    ):
         with pytest.raises(FileNotFoundError, match=rf"^There is no file '{url}'\.{more}$"):
             read(url)
     with pytest.raises(FileNotFoundError, match=rf"^There is no folder '{s3}/gulls'\.$"):

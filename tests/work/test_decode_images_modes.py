@@ -176,7 +176,7 @@ def test_grey_is_that_of_pillow_for_every_backend() -> None:
         assert np.array_equal(first(indexed(content, mode="L", backend=backend)), expected)
 
 
-def test_modes_and_orientations_have_fingerprints_and_caches_of_their_own(tmp_path: Path) -> None:
+def test_modes_and_orientations_have_their_own_fingerprints(tmp_path: Path) -> None:
     source = kdp.from_dataset([(FILES["P"][0], 1)])
     assert fingerprint(source.decode_images("x")) == "a261c9fd", "as in states of earlier releases"
     options: list[Any] = [{}, {"mode": "P"}, {"mode": "unchanged"}, {"exif": True}, {"mode": "P", "exif": True}]

@@ -66,8 +66,8 @@ def test_a_bug_in_a_transform_ends_the_epoch_soon(make: Any) -> None:
     assert len(tried) == 11, "10 of the first 100 are allowed"
     assert error == (
         "11 of about 11 samples could not be made: more than `max_share=0.1`. The last one is '10': OSError: 10 is "
-        "broken. If a pipe has a mistake, correct it. If the data are that bad, `.on_error(...)` takes other limits, "
-        "`max_share` and `max_samples`."
+        "broken. If a pipe has a bug, fix it. If the data are really that bad, raise the limits `max_share` and "
+        "`max_samples` of `.on_error(...)`."
     )
 
 
@@ -192,7 +192,7 @@ def test_workers_of_other_loaders_count_their_own_samples() -> None:
 
 def test_quarantined_samples_are_named_where_they_may_be_good(tmp_path: Path) -> None:
     chain = indexed(lambda x: True, "quarantine", path=tmp_path / "bad.jsonl")
-    assert "correct it, and remove the samples that '" in until_error(chain)[1]
+    assert "fix it, and remove the samples that '" in until_error(chain)[1]
 
 
 def test_looking_at_a_batch_does_not_count(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_bug_is_an_error_where_samples_are_substituted() -> None:
     with pytest.raises(kdp.DataError, match="11 of about 11 samples could not be made"):
         list(substituted(lambda x: True))
     chain = kdp.from_dataset([(number, 0) for number in range(50)]).transform("x", FailAt(lambda x: True))
-    with pytest.raises(kdp.DataError, match=r"32 samples that were drawn .* the last error is OSError: \d+ is broken"):
+    with pytest.raises(kdp.DataError, match=r"32 samples drawn to replace it; .* is OSError: \d+ is broken"):
         list(chain.on_error("substitute", max_share=1).select("x").deal(batch_size=10))
 
 
@@ -297,5 +297,5 @@ def test_streams_and_batches_by_length_cannot_substitute() -> None:
     with pytest.raises(kdp.ChainError, match=r"needs an indexed source.* but `select` is a stream"):
         stream(lambda x: False, "substitute")
     chain = kdp.from_dataset([([1], 1)], "x length").on_error("substitute").select("x")
-    with pytest.raises(kdp.ChainError, match=r"does not go with `deal\(batch_by=\.\.\.\)`"):
+    with pytest.raises(kdp.ChainError, match=r"cannot be used with `deal\(batch_by=\.\.\.\)`"):
         chain.deal(batch_by="length", max_tokens=4)

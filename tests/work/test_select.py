@@ -170,8 +170,8 @@ def test_dictionaries_load_only_what_is_selected() -> None:
 @pytest.mark.parametrize(
     ("mode", "options", "rule"),
     [
-        ("x y", {"bare": True}, "`mode` must be one name where `bare` is True"),
-        ("x", {"bare": True, "as_dict": True}, "`bare` must be False where"),
+        ("x y", {"bare": True}, "`mode` must be a single name if `bare` is True"),
+        ("x", {"bare": True, "as_dict": True}, "`bare` must be False if"),
         ("a=x y", {}, "add `as_dict=True`"),
         ("a=x a=y", {"as_dict": True}, "`mode` must be different names"),
         ("x x", {"as_dict": True}, "`mode` must be different names"),

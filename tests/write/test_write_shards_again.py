@@ -88,7 +88,7 @@ def test_a_second_job_at_the_same_time_is_reported(
     holder = "this process" if kind == "thread" else f"process {os.getpid()} on "
 
     def second() -> None:
-        with pytest.raises(RuntimeError, match=f"written there already, by {holder}.*`write_shards` in one process"):
+        with pytest.raises(RuntimeError, match=f"already being written by {holder}.*`write_shards` in one process"):
             again()
 
     def during(url: str, index: Any) -> None:
