@@ -125,7 +125,14 @@ class ProcessLane(Lane):
 
     def take(self) -> Any:
         content = self._frames.popleft().content
-        return self._open(*content) if isinstance(content, _Unopened) else content
+        if not isinstance(content, _Unopened):
+            return content
+        try:
+            return self._open(*content)
+        except OSError as error:  # mapping the slot takes a descriptor
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise self._too_many_files(error) from error
+            raise
 
     def close(self) -> None:
         self._frames.clear()

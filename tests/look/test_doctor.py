@@ -352,7 +352,7 @@ def test_callables_for_which_generators_are_seeded_in_vain_are_told() -> None:
         chain = numbers(1024)
         for function in functions:
             chain = chain.transform("x", function)
-        report = kdp.doctor(chain.select("x y").deal(batch_size=8, shuffle=True), num_workers=0, seconds=0.2)
+        report = kdp.doctor(chain.select("x y").deal(batch_size=8, shuffle=True), num_workers=0, seconds=1)
         return [str(one) for one in report.advice if "rng" in one.change]
 
     assert advice(fixed, jitter) == [], "nothing is seeded for them"
