@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kdpipes._interrupts import uninterrupted
 from kdpipes.cache.folder_watcher import unwatch, watch
 from kdpipes.errors import must_be
 from kdpipes.storage.held_files import CAN_HOLD
@@ -125,13 +126,14 @@ def _is(path: str, lock: int) -> bool:
 def _let_go(path: str, lock: int | None, owner: int, is_named: bool) -> None:
     if os.getpid() != owner:
         return
-    if not is_named:
-        shutil.rmtree(path, ignore_errors=True)
-    elif lock is not None:
-        _remove_if_free(path, lock)
-    if lock is not None:
-        os.close(lock)
-    unwatch(path)
+    with uninterrupted():  # a finalizer that Ctrl-C cuts short is not called again
+        if not is_named:
+            shutil.rmtree(path, ignore_errors=True)
+        elif lock is not None:
+            _remove_if_free(path, lock)
+        if lock is not None:
+            os.close(lock)
+        unwatch(path)
 
 
 def _remove_if_free(path: str, lock: int) -> None:

@@ -18,13 +18,13 @@ from torchdata.dataloader2.random import seed_generator
 
 from kdpipes._draw import hash_key
 from kdpipes._graph import shards, walk
+from kdpipes._interrupts import uninterrupted
 from kdpipes._pipe_name import pipe_name
 from kdpipes.delivery.batches import Batches
 from kdpipes.delivery.behind_deal import dealer_of, one_to_one_path
 from kdpipes.delivery.checkpoint import Checkpointer, main_part, seed_in
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.foreign_arguments import refuses_foreign_arguments
-from kdpipes.delivery.interrupts import uninterrupted
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.delivery.producer import Counting, Position
 from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadingService, ReadingService

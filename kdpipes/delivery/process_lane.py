@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from kdpipes._interrupts import uninterrupted
 from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.deal import DealerMapDataPipe
-from kdpipes.delivery.interrupts import uninterrupted
 from kdpipes.delivery.merger import Lane, Tally
 from kdpipes.delivery.packing import unpack
 from kdpipes.delivery.producer import Frame, Kind, Order, Position

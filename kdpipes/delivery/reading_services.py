@@ -17,12 +17,12 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import Collator, FullSync, Mapper, PinMemory, ShardingRoundRobinDispatcher
 
 from kdpipes._graph import copy_streams, handler_in, walk
+from kdpipes._interrupts import uninterrupted
 from kdpipes._iter_pipe import Streaming
 from kdpipes.delivery.agreement import Agreement
 from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
 from kdpipes.delivery.dealer import fix_ranks
-from kdpipes.delivery.interrupts import uninterrupted
 from kdpipes.delivery.layout import NEW_LOADER, Ranks, check_ranks, ranks_now
 from kdpipes.delivery.merger import Lane, Merger, Tally
 from kdpipes.delivery.packing import name_classes

@@ -21,8 +21,8 @@ import cloudpickle
 import torch
 
 from kdpipes import _record
+from kdpipes._interrupts import ignore_interrupts
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe
-from kdpipes.delivery.interrupts import ignore_interrupts
 from kdpipes.delivery.lane_profile import producer_of
 from kdpipes.delivery.packing import pack, pack_error, unpack
 from kdpipes.delivery.producer import Frame, Kind, Order, seed_process

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -466,3 +468,22 @@ def test_frozen_values_do_not_depend_on_who_reads_first() -> None:
         return [found[place] for place in range(4)]
 
     assert values([0, 1, 2, 3]) == values([3, 2, 1, 0])
+
+
+def test_ctrl_c_does_not_cut_short_the_removal_of_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = shared_memory()
+    pipe = kdp.from_dataset([(np.zeros(100), 0)]).cache_in_memory().select("x")
+    list(pipe)
+    assert shared_memory() - before
+    remove = shutil.rmtree
+
+    def interrupted(path: Any, **given: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        remove(path, **given)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "unraisablehook", lambda _: None)  # KeyboardInterrupt in a finalizer
+        del pipe
+        gc.collect()
+    assert not shared_memory() - before

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
+from kdpipes._interrupts import uninterrupted
 from kdpipes.delivery import worker_process
-from kdpipes.delivery.interrupts import uninterrupted
 from kdpipes.delivery.worker import work
 
 STORM = """
