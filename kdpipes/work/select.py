@@ -67,9 +67,9 @@ class Selector:
         if "," in mode:
             raise ValueError(must_be("mode", 'names with spaces between, like "x y"', mode))
         if check_flag("as_dict", as_dict) and check_flag("bare", bare):
-            raise ValueError(must_be("bare", "False where `as_dict` is True", bare, "Choose one of the two."))
+            raise ValueError(must_be("bare", "False if `as_dict` is True", bare, "Choose one of the two."))
         if check_flag("bare", bare) and len(mode.split()) > 1:
-            raise ValueError(must_be("mode", "one name where `bare` is True", mode, "Several fields come as a tuple."))
+            raise ValueError(must_be("mode", "a single name if `bare` is True", mode, "Omit `bare` to get a tuple."))
         if "=" in mode and not as_dict:
             hint = "The parts of a tuple have no names: add `as_dict=True`."
             raise ValueError(must_be("mode", 'names like "x y"', mode, hint))

@@ -222,7 +222,7 @@ def test_pipes_of_samples_behind_deal_say_where_they_belong(name: str) -> None:
 def test_an_index_into_batches_is_an_error_with_a_hint(flavour: str) -> None:
     batches = source(flavour, 3).select("x").deal(batch_size=2)
     for pipe in (batches, batches.collate_samples()):
-        with pytest.raises(TypeError, match=r"is a stream: it has no positions. `next\(iter\(pipe\)\)`"):
+        with pytest.raises(TypeError, match=r"is a stream and cannot be indexed. `next\(iter\(pipe\)\)`"):
             pipe[0]
 
 

@@ -93,7 +93,7 @@ def test_pascal_voc_becomes_cifar_10() -> None:
     [
         ({"cat": "crov"}, {}, ValueError, "`mapping` must be among the classes crow, dog, but is 'crov'.* 'crow'"),
         ({"cat": 2}, {}, ValueError, "`mapping` must be class numbers below 2, or names of crow, dog"),
-        ({"cat": "dog"}, {"unmapped": "keep"}, ValueError, "`class_names` must have 'pony', which"),
+        ({"cat": "dog"}, {"unmapped": "keep"}, ValueError, "`class_names` must include 'pony', which"),
     ],
 )
 def test_classes_that_have_no_name_are_refused(mapping: Any, given: Any, error: type[Exception], words: str) -> None:
