@@ -222,7 +222,7 @@ def _upstream(pipe: Any) -> Any:
 
 
 def unnamed_classes(chain: Any, facts: Facts) -> Iterator[Finding]:
-    """A `map_classes` to numbers, after which nobody knows the names of the classes."""
+    """A `map_classes` to numbers without names for the new classes."""
     for pipe in walk(chain):
         if pipe_name(pipe) != "map_classes" or pipe.class_names() is not None:
             continue
