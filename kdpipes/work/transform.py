@@ -174,7 +174,7 @@ class Transformer:
         return next((step.name for step, has_params in self._all_steps() if _records(step, has_params)), None)
 
     def random_steps(self) -> list[Callback]:
-        """Return the callables that draw random numbers, as far as that is known before they are called."""
+        """Return the callables known, before they are called, to draw random numbers."""
         return [step for step, has_params in self._all_steps() if _draws(step, has_params)]
 
     def seeded(self) -> list[str]:
