@@ -7,10 +7,6 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from kdpipes import _torchdata  # noqa: F401  # first: it decides how torchdata is imported
 from kdpipes._draw import Draw
-from kdpipes._functional import functional_pipe
-from kdpipes._iter_pipe import IterPipe
-from kdpipes._map_pipe import MapPipe
-from kdpipes._sample_pipe import sample_pipe
 from kdpipes._version import __version__ as __version__
 from kdpipes.cache.cache_in_memory import CacherInMemory
 from kdpipes.cache.cache_in_redis import CacherInRedis
@@ -18,6 +14,10 @@ from kdpipes.cache.cache_on_disk import CacherOnDisk
 from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe
 from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.registry import functional_pipe
+from kdpipes.core.sample_pipe import sample_pipe
 from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # how torch's DataLoader holds chains
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe
@@ -67,7 +67,7 @@ from kdpipes.work.add_field import FieldAdder
 from kdpipes.work.color_transforms import ColorJitter
 from kdpipes.work.decode_images import DecodedImage, EncodedImage, ImageDecoder
 from kdpipes.work.geometric_transforms import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
-from kdpipes.work.on_error import ErrorHandler
+from kdpipes.work.on_error import OnError
 from kdpipes.work.record_ctx import CtxRecorder
 from kdpipes.work.rename_fields import FieldRenamer
 from kdpipes.work.replay import replay
@@ -103,7 +103,6 @@ __all__ = [
     "DeviceMoverIterDataPipe",
     "Draw",
     "EncodedImage",
-    "ErrorHandler",
     "FewShotTakerMapDataPipe",
     "FieldAdder",
     "FieldError",
@@ -119,6 +118,7 @@ __all__ = [
     "MixerMapDataPipe",
     "MixerUpIterDataPipe",
     "Normalize",
+    "OnError",
     "OversamplerIterDataPipe",
     "OversamplerMapDataPipe",
     "Peek",

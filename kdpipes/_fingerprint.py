@@ -23,30 +23,28 @@ import tarfile
 import weakref
 import zipfile
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter
 
-from kdpipes._called import CALLED
-from kdpipes._graph import walk
-from kdpipes._pipe_name import short_name
 from kdpipes.callback import Callback
 from kdpipes.storage.shared import PackedStrings, Shared
 
 __all__ = [
     "MISSING",
     "Change",
+    "Fingerprinted",
     "attributes_of",
     "digest",
+    "digest_values",
     "digest_with_globals",
     "fingerprint",
-    "fingerprints",
     "globals_read",
     "is_users",
     "note_changed_attribute",
@@ -87,27 +85,16 @@ _WRAPPERS = (
 _HANDLES = (io.IOBase, mmap.mmap, socket.socket, zipfile.ZipFile, tarfile.TarFile)
 
 
-@runtime_checkable
-class _Fingerprinted(Protocol):
-    """An object that says itself what tells it from another."""
+class Fingerprinted:
+    """An object that returns itself what tells it from another: its attributes are not looked at."""
 
-    def fingerprinted(self) -> Any: ...
+    def fingerprint(self) -> Any:
+        """Return plain data."""
+        raise TypeError(f"{type(self).__name__} must implement `fingerprint`.")
 
-
-def fingerprints(pipe: Any) -> list[str]:
-    """Return one `name:hash` for `pipe` and each pipe upstream of it, nearest first.
-
-    A pipe says what it is by a method `identity()`: plain data. Otherwise it is its attributes, those of stock pipes
-    without the private ones. Functions are their code, defaults and closures, not the globals that they read; other
-    objects their class and attributes. Pipes that change no sample do not count.
-    """
-    pipes = [upstream for upstream in walk(pipe) if not getattr(_operation(upstream), "changes_no_sample", False)]
-    return [f"{_name_of(upstream)}:{fingerprint(upstream)}" for upstream in pipes]
-
-
-def _operation(pipe: Any) -> Any:
-    operation: Any = getattr(pipe, "_operation", None)
-    return operation
+    def value_fingerprint(self) -> Any:
+        """Return plain data that cached values depend on: by default, `fingerprint`."""
+        return self.fingerprint()
 
 
 def fingerprint(value: Any) -> str:
@@ -120,6 +107,11 @@ def digest(value: Any) -> bytes:
     """Return the long hash of one value, all entries of a long sequence included; of a pipe as `fingerprint`."""
     tokens = _Tokens(limit=None)
     return _hash(tokens.of_pipe(value) if isinstance(value, IterDataPipe | MapDataPipe) else tokens.of(value), 20)
+
+
+def digest_values(pipe: Fingerprinted) -> bytes:
+    """Return the long hash of what the values of a pipe's samples depend on."""
+    return _hash(_Tokens(limit=None).of(pipe.value_fingerprint()), 20) if isinstance(pipe, Fingerprinted) else b""
 
 
 def digest_with_globals(value: Any) -> tuple[bytes, list[str]]:
@@ -138,11 +130,6 @@ def _hash(tokens: Iterator[bytes], size: int) -> bytes:
     for token in tokens:
         digest.update(len(token).to_bytes(8, "little") + token)
     return digest.digest()
-
-
-def _name_of(pipe: Any) -> str:
-    name = getattr(pipe, "_name", None)
-    return name if isinstance(name, str) else short_name(type(pipe))
 
 
 class _Tokens:
@@ -175,14 +162,10 @@ class _Tokens:
         yield type(pipe).__qualname__.encode()
         if self._follows_globals:
             yield from self.of(own_members(type(pipe)))
-        identity: Callable[[], Any] | None = getattr(type(pipe), "identity", None)
-        if identity is not None:
-            yield from self.of(pipe.identity())
+        if isinstance(pipe, Fingerprinted):
+            yield from self.of(pipe.value_fingerprint() if self._follows_globals else pipe.fingerprint())
         elif not isinstance(pipe, ShardingFilter):  # whose attributes say which rank this is
-            is_ours = type(pipe).__module__.startswith("kdpipes.")
-            public = {name: value for name, value in vars(pipe).items() if is_ours or not name.startswith("_")}
-            public.pop(CALLED, None)
-            yield from self.of(public)
+            yield from self.of({name: value for name, value in vars(pipe).items() if not name.startswith("_")})
 
     def of(self, value: Any) -> Iterator[bytes]:
         """Yield what `value` is; nothing of what it is only for this process."""
@@ -239,7 +222,9 @@ class _Tokens:
         elif isinstance(value, type):
             yield value.__qualname__
             yield own_members(value) if is_users(value) else _library_of(value)
-        elif isinstance(value, _REFERENCES) or hasattr(type(value), "fingerprinted"):
+        elif isinstance(value, Fingerprinted):
+            yield from (type(value).__qualname__, own_members(type(value)), value.value_fingerprint())
+        elif isinstance(value, _REFERENCES):
             yield from _object_parts(value)
         else:
             yield from (getattr(value, "__qualname__", type(value).__qualname__), own_members(type(value)))
@@ -395,7 +380,7 @@ def _object_parts(value: Any) -> Iterator[Any]:
     else:
         yield getattr(value, "__qualname__", type(value).__qualname__)
         yield own_members(type(value))
-        yield value.fingerprinted() if isinstance(value, _Fingerprinted) else attributes_of(value) or _reduced(value)
+        yield value.fingerprint() if isinstance(value, Fingerprinted) else attributes_of(value) or _reduced(value)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ class Callback:
     It is no collection, which keeps torch's graph traversal from pickling what it holds.
     """
 
-    __slots__ = ("function", "is_fixed", "name", "parameters")
+    __slots__ = ("declares_random", "function", "name", "parameters")
 
     def __init__(self, param: str, function: Any, *, check: bool = True) -> None:
         if check:
@@ -30,14 +30,20 @@ class Callback:
         self.function = function
         self.name = snake_case(_name_of(function))
         self.parameters = _parameters_of(function)
-        self.is_fixed = getattr(function, "is_random", None) is False  # it says that it draws nothing
+        declared: Any = getattr(function, "is_random", None)
+        self.declares_random: bool | None = declared if isinstance(declared, bool) else None
 
     def with_function(self, function: Any) -> Callback:
         """Return the same for a function of the same name and parameters: a method, bound to its object."""
         made = Callback.__new__(Callback)
         made.function, made.name, made.parameters = function, self.name, self.parameters
-        made.is_fixed = self.is_fixed
+        made.declares_random = self.declares_random
         return made
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the callable declares that it draws no random numbers."""
+        return self.declares_random is False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from webdataset import TarWriter
 
-from kdpipes._map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.delivery.loader import Loader
 from kdpipes.errors import check_count
 from kdpipes.look.grid import image_grid

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any, NoReturn
 
-from kdpipes._masked import masked
+from kdpipes.core.masked import masked
 
 __all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
 
@@ -62,7 +62,7 @@ def must_be(param: str, rule: str, value: object, way_out: str = "") -> str:
 
 
 def _shown(value: object) -> str:
-    from kdpipes._called import shown_value  # late: it imports torch, which `--help` does not need
+    from kdpipes.core.call_text import shown_value  # late: it imports torch, which `--help` does not need
 
     return shown_value(value)
 

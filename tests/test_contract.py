@@ -17,8 +17,8 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
-from kdpipes._functional import registered
-from kdpipes._graph import copy_streams, walk
+from kdpipes.core.chain import Chain
+from kdpipes.core.registry import registered
 from kdpipes.sample import Sample
 
 ITEMS = [(float(number), number % 3) for number in range(7)]
@@ -53,7 +53,7 @@ EXAMPLES: dict[str, Build] = {
     "few_shot": lambda source: source.few_shot(shots=1, seed=1),
     "localize_files": lambda source: source.map(_own_path).localize_files(LOCAL.name).to_samples(),
     "map_classes": lambda source: source.map_classes({0: 1, 2: 0}, unmapped="keep"),
-    "mix": lambda source: source.mix(copy_streams(source), weights=[2, 1], seed=2, stop="all"),
+    "mix": lambda source: source.mix(Chain.of(source).copy_streams(), weights=[2, 1], seed=2, stop="all"),
     "permute": lambda source: source.permute(seed=3),
     "record_ctx": lambda source: source.record_ctx(),
     "rename_fields": lambda source: source.rename_fields(image="x"),
@@ -187,7 +187,7 @@ def test_workers_give_what_one_process_gives(name: str, flavour: str, num_worker
 
 def _fresh(pipe: Any) -> Any:
     copied = pickle.loads(pickle.dumps(pipe))
-    for upstream in walk(copied):
+    for upstream in Chain.of(copied).pipes:
         if hasattr(upstream, "set_epoch"):
             upstream.set_epoch(0)
     return copied
@@ -202,7 +202,7 @@ def test_torch_finds_the_source_behind_a_pipe(name: str, flavour: str) -> None:
 @every_pipe
 def test_no_attribute_hides_a_functional_name(name: str, flavour: str) -> None:
     names = {*IterDataPipe.functions, *MapDataPipe.functions}
-    for upstream in walk(_build(name, flavour)):
+    for upstream in Chain.of(_build(name, flavour)).pipes:
         if type(upstream).__module__.startswith("kdpipes."):
             assert not names & set(vars(upstream))
 

@@ -17,8 +17,8 @@ import pytest
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 import kdpipes as kdp
-from kdpipes._functional import registered
 from kdpipes.cli import COMMANDS, main
+from kdpipes.core.registry import registered
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -82,13 +82,13 @@ def test_examples_give_what_they_show(name: str, capsys: pytest.CaptureFixture[s
 
 def test_the_modules_with_examples_are_found() -> None:
     assert len(MODULES) >= 20
-    assert {"kdpipes._sample_pipe", "kdpipes.plan.oversample", "kdpipes.work.transform"} <= set(MODULES)
+    assert {"kdpipes.core.sample_pipe", "kdpipes.plan.oversample", "kdpipes.work.transform"} <= set(MODULES)
 
 
 def test_an_example_that_registers_a_pipe_leaves_no_trace() -> None:
     assert "doctest_scale" not in MapDataPipe.functions
     with registry_restored():
-        run_examples("kdpipes._sample_pipe")
+        run_examples("kdpipes.core.sample_pipe")
         assert "doctest_scale" in MapDataPipe.functions
     assert ("doctest_scale", "map") not in _functional.registered()
     assert "doctest_scale" not in {**MapDataPipe.functions, **IterDataPipe.functions}

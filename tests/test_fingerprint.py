@@ -22,7 +22,8 @@ import torch
 from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint, fingerprints
+from kdpipes._fingerprint import fingerprint
+from tests.hashes import fingerprints
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
@@ -32,7 +33,8 @@ from collections import OrderedDict, deque
 from pathlib import Path
 import numpy as np, torch
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint, fingerprints
+from kdpipes._fingerprint import fingerprint
+from tests.hashes import fingerprints
 
 class Colour(enum.Enum):
     RED = 1
@@ -356,5 +358,5 @@ def test_what_a_class_says_counts_like_what_its_object_says(how: str) -> None:
 
 
 def test_an_attribute_of_a_sources_class_counts_for_caches() -> None:
-    first, again, other = (fingerprint(turned("source", value).cached_as()) for value in (1, 1, 2))
+    first, again, other = (fingerprint(turned("source", value).value_fingerprint()) for value in (1, 1, 2))
     assert first == again != other

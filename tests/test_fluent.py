@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 import kdpipes as kdp
-from kdpipes._functional import registered
+from kdpipes.core.registry import registered
 
 VIEW = Path(kdp.__file__).with_name("_fluent.pyi")
 CLASSES = {"map": "MapChain", "iter": "IterChain"}

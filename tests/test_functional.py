@@ -12,7 +12,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes import _functional
-from kdpipes._functional import functional_pipe, refuse_flavour, register, registered
+from kdpipes.core.registry import functional_pipe, refuse_flavour, register, registered
 from kdpipes.errors import ChainError
 
 

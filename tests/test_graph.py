@@ -10,7 +10,7 @@ from torch.utils.data.graph import traverse_dps
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._graph import sources_of, walk
+from kdpipes.core.chain import Chain, upstream_of
 
 
 class Held(IterDataPipe[Any]):
@@ -28,9 +28,9 @@ def _source() -> IterableWrapper[Any]:
 def test_sources_are_found_in_attributes_and_collections() -> None:
     one, other = _source(), _source()
     for held in ([one, 3, other], (one, other), {"a": one, 4: (other, None)}):
-        assert sources_of(Held(held)) == [one, other]
-    assert sources_of(Held(one)) == [one]
-    assert sources_of(Held([1, "a", None])) == []
+        assert upstream_of(Held(held)) == [one, other]
+    assert upstream_of(Held(one)) == [one]
+    assert upstream_of(Held([1, "a", None])) == []
 
 
 def test_each_pipe_is_listed_once_and_nearest_first() -> None:
@@ -38,7 +38,7 @@ def test_each_pipe_is_listed_once_and_nearest_first() -> None:
     left, right = Held(source), Held(source)
     left_again = Held(left)
     end = Held([left_again, right])
-    found = walk(end)
+    found = Chain.of(end).pipes
     assert [id(pipe) for pipe in found] == [id(pipe) for pipe in (end, left_again, right, left, source)]
 
 
@@ -49,5 +49,5 @@ def test_a_chain_reads_as_torch_reads_it() -> None:
     def ids(graph: Any) -> set[int]:
         return {found for key, (_, below) in graph.items() for found in {key, *ids(below)}}
 
-    assert {id(pipe) for pipe in walk(end)} == ids(traverse_dps(end))
-    assert len(walk(end)) == 9
+    assert {id(pipe) for pipe in Chain.of(end).pipes} == ids(traverse_dps(end))
+    assert len(Chain.of(end).pipes) == 9

@@ -9,8 +9,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._functional import registered
-from kdpipes._pipe_name import called_directly, pipe_name, short_name, shown_name
+from kdpipes.core.registry import called_directly, pipe_name, registered, short_name, shown_name
 
 
 def photos() -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes._functional import registered
+from kdpipes.core.registry import registered
 
 OURS = {
     place: definition for place, definition in registered().items() if definition.__module__.split(".")[0] == "kdpipes"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes._functional import registered
+from kdpipes.core.registry import registered
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 import kdpipes as kdp
-from kdpipes._functional import registered
 from kdpipes.cli import _kdpipes as commands
+from kdpipes.core.registry import registered
 
 PAGES = {
     "sources": "Sources",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kdpipes._sample_pipe import register_operation
 from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe, Cacher, Verify
 from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.core.sample_pipe import register_operation
 
 __all__ = ["CacherInMemory"]
 
@@ -81,4 +81,4 @@ class CacherInMemory(Cacher):
         )
 
 
-register_operation("cache_in_memory", CacherInMemory, (CacheMapDataPipe, CacheIterDataPipe))
+register_operation("cache_in_memory", CacherInMemory, CacherInMemory, (CacheMapDataPipe, CacheIterDataPipe))

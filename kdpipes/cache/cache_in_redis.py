@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kdpipes._sample_pipe import register_operation
 from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe, Cacher, Verify
 from kdpipes.cache.redis_store import MOST_VALUE_BYTES, RedisStore
+from kdpipes.core.sample_pipe import register_operation
 
 __all__ = ["CacherInRedis"]
 
@@ -74,4 +74,4 @@ class CacherInRedis(Cacher):
         )
 
 
-register_operation("cache_in_redis", CacherInRedis, (CacheMapDataPipe, CacheIterDataPipe))
+register_operation("cache_in_redis", CacherInRedis, CacherInRedis, (CacheMapDataPipe, CacheIterDataPipe))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from kdpipes._sample_pipe import register_operation
 from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe, Cacher, Verify
 from kdpipes.cache.disk_store import Layout, layout_in
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.core.sample_pipe import register_operation
 from kdpipes.errors import check_choice, check_flag, must_be
 from kdpipes.storage.urls import is_local
 
@@ -99,4 +99,4 @@ class CacherOnDisk(Cacher):
         )
 
 
-register_operation("cache_on_disk", CacherOnDisk, (CacheMapDataPipe, CacheIterDataPipe))
+register_operation("cache_on_disk", CacherOnDisk, CacherOnDisk, (CacheMapDataPipe, CacheIterDataPipe))

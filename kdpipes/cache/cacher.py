@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._draw import Draw
-from kdpipes._graph import random_name, walk
-from kdpipes._sample_pipe import SampleMapperIterDataPipe, SampleMapperMapDataPipe
 from kdpipes.cache.identity import Identity, eager_names, key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.replayed import Replayed
@@ -21,6 +19,10 @@ from kdpipes.cache.shared_tally import SharedTally
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
+from kdpipes.core.chain import Chain
+from kdpipes.core.operation import Operation
+from kdpipes.core.sample_pipe import SampleMapper, SampleMapperIterDataPipe, SampleMapperMapDataPipe
+from kdpipes.core.traits import Traits
 from kdpipes.errors import ChainError, check_choice, check_flag, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
@@ -33,7 +35,7 @@ _NUM_PROBES = 32
 _PLAIN = (bool, int, float, str, type(None), np.generic)
 
 
-class Cacher:
+class Cacher(Operation):
     """A cache of fields, as an operation of a pipe. Subclasses say where it lies.
 
     Args:
@@ -63,7 +65,13 @@ class Cacher:
             raise TypeError(must_be("version", "a string or an integer", version))
         self.store = store
         self.freezes = freeze_randomness
-        self.changes_no_sample = not freeze_randomness
+        self.traits = Traits(
+            role="cache",
+            reads=frozenset(),
+            changes=frozenset(),
+            freezes=freeze_randomness,
+            is_transparent=not freeze_randomness,
+        )
         self.tally = SharedTally()
         self.notes = (version,)
         self._verify = verify
@@ -85,23 +93,9 @@ class Cacher:
         if isinstance(self.store, LmdbStore):
             self.store.check_size()
 
-    def cached_as(self) -> Any:
-        """Return what another cache behind this one knows it by."""
-        return self.freezes, self.notes
-
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return what makes a chain give other samples: nothing, but for frozen randomness."""
         return self.freezes, self.notes  # a view is equal to the bytes that it is a view of
-
-    def field_names(self, known: frozenset[str]) -> frozenset[str]:
-        return known
-
-    def column_name(self, name: str) -> str | None:
-        return name
-
-    def ignores(self, name: str) -> bool:
-        """Return whether what it makes does not depend on a field: it makes nothing."""
-        return True
 
     def cache(self, sample: Sample, base: bytes, calls: WatchedCalls) -> Sample:
         """Let the fields of a sample come from the cache.
@@ -273,29 +267,24 @@ def refuse_private(operation: str, generator: str) -> None:
     )
 
 
-class _CachePipe:
+class _CachePipe(SampleMapper):
     """What both flavours share."""
 
-    _source: Any
+    source: Any
     _operation: Cacher
     _identity: Identity
-    _name: str
 
     def _begin(self) -> None:
         operation = self._operation
-        name = None if operation.freezes else random_name(self._source)
+        name = None if operation.freezes else Chain.of(self.source).random_name()
         if name is not None:
             refuse_random(name)
         is_shared = not (isinstance(operation.store, LmdbStore) and operation.store.is_private)
-        self._identity = Identity(self._source, operation.notes, is_shared=is_shared)
-        self._calls = WatchedCalls(self._source, warns_of_changed=is_shared)
-        self._eager = ", ".join(f"`{name}`" for name in eager_names(self._source))
+        self._identity = Identity(self.source, operation.notes, is_shared=is_shared)
+        self._calls = WatchedCalls(self.source, warns_of_changed=is_shared)
+        self._eager = ", ".join(f"`{name}`" for name in eager_names(self.source))
         self._has_warned = False
         self._epoch = -1
-
-    def identity(self) -> Any:
-        """Return what makes this pipe give what it gives."""
-        return self._operation.fingerprinted()
 
     def unhashed(self) -> list[str]:
         """Return names of what functions upstream read whose changes neither the key nor `version` follows."""
@@ -305,7 +294,7 @@ class _CachePipe:
         """Called before workers start: find out now what would be found out in each of them."""
         self._identity.prepare()
 
-    def counted_by_cache(self) -> dict[str, int]:
+    def counters(self) -> dict[str, int]:
         """Return what a loader's statistics show; what a store holds only where it knows that without a search."""
         hits, misses, healed = self._operation.tally.totals()
         counted = {"cache_hits": hits, "cache_misses": misses, "cache_healed": healed}
@@ -384,11 +373,11 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
         super().expect(positions)
 
     def _reads_ahead(self) -> bool:
-        return not self._eager and any(getattr(pipe, "is_elsewhere", False) for pipe in walk(self._source))
+        return not self._eager and any(node.traits.is_remote for node in Chain.of(self.source))
 
     def _is_there(self, position: int) -> bool:
         """Return whether a field of a sample is cached: those that are read have been cached together."""
-        sample = self._source.fetch(position)
+        sample = self.source.fetch(position)
         base = self._identity.of(sample)
         names = [name for name, value in sample.scope().items() if is_cached(value)]
         return not names or any(self._operation.store.contains(key_of(base, name)) for name in names)
@@ -409,7 +398,7 @@ class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):
 
     def samples(self) -> Iterator[Sample]:
         """Yield new samples, front to back: of shards that have passed before, without opening them."""
-        path = list(_work_path(self._source))
+        path = list(_work_path(self.source))
         shards = path.pop()
         if not callable(getattr(shards, "place", None)):
             yield from super().samples()
@@ -425,5 +414,5 @@ def _work_path(pipe: Any) -> Iterator[Any]:
     """Yield the work pipes upstream, nearest first, and then the first pipe that is something else."""
     while isinstance(pipe, SampleMapperIterDataPipe) and not isinstance(pipe, CacheIterDataPipe):
         yield pipe
-        pipe = pipe._source
+        pipe = pipe.source
     yield pipe

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from kdpipes._masked import masked
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import METADATA, said_in
+from kdpipes.core.masked import masked
 from kdpipes.storage.files import read_url
 from kdpipes.storage.urls import is_local, join_url
 

@@ -8,21 +8,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import Shuffler
-from torchdata.datapipes.iter import Prefetcher
 
 from kdpipes._fingerprint import digest_with_globals
-from kdpipes._graph import shards, sources_of, walk
-from kdpipes._iter_pipe import IterPipe
-from kdpipes._map_pipe import MapPipe
-from kdpipes._sample_pipe import SampleMapper
+from kdpipes.core.chain import Chain
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.pipe import Pipe
+from kdpipes.core.stock import redraws, shards
+from kdpipes.core.traits import Traits
 from kdpipes.errors import ChainError
 from kdpipes.sample import Sample
 
 __all__ = ["Identity", "eager_names", "key_of"]
 
 _FORMAT = 2  # version of the entries' format; 2: checksums include keys
-_ORDER_ALONE = (Shuffler, Prefetcher)
 
 
 class Identity:
@@ -46,15 +44,15 @@ class Identity:
 
     def prepare(self) -> None:
         """Compute what can be known before any sample is read: workers inherit it."""
-        for pipe in walk(self._source):
-            getattr(pipe, "prepare_for_workers", bool)()
-        for route in _routes_of(self._source):
+        for pipe in Chain.of(self._source).of_type(Pipe):
+            pipe.prepare_for_workers()
+        for route in Chain.of(self._source).routes():
             self._digest(route)
 
     def unhashed(self) -> list[str]:
         """Return names of what functions read whose changes would not be noticed."""
         names: list[str] = []
-        for route in _routes_of(self._source):
+        for route in Chain.of(self._source).routes():
             list(_parts(self._source, route, names))
         return list(dict.fromkeys(names)) if self._is_shared else []
 
@@ -98,64 +96,27 @@ def key_of(base: bytes, field: str) -> bytes:
     return hashlib.blake2b(field.encode(), key=base, digest_size=20).digest()
 
 
-def _parts(pipe: Any, route: tuple[int, ...], unhashed: list[str]) -> Iterator[Any]:
+def _parts(source: Any, route: tuple[int, ...], unhashed: list[str]) -> Iterator[Any]:
     """Yield what each pipe that counts is known by, from the cache to the source of the samples of a route."""
-    read_on_the_way: list[Any] = []
-    for upstream in _path(pipe, route):
-        if isinstance(upstream, SampleMapper):
-            operation = upstream._operation
-            if not getattr(operation, "changes_no_sample", False):
-                yield upstream._name, _known_by(operation, unhashed)
-                read_on_the_way.append(operation)
-        elif getattr(upstream, "is_plan", False):
-            changed = getattr(type(upstream), "changes", None)  # of `map_classes`, which decides on labels
-            if changed is not None and not all(_ignores(operation, changed) for operation in read_on_the_way):
-                yield MapPipe.identity(upstream) if isinstance(upstream, MapPipe) else upstream.identity()
-        elif not _orders(upstream):
-            yield from _source_parts(upstream, unhashed)
-
-
-def _path(pipe: Any, route: tuple[int, ...]) -> Iterator[Any]:
-    """Yield the pipes that a sample of a route has come through, nearest first, up to its source."""
-    left = list(route)
-    while True:
-        yield pipe
-        sources = sources_of(pipe)
-        is_passed = isinstance(pipe, SampleMapper) or getattr(pipe, "is_plan", False) or _orders(pipe)
-        if not is_passed or not sources:
-            return
-        pipe = pipe._sources[left.pop()] if hasattr(pipe, "_sources") else sources[0]
-
-
-def _routes_of(pipe: Any) -> Iterator[tuple[int, ...]]:
-    while True:
-        if hasattr(pipe, "_sources"):
-            for number, source in enumerate(pipe._sources):
-                yield from ((*route, number) for route in _routes_of(source))
-            return
-        sources = sources_of(pipe)
-        is_passed = isinstance(pipe, SampleMapper) or getattr(pipe, "is_plan", False) or _orders(pipe)
-        if not is_passed or not sources:
-            yield ()
-            return
-        pipe = sources[0]
-
-
-def _orders(pipe: Any) -> bool:
-    """Return whether a stock pipe changes the order of samples, or who gets them, and no more."""
-    return isinstance(pipe, _ORDER_ALONE) or (isinstance(pipe, IterDataPipe) and shards(pipe))
+    read_on_the_way: list[Traits] = []
+    for node in Chain.of(source).path_of(route):
+        if node.operation is not None:
+            if not node.traits.is_transparent:
+                yield node.name, _digested(node.operation, unhashed)
+                read_on_the_way.append(node.traits)
+        elif node.traits.is_plan:
+            changed = node.traits.changes or ()  # of `map_classes`, which decides on labels
+            if not all(traits.ignores(name) for traits in read_on_the_way for name in changed):
+                yield Pipe.fingerprint(node.pipe)
+        elif node.traits.role != "order":
+            yield from _source_parts(node.pipe, unhashed)
 
 
 def _source_parts(source: Any, unhashed: list[str]) -> Iterator[Any]:
     """Yield what a source is known by, with all that it reads from."""
-    for pipe in walk(source):
-        if not _orders(pipe):
-            yield type(pipe).__qualname__, _known_by(pipe, unhashed)
-
-
-def _known_by(part: Any, unhashed: list[str]) -> Any:
-    cached_as = getattr(type(part), "cached_as", None)
-    return part.cached_as() if cached_as is not None else _digested(part, unhashed)
+    for node in reversed(Chain.of(source)):
+        if node.traits.role != "order":
+            yield type(node.pipe).__qualname__, _digested(node.pipe, unhashed)
 
 
 def _digested(value: Any, unhashed: list[str]) -> bytes:
@@ -179,15 +140,10 @@ def _warn_of_unhashed(names: list[str]) -> None:
         )
 
 
-def _ignores(operation: Any, field: str) -> bool:
-    ignores = getattr(operation, "ignores", None)
-    return ignores is not None and ignores(field)
-
-
 def _is_numbered_anew(source: Any) -> bool:
     """Return whether samples are made of what a stock pipe gives in an order that changes, or in parts."""
-    for pipe in walk(source):
-        upstream = walk(pipe)[1:]
+    for pipe in Chain.of(source).pipes:
+        upstream = Chain.of(pipe).pipes[1:]
         is_maker = isinstance(pipe, IterPipe) and not any(isinstance(other, IterPipe) for other in upstream)
         if is_maker and any(map(_is_reordering, upstream)):
             return True
@@ -195,9 +151,9 @@ def _is_numbered_anew(source: Any) -> bool:
 
 
 def _is_reordering(pipe: Any) -> bool:
-    return isinstance(pipe, IterDataPipe) and (shards(pipe) or callable(getattr(type(pipe), "set_seed", None)))
+    return isinstance(pipe, IterDataPipe) and (shards(pipe) or redraws(pipe))
 
 
 def eager_names(source: Any) -> list[str]:
     """Return the names of operations upstream that may load fields before the cache can look for them."""
-    return [pipe._name for pipe in walk(source) if getattr(getattr(pipe, "_operation", None), "is_eager", False)]
+    return [node.name for node in reversed(Chain.of(source)) if node.operation is not None and node.traits.is_eager]

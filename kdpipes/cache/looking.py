@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kdpipes._masked import masked
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import heal_contents, read_contents
 from kdpipes.cache.disk_store import layout_in, store_in
@@ -14,6 +13,7 @@ from kdpipes.cache.folders import LocalFolder, folder_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import heal_metadata
 from kdpipes.cache.shared_folder import clear_named, named_folders
+from kdpipes.core.masked import masked
 from kdpipes.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode
 from kdpipes.storage.filesystems import filesystem_of

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._map_pipe import MapPipe
-from kdpipes._pipe_name import called_as
 from kdpipes.cache.contents import Contents, read_contents
 from kdpipes.cache.disk_store import store_in
 from kdpipes.cache.identity import key_of
 from kdpipes.cache.store import bound_to
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.registry import called_as
 from kdpipes.errors import DataError, check_flag, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, decode
@@ -57,10 +57,10 @@ class CacheReaderMapDataPipe(MapPipe):
         self._store = store_in(self._url)
         self._contents: Shared[Contents] | None = None
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         return list(self._opened().keys), self._opened().notes
 
-    def cached_as(self) -> Any:
+    def value_fingerprint(self) -> Any:
         """Return what other caches tell it by."""
         return self._opened().notes["bases"]
 

@@ -6,7 +6,7 @@ import threading
 import warnings
 
 from kdpipes._forks import forget_after_fork
-from kdpipes._masked import masked
+from kdpipes.core.masked import masked
 
 __all__ = ["Tally"]
 

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from kdpipes._draw import Draw, drawing
-from kdpipes._graph import walk
-from kdpipes._iter_pipe import samples_of
-from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import write_contents
 from kdpipes.cache.identity import key_of
 from kdpipes.cache.store import MORE_ROOM, Refusal, bound_to
+from kdpipes.core.chain import Chain
+from kdpipes.core.iter_pipe import samples_of
+from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.operation import ErrorHandler
 from kdpipes.errors import DataError, check_count, check_flag
 from kdpipes.sample import Sample
 from kdpipes.storage.codec import encode
@@ -51,7 +52,7 @@ def warm_up(pipe: Any, *, num_threads: int, progress: bool) -> None:
     pipe.prepare_for_workers()
     kept = _of_index(pipe, num_threads, progress) if isinstance(pipe, MapPipe) else _of_stream(pipe, progress)
     names = pipe.class_names()
-    if not write_contents(pipe._operation.store, [one.key for one in kept], _notes(kept, names)):
+    if not write_contents(pipe.operation.store, [one.key for one in kept], _notes(kept, names)):
         _refuse(pipe)
 
 
@@ -96,8 +97,7 @@ def _shown(items: Iterable[Any], total: int | None, progress: bool) -> Iterator[
 
 def _tolerates(pipe: Any) -> Callable[[Exception], bool]:
     """Return what says whether a sample may be left out."""
-    operations = (getattr(upstream, "_operation", None) for upstream in walk(pipe))
-    handler = next((operation for operation in operations if getattr(operation, "handles_errors", False)), None)
+    handler = next(iter(Chain.of(pipe).operations(ErrorHandler)), None)
     return (lambda error: False) if handler is None else handler.tolerates
 
 
@@ -112,7 +112,7 @@ def _keep(pipe: Any, make: Callable[[], Sample], tolerates: Callable[[Exception]
 
 
 def _kept(pipe: Any, sample: Sample) -> _Kept:
-    operation, base = pipe._operation, pipe._identity.of(sample)
+    operation, base = pipe.operation, pipe._identity.of(sample)
     plain: dict[str, Any] = {}
     entries = []
     for name, value in sample.scope().items():
@@ -134,7 +134,7 @@ def _kept(pipe: Any, sample: Sample) -> _Kept:
 
 
 def _refuse(pipe: Any) -> NoReturn:
-    stats, refusal = pipe.stats(), pipe._operation.store.refusal
+    stats, refusal = pipe.stats(), pipe.operation.store.refusal
     reason, way_out = refusal or Refusal("takes no more", MORE_ROOM)
     raise DataError(
         f"The cache cannot keep all samples: it has {stats.entries} entries of {stats.bytes:,} bytes in all, and "

@@ -19,11 +19,11 @@ from kdpipes._fingerprint import (
     note_changed_attribute,
     note_changed_global,
 )
-from kdpipes._graph import walk
-from kdpipes._iter_pipe import IterPipe
-from kdpipes._map_pipe import MapPipe
-from kdpipes._sample_pipe import SampleMapper
 from kdpipes.cache.private_generators import PrivateGenerator, private_generators, reached_from
+from kdpipes.core.chain import Chain
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.sample_pipe import SampleMapper
 
 __all__ = ["WatchedCalls"]
 
@@ -81,16 +81,16 @@ class WatchedCalls:
     def _look(self) -> None:
         self._num_looks += 1
         self._generators = [
-            (_name_of(pipe), generator)
-            for pipe in walk(self._source)
-            if not getattr(pipe, "is_plan", False) and isinstance(pipe, MapPipe | IterPipe)
-            for generator in private_generators(pipe)
+            (node.name, generator)
+            for node in reversed(Chain.of(self._source))
+            if not node.traits.is_plan and isinstance(node.pipe, MapPipe | IterPipe)
+            for generator in private_generators(node.pipe)
         ]
         reached = [
-            (pipe, part)
-            for pipe in walk(self._source)
-            if not getattr(pipe, "is_plan", False)
-            for _, part in reached_from(pipe)
+            (node.pipe, part)
+            for node in reversed(Chain.of(self._source))
+            if not node.traits.is_plan
+            for _, part in reached_from(node.pipe)
         ]
         self._holders = [
             part
@@ -101,21 +101,15 @@ class WatchedCalls:
         self._globals = list({(id(namespace), name): (namespace, name) for namespace, name in read}.values())[:_MOST]
 
     def _known_by(self) -> list[tuple[str, bytes]]:
-        mappers = (pipe for pipe in walk(self._source) if isinstance(pipe, SampleMapper))
-        operations = ((pipe._name, pipe._operation) for pipe in mappers)
         return [
-            (name, digest_with_globals(each)[0])
-            for name, each in operations
-            if not getattr(each, "changes_no_sample", False)
+            (node.name, digest_with_globals(node.operation)[0])
+            for node in reversed(Chain.of(self._source))
+            if node.operation is not None and not node.traits.is_transparent
         ]
 
 
 def _restored(source: Any, warns_of_changed: bool) -> WatchedCalls:
     return WatchedCalls(source, warns_of_changed=warns_of_changed)
-
-
-def _name_of(pipe: Any) -> str:
-    return str(getattr(pipe, "_name", type(pipe).__name__))
 
 
 def _kept(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -152,7 +146,7 @@ def _warn_of_changed(before: list[tuple[str, bytes]], after: list[tuple[str, byt
             warnings.warn(
                 f"A callable of `{name}` has changed its own attributes, its closure or an object that it reads during "
                 "a call. Cache entries are identified by these, so new chains with this callable would not find them. "
-                "Keep the changing state somewhere else, or give the callable a method `fingerprinted()` that "
+                "Keep the changing state somewhere else, or give the callable a method `fingerprint()` that "
                 "returns the data which identifies it.",
                 stacklevel=2,
             )

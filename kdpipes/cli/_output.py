@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kdpipes._masked import masked
+from kdpipes.core.masked import masked
 
 __all__ = ["json_option", "say_json"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from kdpipes._masked import masked
 from kdpipes.cli._chain_of import CHAIN_HELP, chain_of, names_chain
 from kdpipes.cli._commands import Command
 from kdpipes.cli._contents_lines import contents_lines
 from kdpipes.cli._output import json_option, say_json
+from kdpipes.core.masked import masked
 
 __all__ = ["command"]
 

@@ -117,7 +117,7 @@ def command(
 
 def _tolerant(chain: Any, action: str, quarantine: str | None, *, is_folder: bool) -> Any:
     """Return a chain with `on_error`; files of a folder that are no images count as samples that cannot be made."""
-    from kdpipes._sample_pipe import SampleMapperMapDataPipe
+    from kdpipes.core.sample_pipe import SampleMapperMapDataPipe
     from kdpipes.work.decode_images import UnchangedImages
 
     seen: Any = SampleMapperMapDataPipe(chain, UnchangedImages("x"), "decode_images") if is_folder else chain
@@ -126,7 +126,9 @@ def _tolerant(chain: Any, action: str, quarantine: str | None, *, is_folder: boo
 
 def _refuse_strangers(chain: Any, named: Iterable[str]) -> None:
     """Refuse fields that no sample has, where the chain knows."""
-    known: frozenset[str] | None = chain.field_names() if hasattr(chain, "field_names") else None
+    from kdpipes.core.pipe import fields_of
+
+    known = fields_of(chain)
     if known is None:
         return
     stranger = next((name for name in named if name not in known), None)

@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes._graph import walk
-from kdpipes._item_form import ItemForm, form_of
+from kdpipes.core.chain import Chain
+from kdpipes.core.item_form import ItemForm
+from kdpipes.core.pipe import form_of
 from kdpipes.delivery.behind_deal import DEALERS, OneToOne, one_to_one_path
 from kdpipes.errors import ChainError, DataError, check_count, closest, is_number, must_be, refuse_field
 
@@ -32,7 +33,7 @@ class SampleMixing(OneToOne):
     ) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a stream of batches", source_datapipe))
-        self._source = source_datapipe
+        self.source = source_datapipe
         self._alpha = _check_number("alpha", alpha, "a number above 0", math.ulp(0), sys.float_info.max)
         self._p = _check_number("p", p, "a probability, from 0 to 1", 0, 1)
         self._num_classes = None if num_classes is None else check_count("num_classes", num_classes)
@@ -43,15 +44,15 @@ class SampleMixing(OneToOne):
             _check_field(param, name, self._form.names)
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
-    def item_names(self) -> ItemForm | None:
+    def item_form(self) -> ItemForm | None:
         """Return the form of the batches; None without a `select` upstream."""
         return self._form if self._form.names else None
 
     def iterate(self) -> Iterator[Any]:
-        dealer = _dealer_before(self._source, self.method)
-        for batch in self._source:
+        dealer = _dealer_before(self.source, self.method)
+        for batch in self.source:
             yield self._mixed(batch, dealer.batch_draw().rng(self._name))
 
     def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
@@ -131,7 +132,7 @@ def _dealer_before(source: Any, method: str) -> Any:
         return dealer
     if isinstance(dealer, DEALERS):
         raise ChainError(f"`.{method}()` mixes tensors, but `.deal()` gives lists. Put `.collate_samples()` before it.")
-    if any(isinstance(pipe, DEALERS) for pipe in walk(source)):
+    if any(isinstance(pipe, DEALERS) for pipe in Chain.of(source).pipes):
         raise ChainError(
             f"`.{method}()` must know which batch of `.deal()` it mixes, but {type(dealer).__name__} may hold batches "
             "back, or change their number. Put it right behind `.collate_samples()`."
@@ -144,7 +145,7 @@ def _dealer_before(source: Any, method: str) -> Any:
 
 def _name_for(pipe: Any) -> str:
     """Return the name of an operation that no other one of the chain has: "mixup", "mixup_2", ..."""
-    _dealer_before(pipe._source, pipe.method)
+    _dealer_before(pipe.source, pipe.method)
     number = sum(type(upstream) is type(pipe) for upstream in one_to_one_path(pipe))
     return pipe.method if number == 1 else f"{pipe.method}_{number}"
 

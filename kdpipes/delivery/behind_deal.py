@@ -8,7 +8,8 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Collator, Mapper
 from torchdata.datapipes.iter import Filter, FlatMapper, UnBatcher
 
-from kdpipes._graph import sources_of
+from kdpipes.core.chain import upstream_of
+from kdpipes.core.traits import Traits
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
 from kdpipes.delivery.dealer import Resumable
 
@@ -20,7 +21,7 @@ DEALERS = (DealerMapDataPipe, DealerIterDataPipe)
 class OneToOne(Resumable, IterDataPipe[Any]):
     """What pipes behind `deal` have in common that make one item of each, before they read the next one."""
 
-    gives_batches = True
+    traits = Traits(role="batch", gives="batches", holds_back=False)
 
 
 _ONE_TO_ONE = (OneToOne, Mapper, Collator)
@@ -30,7 +31,7 @@ _STATELESS = (*_ONE_TO_ONE, Filter, FlatMapper, UnBatcher)
 def one_to_one_path(pipe: Any) -> list[Any]:
     """Return `pipe` and what is upstream of it, nearest first, up to the first pipe that is not one to one."""
     path = [pipe]
-    while isinstance(path[-1], _ONE_TO_ONE) and len(sources := sources_of(path[-1])) == 1:
+    while isinstance(path[-1], _ONE_TO_ONE) and len(sources := upstream_of(path[-1])) == 1:
         path += sources
     return path
 
@@ -39,5 +40,5 @@ def dealer_of(chain: Any) -> Any:
     """Return the `deal` whose batches number the items of a chain; None where behind it pipes keep items back."""
     pipe = chain
     while isinstance(pipe, _STATELESS):
-        (pipe,) = sources_of(pipe)
+        (pipe,) = upstream_of(pipe)
     return pipe if isinstance(pipe, DEALERS) else None

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._draw import hash_key
+from kdpipes._fingerprint import Fingerprinted
 from kdpipes.delivery.layout import Sharding, Uneven, share_out
 from kdpipes.errors import DataError, check_choice, check_count, must_be
 from kdpipes.selection import Permutation, smallest_int
@@ -53,7 +54,7 @@ class ByLength:
         object.__setattr__(self, "limits", given)
         check_choice("uneven", self.uneven, ("keep", "pad", "drop"))
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return what makes the batches what they are, but for the sizes, which a state names."""
         return self.uneven, _SPREAD, _NUM_BATCHES
 
@@ -91,7 +92,7 @@ class ByLength:
         return any(name.startswith(_GLOBAL) for name in self.limits)
 
 
-class LengthOrder:
+class LengthOrder(Fingerprinted):
     """The positions of samples by their length, longest first.
 
     Args:
@@ -108,7 +109,7 @@ class LengthOrder:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return what tells it from another."""
         return self.positions, self._values, self._stops
 

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._draw import hash_key
+from kdpipes._fingerprint import Fingerprinted
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.errors import ChainError
 from kdpipes.selection import Permutation, smallest_int
 
@@ -18,7 +20,7 @@ _NUM_SHARDS = 8  # of which a window has the samples, unless it is told
 _KEPT_WINDOWS = 4  # permutations: a batch may lie across windows, and later ones are announced
 
 
-class ShardOrder:
+class ShardOrder(Fingerprinted):
     """The positions of samples by the shard that they lie in.
 
     Args:
@@ -39,7 +41,7 @@ class ShardOrder:
         """How many shards have samples."""
         return len(self.stops)
 
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return what tells it from another."""
         return self._order, self.stops
 
@@ -54,7 +56,7 @@ def read_shards(source: Any) -> ShardOrder:
     Raises:
         ChainError: Nobody knows which shards they lie in.
     """
-    find: Any = getattr(source, "shard_numbers", None)
+    find: Any = source.shard_numbers if isinstance(source, MapPipe) else None
     numbers = None if find is None else find()
     if numbers is None:
         raise ChainError(

@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper, _MapDataPipeSerializationWrapper
 
-from kdpipes._graph import random_name, walk
-from kdpipes._map_pipe import MapPipe
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.behind_deal import DEALERS, one_to_one_path
 from kdpipes.delivery.checkpoint import Checkpointer
 from kdpipes.delivery.dealer import Dealer
@@ -121,11 +121,11 @@ class IndexedDataset(_MapDataPipeSerializationWrapper):
 
 
 def _indexed(chain: Any) -> list[MapPipe]:
-    return [pipe for pipe in walk(chain) if isinstance(pipe, MapPipe)]
+    return [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, MapPipe)]
 
 
 def _dealers(chain: Any) -> list[Dealer]:
-    return [pipe for pipe in walk(chain) if isinstance(pipe, Dealer)]
+    return [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, Dealer)]
 
 
 _wrap_stream: Any = _IterDataPipeSerializationWrapper.__init__
@@ -155,7 +155,7 @@ def _init_indexed(self: Any, datapipe: Any) -> None:
 
 def _warn_of_equal_epochs(chain: Any, arguments: Mapping[str, Any]) -> None:
     """Warn of random operations and choices that would be the same in every epoch of a DataLoader."""
-    name, is_persistent = random_name(chain), bool(arguments.get("persistent_workers"))
+    name, is_persistent = Chain.of(chain).random_name(), bool(arguments.get("persistent_workers"))
     name = name or next((redrawn for pipe in _indexed(chain) if (redrawn := pipe.redrawn_by()) is not None), None)
     if name is not None and (is_persistent or not any(pipe.has_epoch for pipe in _indexed(chain))):
         warnings.warn(

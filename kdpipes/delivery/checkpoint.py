@@ -8,9 +8,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from kdpipes._fingerprint import fingerprints
-from kdpipes._graph import sources_of, walk
-from kdpipes._pipe_name import pipe_name, shown_name
+from kdpipes.core.chain import Chain
+from kdpipes.core.registry import pipe_name, shown_name
 from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.cursor import Cursor
 from kdpipes.delivery.layout import ranks_now
@@ -31,10 +30,9 @@ def main_part(pipe: Any, *, has_workers: bool) -> tuple[list[Any], Any]:
     What stands behind a pipe that says that it is not replicable runs in the main process as well. Without workers, all
     of it does: pipes that do not stand at the end of one chain are no trouble then.
     """
-    path = [pipe]
-    while len(sources := sources_of(path[-1])) == 1:
-        path.append(sources[0])
-    bound = [upstream for upstream in walk(pipe) if not getattr(upstream, "is_replicable", lambda: True)()]
+    chain = Chain.of(pipe)
+    path = [node.pipe for node in chain.path()]
+    bound = [node.pipe for node in reversed(chain) if node.stays_in_main_process]
     aside = next((upstream for upstream in bound if not any(upstream is one for one in path)), None)
     is_aside = aside is not None or (bool(bound) and path[-1] in bound)
     if is_aside and not has_workers:
@@ -69,7 +67,7 @@ class Checkpointer:
     @functools.cached_property
     def pipes(self) -> list[str]:
         """The chain's fingerprints: to be read before iterating changes what users' callables hold."""
-        return fingerprints(self._chain) if self._known_pipes is None else self._known_pipes
+        return Chain.of(self._chain).fingerprints() if self._known_pipes is None else self._known_pipes
 
     def first_position(self) -> Position:
         """Return where the chain's next iteration begins: where a loaded state stands, or at the start of an epoch."""
@@ -82,7 +80,7 @@ class Checkpointer:
 
     def next_epoch(self) -> int:
         """Return the number that the chain itself gives its next iteration."""
-        counting = (pipe for pipe in walk(self._chain) if isinstance(pipe, Counting))
+        counting = (pipe for pipe in Chain.of(self._chain).pipes if isinstance(pipe, Counting))
         return next((pipe.next_epoch() for pipe in counting), 0)
 
     def num_batches(self) -> int | None:

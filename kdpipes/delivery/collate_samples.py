@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import IterDataPipe
 
-from kdpipes._functional import functional_pipe, refuse_flavour
-from kdpipes._item_form import ItemForm, form_of
+from kdpipes.core.item_form import ItemForm
+from kdpipes.core.pipe import form_of
+from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.delivery.behind_deal import OneToOne
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
@@ -72,7 +73,7 @@ class SampleCollatorIterDataPipe(OneToOne):
             not isinstance(pad, Mapping) or not all(isinstance(value, Number) for value in pad.values())
         ):
             raise TypeError(must_be("pad", 'values by field name, like {"x": 0}', pad))
-        self._source = source_datapipe
+        self.source = source_datapipe
         self._form = form_of(source_datapipe) or ItemForm(())
         self._pad = dict(pad or {})
         names = self._form.names
@@ -85,14 +86,14 @@ class SampleCollatorIterDataPipe(OneToOne):
         self._memory = memory
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
-    def item_names(self) -> ItemForm | None:
+    def item_form(self) -> ItemForm | None:
         """Return the form of the batches; None without a `select` upstream."""
         return self._form if self._form.names else None
 
     def iterate(self) -> Iterator[Any]:
-        for items in self._source:
+        for items in self.source:
             if not isinstance(items, list):
                 raise ChainError(
                     f"`collate_samples` takes lists, but got {type(items).__name__}. `.deal(...)` makes them."

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from kdpipes._graph import sources_of, walk
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain
 from kdpipes.errors import ChainError
 
 __all__ = ["Cursor", "Shards", "is_passed_straight", "refuse_whole", "shards_behind"]
@@ -28,23 +27,23 @@ class Shards(Protocol):
 
 def shards_behind(pipe: Any) -> Any:
     """Return the stream of shards that a chain reads, if it reads one and nothing else."""
-    found = [upstream for upstream in walk(pipe) if not sources_of(upstream)]
-    return found[0] if len(found) == 1 and isinstance(found[0], Shards) else None
+    found = Chain.of(pipe).sources
+    return found[0].pipe if len(found) == 1 and isinstance(found[0].pipe, Shards) else None
 
 
 def is_passed_straight(pipe: Any, shards: Any) -> bool:
     """Return whether each sample that reaches `pipe` is the one that was read last: nothing between holds any back."""
-    between = [upstream for upstream in walk(pipe)[1:] if upstream is not shards]
-    return all(getattr(upstream, "is_straight", False) for upstream in between)
+    between = [node for node in list(reversed(Chain.of(pipe)))[1:] if node.pipe is not shards]
+    return not any(node.traits.holds_back for node in between)
 
 
 def refuse_whole(pipe: Any) -> None:
     """Refuse to split by shard what cannot be: other sources, and pipes that count over the whole stream."""
     if shards_behind(pipe) is None:
         raise ChainError('`deal(split="shards")` needs `kdp.stream_shards` as the one source of the chain.')
-    for upstream in walk(pipe)[1:]:
-        if getattr(upstream, "is_about_whole", False):
+    for node in list(reversed(Chain.of(pipe)))[1:]:
+        if node.traits.counts_whole:
             raise ChainError(
-                f"`{pipe_name(upstream)}` counts over the whole stream, but each worker would have shards of its "
+                f"`{node.name}` counts over the whole stream, but each worker would have shards of its "
                 'own. Use `deal(split="samples")`.'
             )

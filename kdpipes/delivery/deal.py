@@ -11,12 +11,11 @@ from typing import Any, Literal
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._draw import Draw, EarlyDraws, drawing, hash_key, made_under, planning
-from kdpipes._functional import functional_pipe
 from kdpipes._giving_up import given_up_by
-from kdpipes._graph import walk
-from kdpipes._iter_pipe import IterPipe, seed_upstream
-from kdpipes._map_pipe import MapPipe, indexed, warn_of_fixed
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain
+from kdpipes.core.iter_pipe import IterPipe, seed_upstream
+from kdpipes.core.map_pipe import MapPipe, indexed, warn_of_fixed
+from kdpipes.core.registry import functional_pipe, pipe_name
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
@@ -119,7 +118,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
     ) -> None:
         if not isinstance(source_datapipe, MapDataPipe):
             raise TypeError(must_be("source_datapipe", "an indexed pipe", source_datapipe))
-        self._source = source_datapipe
+        self.source = source_datapipe
         sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
         tokens = {"max_tokens": max_tokens, "global_max_tokens": global_max_tokens}
         is_by_length = any(argument is not None for argument in (batch_by, *tokens.values()))
@@ -145,53 +144,53 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
 
     def __len__(self) -> int:
         if not isinstance(self._layout, ByLength):
-            return int(self._layout.num_batches(len(self._source), self.sharding().num_ranks))
+            return int(self._layout.num_batches(len(self.source), self.sharding().num_ranks))
         buckets = self._by_length(self._layout).buckets(self._layout, self.sharding().num_ranks)
         return buckets.num_kept(self._layout.uneven)
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         if isinstance(self._layout, ByLength):
-            return *super().identity(), self._by_length(self._layout)
+            return *super().fingerprint(), self._by_length(self._layout)
         if self._shuffle == "shards":
-            return *super().identity(), self._window, self._by_shard()
-        return super().identity()
+            return *super().fingerprint(), self._window, self._by_shard()
+        return super().fingerprint()
 
     def _epoch(self, number: int) -> EqualEpoch | LengthEpoch:
         key = (self._seed, number) if self._shuffle else None
         if isinstance(self._layout, ByLength):
             return LengthEpoch(self._by_length(self._layout), self._layout, self._sharding, key)
-        return EqualEpoch(len(self._source), self._layout, self._sharding, None if key is None else self._order(key))
+        return EqualEpoch(len(self.source), self._layout, self._sharding, None if key is None else self._order(key))
 
     def _order(self, key: tuple[int, int]) -> Permutation | WindowedOrder:
         if self._shuffle == "shards":
             return WindowedOrder(self._by_shard(key[1]), self._window, key)
-        return Permutation(len(self._source), key=hash_key("order", *key))
+        return Permutation(len(self.source), key=hash_key("order", *key))
 
     def _by_shard(self, epoch: int = 0) -> ShardOrder:
         """Return the positions of the source's samples by their shard, computed once for all copies.
 
         If the source draws other samples in each epoch, the positions of later epochs are computed when they begin.
         """
-        if epoch and isinstance(self._source, MapPipe) and self._source.redrawn_by() is not None:
+        if epoch and isinstance(self.source, MapPipe) and self.source.redrawn_by() is not None:
             with planning(epoch):
-                return read_shards(self._source)
+                return read_shards(self.source)
         if self._shards is None:
-            self._shards = Shared(read_shards(self._source))
+            self._shards = Shared(read_shards(self.source))
         return self._shards.value
 
     def _by_length(self, layout: ByLength) -> LengthOrder:
         """Return the positions of the source's samples by their length, computed once for all copies."""
         if self._lengths is None:
-            redrawn = self._source.redrawn_by() if isinstance(self._source, MapPipe) else None
+            redrawn = self.source.redrawn_by() if isinstance(self.source, MapPipe) else None
             if redrawn is not None:
                 warn_of_fixed(redrawn, "deal(batch_by=...)")
             self._is_fixed = redrawn is not None
-            self._lengths = Shared(read_lengths(self._source, layout.column))
-        layout.refuse_long(self._source, self._lengths.value, self.sharding().num_ranks)
+            self._lengths = Shared(read_lengths(self.source, layout.column))
+        layout.refuse_long(self.source, self._lengths.value, self.sharding().num_ranks)
         return self._lengths.value
 
     def iterate(self) -> Iterator[Batch]:
-        (number, first), sharding, size = self._begin(), self._sharding, len(self._source)
+        (number, first), sharding, size = self._begin(), self._sharding, len(self.source)
         seed_upstream(self, self._seed, number)
         epoch = self._epoch(number)
         if size and not epoch.num_batches:
@@ -202,17 +201,17 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         item = self._item_or_nothing if self._starts_epoch(first) is not None else self._item
         item = partial(_planned_first, item) if self._is_fixed else item
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
-        is_elsewhere = self.reads_ahead and isinstance(self._source, MapPipe)  # no stock pipe, which passes nothing on
-        is_elsewhere = is_elsewhere and any(getattr(pipe, "is_elsewhere", False) for pipe in walk(self._source))
+        is_elsewhere = self.reads_ahead and isinstance(self.source, MapPipe)  # no stock pipe, which passes nothing on
+        is_elsewhere = is_elsewhere and any(node.traits.is_remote for node in Chain.of(self.source))
         planned = 0 if self._is_fixed else number  # the epoch whose samples are delivered
         if is_elsewhere:
             with planning(planned):
-                self._source.expect(epoch.order(first))
+                self.source.expect(epoch.order(first))
         for place, batch in enumerate(batches):
             if is_elsewhere:
                 for later in batches[place + (_AHEAD if place else 0) : place + _AHEAD + 1]:
                     with planning(planned):
-                        self._source.announce(epoch.positions(later))
+                        self.source.announce(epoch.positions(later))
             ordinals = epoch.ordinals(batch)
             self._announce(Dealt(batch, len(ordinals)))
             draws = (self._draw(number, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)
@@ -221,7 +220,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         self._end(number)
 
     def _item(self, position: int, draw: Draw, batch: int) -> Any:
-        source = self._source
+        source = self.source
         with drawing(draw):
             return source.finish(source.fetch(position)) if isinstance(source, MapPipe) else source[position]
 
@@ -234,7 +233,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         # Attempts depend only on the ordinal, so that every worker and every run finds the same substitute.
         for attempt in range(_NUM_SUBSTITUTES):
             key = hash_key(draw.seed, draw.epoch, draw.ordinal, "substitute", attempt)
-            other = int.from_bytes(key[:8], "little") % len(self._source)
+            other = int.from_bytes(key[:8], "little") % len(self.source)
             item = self._tried(other, draw._replace(is_padding=True), batch)
             if item is not LEFT_OUT:
                 return item
@@ -251,7 +250,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             )
 
     def _tried(self, position: int, draw: Draw, batch: int) -> Any:
-        source = self._source
+        source = self.source
         assert self._skipper is not None
         with drawing(draw):
             if isinstance(source, MapPipe):
@@ -265,7 +264,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         elif self._shuffle == "shards":
             self._by_shard()
         else:
-            len(self._source)
+            len(self.source)
 
 
 def _planned_first(item: Callable[..., Any], *args: Any) -> Any:
@@ -345,7 +344,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 "`deal(batch_by=...)` plans from the lengths of all samples, which a stream does not know. It needs an "
                 "indexed source, like `kdp.open_shards`."
             )
-        self._source = source_datapipe
+        self.source = source_datapipe
         self._reading = 0  # the number of the batch that is read
         self.is_split_by_shard = split == "shards"
         self._layout = Layout(batch_size, global_batch_size, uneven)
@@ -362,11 +361,11 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             raise ChainError('`deal(shuffle="shards")` needs `kdp.stream_shards` upstream, on a stream.')
 
     def __len__(self) -> int:
-        num_batches: int = self._layout.num_batches(len(self._source), self.sharding().num_ranks)
+        num_batches: int = self._layout.num_batches(len(self.source), self.sharding().num_ranks)
         return num_batches
 
-    def identity(self) -> Any:
-        return *super().identity(), self.is_split_by_shard
+    def fingerprint(self) -> Any:
+        return *super().fingerprint(), self.is_split_by_shard
 
     def iterate(self) -> Iterator[Batch]:
         epoch, first = self._begin()
@@ -442,14 +441,14 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             shards.read_part(part, num_parts)
         if cursor is not None and shards is not None:
             shards.seek(cursor)
-        items = self._source.samples() if isinstance(self._source, IterPipe) else iter(self._source)
+        items = self.source.samples() if isinstance(self.source, IterPipe) else iter(self.source)
         seed = int.from_bytes(hash_key(self._seed, "part", part)[:7], "little") if part else self._seed
         if (skipper := self._skipper) is not None:
             items = given_up_by(lambda *damage: skipper.give_up(epoch, self._reading, *damage), iter(items))
         return made_under(EarlyDraws(seed, epoch, start=cursor[2] if cursor is not None else 0), items)
 
     def _streams_of_shards(self) -> list[Shards]:
-        return [pipe for pipe in walk(self) if isinstance(pipe, Shards)]
+        return [pipe for pipe in Chain.of(self).pipes if isinstance(pipe, Shards)]
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -465,7 +464,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def _refuse_substitutes(self) -> None:
         raise ChainError(
             '`on_error("substitute")` needs an indexed source, like `kdp.open_shards`, but '
-            f'`{pipe_name(self._source)}` is a stream, which cannot return another sample. Use `on_error("skip")`.'
+            f'`{pipe_name(self.source)}` is a stream, which cannot return another sample. Use `on_error("skip")`.'
         )
 
     def _make(self, epoch: int, batch: int, items: list[Any], ordinals: range, num_samples: int) -> Batch:
@@ -489,6 +488,6 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
 
     def _item(self, item: Any, draw: Draw, batch: int) -> Any:
         if isinstance(item, Sample):
-            item = item if isinstance(self._source, IterPipe) else item.fork()  # a stock pipe may have kept it
+            item = item if isinstance(self.source, IterPipe) else item.fork()  # a stock pipe may have kept it
             item.bind(draw)
-        return self._source.finish(item) if isinstance(self._source, IterPipe) else item
+        return self.source.finish(item) if isinstance(self.source, IterPipe) else item

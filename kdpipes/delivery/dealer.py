@@ -15,10 +15,13 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import Cycler
 
 from kdpipes._draw import Draw, EpochCounter
-from kdpipes._graph import handler_in, shards, walk
-from kdpipes._item_form import ItemForm, form_of
-from kdpipes._iter_pipe import IterPipe, Streaming
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain
+from kdpipes.core.item_form import ItemForm
+from kdpipes.core.iter_pipe import IterPipe, Streaming
+from kdpipes.core.pipe import Pipe, form_of
+from kdpipes.core.registry import pipe_name
+from kdpipes.core.stock import Seeded, shards
+from kdpipes.core.traits import Traits
 from kdpipes.delivery.cursor import Cursor
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, refuse_empty
@@ -56,9 +59,8 @@ class Resumable(Streaming[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0."""
-        for pipe in walk(self):  # type: ignore[arg-type]  # subclasses are datapipes
-            if isinstance(pipe, Dealer):
-                pipe.set_epoch(epoch)
+        for dealer in Chain.of(self).of_type(Dealer):
+            dealer.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch and the batch that come next: small plain data, fit for JSON.
@@ -90,9 +92,9 @@ class Resumable(Streaming[Any]):
 class Dealer(Resumable):
     """What both flavours share: the cut, the count of epochs, and which part of the batches is this copy's."""
 
-    _source: Any
+    source: Any
     _layout: Any
-    gives_batches = True
+    traits = Traits(role="deal", gives="batches")
     is_for_all_ranks = False  # whether every rank gets all batches
     is_split_by_shard = False  # whether workers and ranks read shards of their own
     reads_ahead = True  # whether remote sources prefetch the next batches
@@ -124,14 +126,14 @@ class Dealer(Resumable):
         self._is_rank_fixed = False
         self._dealt_elsewhere: tuple[int, Ranks] | None = None  # process id, and the ranks of its workers
         self._batch_draw = Draw()
-        sharder = next((pipe for pipe in walk(self._source) if shards(pipe)), None)
+        sharder = next(filter(shards, Chain.of(self.source).pipes), None)
         if sharder is not None:
             raise ChainError(
                 f"`.deal()` shards, but `{pipe_name(sharder)}` upstream does so as well, and samples would be lost. "
                 "Remove it."
             )
         self._refuse_unseeded_rounds()
-        handler = handler_in(self)
+        handler = Chain.of(self).error_handler()
         if handler is not None and handler.substitutes:
             self._refuse_substitutes()
 
@@ -140,7 +142,7 @@ class Dealer(Resumable):
         batches = super().__iter__()
         if is_forwarded:
             return batches
-        self._is_limited = self._told_of_skips is None and handler_in(self) is not None
+        self._is_limited = self._told_of_skips is None and Chain.of(self).error_handler() is not None
         return self._limited(batches) if self._is_limited else batches
 
     def _num_parts(self) -> int:
@@ -162,16 +164,15 @@ class Dealer(Resumable):
 
     def _refuse_unseeded_rounds(self) -> None:
         """Refuse what reads a pipe that draws again and again: from the second round on it draws as it likes."""
-        for cycler in walk(self._source):
-            if isinstance(cycler, Cycler) and any(_draws(pipe) for pipe in walk(cycler)):
+        for cycler in Chain.of(self.source).pipes:
+            if isinstance(cycler, Cycler) and any(_draws(pipe) for pipe in Chain.of(cycler).pipes):
                 raise ChainError(
                     "`.cycle()` reads a random pipe again, each worker in another order: samples would be lost "
                     "and doubled. Put `.repeat_until(repetitions=...)` in its place."
                 )
 
-    def item_names(self) -> ItemForm | None:
-        """Return the form of the items; None unless `select` comes right before."""
-        return form_of(self._source)
+    def item_form(self) -> ItemForm | None:
+        return form_of(self.source)
 
     def apply_sharding(
         self, num_of_instances: int, instance_id: int, sharding_group: Any = SHARDING_PRIORITIES.DEFAULT
@@ -314,8 +315,8 @@ class Dealer(Resumable):
             seen: Called with each sample before it is loaded, where `on_error` wants that.
         """
         dealer = copy.copy(self)
-        is_selected = getattr(self._source, "is_selected", False)
-        dealer._source, dealer._epochs = self._source._source if is_selected else self._source, EpochCounter()
+        is_selected = isinstance(self.source, Pipe) and self.source.traits.gives == "items"
+        dealer.source, dealer._epochs = self.source.source if is_selected else self.source, EpochCounter()
         dealer._seed, dealer._seen, dealer._is_limited = self._seed if seed is None else seed, seen, False
         numbers: list[int] = []
         dealer.set_epoch(epoch)
@@ -323,14 +324,14 @@ class Dealer(Resumable):
         samples = next(dealer.iterate(), None)
         if samples and not isinstance(samples[0], Sample):
             raise ChainError(
-                f"`deal` reads {type(samples[0]).__name__} from `{pipe_name(dealer._source)}`, no samples. Put stock "
+                f"`deal` reads {type(samples[0]).__name__} from `{pipe_name(dealer.source)}`, no samples. Put stock "
                 "pipes before `.select()`."
             )
         return samples if numbers[-1:] == [batch] else None
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return what makes the batches what they are, but for the sizes, which a state names."""
-        return self._seed, self._shuffle, self._layout.identity()
+        return self._seed, self._shuffle, self._layout.fingerprint()
 
     def skip(self, banned: Mapping[str, str], tell: Callable[[Skip], None]) -> None:
         """Where `on_error` lets samples be left out: leave these out untried, and tell of each that is left out.
@@ -390,7 +391,7 @@ class Dealer(Resumable):
 
     def _starts_epoch(self, first: int) -> Skipper | None:
         """Return what leaves bad samples out in the epoch that begins at batch `first`, if `on_error` wants that."""
-        handler, tell, seen = handler_in(self), self._told_of_skips, self._seen
+        handler, tell, seen = Chain.of(self).error_handler(), self._told_of_skips, self._seen
         self._limits = SkipLimits(handler, self._num_parts(), first) if self._is_limited else None
         self._skipper = None if handler is None else Skipper(handler, self._banned, tell, seen, self._limits)
         return self._skipper
@@ -427,7 +428,7 @@ def fix_ranks(chain: Any) -> Ranks | None:
         The ranks; None if `deal(ranks=1)` makes them irrelevant.
     """
     ranks, is_for_all_ranks = ranks_now(), False
-    for pipe in walk(chain):
+    for pipe in Chain.of(chain).pipes:
         if isinstance(pipe, Dealer):
             pipe.fix_rank()
             is_for_all_ranks = is_for_all_ranks or pipe.is_for_all_ranks
@@ -452,9 +453,9 @@ def _is_shared_out_by_accelerate(pipe: Any) -> bool:
 
 
 def _holds(dataset: Any, pipe: Any) -> bool:
-    return any(upstream is pipe for upstream in walk(dataset))
+    return any(upstream is pipe for upstream in Chain.of(dataset).pipes)
 
 
 def _draws(pipe: Any) -> bool:
     """Return whether `pipe` is a stock pipe that draws random numbers of its own."""
-    return hasattr(type(pipe), "set_seed") and not isinstance(pipe, IterPipe)
+    return isinstance(pipe, Seeded) and not isinstance(pipe, IterPipe)

@@ -170,7 +170,7 @@ class Layout:
         start = batch * size
         return share_out(start, size if self.uneven == "pad" else min(size, num_samples - start), sharding)
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return what makes the batches what they are, but for the size of a global batch, which a state names."""
         return self.uneven
 

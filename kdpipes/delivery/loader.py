@@ -17,9 +17,11 @@ from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
 from kdpipes._draw import hash_key
-from kdpipes._graph import shards, walk
 from kdpipes._interrupts import uninterrupted
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain
+from kdpipes.core.pipe import Pipe
+from kdpipes.core.registry import pipe_name
+from kdpipes.core.stock import shards
 from kdpipes.delivery.batches import Batches
 from kdpipes.delivery.behind_deal import dealer_of, one_to_one_path
 from kdpipes.delivery.checkpoint import Checkpointer, main_part, seed_in
@@ -127,7 +129,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             ) from None
 
     def __repr__(self) -> str:
-        names = " → ".join(map(pipe_name, reversed(walk(self._pristine._chain))))
+        names = " → ".join(map(pipe_name, reversed(Chain.of(self._pristine._chain).pipes)))
         num_workers = _num_workers(self._service) if getattr(self._service, "has_workers", True) else 0
         return f"<kdpipes.Loader of {names}; {num_workers} workers>"
 
@@ -377,8 +379,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     def _counted_by_caches(self) -> Counter[str]:
         counts: Counter[str] = Counter()
-        for pipe in walk(self._pristine._chain):
-            counts.update(getattr(pipe, "counted_by_cache", dict)())
+        for pipe in Chain.of(self._pristine._chain).of_type(Pipe):
+            counts.update(pipe.counters())
         return counts
 
     def measured(self) -> Measured:
@@ -462,7 +464,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             self._adapted, self._reset_iter, self._terminated = False, True, False
 
     def _recount(self) -> None:
-        for pipe in walk(self.datapipe):
+        for pipe in Chain.of(self.datapipe).pipes:
             if isinstance(pipe, Counting):
                 if self._epoch_set is None:
                     pipe.skip_epochs(self._num_begun)
@@ -531,7 +533,7 @@ def _num_workers(service: Any) -> int:
 def _refuse_doubling(pipe: Any, num_workers: int) -> None:
     parts = {"worker": max(num_workers, 1), "rank": ranks_now().num_ranks}
     crowd = next((f"{number} {part}s" for part, number in parts.items() if number > 1), None)
-    if crowd is not None and not any(shards(upstream) for upstream in walk(pipe)):
+    if crowd is not None and not any(shards(upstream) for upstream in Chain.of(pipe).pipes):
         raise ChainError(
             f"Each of the {crowd} would give every sample: nothing in the chain shards. "
             "End it with `.deal(batch_size=...)`, or put `.sharding_filter()` behind its source."

@@ -12,7 +12,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from kdpipes._graph import walk
+from kdpipes.core.chain import Chain
 from kdpipes.errors import add_note
 from kdpipes.storage.shared import Shared, sharing
 
@@ -42,9 +42,9 @@ def name_classes(chain: Any) -> None:
     It pickles such a class by value, under a name that it gives it when it first meets it. A worker that named it would
     send objects of a class of its own, which are no instances of the main process's.
     """
-    held = (value.value for pipe in walk(chain) for value in vars(pipe).values() if isinstance(value, Shared))
+    held = (value.value for pipe in Chain.of(chain).pipes for value in vars(pipe).values() if isinstance(value, Shared))
     with sharing():
-        for part in [chain, *map(type, walk(chain)), *map(type, held)]:
+        for part in [chain, *map(type, Chain.of(chain).pipes), *map(type, held)]:
             with contextlib.suppress(Exception):  # what does not pickle does not matter: forks inherit it
                 cloudpickle.dumps(part)
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter
 
-from kdpipes._graph import sources_of, walk
-from kdpipes._iter_pipe import IterPipe, Streaming
-from kdpipes._map_pipe import MapPipe
 from kdpipes._meter import Meters, size_of
+from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.iter_pipe import IterPipe, Streaming
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.sample import Sample
 
 __all__ = ["Probes", "copy_pipes"]
@@ -35,12 +35,12 @@ class Probes:
 
     def __init__(self, chain: Any) -> None:
         self.meters = Meters(_NUM_EVENTS)
-        self.nodes: list[tuple[int, str]] = []  # the place of a pipe in `walk(chain)`, and what it does
+        self.nodes: list[tuple[int, str]] = []  # the place of a pipe in `Chain.of(chain).pipes`, and what it does
         self.is_on = False
         self._numbers: dict[tuple[int, str], int] = {}
         self._late: dict[tuple[type, int], Any] = {}
         self._by_sample: list[tuple[Any, dict[str, Any]]] = []  # a pipe, and the methods that it gets
-        for place, pipe in enumerate(walk(chain)):
+        for place, pipe in enumerate(Chain.of(chain).pipes):
             self._by_sample.append((pipe, _prepared(self, pipe, place)))
 
     def node(self, place: int, what: str = "") -> int:
@@ -164,14 +164,14 @@ def _indexed_methods(probes: Probes, pipe: MapPipe, place: int, node: int) -> di
         name: _measured(probes, getattr(pipe, name), probes.node(place, what)) for name, what in _BESIDES.items()
     }
     fetch = _measured(probes, pipe.fetch, node)
-    return {**methods, "fetch": fetch if pipe.is_plan else lambda index: probes.watch(fetch(index), place)}
+    return {**methods, "fetch": fetch if pipe.traits.is_plan else lambda index: probes.watch(fetch(index), place)}
 
 
 def _stream_methods(probes: Probes, pipe: Any, place: int, node: int) -> dict[str, Any]:
     if not isinstance(pipe, IterPipe):
         vars(pipe)["iterate"] = _measured_items(probes, pipe.iterate, node, None)
         return {}
-    samples = _measured_items(probes, pipe.samples, node, None if pipe.is_plan else place)
+    samples = _measured_items(probes, pipe.samples, node, None if pipe.traits.is_plan else place)
     iterate = _measured_items(probes, pipe.iterate, probes.node(place, "binding samples"), None)
     vars(pipe).update(samples=samples, iterate=iterate)
     return {"finish": _measured(probes, pipe.finish, probes.node(place, _BESIDES["finish"]))}
@@ -261,4 +261,4 @@ class _Holder:
 
 
 def _holds_pipes(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple | set) and bool(sources_of(_Holder(value)))  # type: ignore[arg-type]
+    return isinstance(value, Mapping | list | tuple | set) and bool(upstream_of(_Holder(value)))  # type: ignore[arg-type]

@@ -14,7 +14,8 @@ from torch.utils.data import graph_settings
 from torch.utils.data.datapipes.iter import ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from kdpipes._graph import walk
+from kdpipes.core.chain import Chain
+from kdpipes.core.stock import Seeded
 from kdpipes.delivery.behind_deal import DEALERS, dealer_of, one_to_one_path
 from kdpipes.delivery.cursor import Cursor
 from kdpipes.delivery.dealer import Dealt
@@ -130,8 +131,8 @@ class Producer:
         self._dealer = dealer_of(chain)
         self._num_skipped = 0  # of the batch that is being made
         self._is_one_to_one = self._dealer is not None and one_to_one_path(chain)[-1] is self._dealer
-        self._dealers = [pipe for pipe in walk(chain) if isinstance(pipe, DEALERS)]
-        self._counting = [pipe for pipe in walk(chain) if isinstance(pipe, Counting)]
+        self._dealers = [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, DEALERS)]
+        self._counting = [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, Counting)]
         self._first_epochs = [pipe.next_epoch() for pipe in self._counting]
 
     def epoch(self, order: Order, first_epoch: int, send: Callable[[Frame], None]) -> Iterator[None]:
@@ -202,10 +203,10 @@ def _seed_stock_pipes(chain: Any, seeds: Any) -> None:
 
     That sets hooks on torch's classes, which threads would find there.
     """
-    pipes = walk(chain)
-    shared = [pipe for filter_ in pipes if type(filter_) is ShardingFilter for pipe in walk(filter_)]
+    pipes = Chain.of(chain).pipes
+    shared = [pipe for filter_ in pipes if type(filter_) is ShardingFilter for pipe in Chain.of(filter_).pipes]
     for pipe in pipes:
-        if callable(getattr(pipe, "set_seed", None)):
+        if isinstance(pipe, Seeded):
             is_shared = any(pipe is upstream for upstream in shared)
             pipe.set_seed(seeds.generate_shared_seed() if is_shared else seeds.generate_seed())
 

@@ -16,9 +16,10 @@ from torchdata.dataloader2 import CheckpointableReadingServiceInterface
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import Collator, FullSync, Mapper, PinMemory, ShardingRoundRobinDispatcher
 
-from kdpipes._graph import copy_streams, handler_in, walk
 from kdpipes._interrupts import uninterrupted
-from kdpipes._iter_pipe import Streaming
+from kdpipes.core.chain import Chain
+from kdpipes.core.iter_pipe import Streaming
+from kdpipes.core.pipe import Pipe
 from kdpipes.delivery.agreement import Agreement
 from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
@@ -88,14 +89,14 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         """Called by DataLoader2 once: start the workers."""
         datapipe = datapipe._chain if isinstance(datapipe, Shipped) else datapipe
         ends, chain = main_part(datapipe, has_workers=self.has_workers)
-        if any(isinstance(pipe, ShardingRoundRobinDispatcher) for pipe in walk(chain)):
+        if any(isinstance(pipe, ShardingRoundRobinDispatcher) for pipe in Chain.of(chain).pipes):
             raise ChainError(
                 "`.sharding_round_robin_dispatch()` needs torchdata's MultiProcessingReadingService. `.deal()` gives "
                 "each worker batches of its own, without a process in between."
             )
         self._chain, self._checkpointer = chain, Checkpointer(chain, self.num_workers)
-        for pipe in walk(chain):
-            getattr(pipe, "prepare_for_workers", bool)()
+        for pipe in Chain.of(chain).of_type(Pipe):
+            pipe.prepare_for_workers()
         dealer = dealer_of(chain)
         self._is_split_by_shard = dealer is not None and dealer.is_split_by_shard
         self._ranks = fix_ranks(chain)
@@ -206,7 +207,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
             self._seeds = SeedGenerator(self._seed_of(self._position.epoch))
         seeds = [None if self._seeds is None else self._seeds.spawn(lane) for lane in range(len(self._lanes))]
         orders = [Order(self._position, seed) for seed in seeds]
-        dealer, handler = dealer_of(self._chain), handler_in(self._chain)
+        dealer, handler = dealer_of(self._chain), Chain.of(self._chain).error_handler()
         limits = None
         if dealer is not None and handler is not None:
             limits = SkipLimits(handler, dealer.num_ranks(), self._position.number)
@@ -258,7 +259,7 @@ class ThreadReadingService(ReadingService):
         self.timeout_s = _check_timeout(timeout_s)
 
     def _open_lanes(self) -> list[Lane]:
-        chains = [copy_streams(self._chain) for _ in range(self.num_workers)]
+        chains = [Chain.of(self._chain).copy_streams() for _ in range(self.num_workers)]
         return [
             ThreadLane(
                 chain,
@@ -352,7 +353,7 @@ class ProcessReadingService(ReadingService):
             is_restarted=self.on_worker_death == "restart",
             num_deaths=self.num_deaths,
             max_worker_deaths=self.max_worker_deaths,
-            handler=handler_in(self._chain),
+            handler=Chain.of(self._chain).error_handler(),
         )
         lanes: list[Lane] = []
         try:

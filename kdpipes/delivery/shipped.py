@@ -8,8 +8,8 @@ from typing import Any
 import cloudpickle
 from torch.utils.data import IterDataPipe
 
-from kdpipes._graph import copy_streams
-from kdpipes._iter_pipe import Streaming
+from kdpipes.core.chain import Chain
+from kdpipes.core.iter_pipe import Streaming
 from kdpipes.storage.shared import Shared, is_sharing
 
 __all__ = ["Shipped"]
@@ -33,7 +33,7 @@ class Shipped(Streaming[Any], IterDataPipe[Any]):
         if IterDataPipe.getstate_hook is not None:
             return IterDataPipe.getstate_hook({"_chain": self._chain})
         if is_sharing():
-            self._copy = Shared(copy_streams(self._chain))  # kept until it has arrived
+            self._copy = Shared(Chain.of(self._chain).copy_streams())  # kept until it has arrived
             return {"copy": self._copy}
         return {"payload": cloudpickle.dumps(self._chain)}
 

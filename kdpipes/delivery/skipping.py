@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from kdpipes._draw import Draw
-from kdpipes._graph import walk
+from kdpipes.core.chain import Chain
+from kdpipes.core.operation import ErrorHandler
 from kdpipes.errors import DataError
 from kdpipes.sample import Sample
 
@@ -64,8 +65,7 @@ class Skip:
 @contextmanager
 def unrecorded(pipe: Any) -> Iterator[None]:
     """Put no sample into quarantine meanwhile, in workers neither: who looks at a chain changes no later run of it."""
-    operations: list[Any] = [getattr(upstream, "_operation", None) for upstream in walk(pipe)]
-    handlers = [operation for operation in operations if getattr(operation, "handles_errors", False)]
+    handlers = Chain.of(pipe).operations(ErrorHandler)
     for handler in handlers:
         handler.begin_looking()
     try:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torchdata.datapipes.iter import FullSync
 
-from kdpipes._graph import walk
+from kdpipes.core.chain import Chain
 from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.checkpoint import main_part
 from kdpipes.delivery.lane_profile import SENDING
@@ -97,7 +97,7 @@ def measured(chain: Any, service: Any) -> Measured:
     tally, num_main = service.tally, len(ends)
     told = sorted(tally.times.values(), key=lambda one: (one["worker"], one["id"]))
     return Measured(
-        pipes=[*ends, *walk(part)],
+        pipes=[*ends, *Chain.of(part).pipes],
         num_main=num_main,
         rows=_summed([(_shifted(place, num_main), *rest) for one in told for place, *rest in one["rows"]]),
         main_rows=_main_rows(service.main_probes, num_main),

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 
-from kdpipes._functional import functional_pipe, refuse_flavour
+from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.traits import Traits
 from kdpipes.delivery.dealer import Resumable
 from kdpipes.errors import ChainError, must_be
 
@@ -46,6 +47,8 @@ class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
         (tensor([1, 2]), tensor([0, 1]))
     """
 
+    traits = Traits(role="device", gives="batches")
+
     def __init__(self, source_datapipe: IterDataPipe[Any], device: str | torch.device) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a stream of batches", source_datapipe))
@@ -55,10 +58,10 @@ class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
             self._device = torch.device(device)
         except RuntimeError:
             raise ValueError(must_be("device", 'a device like "cuda" or "cuda:1"', device)) from None
-        self._source = source_datapipe
+        self.source = source_datapipe
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def is_replicable(self) -> bool:
         """Tell reading services that this pipe belongs in the main process."""
@@ -72,8 +75,8 @@ class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
             )
         _refuse_absent(self._device)
         if self._device.type == "cuda":
-            return _ahead(iter(self._source), _OnStream(self._device))
-        return (_mapped(batch, self._move) for batch in self._source)
+            return _ahead(iter(self.source), _OnStream(self._device))
+        return (_mapped(batch, self._move) for batch in self.source)
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device)  # waits: the memory may be another batch's before long

@@ -8,13 +8,14 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._called import CALLED, arguments_of
-from kdpipes._graph import shards, sources_of
-from kdpipes._iter_pipe import IterPipe
-from kdpipes._map_pipe import MapPipe
-from kdpipes._pipe import Shown
-from kdpipes._pipe_name import pipe_name
-from kdpipes._sample_pipe import SampleMapper
+from kdpipes.core.call_text import arguments_of
+from kdpipes.core.chain import upstream_of
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import Pipe
+from kdpipes.core.registry import pipe_name
+from kdpipes.core.sample_pipe import SampleMapper
+from kdpipes.core.stock import redraws, shards
 from kdpipes.delivery.behind_deal import DEALERS, OneToOne
 from kdpipes.look.known import Knowledge
 
@@ -69,7 +70,7 @@ def nodes_of(chain: Any, *, finds_out: bool) -> list[Node]:
     """
     knowledge, nodes, numbers = Knowledge(finds_out=finds_out), list[Node](), dict[int, int]()
     for pipe in _upstream_first(chain):
-        sources = tuple(numbers[id(source)] for source in sources_of(pipe))
+        sources = tuple(numbers[id(source)] for source in upstream_of(pipe))
         numbers[id(pipe)] = len(nodes)
         nodes.append(_node(pipe, sources, [nodes[number] for number in sources], knowledge))
     return nodes
@@ -80,7 +81,7 @@ def _upstream_first(chain: Any) -> Iterator[Any]:
     waiting, seen, done = [chain], set[int](), set[int]()
     while waiting:
         pipe = waiting[-1]
-        new = [source for source in sources_of(pipe)[::-1] if id(source) not in seen | done]
+        new = [source for source in upstream_of(pipe)[::-1] if id(source) not in seen | done]
         if id(pipe) not in seen and new:
             seen.add(id(pipe))
             waiting += new
@@ -114,10 +115,8 @@ def _named_classes(pipe: Any, knowledge: Knowledge) -> dict[str, int] | None:
 
 
 def _arguments(pipe: Any) -> tuple[str, ...]:
-    called = vars(pipe).get(CALLED)
-    if called is not None and (called.arguments or isinstance(pipe, Shown)):
-        arguments: tuple[str, ...] = called.arguments
-        return arguments
+    if isinstance(pipe, Pipe):
+        return pipe.call_arguments
     return tuple(arguments_of(pipe))
 
 
@@ -126,16 +125,16 @@ def _stage_of(pipe: Any, upstream: list[Node]) -> str:
         return "delivery"
     if not upstream:
         return "source"
-    made_by = type(vars(pipe).get("_operation", pipe)) if isinstance(pipe, SampleMapper) else type(pipe)
+    made_by = type(pipe.operation) if isinstance(pipe, SampleMapper) else type(pipe)
     package, _, rest = made_by.__module__.partition(".")
     if package == "kdpipes" and rest.split(".")[0] in _FOLDERS:
         return _FOLDERS[rest.split(".")[0]]
-    if getattr(pipe, "is_plan", False):
+    if isinstance(pipe, Pipe) and pipe.traits.is_plan:
         return "plan"
     is_stock = package in {"torch", "torchdata"}
     if is_stock and all(node.stage == "source" and not isinstance(node.pipe, MapPipe | IterPipe) for node in upstream):
         return "source"
-    chooses = isinstance(pipe, IterDataPipe) and (shards(pipe) or callable(getattr(type(pipe), "set_seed", None)))
+    chooses = isinstance(pipe, IterDataPipe) and (shards(pipe) or redraws(pipe))
     return "plan" if is_stock and (chooses or len(upstream) > 1) else "work"
 
 

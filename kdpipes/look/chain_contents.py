@@ -10,16 +10,16 @@ from typing import Any
 
 from kdpipes._draw import Draw, EarlyDraws, drawing, made_under
 from kdpipes._giving_up import given_up_by
-from kdpipes._graph import handler_in, walk
-from kdpipes._iter_pipe import IterPipe
-from kdpipes._map_pipe import MapPipe
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.behind_deal import DEALERS
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
 from kdpipes.look.contents import ClassSeen, Contents, FieldSeen, SampleSeen, classes_seen
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sample import Sample
-from kdpipes.work.on_error import ErrorHandler
+from kdpipes.work.on_error import OnError
 
 __all__ = ["look_at_chain"]
 
@@ -36,9 +36,9 @@ def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Cont
         num_samples: How many of the first samples are made and listed.
         scan: Whether to count the classes of an indexed chain, if its samples have a `y`.
     """
-    chain = walk(pipe)
+    chain = Chain.of(pipe).pipes
     dealer = next((one for one in chain if isinstance(one, DEALERS)), None)
-    source = pipe if dealer is None else walk(dealer)[1]
+    source = pipe if dealer is None else Chain.of(dealer).pipes[1]
     with unrecorded(source):
         samples = [_seen(sample) for sample in islice(_samples_of(source), num_samples)]
     return Contents(
@@ -55,7 +55,7 @@ def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Cont
 
 def _samples_of(source: Any) -> Iterator[Sample]:
     """Yield samples as the chain makes them; none of a pipe that is not kdpipes' own."""
-    skipper = Skipper(handler_in(source) or ErrorHandler(), {}, None)
+    skipper = Skipper(Chain.of(source).error_handler() or OnError(), {}, None)
     if isinstance(source, MapPipe):
         for place in range(len(source)):
             with drawing(draw := Draw(ordinal=place)):

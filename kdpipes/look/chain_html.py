@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from kdpipes._masked import masked
 from kdpipes._printable import printable
+from kdpipes.core.masked import masked
 from kdpipes.look.chain import Node, nodes_of
 from kdpipes.look.chain_text import shown_length
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kdpipes._graph import walk
-from kdpipes._item_form import ItemForm, form_of
+from kdpipes.core.chain import Chain
+from kdpipes.core.item_form import ItemForm
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import form_of
 from kdpipes.sample import Sample
 
 __all__ = ["Fields", "class_names_of", "fields_of", "names_of", "rows_of"]
@@ -26,17 +29,13 @@ class Fields(NamedTuple):
 
 def names_of(chain: Any) -> ItemForm | None:
     """Return the form that `select` has given the items; None without `select`."""
-    return next((form for form in map(form_of, walk(chain)) if form is not None), None)
+    return next((form for form in map(form_of, Chain.of(chain).pipes) if form is not None), None)
 
 
 def class_names_of(chain: Any) -> tuple[str, ...] | None:
     """Return the names of the classes 0, 1, ..., where the chain knows them."""
-    for pipe in walk(chain):
-        find = getattr(type(pipe), "class_names", None)
-        if find is not None:
-            names: tuple[str, ...] | None = find(pipe)
-            return names
-    return None
+    known = (pipe.class_names() for pipe in Chain.of(chain).of_type(MapPipe, IterPipe))
+    return next(known, None)
 
 
 def fields_of(item: Any, form: ItemForm | None = None) -> Fields:

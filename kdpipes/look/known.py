@@ -10,10 +10,10 @@ from typing import Any
 
 from torch.utils.data import MapDataPipe
 
-from kdpipes._graph import sources_of
-from kdpipes._map_pipe import MapPipe, PlanPipe
-from kdpipes._sample_pipe import SampleMapper
 from kdpipes.cache.open_cache import CacheReaderMapDataPipe
+from kdpipes.core.chain import upstream_of
+from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.delivery.by_length import ByLength
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
 from kdpipes.plan.class_counts import class_counts
@@ -89,7 +89,7 @@ class Knowledge:
 
     def _is_counted(self, pipe: Any) -> bool:
         """Return whether the length of a pipe costs nothing."""
-        sources = sources_of(pipe)
+        sources = upstream_of(pipe)
         if isinstance(pipe, PlanPipe) and pipe._positions is not None:
             return True
         if any(self._lengths.get(id(source)) is None for source in sources):
@@ -119,7 +119,7 @@ class Knowledge:
 
 
 def _is_planned_quickly(pipe: PlanPipe) -> bool:
-    return isinstance(pipe, _BY_POSITION) or (isinstance(pipe, _BY_LABEL) and has_column(pipe._source, "y"))
+    return isinstance(pipe, _BY_POSITION) or (isinstance(pipe, _BY_LABEL) and has_column(pipe.source, "y"))
 
 
 def _has_few_files(root: str) -> bool:
@@ -144,13 +144,12 @@ def _entries_of(root: str) -> Iterator[str]:
 def has_column(pipe: Any, name: str | None) -> bool:
     """Return whether a field of all samples is in memory."""
     while isinstance(pipe, SampleMapper):
-        passes = getattr(pipe._operation, "column_name", None)
-        name = None if passes is None or name is None else passes(name)
-        pipe = pipe._source
+        name = None if name is None else pipe.operation.traits.column_before(name)
+        pipe = pipe.source
     if name is None or not isinstance(pipe, MapPipe):
         return False
     if isinstance(pipe, _PASSING):
-        return all(has_column(source, name) for source in sources_of(pipe))
+        return all(has_column(source, name) for source in upstream_of(pipe))
     return _source_has_column(pipe, name)
 
 
@@ -177,7 +176,7 @@ def _source_has_column(source: Any, name: str) -> bool:
 def is_behind_deal(pipe: Any) -> bool:
     """Return whether a pipe gives batches."""
     while not isinstance(pipe, DealerMapDataPipe | DealerIterDataPipe):
-        sources = sources_of(pipe)
+        sources = upstream_of(pipe)
         if isinstance(pipe, MapDataPipe) or len(sources) != 1:
             return False
         (pipe,) = sources

@@ -6,7 +6,7 @@ import sys
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._pipe import show_by
+from kdpipes.core.pipe import show_by
 from kdpipes.look.chain_html import chain_html
 from kdpipes.look.chain_text import chain_text
 

@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 from torch.utils.data import MapDataPipe
 
-from kdpipes._functional import register
-from kdpipes._graph import copy_streams, walk
-from kdpipes._masked import masked
 from kdpipes._printable import printable
+from kdpipes.core.chain import Chain
+from kdpipes.core.masked import masked
+from kdpipes.core.registry import register
 from kdpipes.delivery.behind_deal import DEALERS
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
@@ -141,7 +141,7 @@ def peek(source_datapipe: Any, n: int = 3) -> Peek:
     check_count("n", n)
     pipe = a_chain(source_datapipe)
     while isinstance(pipe, DeviceMoverIterDataPipe):
-        pipe = pipe._source
+        pipe = pipe.source
     with _generators_kept(), unrecorded(pipe):
         items = [pipe[index] for index in range(min(n, len(pipe)))] if _is_indexed(pipe) else _taken(pipe, n)
         return Peek(items, pipe, n)
@@ -152,8 +152,8 @@ def _is_indexed(pipe: Any) -> bool:
 
 
 def _taken(pipe: Any, n: int) -> list[Any]:
-    copied: Any = copy_streams(pipe)
-    for upstream in walk(copied):
+    copied: Any = Chain.of(pipe).copy_streams()
+    for upstream in Chain.of(copied).pipes:
         if isinstance(upstream, DEALERS):
             upstream.reads_ahead = False
     is_dealt, items = is_behind_deal(copied), list[Any]()
@@ -168,7 +168,7 @@ def _taken(pipe: Any, n: int) -> list[Any]:
             items += item[: n - len(items)]
             if len(items) == n:
                 break
-    for upstream in walk(copied):
+    for upstream in Chain.of(copied).pipes:
         end = getattr(type(upstream), "shutdown", None)  # of stock pipes with threads
         if end is not None:
             end(upstream)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from kdpipes._graph import sources_of
-from kdpipes._pipe_name import pipe_name
-from kdpipes._sample_pipe import SampleMapper
-from kdpipes.delivery.behind_deal import DEALERS
+from kdpipes.core.chain import Chain
+from kdpipes.core.registry import pipe_name
+from kdpipes.core.sample_pipe import SampleMapper
 
 __all__ = ["Kind", "kind_of"]
 
@@ -28,12 +27,13 @@ _KINDS: dict[str, Kind] = {
 
 def kind_of(pipe: Any) -> Kind:
     """Return what kind of work a pipe does."""
-    if not sources_of(pipe):
+    node = Chain.of(pipe).end
+    if not node.upstream:
         return "storage"
-    if callable(getattr(pipe, "counted_by_cache", None)):
+    if node.traits.role == "cache":
         return "cache"
-    if isinstance(pipe, DEALERS):
+    if node.traits.role == "deal":
         return "transfer"
-    if getattr(pipe, "is_plan", False):
+    if node.traits.is_plan:
         return "plan"
     return _KINDS.get(pipe_name(pipe), "transforms" if isinstance(pipe, SampleMapper) else "transfer")

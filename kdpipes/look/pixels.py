@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch.utils.data.datapipes.iter import Mapper
+from torch.utils.data.datapipes.map import Mapper as IndexedMapper
 
-from kdpipes._graph import walk
-from kdpipes._sample_pipe import SampleMapper
+from kdpipes.core.chain import Chain
 from kdpipes.errors import DataError, is_number, must_be
 from kdpipes.look.grid import as_picture
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.work.transform import Transformer
 
 __all__ = ["Normalization", "check_normalization", "is_image", "normalization_of", "picture_of", "picture_or_none"]
 
@@ -102,11 +104,11 @@ def _plain(entry: Any) -> Any:
 
 def normalization_of(chain: Any) -> Normalization | None:
     """Return mean and standard deviation of the `Normalize` in a chain: kdpipes', torchvision's or albumentations'."""
-    for pipe in walk(chain):
-        operation = getattr(pipe, "_operation", None) if isinstance(pipe, SampleMapper) else None
-        recipes = [getattr(operation, "_steps", ()), *(getattr(operation, "_views", None) or ())]
-        functions = [step.function for recipe in recipes for step, _ in recipe]
-        for function in [*functions, getattr(pipe, "fn", None)]:
+    for node in reversed(Chain.of(chain)):
+        functions = node.operation.functions() if isinstance(node.operation, Transformer) else []
+        if isinstance(node.pipe, Mapper | IndexedMapper):
+            functions = [node.pipe.fn]
+        for function in functions:
             if (found := next(_normalizations(function), None)) is not None:
                 return found
     return None

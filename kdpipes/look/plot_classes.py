@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from kdpipes._graph import sources_of, walk
-from kdpipes._map_pipe import MapPipe
-from kdpipes._sample_pipe import SampleMapper
+from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import Pipe
 from kdpipes.errors import ChainError, check_count
 from kdpipes.look.chain import a_chain
 from kdpipes.look.figure import Figure, svg_text
@@ -41,29 +41,29 @@ def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
         <4 samples of 2 classes, and 6 after the plan, 640x114; `.save('figure.svg')` writes it>
     """
     check_count("max_classes", max_classes)
-    chain = next((pipe for pipe in walk(a_chain(source_datapipe)) if isinstance(pipe, MapPipe)), None)
+    chain = next((pipe for pipe in Chain.of(a_chain(source_datapipe)).pipes if isinstance(pipe, MapPipe)), None)
     if chain is None:
         raise ChainError(
             "`plot_classes` needs an indexed chain: a stream does not know its classes before it is read. "
             "`kdp.open_shards` is indexed."
         )
     after, before = _counts([chain]), _counts(_before(chain))
-    is_planned = any(getattr(pipe, "is_plan", False) for pipe in walk(chain))
+    is_planned = any(node.traits.is_plan for node in Chain.of(chain))
     return _figure(before, after if is_planned else None, max_classes)
 
 
 def _before(pipe: Any) -> list[Any]:
     """Return the pipes that the plan reads from, each once."""
-    if not any(getattr(upstream, "is_plan", False) for upstream in walk(pipe)) or not _has_labels(pipe):
+    if not any(node.traits.is_plan for node in Chain.of(pipe)) or not _has_labels(pipe):
         return [pipe]
-    found = {id(one): one for source in sources_of(pipe) for one in _before(source)}
+    found = {id(one): one for source in upstream_of(pipe) for one in _before(source)}
     return list(found.values())
 
 
 def _has_labels(pipe: Any) -> bool:
     """Return whether the pipe's own sources have labels, too: they may be called `y` here only."""
-    operation = pipe._operation if isinstance(pipe, SampleMapper) else None
-    renames = getattr(operation, "column_name", None)
+    operation = pipe.operation if isinstance(pipe, Pipe) else None
+    renames = None if operation is None else operation.traits.column_before
     return operation is None or (renames is not None and renames("y") == "y")
 
 

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 from torch.utils.data import MapDataPipe
 
 from kdpipes import _meter
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.pipe import Pipe
+from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.timing import Lane, Measured, Row
 from kdpipes.errors import ChainError, check_callable, is_number, must_be
@@ -190,7 +191,7 @@ def _pipe_time(name: str, kind: Kind, is_main: bool, rows: list[Row], total_s: f
 
 
 def _counted(pipe: Any, before: dict[str, int], name: str) -> int | None:
-    counted: dict[str, int] = getattr(pipe, "counted_by_cache", dict)()
+    counted = pipe.counters() if isinstance(pipe, Pipe) else {}
     return counted[name] - before.get(name, 0) if name in counted else None
 
 
@@ -249,7 +250,7 @@ def _without_deal(profile: Profile) -> Profile:
 
 def _counts(loader: Loader) -> dict[int, dict[str, int]]:
     pipes = loader.measured().pipes
-    return {place: getattr(pipe, "counted_by_cache", dict)() for place, pipe in enumerate(pipes)}
+    return {place: pipe.counters() if isinstance(pipe, Pipe) else {} for place, pipe in enumerate(pipes)}
 
 
 def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> None:

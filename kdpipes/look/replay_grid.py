@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from kdpipes._graph import walk
 from kdpipes._lazy import Lazy
+from kdpipes.core.chain import Chain
 from kdpipes.delivery.behind_deal import DEALERS
 from kdpipes.errors import ChainError, check_count, check_seed
 from kdpipes.look.crop_boxes import crop_boxes
@@ -37,7 +37,7 @@ def replay_grid(
         ChainError: There is no `deal` in the chain.
         IndexError: The epoch has no such batch.
     """
-    dealer = next((pipe for pipe in walk(source_datapipe) if isinstance(pipe, DEALERS)), None)
+    dealer = next((pipe for pipe in Chain.of(source_datapipe).pipes if isinstance(pipe, DEALERS)), None)
     if dealer is None:
         raise ChainError("The chain has no `deal`, and so no batches.")
     originals: dict[int, Lazy | None] = {}  # of samples that `on_error` loads at once: then they are known no more

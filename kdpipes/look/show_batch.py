@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes._graph import walk
-from kdpipes._map_pipe import MapPipe
-from kdpipes._sample_pipe import SampleMapper
+from kdpipes.core.chain import Chain
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.delivery.collate_samples import split_ctx
 from kdpipes.errors import ChainError, check_count, check_names
 from kdpipes.look.chain import a_chain
@@ -22,6 +22,7 @@ from kdpipes.look.pixels import Normalization, check_normalization, is_image, no
 from kdpipes.look.replay_grid import original_of
 from kdpipes.sample import Sample
 from kdpipes.work.replay import find_sample
+from kdpipes.work.transform import Transformer
 
 __all__ = ["show_batch"]
 
@@ -188,14 +189,16 @@ def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, numbe
         if len(originals) < number:
             raise ValueError(f"`originals` must be as many as the {number} images, but are {len(originals)}.")
         return originals
-    source = None if chain is None else next((pipe for pipe in walk(chain) if isinstance(pipe, MapPipe)), None)
+    source = (
+        None if chain is None else next((pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, MapPipe)), None)
+    )
     if source is None or batch.keys is None:
         raise ChainError(
             "`crops` needs the originals: give the chain, indexed, and batches with keys, "
             '`select("x y key", return_ctx=True)`; or `originals=[...]`.'
         )
-    while isinstance(source, SampleMapper) and source.is_selected:
-        source = source._source
+    while isinstance(source, SampleMapper) and source.traits.gives == "items":
+        source = source.source
     keys = list(map(str, batch.keys[:number]))
     return [original_of(_sample_of(key, source), _image_field(source)) for key in keys]
 
@@ -212,5 +215,5 @@ def _sample_of(key: str, source: MapPipe) -> Sample:
 
 def _image_field(source: Any) -> str:
     """Return the field that transforms were applied to."""
-    transforms: list[Any] = [getattr(pipe, "_operation", None) for pipe in walk(source)]
-    return next((transform.field for transform in transforms if hasattr(transform, "_steps")), "x")
+    transforms = Chain.of(source).operations(Transformer)
+    return transforms[0].field if transforms else "x"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes._called import shown_value
+from kdpipes.core.call_text import shown_value
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
 
 __all__ = ["summary"]

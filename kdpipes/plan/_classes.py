@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._map_pipe import MapPipe, as_column
+from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.errors import DataError, closest, must_be
 from kdpipes.selection import UNLABELLED
 

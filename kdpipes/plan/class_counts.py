@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kdpipes import selection
-from kdpipes._map_pipe import as_column
+from kdpipes.core.map_pipe import as_column
 from kdpipes.errors import must_be
 from kdpipes.selection import UNLABELLED
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._map_pipe import MapPipe, as_column, indexed
-from kdpipes._pipe_name import called_as
+from kdpipes.core.map_pipe import MapPipe, as_column, indexed
+from kdpipes.core.registry import called_as
+from kdpipes.core.traits import Traits
 from kdpipes.errors import ChainError
 from kdpipes.plan._several import joined_shards, shared_class_names, shared_fields
 from kdpipes.sample import Sample
@@ -36,23 +37,23 @@ class ConcatenatorMapDataPipe(MapPipe):
         array(['a', 'b', 'c'], dtype='<U1')
     """
 
-    is_plan = True
+    traits = Traits(role="join", reads=frozenset(), changes=frozenset())
 
     def __init__(self, *source_datapipes: MapPipe) -> None:
         first: Any = source_datapipes[0] if source_datapipes else []
         if isinstance(first, list | tuple):
             raise ChainError("`concat` takes at least one source, one after the other: `kdp.concat(one, other)`.")
-        self._sources = tuple(indexed(source, "concat") for source in source_datapipes)
-        self._names = shared_class_names("concat", self._sources)
+        self.sources = tuple(indexed(source, "concat") for source in source_datapipes)
+        self._names = shared_class_names("concat", self.sources)
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         return self._names
 
     def __len__(self) -> int:
-        return sum(map(len, self._sources))
+        return sum(map(len, self.sources))
 
     def fetch(self, index: int) -> Sample:
-        for number, source in enumerate(self._sources):
+        for number, source in enumerate(self.sources):
             if index < len(source):
                 return source.fetch(index).come_from(number)
             index -= len(source)
@@ -60,29 +61,29 @@ class ConcatenatorMapDataPipe(MapPipe):
 
     def announce(self, positions: NDArray[Any]) -> None:
         start = 0
-        for source in self._sources:
+        for source in self.sources:
             here = positions - start
             source.announce(here[(here >= 0) & (here < len(source))])
             start += len(source)
 
     def shard_numbers(self) -> NDArray[Any] | None:
-        return joined_shards([source.shard_numbers() for source in self._sources])
+        return joined_shards([source.shard_numbers() for source in self.sources])
 
     def expect(self, positions: NDArray[Any]) -> None:
         start = 0
-        for source in self._sources:
+        for source in self.sources:
             here = positions - start
             source.expect(here[(here >= 0) & (here < len(source))])
             start += len(source)
 
     def column(self, name: str) -> NDArray[Any]:
-        columns = [source.column(name) for source in self._sources if len(source)]
+        columns = [source.column(name) for source in self.sources if len(source)]
         if len({column.dtype.kind for column in columns}) > 1:  # numbers and names: NumPy would make names of all
             return as_column([value for column in columns for value in column.tolist()])
-        return np.concatenate(columns) if columns else self._sources[0].column(name)
+        return np.concatenate(columns) if columns else self.sources[0].column(name)
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._names
 
     def field_names(self) -> frozenset[str] | None:
-        return shared_fields(self._sources)
+        return shared_fields(self.sources)

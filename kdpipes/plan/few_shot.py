@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kdpipes._functional import functional_pipe, refuse_flavour
-from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.errors import DataError, check_count, check_seed
 from kdpipes.plan._classes import labels_of, shown
 from kdpipes.selection import UNLABELLED, class_counts, take_per_class
@@ -46,11 +46,11 @@ class FewShotTakerMapDataPipe(PlanPipe):
         self._choice_seed = check_seed(seed)
 
     def _plan(self) -> NDArray[Any]:
-        labels = labels_of(self._source, "few_shot")
+        labels = labels_of(self.source, "few_shot")
         counts = {label: count for label, count in class_counts(labels).items() if label != UNLABELLED}
         rare = next((label for label, count in counts.items() if count < self._shots), None)
         if rare is not None:
-            name = shown(rare, self._source.class_names())
+            name = shown(rare, self.source.class_names())
             raise DataError(
                 f"Class {name} has {counts[rare]} samples, fewer than the {self._shots} of `few_shot`. "
                 f"`.take_per_class(num_samples={self._shots}, seed=...)` takes what there is."

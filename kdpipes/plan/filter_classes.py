@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes._functional import functional_pipe
-from kdpipes._iter_pipe import StreamPlanPipe, samples_of
-from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes.core.iter_pipe import StreamPlanPipe, samples_of
+from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.registry import functional_pipe
 from kdpipes.errors import check_one_of
 from kdpipes.plan._classes import check_classes, label_of, labels_of, to_labels
 from kdpipes.sample import Sample
@@ -68,13 +69,13 @@ class ClassFilterMapDataPipe(PlanPipe):
         self._choice = _Choice(valid, invalid)
 
     def _plan(self) -> NDArray[Any]:
-        labels = labels_of(self._source, "filter_classes")
+        labels = labels_of(self.source, "filter_classes")
         if not len(labels):
             return np.zeros(0, dtype=np.int32)
         choice = self._choice
         are_names = labels.dtype.kind == "U"
         present = np.unique(labels).tolist() if are_names else None
-        names = self._source.class_names()
+        names = self.source.class_names()
         classes = to_labels(choice.param, choice.classes, names, are_names=are_names, present=present)
         positions = keep_classes(labels, classes, keep=choice.keep)
         if not len(positions) and choice.classes:
@@ -108,7 +109,7 @@ class ClassFilterIterDataPipe(StreamPlanPipe):
     Source: KappaData's ClassFilterWrapper.
     """
 
-    is_straight = True
+    traits = replace(StreamPlanPipe.traits, holds_back=False)
 
     def __init__(
         self, source_datapipe: IterDataPipe[Any], *, valid: Classes | None = None, invalid: Classes | None = None
@@ -119,7 +120,7 @@ class ClassFilterIterDataPipe(StreamPlanPipe):
     def samples(self) -> Iterator[Sample]:
         choice, names = self._choice, self.class_names()
         by_kind: dict[bool, frozenset[int | str]] = {}
-        for sample in samples_of(self._source, "filter_classes"):
+        for sample in samples_of(self.source, "filter_classes"):
             label = label_of(sample["y"])
             label = UNLABELLED if label is None else label
             is_name = isinstance(label, str)

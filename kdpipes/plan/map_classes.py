@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes._functional import functional_pipe
-from kdpipes._iter_pipe import StreamPlanPipe, samples_of
-from kdpipes._map_pipe import MapPipe, PlanPipe, as_column
+from kdpipes._fingerprint import Fingerprinted
+from kdpipes.core.iter_pipe import StreamPlanPipe, samples_of
+from kdpipes.core.map_pipe import MapPipe, PlanPipe, as_column
+from kdpipes.core.registry import functional_pipe
 from kdpipes.errors import DataError, check_choice, check_names, must_be
 from kdpipes.plan._classes import label_of, shown, to_labels
 from kdpipes.sample import Sample
@@ -31,7 +33,7 @@ def _as_plain(entry: Any) -> Any:
     return int(entry) if isinstance(entry, np.integer) else entry
 
 
-class _Mapping:
+class _Mapping(Fingerprinted):
     """The arguments, and what they make of labels."""
 
     def __init__(self, mapping: Any, unmapped: Unmapped, class_names: Sequence[str] | None) -> None:
@@ -51,7 +53,7 @@ class _Mapping:
             new = to_labels("mapping", list(mapping.values()), self._class_names, are_names=False)
             self._mapping = dict(zip(mapping, new, strict=True))
 
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return the data that identifies it, in the form that states of kdpipes 0.1 have."""
         known = {name: value for name, value in vars(self).items() if name != "_class_names"}
         return known if self._class_names is None else (known, self._class_names)
@@ -152,7 +154,7 @@ class ClassMapperMapDataPipe(PlanPipe):
         (array([1, 0]), ('horse', 'cat'))
     """
 
-    changes = "y"
+    traits = replace(PlanPipe.traits, changes=frozenset({"y"}))
 
     def __init__(
         self,
@@ -166,16 +168,16 @@ class ClassMapperMapDataPipe(PlanPipe):
         self._mapping = _Mapping(mapping, unmapped, class_names)
         self._labels: Shared[NDArray[Any]] | None = None
 
-    _computed = (*PlanPipe._computed, "_labels")
+    computed = (*PlanPipe.computed, "_labels")
     _goes_by = "labels"
 
     def _plan(self) -> NDArray[Any]:
-        labels = self._source.column("y")
+        labels = self.source.column("y")
         if not len(labels):
             self._labels = Shared(labels)
             return np.zeros(0, dtype=np.int32)
         values, inverse = _distinct(labels)
-        known, is_labelled = self._source.class_names(), any(map(_is_class, values))
+        known, is_labelled = self.source.class_names(), any(map(_is_class, values))
         are_names = any(isinstance(value, str) for value in values)
         table = self._mapping.table(known, are_names=are_names) if is_labelled else {}
         firsts = np.unique(inverse, return_index=True)[1].tolist()
@@ -189,7 +191,7 @@ class ClassMapperMapDataPipe(PlanPipe):
         return positions.astype(smallest_int(len(labels)))
 
     def _key_of(self, position: int) -> str:
-        return self._source.fetch(position).key
+        return self.source.fetch(position).key
 
     def fetch(self, index: int) -> Sample:
         sample = super().fetch(index)
@@ -204,7 +206,7 @@ class ClassMapperMapDataPipe(PlanPipe):
         return self._labels.value
 
     def class_names(self) -> tuple[str, ...] | None:
-        return self._mapping.names(self._source.class_names())
+        return self._mapping.names(self.source.class_names())
 
 
 def _distinct(labels: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
@@ -242,9 +244,7 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
         DataError: `unmapped="raise"`, and a sample of another class passes.
     """
 
-    is_straight = True
-
-    changes = "y"
+    traits = replace(StreamPlanPipe.traits, changes=frozenset({"y"}), holds_back=False)
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
     def samples(self) -> Iterator[Sample]:
         tables: dict[bool, dict[Any, Any]] = {}
         known = super().class_names()
-        for sample in samples_of(self._source, "map_classes"):
+        for sample in samples_of(self.source, "map_classes"):
             label = _only(sample["y"])
             are_names = isinstance(label, str)
             if _is_class(label) and are_names not in tables:

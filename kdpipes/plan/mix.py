@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._draw import plan_epoch, planning
-from kdpipes._functional import functional_pipe
-from kdpipes._iter_pipe import IterPipe, samples_of, seed_upstream
-from kdpipes._map_pipe import MapPipe, as_column, indexed
-from kdpipes._pipe import a_datapipe, gives_samples
+from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_upstream
+from kdpipes.core.map_pipe import MapPipe, as_column, indexed
+from kdpipes.core.pipe import a_datapipe, gives_samples
+from kdpipes.core.registry import functional_pipe
+from kdpipes.core.traits import Traits
 from kdpipes.errors import ChainError, check_choice, check_flag, check_seed, is_number, must_be
 from kdpipes.plan._several import joined_shards, shared_class_names, shared_fields
 from kdpipes.sample import Sample
@@ -89,7 +90,7 @@ class MixerMapDataPipe(MapPipe):
         '1ab2cd'
     """
 
-    is_plan = True
+    traits = Traits(role="join", reads=frozenset(), changes=frozenset())
 
     def __init__(
         self,
@@ -101,16 +102,16 @@ class MixerMapDataPipe(MapPipe):
         stop: Stop = "first",
         redraw: bool = True,
     ) -> None:
-        self._sources = tuple(indexed(source, "mix") for source in (source_datapipe, *_as_tuple(others)))
-        self._weights = _check_weights(weights, len(self._sources))
+        self.sources = tuple(indexed(source, "mix") for source in (source_datapipe, *_as_tuple(others)))
+        self._weights = _check_weights(weights, len(self.sources))
         self._mix_seed = check_seed(seed)
         check_choice("stop", stop, ("first", "all"))
         self._stop = stop
         self._redraw = check_flag("redraw", redraw)
-        self._names = shared_class_names("mix", self._sources)
+        self._names = shared_class_names("mix", self.sources)
         self._plan: Shared[_MixPlan] | None = None
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         known = self._weights, self._mix_seed, self._stop, self._names
         return (*known, "redraw") if self._moves_on() else known
 
@@ -126,24 +127,24 @@ class MixerMapDataPipe(MapPipe):
 
     def fetch(self, index: int) -> Sample:
         number, position = self._places(index)
-        return self._sources[int(number)].fetch(int(position)).come_from(int(number))
+        return self.sources[int(number)].fetch(int(position)).come_from(int(number))
 
     def announce(self, positions: NDArray[Any]) -> None:
         chosen, places = self._places(positions)
-        for number, source in enumerate(self._sources):
+        for number, source in enumerate(self.sources):
             source.announce(places[chosen == number])
 
     def shard_numbers(self) -> NDArray[Any] | None:
-        numbers = joined_shards([source.shard_numbers() for source in self._sources])
+        numbers = joined_shards([source.shard_numbers() for source in self.sources])
         return None if numbers is None else self._mixed(numbers)
 
     def expect(self, positions: NDArray[Any]) -> None:
         chosen, places = self._places(positions)
-        for number, source in enumerate(self._sources):
+        for number, source in enumerate(self.sources):
             source.expect(places[chosen == number])
 
     def column(self, name: str) -> NDArray[Any]:
-        columns = [source.column(name) for source in self._sources]
+        columns = [source.column(name) for source in self.sources]
         with planning(0):
             if len({column.dtype.kind for column in columns}) == 1:
                 return self._mixed(np.concatenate(columns))
@@ -154,7 +155,7 @@ class MixerMapDataPipe(MapPipe):
     def _mixed(self, column: NDArray[Any]) -> NDArray[Any]:
         """Return a column of all sources, one after the other, in the order of the mix."""
         chosen, positions = self._places(slice(None))
-        starts = np.cumsum([0, *map(len, self._sources)])[:-1]
+        starts = np.cumsum([0, *map(len, self.sources)])[:-1]
         mixed: NDArray[Any] = column[starts[chosen] + positions]
         return mixed
 
@@ -162,7 +163,7 @@ class MixerMapDataPipe(MapPipe):
         return self._names
 
     def field_names(self) -> frozenset[str] | None:
-        return shared_fields(self._sources)
+        return shared_fields(self.sources)
 
     def _places(self, index: Any) -> tuple[Any, Any]:
         """Return the source of some samples, and their positions there, in the epoch that is planned."""
@@ -175,7 +176,7 @@ class MixerMapDataPipe(MapPipe):
 
     def _planned(self) -> _MixPlan:
         if self._plan is None:
-            sizes = [len(source) for source in self._sources]
+            sizes = [len(source) for source in self.sources]
             chosen, counts = interleave(sizes, self._weights, self._mix_seed, until_all=self._stop == "all")
             lengths = np.asarray([max(size, 1) for size in sizes])
             positions = (counts % lengths[chosen]).astype(smallest_int(max(sizes)))
@@ -208,8 +209,7 @@ class MixerIterDataPipe(IterPipe):
         ChainError: The streams number their classes differently: `map_classes` makes them agree.
     """
 
-    is_about_whole = True
-    is_plan = True
+    traits = Traits(role="join", counts_whole=True, reads=frozenset(), changes=frozenset())
 
     def __init__(
         self,
@@ -221,18 +221,18 @@ class MixerIterDataPipe(IterPipe):
         stop: Stop = "first",
     ) -> None:
         super().__init__()
-        self._sources = tuple(
+        self.sources = tuple(
             gives_samples(a_datapipe(source), "mix") for source in (source_datapipe, *_as_tuple(others))
         )
-        self._weights = _check_weights(weights, len(self._sources))
+        self._weights = _check_weights(weights, len(self.sources))
         self._mix_seed = check_seed(seed)
         check_choice("stop", stop, ("first", "all"))
         self._stop = stop
-        known = [source for source in self._sources if isinstance(source, IterPipe)]
+        known = [source for source in self.sources if isinstance(source, IterPipe)]
         self._names = shared_class_names("mix", known)
 
     def samples(self) -> Iterator[Sample]:
-        streams = [samples_of(source, "mix") for source in self._sources]
+        streams = [samples_of(source, "mix") for source in self.sources]
         is_new = [True] * len(streams)  # whether a stream has given nothing since it was begun
         ended = [False] * len(streams)
         rounds = count(1)
@@ -244,7 +244,7 @@ class MixerIterDataPipe(IterPipe):
                     return
                 if self._renewed is not None:
                     seed_upstream(self, *self._renewed, round=next(rounds))
-                streams[place] = samples_of(self._sources[place], "mix")
+                streams[place] = samples_of(self.sources[place], "mix")
                 sample = next(streams[place], None)
             if sample is None:
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._draw import plan_epoch
-from kdpipes._functional import functional_pipe
-from kdpipes._iter_pipe import StreamPlanPipe, samples_of
-from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes.core.iter_pipe import StreamPlanPipe, samples_of
+from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.registry import functional_pipe
 from kdpipes.errors import DataError, check_choice, check_count, check_flag, must_be
 from kdpipes.plan._classes import label_of, labels_of, to_labels
 from kdpipes.sample import Sample
@@ -58,7 +59,7 @@ class OversamplerMapDataPipe(PlanPipe):
         self._mode = mode
 
     def _plan(self) -> NDArray[Any]:
-        labels = labels_of(self._source, "oversample")
+        labels = labels_of(self.source, "oversample")
         if self._mode == "multiply":
             return oversample_multiply(labels)
         positions = oversample_exact(labels)
@@ -71,7 +72,7 @@ class OversamplerMapDataPipe(PlanPipe):
         return None if of_labels and self._redraws else redrawn  # each class keeps its positions
 
     def _replan(self, epoch: int) -> NDArray[Any]:
-        return oversample_exact(labels_of(self._source, "oversample"), epoch)
+        return oversample_exact(labels_of(self.source, "oversample"), epoch)
 
 
 @functional_pipe("oversample", flavour="iter")
@@ -98,7 +99,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
     Source: KappaData's OversamplingWrapper.
     """
 
-    is_about_whole = True
+    traits = replace(StreamPlanPipe.traits, counts_whole=True)
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         largest, epoch = max(self._counts.values()), plan_epoch() if self._redraw else 0
         by_kind: dict[bool, dict[Any, int]] = {}
         seen: Counter[Any] = Counter()
-        for sample in samples_of(self._source, "oversample"):
+        for sample in samples_of(self.source, "oversample"):
             label = label_of(sample["y"])
             if label is None or label == UNLABELLED:
                 if self._mode == "multiply":
@@ -152,6 +153,6 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         start = epoch * largest % count  # each epoch, other samples get the extra repetition
         return ((seen + 1) * largest + start) // count - (seen * largest + start) // count
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         changes_order = self._redraw and self._mode == "exact"
-        return [entry for entry in super().identity() if entry[0] != "_redraw" or changes_order]
+        return [entry for entry in super().fingerprint() if entry[0] != "_redraw" or changes_order]

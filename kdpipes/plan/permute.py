@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._functional import functional_pipe, refuse_flavour
-from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.errors import check_seed
 from kdpipes.selection import smallest_int
 
@@ -41,7 +41,7 @@ class PermuterMapDataPipe(PlanPipe):
         self._order_seed = check_seed(seed)
 
     def _plan(self) -> NDArray[Any]:
-        size = len(self._source)
+        size = len(self.source)
         positions = np.arange(size)
         np.random.default_rng(self._order_seed).shuffle(positions)
         return positions.astype(smallest_int(size))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes._functional import functional_pipe
-from kdpipes._iter_pipe import StreamPlanPipe, samples_of, seed_upstream
-from kdpipes._map_pipe import MapPipe, indexed
+from kdpipes.core.iter_pipe import StreamPlanPipe, samples_of, seed_upstream
+from kdpipes.core.map_pipe import MapPipe, indexed
+from kdpipes.core.registry import functional_pipe
+from kdpipes.core.traits import Traits
 from kdpipes.errors import DataError, check_count, check_one_of
 from kdpipes.plan._several import joined_shards
 from kdpipes.sample import Sample
@@ -63,39 +65,39 @@ class RepeaterUntilMapDataPipe(MapPipe):
         array(['a', 'b', 'a', 'b'], dtype='<U1')
     """
 
-    is_plan = True
+    traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
 
     def __init__(
         self, source_datapipe: MapPipe, *, min_size: int | None = None, repetitions: int | None = None
     ) -> None:
-        self._source = indexed(source_datapipe, "repeat_until")
+        self.source = indexed(source_datapipe, "repeat_until")
         self._goal = _Goal(min_size, repetitions)
 
     def __len__(self) -> int:
-        size = len(self._source)
+        size = len(self.source)
         return size * self._goal.rounds(size)
 
     def fetch(self, index: int) -> Sample:
-        return self._source.fetch(index % len(self._source))
+        return self.source.fetch(index % len(self.source))
 
     def announce(self, positions: NDArray[Any]) -> None:
-        self._source.announce(positions % len(self._source))
+        self.source.announce(positions % len(self.source))
 
     def shard_numbers(self) -> NDArray[Any] | None:
-        numbers = self._source.shard_numbers()
-        return None if numbers is None else joined_shards([numbers] * self._goal.rounds(len(self._source)))
+        numbers = self.source.shard_numbers()
+        return None if numbers is None else joined_shards([numbers] * self._goal.rounds(len(self.source)))
 
     def expect(self, positions: NDArray[Any]) -> None:
-        self._source.expect(positions % len(self._source))
+        self.source.expect(positions % len(self.source))
 
     def column(self, name: str) -> NDArray[Any]:
-        return np.tile(self._source.column(name), self._goal.rounds(len(self._source)))
+        return np.tile(self.source.column(name), self._goal.rounds(len(self.source)))
 
     def class_names(self) -> tuple[str, ...] | None:
-        return self._source.class_names()
+        return self.source.class_names()
 
     def field_names(self) -> frozenset[str] | None:
-        return self._source.field_names()
+        return self.source.field_names()
 
 
 @functional_pipe("repeat_until", flavour="iter")
@@ -117,7 +119,7 @@ class RepeaterUntilIterDataPipe(StreamPlanPipe):
     Source: KappaData's RepeatWrapper.
     """
 
-    is_about_whole = True
+    traits = replace(StreamPlanPipe.traits, counts_whole=True)
 
     def __init__(
         self, source_datapipe: IterDataPipe[Any], *, min_size: int | None = None, repetitions: int | None = None
@@ -126,15 +128,15 @@ class RepeaterUntilIterDataPipe(StreamPlanPipe):
         self._goal = _Goal(min_size, repetitions)
 
     def __len__(self) -> int:
-        size = len(self._source)
+        size = len(self.source)
         return size * self._goal.rounds(size)
 
     def samples(self) -> Iterator[Sample]:
         size = 0
-        for sample in samples_of(self._source, "repeat_until"):
+        for sample in samples_of(self.source, "repeat_until"):
             size += 1
             yield sample
         for done in range(1, self._goal.rounds(size)):
             if self._renewed is not None:
                 seed_upstream(self, *self._renewed, round=done)
-            yield from samples_of(self._source, "repeat_until")
+            yield from samples_of(self.source, "repeat_until")

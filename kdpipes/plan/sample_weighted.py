@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._functional import functional_pipe, refuse_flavour
-from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.errors import DataError, check_count, check_flag, check_seed, must_be
 from kdpipes.plan._classes import labels_of, to_labels
 from kdpipes.selection import smallest_int
@@ -73,10 +73,10 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         self._choice_seed = check_seed(seed)
         self._shares: Shared[NDArray[Any]] | None = None
 
-    _computed = (*PlanPipe._computed, "_shares")
+    computed = (*PlanPipe.computed, "_shares")
 
     def _plan(self) -> NDArray[Any]:
-        size = len(self._source)
+        size = len(self.source)
         weights = self._weights_of_samples(size)
         number = size if self._num_samples is None else self._num_samples
         if not number:
@@ -107,9 +107,9 @@ class WeightedSamplerMapDataPipe(PlanPipe):
             if len(weights) != size:
                 raise ValueError(f"`weights` must be one for each of {size} samples, but there are {len(weights)}.")
             return weights
-        labels = labels_of(self._source, "sample_weighted")
+        labels = labels_of(self.source, "sample_weighted")
         are_names = labels.dtype.kind == "U"
-        classes = to_labels("weights", list(self._classes), self._source.class_names(), are_names=are_names)
+        classes = to_labels("weights", list(self._classes), self.source.class_names(), are_names=are_names)
         of_samples = np.zeros(size)
         for label, weight in zip(classes, weights.tolist(), strict=True):
             of_samples[labels == label] = weight

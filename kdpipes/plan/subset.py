@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._functional import functional_pipe, refuse_flavour
-from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.errors import must_be
 from kdpipes.selection import smallest_int
 from kdpipes.storage.shared import Shared
@@ -50,7 +50,7 @@ class SubsetterMapDataPipe(PlanPipe):
         self._wanted = Shared(wanted.astype(np.int64))
 
     def _plan(self) -> NDArray[Any]:
-        size, wanted = len(self._source), self._wanted.value
+        size, wanted = len(self.source), self._wanted.value
         outside = wanted[(wanted < -size) | (wanted >= size)]
         if len(outside):
             raise IndexError(f"`indices` must be from {-size} up to {size - 1}, but {int(outside[0])} is among them.")

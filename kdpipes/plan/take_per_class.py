@@ -7,8 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kdpipes._functional import functional_pipe, refuse_flavour
-from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.errors import check_count, check_one_of, check_seed, is_number, must_be
 from kdpipes.plan._classes import labels_of
 from kdpipes.selection import take_per_class
@@ -58,7 +58,7 @@ class PerClassTakerMapDataPipe(PlanPipe):
         self._choice_seed = None if seed is None else check_seed(seed)
 
     def _plan(self) -> NDArray[Any]:
-        return take_per_class(labels_of(self._source, "take_per_class"), self._number_of, self._choice_seed)
+        return take_per_class(labels_of(self.source, "take_per_class"), self._number_of, self._choice_seed)
 
     def _number_of(self, size: int) -> int:
         return math.ceil(size * self._share) if self._share is not None else min(self._num_samples or 0, size)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._functional import functional_pipe, refuse_flavour
-from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.errors import is_number, must_be
 from kdpipes.selection import smallest_int
 
@@ -58,7 +58,7 @@ class PercentTakerMapDataPipe(PlanPipe):
         self._round_end = math.ceil if ceil_to_index else math.floor
 
     def _plan(self) -> NDArray[Any]:
-        size = len(self._source)
+        size = len(self.source)
         begin, end = self._round_begin(self._begin * size), self._round_end(self._end * size)
         return np.arange(begin, end, dtype=smallest_int(size))
 

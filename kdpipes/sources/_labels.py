@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._map_pipe import as_column
+from kdpipes.core.map_pipe import as_column
 from kdpipes.errors import DataError, closest
 from kdpipes.sample import Lazy, Sample
 from kdpipes.selection import UNLABELLED

@@ -14,9 +14,9 @@ from webdataset.pipeline import DataPipeline
 from kdpipes._calling import call_seeded
 from kdpipes._draw import seeded_globals
 from kdpipes._fingerprint import own_members, settled_attributes
-from kdpipes._map_pipe import MapPipe, as_column
-from kdpipes._pipe_name import called_as
 from kdpipes.callback import Callback
+from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.registry import called_as
 from kdpipes.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._labels import as_classes, class_names_in, numbered
@@ -28,7 +28,7 @@ _PREFIX = "getitem_"
 _LABELS = ("targets", "labels")  # attributes of datasets
 _IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)
 _RESERVED = frozenset(
-    "announce cached_as class_names column expect fetch field_names finish identity key_of pick "  # noqa: SIM905
+    "announce value_fingerprint class_names column expect fetch field_names finish identity key_of pick "  # noqa: SIM905
     "read_column redrawn_by shard_numbers".split()
 )
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
@@ -94,13 +94,13 @@ class DatasetReaderMapDataPipe(MapPipe):
         elif _has_text_labels(dataset):
             self._known_labels()  # read now, so that text labels of items become numbers, too
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         return type(self._dataset.value).__qualname__, len(self), self._fields, self._class_names, self._known_labels()
 
-    def cached_as(self) -> Any:
+    def value_fingerprint(self) -> Any:
         """Return what caches tell it by: the dataset's class and attributes."""
         dataset = self._dataset.value
-        return dataset.cached_as() if isinstance(dataset, SampleSource) else self._dataset, self._fields
+        return dataset.value_fingerprint() if isinstance(dataset, SampleSource) else self._dataset, self._fields
 
     def __len__(self) -> int:
         return len(self._dataset.value)
@@ -259,12 +259,12 @@ class SampleSource(MapPipe):
             )
         return Sample({name: _getter(self, name, index) for name in getters}, key=self.key_of(index), index=index)
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return what tells this source from another, as plain data: a state is refused where it has changed."""
         getters = [(name, getattr(type(self), _PREFIX + name)) for name in _getters_of(self)]
         return type(self).__qualname__, len(self), getters
 
-    def cached_as(self) -> Any:
+    def value_fingerprint(self) -> Any:
         """Return what caches tell this source by, as plain data: by default its methods and attributes."""
         return (
             type(self).__qualname__,

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._map_pipe import MapPipe, as_column
-from kdpipes._pipe_name import called_as
+from kdpipes._fingerprint import Fingerprinted
 from kdpipes.callback import Callback
+from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.registry import called_as
 from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._labels import as_classes
@@ -68,7 +69,7 @@ class IdReaderMapDataPipe(MapPipe):
             self._labels = Shared(column)
         self._load = Callback("load", _FileLoader(load) if isinstance(load, str) else load)
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         ids = self._ids.value
         are_urls = len(ids) > 0 and isinstance(ids[0], str) and "://" in ids[0]
         names = [identity_of(str(name)) for name in ids] if are_urls else self._ids
@@ -86,7 +87,7 @@ class IdReaderMapDataPipe(MapPipe):
             fields["y"] = fields["y"].item() if isinstance(fields["y"], np.generic) else fields["y"]
         return Sample(fields, key=identity_of(str(name)), index=index, version=lambda: self._version_of(name))
 
-    def cached_as(self) -> Any:
+    def value_fingerprint(self) -> Any:
         """Return what caches tell it by, besides the files' own versions: how an ID is loaded."""
         return self._load
 
@@ -117,13 +118,13 @@ def _aligned(ids: Sequence[Any], labels: Mapping[Any, Any] | Sequence[Any]) -> N
     return as_column(labels)
 
 
-class _FileLoader:
+class _FileLoader(Fingerprinted):
     """Reads the file of an ID by the suffix of its path. Nothing in the file is executed."""
 
     def __init__(self, template: str) -> None:
         self._template = template
 
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return the data that identifies it, independent of the folder of the files."""
         return identity_of(self._template).rsplit("/", 1)[-1]
 

@@ -15,8 +15,8 @@ from webdataset import cache, filters, mix, shardlists
 from webdataset.pipeline import DataPipeline
 
 from kdpipes._draw import current_epoch, hash_key
-from kdpipes._iter_pipe import IterPipe
-from kdpipes._pipe_name import called_as
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.registry import called_as
 from kdpipes.errors import ChainError, check_names, must_be
 from kdpipes.sample import Sample
 from kdpipes.sources.to_samples import Recipe
@@ -104,7 +104,7 @@ class WebDatasetReaderIterDataPipe(IterPipe):
         key, url = item.get("__key__", index), item.get("__url__")
         return str(key) if url is None else f"{self._names.value.get(url, path_of(str(url)).rsplit('/', 1)[-1])}/{key}"
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         stages = [_named(stage) for stage in self._dataset.value.pipeline]
         return sorted(self._names.value.values()), stages, self._fields, self._class_names
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._map_pipe import MapPipe
-from kdpipes._pipe_name import called_as
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.registry import called_as
 from kdpipes.errors import DataError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.files import file_stamp, list_files, list_stamps, read_url
@@ -67,7 +67,7 @@ class ImageFolderMapDataPipe(MapPipe):
         self._listing: Shared[_Listing] | None = None
         self._versions: Shared[PackedStrings] | None = None
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         listing = self._listed()
         return listing.paths, listing.labels, listing.class_names
 
@@ -86,7 +86,7 @@ class ImageFolderMapDataPipe(MapPipe):
             version=lambda: self._version_of(index, url),
         )
 
-    def cached_as(self) -> Any:
+    def value_fingerprint(self) -> Any:
         """Return what caches tell it by, besides the files' own versions: nothing."""
         return ()
 

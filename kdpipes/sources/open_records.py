@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._map_pipe import MapPipe, is_key
-from kdpipes._pipe_name import called_as
+from kdpipes.core.map_pipe import MapPipe, is_key
+from kdpipes.core.registry import called_as
 from kdpipes.errors import DataError, check_choice, check_count, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import checksum_of, decode
@@ -100,11 +100,11 @@ class RecordReaderMapDataPipe(MapPipe):
             sample.lack(lacking, repr(records.paths[int(records.parts[index])]))
         return sample
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         records = self._opened()
         return records.keys, records.contents(), records.class_names, self._block_size
 
-    def cached_as(self) -> Any:
+    def value_fingerprint(self) -> Any:
         """Return what caches tell it by, besides the samples' own versions: nothing."""
         return ()
 

@@ -11,9 +11,10 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._map_pipe import MapPipe, as_column, is_key
-from kdpipes._pipe_name import called_as
 from kdpipes._progress import shown_if_slow
+from kdpipes.core.map_pipe import MapPipe, as_column, is_key
+from kdpipes.core.registry import called_as
+from kdpipes.core.traits import Traits
 from kdpipes.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._member_reader import Fetch, MemberReader
@@ -132,7 +133,7 @@ class ShardReaderMapDataPipe(MapPipe):
         self._decode = check_flag("decode", decode)
         cache = ShardCache(None if cache_dir is None else os.fspath(cache_dir), max_bytes)
         self._members = MemberReader(fetch, cache, self._timeout_s)
-        self.is_elsewhere = not all(map(is_local, self._urls.value))
+        self._is_remote = not all(map(is_local, self._urls.value))
 
     def __len__(self) -> int:
         return len(self._indexed())
@@ -158,7 +159,11 @@ class ShardReaderMapDataPipe(MapPipe):
         begins = [int(places.offsets[index]) for places in known if isinstance(places, Places)]
         return f"{url!r} at offset {min(begins)}" if begins else repr(url)
 
-    def identity(self) -> Any:
+    @property
+    def traits(self) -> Traits:
+        return Traits(role="source", is_remote=self._is_remote)
+
+    def fingerprint(self) -> Any:
         catalog = self._indexed()
         contents = {
             field: known.sizes if isinstance(known, Places) else known for field, known in catalog.fields.items()
@@ -166,16 +171,16 @@ class ShardReaderMapDataPipe(MapPipe):
         identity = catalog.names, catalog.shards, catalog.short_keys, contents, self.class_names()
         return identity if self._decode else (*identity, "bytes")
 
-    def cached_as(self) -> Any:
+    def value_fingerprint(self) -> Any:
         """Return the data that identifies it in caches, besides the versions of the shards."""
         return () if self._decode else "bytes"
 
     def announce(self, positions: NDArray[Any]) -> None:
-        if self.is_elsewhere:
+        if self._is_remote:
             self._members.announce(self._indexed(), positions)
 
     def expect(self, positions: NDArray[Any]) -> None:
-        if self.is_elsewhere:
+        if self._is_remote:
             self._members.expect(positions)
 
     def shard_numbers(self) -> NDArray[Any]:
@@ -233,7 +238,7 @@ class ShardReaderMapDataPipe(MapPipe):
     def _all_of(self, field: str) -> Any:
         indices = iter(range(len(self)))
         while part := list(islice(indices, _AT_ONCE)):
-            if self.is_elsewhere:
+            if self._is_remote:
                 self._members.announce_fields(self._indexed(), part, {field})
             yield from (self._read(self._indexed(), index, field) for index in part)
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from kdpipes._giving_up import are_given_up, give_up
-from kdpipes._iter_pipe import IterPipe
-from kdpipes._pipe_name import called_as
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.registry import called_as
 from kdpipes.errors import DataError, add_note, check_choice, check_count, check_flag, check_names
 from kdpipes.sample import Lazy, Sample
 from kdpipes.selection import Permutation
@@ -133,7 +133,7 @@ class ShardStreamerIterDataPipe(IterPipe):
             return None
         return relative_names(urls), part, num_parts, stamps, "decoded" if self._decode else "bytes"
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         identity = relative_names(self._found()), self.class_names()
         return identity if self._decode else (*identity, "bytes")
 
@@ -243,7 +243,7 @@ class ShardStreamerIterDataPipe(IterPipe):
 
         return Lazy(load, what=f"decoding member {member.field!r}")
 
-    def cached_as(self) -> Any:
+    def value_fingerprint(self) -> Any:
         """Return the data that identifies it in caches, besides the versions of the shards."""
         return () if self._decode else "bytes"
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._functional import functional_pipe
-from kdpipes._iter_pipe import IterPipe
-from kdpipes._map_pipe import MapPipe
-from kdpipes._pipe import a_datapipe
+from kdpipes._fingerprint import Fingerprinted
 from kdpipes.callback import Callback
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import a_datapipe
+from kdpipes.core.registry import functional_pipe
 from kdpipes.errors import ChainError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._labels import numbered
@@ -22,7 +23,7 @@ from kdpipes.storage.urls import identity_of
 __all__ = ["Recipe", "SampleMakerIterDataPipe", "SampleMakerMapDataPipe"]
 
 
-class Recipe:
+class Recipe(Fingerprinted):
     """How an item becomes a sample."""
 
     def __init__(
@@ -41,7 +42,7 @@ class Recipe:
         named = fields if isinstance(fields, Mapping) else {}
         self._functions = {name: Callback(f"fields[{name!r}]", function) for name, function in named.items()}
 
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return the data that identifies it, in the form that states and caches of kdpipes 0.1 have."""
         known = {name: value for name, value in vars(self).items() if name != "class_names"}
         return known if self.class_names is None else (known, self.class_names)
@@ -62,14 +63,14 @@ class Recipe:
     def _all_fields(self, item: Any) -> dict[str, Any]:
         fields = self._computed_fields(item) if self._functions else self._fields(item)
         if self._label is not None:
-            fields["y"] = _computed(self._label, item, "computing the label")
+            fields["y"] = computed(self._label, item, "computing the label")
         if self.class_names is not None and "y" in fields:
             label = fields["y"]
             fields["y"] = numbered(label if isinstance(label, Lazy) else Lazy.of(label), self.class_names)
         return fields
 
     def _computed_fields(self, item: Any) -> dict[str, Any]:
-        return {name: _computed(called, item, f"computing field {name!r}") for name, called in self._functions.items()}
+        return {name: computed(called, item, f"computing field {name!r}") for name, called in self._functions.items()}
 
     def _fields(self, item: Any) -> dict[str, Any]:
         if isinstance(item, Sample):
@@ -106,7 +107,7 @@ class Recipe:
         return names[0]
 
 
-def _computed(function: Callback, item: Any, what: str) -> Lazy:
+def computed(function: Callback, item: Any, what: str) -> Lazy:
     if isinstance(item, Sample):
         return Lazy(lambda earlier: function(earlier), what=what, scope=item.scope())
     return Lazy(lambda sample: function(item), what=what)
@@ -179,17 +180,17 @@ class SampleMakerMapDataPipe(MapPipe):
         fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
         class_names: Sequence[str] | None = None,
     ) -> None:
-        self._source = a_datapipe(source_datapipe)
+        self.source = a_datapipe(source_datapipe)
         self._recipe = Recipe(key, label, fields, class_names)
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._recipe.class_names
 
     def fetch(self, index: int) -> Sample:
-        return self._recipe(self._source[index], index)
+        return self._recipe(self.source[index], index)
 
 
 @functional_pipe("to_samples", flavour="iter")
@@ -229,15 +230,15 @@ class SampleMakerIterDataPipe(IterPipe):
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        self._source = a_datapipe(source_datapipe)
+        self.source = a_datapipe(source_datapipe)
         self._recipe = Recipe(key, label, fields, class_names)
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._recipe.class_names
 
     def samples(self) -> Iterator[Sample]:
-        for index, item in enumerate(self._source):
+        for index, item in enumerate(self.source):
             yield self._recipe(item, index)

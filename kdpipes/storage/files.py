@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple, cast
 
 import fsspec
 
-from kdpipes._masked import masked
+from kdpipes.core.masked import masked
 from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.drafts import replace_file
 from kdpipes.storage.filesystems import filesystem_of, not_installed

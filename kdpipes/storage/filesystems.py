@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
-from kdpipes._masked import masked
+from kdpipes.core.masked import masked
 from kdpipes.errors import must_be
 from kdpipes.storage.private_hosts import guarded_client
 

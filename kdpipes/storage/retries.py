@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from kdpipes._masked import masked
+from kdpipes.core.masked import masked
 from kdpipes.storage.refusals import is_refused, reason_of
 from kdpipes.storage.time_limit import SilenceError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kdpipes._forks import forget_after_fork
-from kdpipes._masked import masked
+from kdpipes.core.masked import masked
 from kdpipes.errors import DataError
 from kdpipes.storage.download import ReplacedError, Shard
 from kdpipes.storage.files import Version, cache_folder

@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as NotDone
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from kdpipes._masked import masked
+from kdpipes.core.masked import masked
 from kdpipes.errors import is_number, must_be
 
 __all__ = [

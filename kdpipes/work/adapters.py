@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from kdpipes._draw import seeded_globals
+from kdpipes._fingerprint import Fingerprinted
 from kdpipes._plain_data import as_plain, restored
 from kdpipes.errors import must_be
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
@@ -159,7 +160,7 @@ class _Tree:
         return unit
 
 
-class _Adapter(ABC):
+class _Adapter(ABC, Fingerprinted):
     """What both adapters share."""
 
     def __init__(self, transform: Any, fields: Fields | None = None) -> None:
@@ -235,7 +236,7 @@ class AlbumentationsAdapter(_Adapter):
     Seed: the sample's generator seeds every draw; albumentations' own random states and `seed` play no part.
     """
 
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return the data that identifies the transform, without its random state."""
         known = _identity(self._transform)
         return known if self._fields is None else [known, self._fields]
@@ -410,7 +411,7 @@ class TorchvisionAdapter(_Adapter):
     one dictionary by field name, of `tv_tensors` and Pillow images.
     """
 
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return what tells the transform from another."""
         return self._transform if self._fields is None else [self._transform, self._fields]
 

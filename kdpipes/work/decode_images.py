@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,8 +14,10 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
-from kdpipes._sample_pipe import sample_pipe
-from kdpipes.errors import DataError, check_choice, check_flag, must_be, refuse_field
+from kdpipes.core.operation import Operation
+from kdpipes.core.sample_pipe import work_pipe
+from kdpipes.core.traits import Traits
+from kdpipes.errors import DataError, check_choice, check_flag, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import register_type
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, decoder, made_smaller
@@ -379,8 +382,8 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
     )
 
 
-@sample_pipe("decode_images")
-class ImageDecoder:
+@work_pipe("decode_images")
+class ImageDecoder(Operation):
     """Takes the bytes of a field for an encoded image (functional name: ``decode_images``).
 
     Nothing is decoded yet: the field becomes an `EncodedImage`, and the first operation that needs pixels decodes it.
@@ -443,27 +446,18 @@ class ImageDecoder:
         self._mode: Mode = mode
         self._exif = exif
         self._what = f"decoding field {field!r}"
+        used = frozenset({field})
+        self.traits = Traits(needs=used, reads=used, changes=used)
 
     def __call__(self, sample: Sample) -> Sample:
         sample[self._field] = Lazy(self._encoded, sample.lazy(self._field), what=self._what)
         return sample
 
-    def check(self, known: frozenset[str]) -> None:
-        if self._field not in known:
-            refuse_field(self._field, "The source", known)
-
-    def field_names(self, known: frozenset[str]) -> frozenset[str]:
-        return known
-
-    def ignores(self, name: str) -> bool:
-        """Return whether what it makes does not depend on a field."""
-        return name != self._field
-
-    def cached_as(self) -> Any:
+    def value_fingerprint(self) -> Any:
         """Return what the pixels depend on: the decoder and its version, and the mode."""
         return self._field, *self.decoded_by(), PIL.__version__, self._exact, *self._options()
 
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return the arguments that change the images; with defaults, in the form that earlier releases saved."""
         known = {"_field": self._field, "_backend": self._backend, "_exact": self._exact, "_what": self._what}
         return {**known, "options": self._options()} if self._options() else known
@@ -475,9 +469,6 @@ class ImageDecoder:
         """Return what decodes JPEGs, and in which version; Pillow's is not told."""
         fast = decoder(self._backend)
         return ("pillow", "") if fast is None else (fast.name, fast.version)
-
-    def column_name(self, name: str) -> str | None:
-        return None if name == self._field else name
 
     def _encoded(self, sample: Sample, value: Any) -> Any:
         if isinstance(value, Image.Image | EncodedImage | DecodedImage) or value is None:
@@ -495,7 +486,9 @@ class UnchangedImages(ImageDecoder):
     States, and shards that are gone on with, take a chain with it for the chain without it.
     """
 
-    changes_no_sample = True
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+        self.traits = replace(self.traits, is_transparent=True)
 
     def _encoded(self, sample: Sample, value: Any) -> Any:
         super()._encoded(sample, value)

@@ -8,19 +8,20 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from kdpipes._sample_pipe import sample_pipe
+from kdpipes.core.operation import ErrorHandler
+from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.errors import ChainError, DataError, FieldError, check_choice, check_count, is_number, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.held_files import CAN_HOLD
 
-__all__ = ["ErrorHandler"]
+__all__ = ["OnError"]
 
 _LEAST = 100  # samples that `max_share` applies to from the start, as a share of fewer means little
 Action = Literal["raise", "skip", "quarantine", "substitute"]
 
 
-@sample_pipe("on_error")
-class ErrorHandler:
+@work_pipe("on_error")
+class OnError(ErrorHandler):
     """Says what `deal` does with a sample that cannot be made (functional name: ``on_error``).
 
     Holds for the whole chain up to `deal`, wherever it stands; the last one counts. A sample that is left out shortens
@@ -67,9 +68,6 @@ class ErrorHandler:
         [[(1.0,), (0.25,)]]
     """
 
-    handles_errors = True
-    changes_no_sample = True
-
     def __init__(
         self,
         action: Action = "raise",
@@ -93,16 +91,6 @@ class ErrorHandler:
 
     def __call__(self, sample: Sample) -> Sample:
         return sample
-
-    def field_names(self, known: frozenset[str]) -> frozenset[str]:
-        return known
-
-    def ignores(self, name: str) -> bool:
-        """Return whether what it makes does not depend on a field: it makes nothing."""
-        return True
-
-    def column_name(self, name: str) -> str | None:
-        return name
 
     def tolerates(self, error: Exception) -> bool:
         """Return whether a sample may be left out for `error`."""

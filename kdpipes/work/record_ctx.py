@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from kdpipes._sample_pipe import sample_pipe
+from kdpipes.core.operation import Operation
+from kdpipes.core.sample_pipe import work_pipe
+from kdpipes.core.traits import Traits
 from kdpipes.sample import Sample
 
 __all__ = ["CtxRecorder"]
 
 
-@sample_pipe("record_ctx")
-class CtxRecorder:
+@work_pipe("record_ctx")
+class CtxRecorder(Operation):
     """Records the parameters of the transforms that follow in `sample.ctx` (functional name: ``record_ctx``).
 
     An entry is plain data under the operation's name: `ctx["random_resized_crop"] == {"top": 3, ...}`; the second
@@ -27,16 +29,8 @@ class CtxRecorder:
         True
     """
 
+    traits = Traits(reads=frozenset(), changes=frozenset())
+
     def __call__(self, sample: Sample) -> Sample:
         sample.record()
         return sample
-
-    def field_names(self, known: frozenset[str]) -> frozenset[str]:
-        return known
-
-    def ignores(self, name: str) -> bool:
-        """Return whether what it makes does not depend on a field: it makes nothing."""
-        return True
-
-    def column_name(self, name: str) -> str | None:
-        return name

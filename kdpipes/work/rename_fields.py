@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdpipes._sample_pipe import sample_pipe
+from kdpipes.core.operation import Operation
+from kdpipes.core.sample_pipe import work_pipe
+from kdpipes.core.traits import Traits
 from kdpipes.errors import FieldError, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 
@@ -13,8 +15,8 @@ __all__ = ["FieldRenamer"]
 _MANY = 1_000  # sets of names that are kept
 
 
-@sample_pipe("rename_fields")
-class FieldRenamer:
+@work_pipe("rename_fields")
+class FieldRenamer(Operation):
     """Gives fields new names (functional name: ``rename_fields``).
 
     Loads nothing. Fields that are not named stay as they are.
@@ -39,12 +41,15 @@ class FieldRenamer:
             if not isinstance(old, str) or not old.split(";"):
                 raise TypeError(must_be(new, 'the old name, or several of them, like "jpg;png"', old))
         self._renames = {new: [name.strip() for name in old.split(";")] for new, old in renames.items()}
+        renamed = {new: tuple(names) for new, names in self._renames.items()}
+        read = frozenset(name for names in renamed.values() for name in names)
+        self.traits = Traits(reads=read, changes=frozenset(), renames=renamed)
         self._orders: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # by the names that samples came with
 
     def __call__(self, sample: Sample) -> Sample:
         return sample if sample.arrange(self._orders) else self._renamed(sample)
 
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         return self._renames
 
     def _renamed(self, sample: Sample) -> Sample:
@@ -75,20 +80,6 @@ class FieldRenamer:
         taken = next((new for new in self._renames if new in known - renamed), None)
         if taken is not None:
             raise FieldError(f"The source has a field {taken!r} already; it would be lost.")
-
-    def field_names(self, known: frozenset[str]) -> frozenset[str] | None:
-        old = {name for names in self._renames.values() for name in names}
-        return (known - old) | set(self._renames)
-
-    def ignores(self, name: str) -> bool:
-        """Return whether what it makes does not depend on a field."""
-        return not any(name in names for names in self._renames.values())
-
-    def column_name(self, name: str) -> str | None:
-        if name in self._renames:
-            names = self._renames[name]
-            return names[0] if len(names) == 1 else None
-        return None if any(name in names for names in self._renames.values()) else name
 
     def _old_name(self, new: str, known: frozenset[str], owner: str) -> str:
         found = next((name for name in self._renames[new] if name in known), None)

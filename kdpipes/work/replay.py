@@ -10,10 +10,10 @@ import torch
 from torch.utils.data.datapipes.iter import Shuffler
 
 from kdpipes._draw import Draw, drawing, planning
-from kdpipes._graph import copy_streams, sources_of, walk
-from kdpipes._iter_pipe import IterPipe, seed_upstream
-from kdpipes._map_pipe import MapPipe
-from kdpipes._sample_pipe import SampleMapper
+from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.iter_pipe import IterPipe, seed_upstream
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
 
@@ -82,12 +82,12 @@ def _chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
     pipe, path = source_datapipe, source_datapipe
     while hasattr(path, "__dict__"):
         if hasattr(path, "batch_draw"):  # a dealer
-            pipe = path._source
+            pipe = path.source
             break
-        sources = sources_of(path)
+        sources = upstream_of(path)
         path = sources[0] if len(sources) == 1 else None
     while isinstance(pipe, Shuffler):  # which changes nothing but the order
-        (pipe,) = sources_of(pipe)
+        (pipe,) = upstream_of(pipe)
     if not isinstance(pipe, MapPipe | IterPipe):
         raise ChainError(f"{type(pipe).__name__} is no pipe of samples. Put kdpipes' own pipes in its place.")
     return pipe
@@ -99,8 +99,10 @@ def _path_of(chain: MapPipe | IterPipe) -> list[Any]:
     What a source reads from is left out.
     """
     path: list[Any] = [chain]
-    while any(isinstance(pipe, MapPipe | IterPipe) for source in sources_of(path[-1]) for pipe in walk(source)):
-        sources = sources_of(path[-1])
+    while any(
+        isinstance(pipe, MapPipe | IterPipe) for source in upstream_of(path[-1]) for pipe in Chain.of(source).pipes
+    ):
+        sources = upstream_of(path[-1])
         if len(sources) > 1:
             raise ChainError(f"{type(path[-1]).__name__} has several sources: give the key of a sample in its place.")
         if not isinstance(sources[0], MapPipe | IterPipe):
@@ -130,7 +132,7 @@ def _by_key(key: str, chain: MapPipe | IterPipe, draw: Draw) -> Any:
                 keys = chain.column("key")
                 raise DataError(f"The chain has no sample of key {key!r}.{closest(key, map(str, keys))}")
             return chain.finish(made)
-    stream: Any = copy_streams(chain)  # it may be in use
+    stream: Any = Chain.of(chain).copy_streams()  # it may be in use
     seed_upstream(stream, draw.seed, draw.epoch)  # or stock pipes draw from the global generators, which threads seed
     with drawing(draw):
         for sample in stream.samples():
@@ -147,7 +149,7 @@ def find_sample(key: str, pipe: MapPipe) -> Sample | None:
             return pipe.fetch(int(places[0]))
     if pipe.redrawn_by() is None:
         return None
-    for number, source in enumerate(sources_of(pipe)):  # another epoch may give it
+    for number, source in enumerate(upstream_of(pipe)):  # another epoch may give it
         if isinstance(source, MapPipe) and (sample := find_sample(key, source)) is not None:
             sample = sample.come_from(number) if hasattr(pipe, "_sources") else sample
             return pipe.apply(sample) if isinstance(pipe, SampleMapper) else sample
@@ -156,7 +158,7 @@ def find_sample(key: str, pipe: MapPipe) -> Sample | None:
 
 def _refuse_several(key: str, chain: MapPipe) -> None:
     """Refuse a key that several sources have."""
-    sources = [pipe for pipe in walk(chain) if isinstance(pipe, MapPipe) and not sources_of(pipe)]
+    sources = [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, MapPipe) and not upstream_of(pipe)]
     if len(sources) > 1 and sum(bool((source.column("key") == key).any()) for source in sources) > 1:
         raise ChainError(
             f"Several sources of the chain have a sample of key {key!r}: give the raw sample in its place."

@@ -6,8 +6,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kdpipes._item_form import ItemForm
-from kdpipes._sample_pipe import sample_pipe
+from kdpipes.core.item_form import ItemForm
+from kdpipes.core.operation import Operation
+from kdpipes.core.sample_pipe import work_pipe
+from kdpipes.core.traits import Traits
 from kdpipes.errors import check_flag, must_be, refuse_field
 from kdpipes.sample import Sample
 
@@ -23,8 +25,8 @@ _SPECIAL: dict[str, Callable[[Sample], Any]] = {
 _CTX = "ctx."
 
 
-@sample_pipe("select")
-class Selector:
+@work_pipe("select")
+class Selector(Operation):
     """Turns samples into tuples or dictionaries of some of their fields (functional name: ``select``).
 
     No other field is loaded.
@@ -55,8 +57,6 @@ class Selector:
         7
     """
 
-    is_selector = True
-
     def __init__(self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False) -> None:
         if not isinstance(mode, str):
             raise TypeError(must_be("mode", 'names in one string, like "x y"', mode))
@@ -80,6 +80,7 @@ class Selector:
             raise ValueError(must_be("mode", 'different names, like "x y" or "pixel_values=x labels=y"', mode))
         self.return_ctx = return_ctx
         self.form = ItemForm(labels, return_ctx, "dict" if as_dict else "bare" if bare else "tuple")
+        self.traits = Traits(gives="items", item_form=self.form, changes=frozenset())
 
     def __call__(self, sample: Sample) -> Any:
         if not self.return_ctx and "ctx" not in self.names:
@@ -90,16 +91,10 @@ class Selector:
         selected = self.form.joined([values[name] for name in self.names])
         return (selected, dict(sample.ctx)) if self.return_ctx else selected
 
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return the arguments that change the items; for tuples, in the form that earlier releases saved."""
         parts: dict[str, Any] = {"names": self.names, "return_ctx": self.return_ctx}
         return parts if self.form.kind == "tuple" else {**parts, "form": tuple(self.form)}
-
-    def field_names(self, known: frozenset[str]) -> frozenset[str]:
-        return known
-
-    def column_name(self, name: str) -> str | None:
-        return name
 
     def check(self, known: frozenset[str]) -> None:
         for name in self.names:

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from kdpipes._calling import call_seeded, is_seeded
-from kdpipes._sample_pipe import sample_pipe
 from kdpipes.callback import Callback
-from kdpipes.errors import DataError, add_note, must_be, refuse_field
+from kdpipes.core.operation import Operation
+from kdpipes.core.sample_pipe import work_pipe
+from kdpipes.core.traits import Traits
+from kdpipes.errors import DataError, add_note, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.work._images import takes_lent
 from kdpipes.work.adapters import adapted
@@ -40,8 +42,8 @@ class RecordedTransform(Protocol):
 _Step = tuple[Callback, bool]  # the callable, and whether it works in two steps
 
 
-@sample_pipe("transform")
-class Transformer:
+@work_pipe("transform")
+class Transformer(Operation):
     """Applies callables to one field, in order, when the field is read (functional name: ``transform``).
 
     Every random number depends on (seed, epoch, ordinal, operation) alone, whatever draws it: a parameter `rng`, or the
@@ -108,6 +110,16 @@ class Transformer:
         self.field = field if self._fields is None else names[self._fields.lead]
         self._steps = _steps("transforms", transforms, self._fields)
         self._views = None if views is None else _recipes(views, self._fields)
+        used = frozenset(self._names)
+        steps = self._all_steps()
+        self.traits = Traits(
+            needs=used,
+            reads=used,
+            changes=used,
+            random=next((step.name for step in self.random_steps()), None),
+            records=next((step.name for step, has_params in steps if _records(step, has_params)), None),
+            seeds=tuple(step.name for step, has_params in steps if not has_params and is_seeded(step)),
+        )
 
     def __call__(self, sample: Sample) -> Sample:
         joint = self._fields
@@ -153,39 +165,16 @@ class Transformer:
     def _names(self) -> tuple[str, ...]:
         return (self.field,) if self._fields is None else self._fields.names
 
-    def check(self, known: frozenset[str]) -> None:
-        for name in self._names:
-            if name not in known:
-                refuse_field(name, "The source", known)
-
-    def field_names(self, known: frozenset[str]) -> frozenset[str]:
-        return known
-
-    def ignores(self, name: str) -> bool:
-        """Return whether its results do not depend on a field."""
-        return name not in self._names
-
-    def draws(self) -> str | None:
-        """Return the name of a callable that draws random numbers, as far as that is known before it is called."""
-        return next((step.name for step in self.random_steps()), None)
-
-    def records(self) -> str | None:
-        """Return the name of a callable that `record_ctx` records, as far as that is known before it is called."""
-        return next((step.name for step, has_params in self._all_steps() if _records(step, has_params)), None)
+    def functions(self) -> list[Any]:
+        """Return the callables, in order, those of all views included."""
+        return [step.function for step, _ in self._all_steps()]
 
     def random_steps(self) -> list[Callback]:
         """Return the callables known, before they are called, to draw random numbers."""
         return [step for step, has_params in self._all_steps() if _draws(step, has_params)]
 
-    def seeded(self) -> list[str]:
-        """Return the names of the callables that global generators are seeded for."""
-        return [step.name for step, has_params in self._all_steps() if not has_params and is_seeded(step)]
-
     def _all_steps(self) -> list[_Step]:
         return [*self._steps, *(step for recipe in self._views or () for step in recipe)]
-
-    def column_name(self, name: str) -> str | None:
-        return None if name in self._names else name
 
 
 def _together(sample: Sample, fields: Fields) -> Lazy:
@@ -213,8 +202,8 @@ def _by_field(sample: Sample, *views: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _draws(step: Callback, has_params: bool) -> bool:
-    is_random: Any = getattr(step.function, "is_random", None)
-    return is_random if isinstance(is_random, bool) else has_params or "rng" in step.parameters
+    declared = step.declares_random
+    return has_params or "rng" in step.parameters if declared is None else declared
 
 
 def _records(step: Callback, has_params: bool) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
-from kdpipes._masked import masked
+from kdpipes.core.masked import masked
 from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.drafts import draft_of
 from kdpipes.storage.refusals import what_went_wrong

@@ -14,12 +14,12 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._calling import call_seeded
 from kdpipes._draw import Draw, hash_key
-from kdpipes._fingerprint import digest
-from kdpipes._graph import handler_in, walk
-from kdpipes._map_pipe import MapPipe
-from kdpipes._pipe import gives_samples
+from kdpipes._fingerprint import digest, digest_values
 from kdpipes._progress import shown_if_slow
 from kdpipes.callback import Callback
+from kdpipes.core.chain import Chain
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import gives_samples
 from kdpipes.errors import ChainError, DataError, add_note, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.files import read_url
@@ -65,12 +65,13 @@ class Items:
         if self._items is not None:
             parts.append(digest(self._items))
         else:
-            parts += (part for pipe in walk(self._chain) for part in _known_by(pipe))  # type: ignore[arg-type]
+            nodes = [node for node in reversed(Chain.of(self._chain)) if not node.traits.is_transparent]
+            parts += (part for node in nodes for part in (digest(node.pipe), digest_values(node.pipe)))
         return hash_key(*parts).hex()[:32]
 
     def records(self, positions: Any, what: str) -> Iterator[Record]:
         """Yield the records of some positions; those that `on_error` lets be left out are."""
-        handler = None if self._chain is None else handler_in(self._chain)
+        handler = None if self._chain is None else Chain.of(self._chain).error_handler()
         listed = {} if handler is None else handler.listed()
         for place, position in shown_if_slow(enumerate(positions.tolist()), len(positions), what):
             if place % _AT_ONCE == 0 and self._chain is not None:
@@ -108,15 +109,6 @@ class Items:
             raise TypeError(f"`encode` must return a dictionary of fields, but has returned {what} for {item!r:.80}.")
         fields = dict(made)
         return Record(str(fields.pop("key", sample.key)), fields)
-
-
-def _known_by(pipe: Any) -> Iterator[bytes]:
-    operation = getattr(pipe, "_operation", None)
-    if not getattr(operation, "changes_no_sample", False):
-        yield digest(pipe)
-        cached_as = getattr(type(pipe), "cached_as", None)
-        if cached_as is not None:
-            yield digest(cached_as(pipe))
 
 
 def items_of(source: Any, encode: Encode | None) -> Items:
@@ -170,7 +162,7 @@ class _Rows(Sequence[list[str]]):
     def __getitem__(self, index: Any) -> Any:
         return next(csv.reader([self._lines[index]], skipinitialspace=True))
 
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return what tells it from another."""
         return self._lines
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kdpipes._masked import masked
+from kdpipes.core.masked import masked
 from kdpipes.sample import Sample
 
 __all__ = ["made_or_left_out"]

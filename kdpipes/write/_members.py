@@ -93,7 +93,7 @@ class MemberEncoder:
             raise ChainError(f"Sample {sample.key!r} has no field to be written.")
         return sorted(members.items())
 
-    def fingerprinted(self) -> Any:
+    def fingerprint(self) -> Any:
         return self._fields, sorted(self._encode.items()), sorted(self._extensions.items())
 
     def _member(self, field: str, value: Any, key: str) -> tuple[str, bytes]:

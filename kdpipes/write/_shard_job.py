@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._graph import copy_streams, handler_in
-from kdpipes._iter_pipe import seed_chain
-from kdpipes._map_pipe import MapPipe
 from kdpipes.callback import Callback
+from kdpipes.core.chain import Chain
+from kdpipes.core.iter_pipe import seed_chain
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.sample import Sample, as_sample
 from kdpipes.write._keys import as_tar_key, check_tar_key, hashes_of
 from kdpipes.write._left_out import made_or_left_out
@@ -124,7 +124,7 @@ class Recipe:
         self._encoder = encoder
         self._key = None if key is None else Callback("key", key)
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return what the bytes depend on besides the chain."""
         return self._encoder, self._key
 
@@ -143,7 +143,7 @@ class Recipe:
 
     def stream(self) -> Iterator[Coming]:
         """Yield the samples of a stream as its epoch 0 gives them, wherever the stream itself stands."""
-        copied = copy_streams(self.pipe)
+        copied = Chain.of(self.pipe).copy_streams()
         seed_chain(copied, 0, 0)
         return (Coming(index, partial(_as_sample, item, index)) for index, item in enumerate(copied))
 
@@ -160,7 +160,7 @@ class Recipe:
         return self._made(samples, lambda sample: as_tar_sample(self.key_of(sample), self._encoder(sample)))
 
     def _made(self, samples: Iterable[Coming], make: Callable[[Sample], Made]) -> Iterator[Made | None]:
-        handler = handler_in(self.pipe)
+        handler = Chain.of(self.pipe).error_handler()
         for position, fetch in samples:
             yield made_or_left_out(fetch, make, position=position, handler=handler, once=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
-from kdpipes._pipe_name import shown_name
+from kdpipes.core.registry import shown_name
 from kdpipes.storage.files import read_url, write_url
 from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_notes import SavedNotes

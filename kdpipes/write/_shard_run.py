@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kdpipes._graph import walk
 from kdpipes._progress import shown_if_slow
+from kdpipes.core.chain import Chain
+from kdpipes.core.pipe import Pipe
 from kdpipes.errors import DataError
 from kdpipes.storage.catalog import index_beside
 from kdpipes.write._keys import KnownKeys, hashes_of
@@ -114,9 +115,8 @@ class ShardRun:
 
     def _prepare(self) -> None:
         """Let pipes do here what is done once."""
-        for upstream in walk(self._recipe.pipe):
-            if hasattr(type(upstream), "prepare_for_workers"):
-                upstream.prepare_for_workers()
+        for pipe in Chain.of(self._recipe.pipe).of_type(Pipe):
+            pipe.prepare_for_workers()
 
     def _write_jobs(self, stops: list[int], num_workers: int, executor: Executor | None) -> None:
         self._find(range(len(stops)))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fsspec.implementations.local import LocalFileSystem
 
-from kdpipes._masked import masked
+from kdpipes.core.masked import masked
 from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.files import version_in
 from kdpipes.storage.filesystems import filesystem_of

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._fingerprint import fingerprint, fingerprints
-from kdpipes._pipe import gives_samples
+from kdpipes._fingerprint import fingerprint
+from kdpipes.core.chain import Chain
+from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
 from kdpipes.errors import check_count, must_be, refuse_field
 from kdpipes.sample import Sample
 from kdpipes.write._members import MemberEncoder
@@ -108,11 +109,11 @@ def write_shards(
         raise ValueError(must_be(name, "left out for a stream, which one process reads front to back", value, way_out))
     size = None if is_stream else len(recipe.pipe)
     job = {
-        "pipes": fingerprints(pipe),
+        "pipes": Chain.of(pipe).fingerprints(),
         "num_samples": size,
         "max_samples": max_samples,
         "max_bytes": max_bytes,
-        "arguments": fingerprint(recipe.identity()),
+        "arguments": fingerprint(recipe.fingerprint()),
     }
     with places.held():
         notes, was_begun = ShardNotes.begin(places, job, _class_names(pipe))
@@ -137,7 +138,7 @@ def _field_names(pipe: Any, fields: str | None) -> tuple[str, ...] | None:
         return None
     if not isinstance(fields, str) or not fields.split():
         raise TypeError(must_be("fields", 'names in one string, like "x y"', fields))
-    known: frozenset[str] | None = pipe.field_names() if hasattr(pipe, "field_names") else None
+    known = fields_of(pipe)
     names = tuple(dict.fromkeys(fields.split()))
     stranger = None if known is None else next((name for name in names if name not in known), None)
     if stranger is not None:
@@ -146,5 +147,5 @@ def _field_names(pipe: Any, fields: str | None) -> tuple[str, ...] | None:
 
 
 def _class_names(pipe: Any) -> tuple[str, ...] | None:
-    names: Sequence[str] | None = pipe.class_names() if hasattr(pipe, "class_names") else None
+    names = class_names_of(pipe)
     return None if names is None else tuple(names)

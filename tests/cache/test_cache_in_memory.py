@@ -34,7 +34,7 @@ class Loads(kdp.SampleSource):
     def __len__(self) -> int:
         return self._size
 
-    def cached_as(self) -> str:
+    def value_fingerprint(self) -> str:
         return "loads"
 
     def getitem_x(self, index: int) -> np.ndarray[Any, Any]:
@@ -202,7 +202,7 @@ def test_a_worker_that_is_killed_leaves_a_sound_cache(tmp_path: Path) -> None:
 def test_a_damaged_entry_is_loaded_again_and_healed(tmp_path: Path) -> None:
     cached = Loads(tmp_path / "loads").cache_in_memory()
     assert [int(sample["x"][5]) for sample in cached] == list(range(12))
-    file = Path(cached._operation.store.folder, "data.mdb")
+    file = Path(cached.operation.store.folder, "data.mdb")
     content = np.fromfile(file, dtype=np.uint8)
     place = content.tobytes().index(np.full(2000, 7).tobytes())
     with file.open("r+b") as opened:
@@ -219,7 +219,7 @@ def test_a_damaged_entry_is_loaded_again_and_healed(tmp_path: Path) -> None:
 def test_verify_says_when_checksums_are_compared(verify: Any, expected: int) -> None:
     pipe = kdp.from_ids([5], load=lambda number: np.full(9000, number, dtype=np.uint8)).cache_in_memory(verify=verify)
     assert [pipe[0]["x"][4000] for _ in range(2)] == [5, 5]
-    file = Path(pipe._operation.store.folder, "data.mdb")
+    file = Path(pipe.operation.store.folder, "data.mdb")
     with file.open("r+b") as opened:
         place = opened.read().index(bytes([5] * 9000))
         opened.seek(place + 4000)
@@ -311,7 +311,7 @@ def test_a_field_that_is_loaded_before_the_cache_is_warned_of() -> None:
         sample["x"] = np.asarray([sample["x"]])
         return sample
 
-    from kdpipes._sample_pipe import SampleMapperMapDataPipe, _Bound
+    from kdpipes.core.sample_pipe import SampleMapperMapDataPipe, _Bound
 
     source = kdp.from_ids([1, 2], load=int)
     pipe = SampleMapperMapDataPipe(source, _Bound(scale, (), {}, None), "scale").cache_in_memory()

@@ -35,7 +35,7 @@ class Birds(kdp.SampleSource):
     def __len__(self) -> int:
         return self._size
 
-    def cached_as(self) -> str:
+    def value_fingerprint(self) -> str:
         return "birds"
 
     def key_of(self, index: int) -> str:
@@ -225,7 +225,7 @@ def test_no_folder_has_more_files_than_it_may(tmp_path: Path) -> None:
 
 def test_the_layout_is_that_of_the_place_unless_one_is_asked_for(tmp_path: Path) -> None:
     def store(place: Any, **options: Any) -> type:
-        return type(Birds(tmp_path / "log").cache_on_disk(place, **options)._operation.store)
+        return type(Birds(tmp_path / "log").cache_on_disk(place, **options).operation.store)
 
     assert store(tmp_path / "a") is LmdbStore
     assert store("memory://somewhere") is FileStore
@@ -248,7 +248,7 @@ def test_a_remote_source_is_not_read_ahead_for_what_is_cached(
     photo_shards: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     shards = kdp.open_shards(photo_shards).rename_fields(x="jpg", y="cls")
-    source = shards._source
+    source = shards.source
     announced: list[int] = []
     monkeypatch.setattr(type(source), "is_elsewhere", True, raising=False)
     source.__dict__.pop("is_elsewhere")

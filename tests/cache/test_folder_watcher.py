@@ -46,7 +46,7 @@ def test_nothing_is_left_of_a_process_that_a_signal_has_ended(number: signal.Sig
         cached = kdp.from_dataset([("heron", 0)]).transform("x", str.upper).cache_in_memory()
         for store in stores:
             store.put(b"a", [b"heron"])
-        pipe.send(([*(store.folder for store in stores), cached._operation.store.folder, cached[0]["x"]], watcher()))
+        pipe.send(([*(store.folder for store in stores), cached.operation.store.folder, cached[0]["x"]], watcher()))
         pipe.recv()
 
     child, pipe = run_in_child(work)

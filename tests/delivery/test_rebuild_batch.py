@@ -160,7 +160,7 @@ def shards(photo_shards: str) -> Any:
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("behind", ["nothing", "shuffle"])
 def test_shards_of_workers_own_are_read_again(shards: Any, num_workers: int, behind: str) -> None:
-    pipe = shards if behind == "nothing" else shards._source.shuffle(buffer_size=7).select("x y key", return_ctx=True)
+    pipe = shards if behind == "nothing" else shards.source.shuffle(buffer_size=7).select("x y key", return_ctx=True)
     chain = pipe.deal(batch_size=24, split="shards", seed=3).collate_samples()
     with kdp.Loader(chain, num_workers=num_workers) as loader:
         states, epochs = recorded(loader)

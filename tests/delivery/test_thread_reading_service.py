@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._graph import copy_streams
+from kdpipes.core.chain import Chain
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
@@ -154,7 +154,7 @@ def flat(items: Any) -> list[int]:
 
 def side_by_side(pipe: Any) -> tuple[list[Any], list[Any]]:
     """Return the items of two copies that are read in turns."""
-    one, other = copy_streams(pipe), copy_streams(pipe)
+    one, other = Chain.of(pipe).copy_streams(), Chain.of(pipe).copy_streams()
     pairs = list(zip(iter(one), iter(other), strict=True))
     return [first for first, _ in pairs], [second for _, second in pairs]
 
@@ -229,7 +229,7 @@ def test_a_copy_of_a_stream_that_is_being_read_begins_anew_and_leaves_it_alone()
     pipe = shuffled()
     items = iter(pipe)
     seen = [next(items) for _ in range(3)]
-    assert sorted(copy_streams(pipe)) == [*range(20)]
+    assert sorted(Chain.of(pipe).copy_streams()) == [*range(20)]
     assert sorted([*seen, *items]) == [*range(20)]
 
 

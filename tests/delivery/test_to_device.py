@@ -73,7 +73,7 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
 
 def test_the_state_knows_what_the_user_has_while_another_batch_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     mover = kdp.DeviceMoverIterDataPipe
-    monkeypatch.setattr(mover, "iterate", lambda self: _ahead(iter(self._source), StandIn()))
+    monkeypatch.setattr(mover, "iterate", lambda self: _ahead(iter(self.source), StandIn()))
     for num_workers in (0, 2):
         with kdp.Loader(chain(), num_workers=num_workers) as loader:
             next(iter(loader))

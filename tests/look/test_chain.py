@@ -11,7 +11,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import FileLister, IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._pipe_name import called_directly
+from kdpipes.core.registry import called_directly
 from kdpipes.look.chain import nodes_of
 from kdpipes.look.chain_html import chain_html
 

@@ -17,7 +17,7 @@ from torchdata.dataloader2 import MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._graph import walk
+from kdpipes.core.chain import Chain
 from kdpipes.delivery import lane_profile
 from kdpipes.delivery.producer import Producer
 from tests.look.clocks import Clock
@@ -195,14 +195,14 @@ def test_without_profile_nothing_is_measured_and_with_it_the_chain_stays_as_it_i
     chain = stock.to_samples(fields="x").transform("x", spends(clock, 1)).select("x").deal(batch_size=3)
     indexed = source(clock).transform("x", spends(clock, 1)).select("x").deal(batch_size=3)
     for pipe in (chain, indexed):
-        before = [(type(upstream), set(vars(upstream))) for upstream in walk(pipe)]
+        before = [(type(upstream), set(vars(upstream))) for upstream in Chain.of(pipe).pipes]
         for profile in (False, True):
             with kdp.Loader(pipe, profile=profile) as loader:
                 assert next(iter(loader))
                 producer = loader._own._lanes[0]._producer
                 assert (type(producer) is Producer) is not profile
-                assert [(type(upstream), set(vars(upstream))) for upstream in walk(pipe)] == before
-                inner = [(type(upstream), set(vars(upstream))) for upstream in walk(producer._chain)]
+                assert [(type(upstream), set(vars(upstream))) for upstream in Chain.of(pipe).pipes] == before
+                inner = [(type(upstream), set(vars(upstream))) for upstream in Chain.of(producer._chain).pipes]
                 is_same = [kind for kind, _ in inner] == [kind for kind, _ in before] and not any(
                     {"fetch", "iterate", "samples"} & names for _, names in inner
                 )

@@ -24,10 +24,10 @@ def both(labels: list[Any], known: Any, mapping: Any, **given: Any) -> tuple[lis
     class Named(kdp.IterPipe):
         def __init__(self, source: Any) -> None:
             super().__init__()
-            self._source = source
+            self.source = source
 
         def samples(self) -> Any:
-            return self._source.samples()
+            return self.source.samples()
 
         def class_names(self) -> Any:
             return known

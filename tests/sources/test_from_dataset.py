@@ -194,7 +194,7 @@ def test_reading_a_column_changes_no_sample() -> None:
 def test_a_source_of_ones_own_may_call_its_attributes_as_it_likes() -> None:
     class Mine(kdp.SampleSource):
         def __init__(self) -> None:
-            self._labels, self._shared, self._positions, self._source = [1, 0], "s", "p", "o"
+            self._labels, self._shared, self._positions, self.source = [1, 0], "s", "p", "o"
 
         def __len__(self) -> int:
             return 2

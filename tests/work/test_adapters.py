@@ -25,8 +25,9 @@ from torch import nn
 
 import kdpipes as kdp
 from kdpipes._draw import seeded_globals
-from kdpipes._fingerprint import fingerprint, fingerprints
+from kdpipes._fingerprint import fingerprint
 from kdpipes.work.adapters import adapted
+from tests.hashes import fingerprints
 
 BY_PARAMS: dict[str, Callable[[], Any]] = {
     "affine": lambda: A.Affine(rotate=(-30, 30), shear=(-5, 5), p=0.9),
@@ -395,7 +396,7 @@ def test_steps_of_another_transform_are_refused() -> None:
 
 SCRIPT = """
 import json, pickle, sys
-from kdpipes._fingerprint import fingerprints
+from tests.hashes import fingerprints
 pipe = pickle.load(sys.stdin.buffer)
 print(json.dumps(fingerprints(pipe)))
 """

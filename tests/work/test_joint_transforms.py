@@ -18,8 +18,9 @@ from PIL import Image
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint, fingerprints
+from kdpipes._fingerprint import fingerprint
 from kdpipes.work.decode_images import EncodedImage
+from tests.hashes import fingerprints
 
 WIDTH, HEIGHT = 60, 40
 NAMES = "image mask boxes points label"

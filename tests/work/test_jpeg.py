@@ -287,7 +287,7 @@ def test_a_scaled_image_keeps_that_in_copies_and_caches_of_its_own() -> None:
     photos = kdp.from_dataset([(saved(LARGE[0]), 0)])
     image = photos.decode_images("x", exact=False)[0]["x"]
     assert (pickle.loads(pickle.dumps(image)).exact, kdp.EncodedImage(image.content).exact) == (False, True)
-    operations = [photos.decode_images("x", exact=exact)._operation.cached_as() for exact in (True, False)]
+    operations = [photos.decode_images("x", exact=exact).operation.value_fingerprint() for exact in (True, False)]
     assert operations[0] != operations[1]
     with pytest.raises(TypeError, match="`exact` must be True or False"):
         photos.decode_images("x", exact="no")

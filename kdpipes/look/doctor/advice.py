@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from kdpipes._draw import seeded_globals
-from kdpipes._graph import walk
+from kdpipes.core.chain import Chain
+from kdpipes.core.pipe import Pipe
 from kdpipes.look.doctor.bounds import shares_by_kind, times_behind
 from kdpipes.look.doctor.cache_advice import cache_advice
-from kdpipes.look.doctor.chain_facts import operation_of, seeded
+from kdpipes.look.doctor.chain_facts import operation_of
 from kdpipes.look.doctor.finding import Facts
 from kdpipes.look.doctor.gain import Advice, gain, gain_without
 from kdpipes.look.profile import Profile
@@ -49,7 +50,7 @@ def _workers(profile: Profile, facts: Facts) -> Iterator[Advice]:
 
 def _decoder(chain: Any, profile: Profile, facts: Facts) -> Iterator[Advice]:
     share = shares_by_kind(profile).get("decoding", 0.0)
-    is_chosen = any(getattr(operation_of(pipe), "_backend", None) == "pillow" for pipe in walk(chain))
+    is_chosen = any(getattr(operation_of(pipe), "_backend", None) == "pillow" for pipe in Chain.of(chain).pipes)
     if share and (is_chosen or not facts.fast_decoders):
         change = '`decode_images(backend="auto")`' if facts.fast_decoders else "`pip install 'kdpipes[fast]'`"
         why = f"Pillow's decoding takes {share:.0%} of the work; a fast decoder of JPEGs, half of that or less"
@@ -58,7 +59,10 @@ def _decoder(chain: Any, profile: Profile, facts: Facts) -> Iterator[Advice]:
 
 def _seeding(chain: Any, profile: Profile) -> Iterator[Advice]:
     """Yield the change for callables that take less time than the seeding of global generators for them."""
-    found = [(seeded(pipe), measured) for pipe, measured in times_behind(None, chain, profile)]
+    found = [
+        (pipe.traits.seeds if isinstance(pipe, Pipe) else (), measured)
+        for pipe, measured in times_behind(None, chain, profile)
+    ]
     names = [name for names, _ in found for name in names]
     total = sum(one.seconds for one in profile.pipes)
     if names and total:

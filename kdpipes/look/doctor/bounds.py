@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdpipes._graph import walk
+from kdpipes.core.chain import Chain
 from kdpipes.look.pipe_kinds import Kind
 from kdpipes.look.profile import SENDING, PipeTime, Profile
 
@@ -24,7 +24,7 @@ def shares_by_kind(profile: Profile) -> dict[Kind, float]:
 
 def times_behind(first: Any, chain: Any, profile: Profile) -> list[tuple[Any, PipeTime]]:
     """Return the pipes behind `first`, or all where that is None, from the source on, with their times."""
-    pipes, times = walk(chain)[::-1], [one for one in profile.pipes if one.pipe != SENDING]
+    pipes, times = Chain.of(chain).pipes[::-1], [one for one in profile.pipes if one.pipe != SENDING]
     if len(pipes) != len(times):  # the loader has added pipes of its own
         return []
     start = 0 if first is None else next(place for place, pipe in enumerate(pipes) if pipe is first) + 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from kdpipes._graph import sources_of, walk
-from kdpipes._map_pipe import MapPipe
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.registry import pipe_name
 from kdpipes.look.doctor.bounds import shares_by_kind, times_behind
 from kdpipes.look.doctor.chain_facts import callables_of, draws
 from kdpipes.look.doctor.finding import Facts
@@ -41,7 +41,7 @@ class _Spot(NamedTuple):
 
 def cache_advice(chain: Any, profile: Profile, facts: Facts) -> Iterator[Advice]:
     """Yield where a cache would help; of a chain that has one, where it would help more."""
-    cache = next((pipe for pipe in walk(chain) if kind_of(pipe) == "cache"), None)
+    cache = next((pipe for pipe in Chain.of(chain).pipes if kind_of(pipe) == "cache"), None)
     spot = _spot(chain, cache, profile, facts)
     if cache is None:
         yield from _new_cache(chain, spot, profile)
@@ -63,7 +63,7 @@ def _new_cache(chain: Any, spot: _Spot, profile: Profile) -> Iterator[Advice]:
             why = f"reading, decoding and transforms that draw nothing take {share:.0%} of the work"
         yield Advice(f"`.cache_in_memory()` {spot.where}", gain_without(profile, share), why)
     if source:
-        place = "before `.decode_images()`" if decoding else f"behind `{pipe_name(walk(chain)[-1])}`"
+        place = "before `.decode_images()`" if decoding else f"behind `{pipe_name(Chain.of(chain).pipes[-1])}`"
         why = f"the source takes {source:.0%} of the work; later epochs read from memory"
         yield Advice(f"`.cache_in_memory()` {place}", gain_without(profile, source), why)
 
@@ -103,6 +103,6 @@ def _num_different(pipe: Any) -> int | None:
     lengths = []
     while isinstance(pipe, MapPipe):
         lengths.append(len(pipe))
-        before = sources_of(pipe)
+        before = upstream_of(pipe)
         pipe = before[0] if len(before) == 1 else None
     return min(lengths, default=None)

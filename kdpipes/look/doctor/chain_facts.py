@@ -14,9 +14,12 @@ from torch.utils.data.datapipes.iter import Batcher, ShardingFilter, Shuffler
 from torchdata.datapipes.iter import Prefetcher
 
 from kdpipes._giving_up import given_up_by
-from kdpipes._graph import copy_streams, sources_of, walk
-from kdpipes._map_pipe import MapPipe
 from kdpipes.callback import Callback
+from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import Pipe
+from kdpipes.core.stock import redraws as stock_redraws
 from kdpipes.delivery.behind_deal import DEALERS
 
 __all__ = [
@@ -28,10 +31,8 @@ __all__ = [
     "operation_of",
     "readable",
     "readable_field",
-    "records",
     "redraws",
     "samples_of",
-    "seeded",
     "selected_names",
     "selector_in",
     "shrinks",
@@ -47,12 +48,12 @@ _SMALLER = re.compile("crop|resiz|thumbnail|downsampl|patch|pool|shrink|scale", 
 
 def upstream(pipe: Any) -> list[Any]:
     """Return what stands before a pipe, nearest first."""
-    return list(walk(pipe)[1:])
+    return list(Chain.of(pipe).pipes[1:])
 
 
 def dealer_in(chain: Any) -> Any:
     """Return the `deal` of a chain, if there is one."""
-    return next((pipe for pipe in walk(chain) if isinstance(pipe, DEALERS)), None)
+    return next((pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, DEALERS)), None)
 
 
 def gives_batches(pipe: Any) -> bool:
@@ -62,7 +63,7 @@ def gives_batches(pipe: Any) -> bool:
 
 def operation_of(pipe: Any) -> Any:
     """Return what a sample-wise pipe does to a sample; None of other pipes."""
-    return getattr(pipe, "_operation", None)
+    return pipe.operation if isinstance(pipe, Pipe) else None
 
 
 def readable(source: MapPipe, positions: Iterable[int], field: str) -> Iterator[Any]:
@@ -96,9 +97,9 @@ def samples_of(source: Any) -> Iterator[Callable[[], Any]]:
         yield from (functools.partial(source.fetch, position) for position in range(min(len(source), _FEW)))
         return
     while isinstance(source, _PASSING):
-        source = sources_of(source)[0]
-    copied: Any = copy_streams(source) if isinstance(source, IterDataPipe) else source
-    samples = copied.samples() if hasattr(copied, "samples") else iter(())
+        source = upstream_of(source)[0]
+    copied: Any = Chain.of(source).copy_streams() if isinstance(source, IterDataPipe) else source
+    samples = copied.samples() if isinstance(copied, IterPipe) else iter(())
     for sample in given_up_by(_are_passed_over, itertools.islice(samples, _FEW)):
         yield functools.partial(_itself, sample)
 
@@ -114,7 +115,7 @@ def _are_passed_over(key: str, index: int, error: Exception) -> bool:
 
 def selector_in(chain: Any) -> Any:
     """Return the `select` of a chain, if there is one."""
-    return next((pipe for pipe in walk(chain) if getattr(operation_of(pipe), "is_selector", False)), None)
+    return next((node.pipe for node in reversed(Chain.of(chain)) if node.traits.gives == "items"), None)
 
 
 def selected_names(chain: Any) -> tuple[str, ...]:
@@ -125,43 +126,18 @@ def selected_names(chain: Any) -> tuple[str, ...]:
 
 def redraws(chain: Any) -> str | None:
     """Return the name of what draws anew in each epoch, and would draw the same in every pass over an indexed chain."""
-    for pipe in walk(chain):
-        if getattr(operation_of(pipe), "freezes", False):  # a cache that keeps what was drawn
-            break
-        name = draws(pipe)
-        if name is not None:
-            return name
-    return next((name for pipe in walk(chain) if isinstance(pipe, MapPipe) and (name := pipe.redrawn_by())), None)
+    named = Chain.of(chain).random_name()
+    return named or next((name for pipe in Chain.of(chain).of_type(MapPipe) if (name := pipe.redrawn_by())), None)
 
 
 def draws(pipe: Any) -> str | None:
     """Return the name of what draws random numbers in a pipe, as far as that is known before it runs."""
-    operation = operation_of(pipe)
-    known: Any = getattr(operation, "draws", None)
-    name: str | None = known() if known is not None else None
-    return name or (str(getattr(pipe, "_name", "")) if getattr(operation, "is_random", False) is True else None)
-
-
-def seeded(pipe: Any) -> list[str]:
-    """Return the names of the callables of a pipe that global generators are seeded for."""
-    known: Any = getattr(operation_of(pipe), "seeded", None)
-    return known() if known is not None else []
-
-
-def records(pipe: Any) -> str | None:
-    """Return the name of what is recorded of a pipe behind `record_ctx`, as far as that is known before it runs."""
-    known: Any = getattr(operation_of(pipe), "records", None)
-    return known() if known is not None else None
+    return pipe.traits.random if isinstance(pipe, Pipe) else None
 
 
 def stock_random(pipe: Any) -> bool:
     """Return whether a stock pipe changes the order at random."""
-    return isinstance(pipe, Shuffler) or (
-        isinstance(pipe, IterDataPipe)
-        and not type(pipe).__module__.startswith("kdpipes.")
-        and callable(getattr(type(pipe), "set_seed", None))
-        and not hasattr(pipe, "samples")
-    )
+    return isinstance(pipe, IterDataPipe) and not isinstance(pipe, Pipe) and stock_redraws(pipe)
 
 
 def callables_of(pipe: Any) -> Iterator[tuple[str, Any]]:
@@ -195,4 +171,4 @@ def _bare(function: Any) -> Any:
 
 def shrinks(chain: Any) -> bool:
     """Return whether something in a chain makes images smaller, going by its name."""
-    return any(_SMALLER.search(name) for pipe in walk(chain) for name, _ in callables_of(pipe))
+    return any(_SMALLER.search(name) for pipe in Chain.of(chain).pipes for name, _ in callables_of(pipe))

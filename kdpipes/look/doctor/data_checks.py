@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes._graph import walk
-from kdpipes._item_form import form_of
-from kdpipes._iter_pipe import IterPipe
-from kdpipes._map_pipe import MapPipe
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import form_of
+from kdpipes.core.registry import pipe_name
 from kdpipes.look.doctor.chain_facts import contents, operation_of, readable, samples_of, selector_in
 from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.sample import Sample
@@ -62,7 +62,7 @@ def text_labels(chain: Any, facts: Facts, batch: Any) -> Iterator[Finding]:
     for field, values in _columns(chain, batch):
         if field not in _LABELS or not len(values) or not isinstance(values[0], str):
             continue
-        labels = [label for label in contents(selector_in(chain)._source, field) if isinstance(label, str)]
+        labels = [label for label in contents(selector_in(chain).source, field) if isinstance(label, str)]
         if len(set(labels)) * 2 <= len(labels):
             names = sorted(set(labels))
             pairs = [f"{name!r}: {number}" for number, name in enumerate(names)]
@@ -83,7 +83,7 @@ def nothing_made(chain: Any, facts: Facts, batch: Any) -> Iterator[Finding]:
     if batch is None or (isinstance(batch, list) and batch and all(item is None for item in batch)):
         yield _nothing("error", pipe_name(chain), f"`.{pipe_name(chain)}()` gives None in place of batches.")
         return
-    added = {operation_of(pipe)._name for pipe in walk(chain) if pipe_name(pipe) == "add_field"}
+    added = {operation_of(pipe).name for pipe in Chain.of(chain).pipes if pipe_name(pipe) == "add_field"}
     for field, values in _columns(chain, batch):
         if field in added and isinstance(values, list) and all(value is None for value in values):
             yield _nothing("warning", "add_field", f"Field {field!r} is None in all samples of a batch.")
@@ -98,11 +98,11 @@ def _nothing(severity: Any, pipe: str, what: str) -> Finding:
 def equal_images(chain: Any, facts: Facts, batch: Any) -> Iterator[Finding]:
     """Images of a batch that are all alike behind their transforms, though they differ before."""
     for field, values in _columns(chain, batch):
-        transforms = [pipe for pipe in walk(chain) if isinstance(operation_of(pipe), Transformer)]
+        transforms = [pipe for pipe in Chain.of(chain).pipes if isinstance(operation_of(pipe), Transformer)]
         mine = [pipe for pipe in transforms if field in operation_of(pipe).fields.names]
         if not mine or fields_of((field,), None).kinds[0] != "image" or not _are_equal_images(values):
             continue
-        before = [_bytes_of(value) for value in itertools.islice(contents(mine[-1]._source, field), _NUM_PROBED)]
+        before = [_bytes_of(value) for value in itertools.islice(contents(mine[-1].source, field), _NUM_PROBED)]
         if len(set(before)) * 2 > len(before):
             yield Finding(
                 "equal-images",
@@ -131,12 +131,12 @@ def _bytes_of(value: Any) -> bytes:
 
 def misread_images(chain: Any, facts: Facts) -> Iterator[Finding]:
     """Images that `decode_images` cannot hold, whose class numbers become colours, or that lie on their side."""
-    for pipe in walk(chain):
+    for pipe in Chain.of(chain).pipes:
         if pipe_name(pipe) != "decode_images":
             continue
         operation, modes, is_turned = operation_of(pipe), set(), False
         field, mode = operation._field, operation._mode
-        for header in _headers(pipe._source, field):
+        for header in _headers(pipe.source, field):
             modes.add(header.mode)
             is_turned = is_turned or orientation_of(header) > 1
         wide = next((found for found in sorted(modes) if found == "F" or found.startswith("I")), None)
@@ -187,7 +187,7 @@ def _headers(source: Any, field: str) -> Iterator[Image.Image]:
 
 def merged_samples(chain: Any, facts: Facts) -> Iterator[Finding]:
     """Samples of shards that became one, because their keys have dots."""
-    for source in walk(chain):
+    for source in Chain.of(chain).pipes:
         if not isinstance(source, MapPipe | IterPipe) or _upstream(source) is not None:
             continue
         dotted = DottedKeys(warns=False)
@@ -218,12 +218,12 @@ def _read(source: Any) -> Iterator[Sample]:
 
 def _upstream(pipe: Any) -> Any:
     """Return the nearest of kdpipes' pipes upstream."""
-    return next((other for other in walk(pipe)[1:] if isinstance(other, MapPipe | IterPipe)), None)
+    return next((other for other in Chain.of(pipe).pipes[1:] if isinstance(other, MapPipe | IterPipe)), None)
 
 
 def unnamed_classes(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A `map_classes` to numbers without names for the new classes."""
-    for pipe in walk(chain):
+    for pipe in Chain.of(chain).pipes:
         if pipe_name(pipe) != "map_classes" or pipe.class_names() is not None:
             continue
         if _upstream(pipe) is not None and _upstream(pipe).class_names() is not None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._graph import walk
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain
+from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.reading_services import ThreadReadingService
 from kdpipes.delivery.skipping import unrecorded
@@ -125,7 +125,7 @@ def _examined(chain: Any, facts: Facts, *, is_dealt: bool) -> tuple[Finding, ...
     if not any(finding.severity == "error" for finding in findings):
         findings += _tried(chain, facts, _BY_SAMPLES if is_dealt else _BY_SAMPLES[1:])
     if not is_dealt:
-        own = pipe_name(walk(chain)[1])
+        own = pipe_name(Chain.of(chain).pipes[1])
         findings = [finding._replace(pipe=own) if finding.pipe == "deal" else finding for finding in findings]
         findings.append(_undealt(own, redraws(chain)))
     return tuple(sorted(_once(findings), key=lambda finding: _SEVERITIES.index(finding.severity)))

@@ -8,16 +8,16 @@ from typing import Any
 from torch.utils.data.datapipes.iter import Shuffler
 from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, UnBatcher
 
-from kdpipes._graph import walk
-from kdpipes._map_pipe import MapPipe
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import Pipe
+from kdpipes.core.registry import pipe_name
 from kdpipes.look.doctor.chain_facts import (
     dealer_in,
     draws,
     gives_batches,
     operation_of,
     readable,
-    records,
     stock_random,
     upstream,
 )
@@ -30,7 +30,7 @@ _STOCK_CACHES = (InMemoryCacheHolder, EndOnDiskCacheHolder)
 
 def random_before_cache(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A cache that keeps what was drawn at random; ours refuse that, torchdata's do not."""
-    for cache in walk(chain):
+    for cache in Chain.of(chain).pipes:
         if not isinstance(cache, _STOCK_CACHES):
             continue
         found = next((pipe for pipe in upstream(cache) if draws(pipe) or stock_random(pipe)), None)
@@ -47,7 +47,7 @@ def random_before_cache(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 def shuffle_after_batch(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A shuffle that mixes whole batches."""
-    for shuffler in walk(chain):
+    for shuffler in Chain.of(chain).pipes:
         if not isinstance(shuffler, Shuffler):
             continue
         for pipe in upstream(shuffler):
@@ -67,11 +67,11 @@ def shuffle_after_batch(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 def unrecorded_ctx(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A `select` of the ctx where no transform is recorded, for want of a `record_ctx`."""
-    for selector in walk(chain):
+    for selector in Chain.of(chain).pipes:
         operation = operation_of(selector)
         if not getattr(operation, "is_selector", False) or not (operation.return_ctx or "ctx" in operation.names):
             continue
-        recorders = [pipe for pipe in upstream(selector) if records(pipe)]
+        recorders = [pipe for pipe in upstream(selector) if isinstance(pipe, Pipe) and pipe.traits.records]
         if not recorders or any(_is_recorded(pipe) for pipe in recorders):
             continue
         first = recorders[-1]
@@ -80,7 +80,7 @@ def unrecorded_ctx(chain: Any, facts: Facts) -> Iterator[Finding]:
             "warning",
             pipe_name(selector),
             f"`.{pipe_name(selector)}()` gives the ctx, and no `.record_ctx()` stands before `.{pipe_name(first)}()`.",
-            f"What `{records(first)}` does is recorded nowhere: the ctx lacks it.",
+            f"What `{first.traits.records}` does is recorded nowhere: the ctx lacks it.",
             f"Put `.record_ctx()` right before `.{pipe_name(first)}()`.",
         )
 
@@ -93,9 +93,9 @@ def sorted_batches(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A training chain that is not shuffled, of a source that is sorted by class."""
     dealer = dealer_in(chain)
     source = getattr(dealer, "_source", None)
-    if not isinstance(source, MapPipe) or dealer._shuffle or not any(draws(pipe) for pipe in walk(chain)):
+    if not isinstance(source, MapPipe) or dealer._shuffle or not any(draws(pipe) for pipe in Chain.of(chain).pipes):
         return
-    if any(_mixes(pipe) for pipe in walk(source)):
+    if any(_mixes(pipe) for pipe in Chain.of(source).pipes):
         return
     size = min(dealer.sizes().get("global_batch_size") or 16, 64)
     if len(source) < 2 * size:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.layout import group_ranks, ranks_now
 from kdpipes.look.doctor.chain_facts import dealer_in
 from kdpipes.look.doctor.finding import Facts, Finding

@@ -8,8 +8,9 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Mapper, ShardingFilter, Shuffler
 
-from kdpipes._graph import shards, sources_of, walk
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.registry import pipe_name
+from kdpipes.core.stock import shards
 from kdpipes.look.doctor.chain_facts import dealer_in, draws, upstream
 from kdpipes.look.doctor.finding import Facts, Finding
 
@@ -18,7 +19,7 @@ __all__ = ["sharded_late", "sharded_twice", "sharded_unseeded", "shuffled_in_par
 
 def unsharded(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A stream that every worker would give whole."""
-    if isinstance(chain, IterDataPipe) and facts.num_workers > 1 and not any(map(shards, walk(chain))):
+    if isinstance(chain, IterDataPipe) and facts.num_workers > 1 and not any(map(shards, Chain.of(chain).pipes)):
         yield Finding(
             "unsharded",
             "error",
@@ -31,7 +32,7 @@ def unsharded(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 def sharded_twice(chain: Any, facts: Facts) -> Iterator[Finding]:
     """Two pipes on one path that both take a part."""
-    for pipe in walk(chain):
+    for pipe in Chain.of(chain).pipes:
         other = next((before for before in upstream(pipe) if shards(before)), None) if shards(pipe) else None
         if other is not None:
             yield Finding(
@@ -49,7 +50,7 @@ def shuffled_in_parts(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A shuffle behind the sharding: it mixes what one worker has."""
     if dealer_in(chain) is not None:
         return
-    for pipe in walk(chain):
+    for pipe in Chain.of(chain).pipes:
         if isinstance(pipe, Shuffler) and any(isinstance(before, ShardingFilter) for before in upstream(pipe)):
             yield Finding(
                 "shuffled-in-parts",
@@ -63,11 +64,11 @@ def shuffled_in_parts(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 def sharded_late(chain: Any, facts: Facts) -> Iterator[Finding]:
     """Work before the sharding: all workers do all of it."""
-    for pipe in walk(chain):
+    for pipe in Chain.of(chain).pipes:
         if not isinstance(pipe, ShardingFilter):
             continue
         worker = next((before for before in upstream(pipe) if isinstance(before, Mapper) or draws(before)), None)
-        if worker is not None and sources_of(worker):
+        if worker is not None and upstream_of(worker):
             yield Finding(
                 "sharded-late",
                 "warning",
@@ -80,7 +81,7 @@ def sharded_late(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 def sharded_unseeded(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A sharding pipe of one's own behind a shuffle, which torch seeds for `ShardingFilter` alone."""
-    for pipe in walk(chain):
+    for pipe in Chain.of(chain).pipes:
         is_own = shards(pipe) and type(pipe) is not ShardingFilter and not hasattr(pipe, "batch_draw")
         if is_own and any(isinstance(before, Shuffler) for before in upstream(pipe)):
             yield Finding(

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._graph import walk
 from kdpipes._meter import size_of
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain
+from kdpipes.core.registry import pipe_name
 from kdpipes.look.doctor.chain_facts import operation_of, shrinks
 from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.look.profile_table import bytes_text
@@ -29,7 +29,7 @@ _PREFETCH, _LENT = 2, 2
 
 def unpicklable(chain: Any, facts: Facts) -> Iterator[Finding]:
     """Parts of a chain that spawned workers cannot get."""
-    for pipe in walk(chain):
+    for pipe in Chain.of(chain).pipes:
         for name, value in _parts(pipe):
             error = _refusal(value)
             if error is not None:
@@ -90,7 +90,7 @@ def _refusal(value: Any) -> str | None:
 def full_size_pixels(chain: Any, facts: Facts, batch: Any) -> Iterator[Finding]:
     """Decoded images that leave the workers as large as they are."""
     image = next((image for image in _images(batch) if _bytes_of(image) >= _LARGE), None)
-    decoders = [pipe for pipe in walk(chain) if pipe_name(pipe) == "decode_images"]
+    decoders = [pipe for pipe in Chain.of(chain).pipes if pipe_name(pipe) == "decode_images"]
     if image is not None and decoders and not shrinks(chain) and facts.num_workers:
         yield Finding(
             "full-size-pixels",

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch.utils.data.datapipes.iter import Shuffler
 
-from kdpipes._graph import handler_in, walk
-from kdpipes._iter_pipe import Streaming
-from kdpipes._map_pipe import MapPipe
-from kdpipes._pipe_name import pipe_name
+from kdpipes.core.chain import Chain
+from kdpipes.core.iter_pipe import Streaming
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.registry import pipe_name
 from kdpipes.look.doctor.chain_facts import callables_of, contents, dealer_in, operation_of, selected_names
 from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.look.pipe_kinds import kind_of
 from kdpipes.work.joint import fields_of
+from kdpipes.work.on_error import OnError
 from kdpipes.work.transform import Transformer
 
 __all__ = [
@@ -44,7 +45,7 @@ _JPEG = b"\xff\xd8\xff"
 
 def held_generators(chain: Any, facts: Facts) -> Iterator[Finding]:
     """Callables that draw from a generator of their own."""
-    for pipe in walk(chain):
+    for pipe in Chain.of(chain).pipes:
         for name, function in callables_of(pipe):
             if any(isinstance(value, _GENERATORS) for value in _held(function)):
                 yield Finding(
@@ -60,20 +61,24 @@ def held_generators(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 def drawn_apart(chain: Any, facts: Facts) -> Iterator[Finding]:
     """An image that is moved at random without its mask, boxes or points, or each of them for itself."""
-    transforms = [(pipe, operation_of(pipe)) for pipe in walk(chain) if isinstance(operation_of(pipe), Transformer)]
+    transforms = [
+        (pipe, operation_of(pipe)) for pipe in Chain.of(chain).pipes if isinstance(operation_of(pipe), Transformer)
+    ]
     kinds: dict[str, str] = {name: fields_of((name,), None).kinds[0] for name in selected_names(chain)}
     steps: dict[str, set[str]] = {}  # what is drawn for each field
     for _, operation in transforms:
         kinds.update(zip(operation.fields.names, operation.fields.kinds, strict=True))
         for name in operation.fields.names:
             steps.setdefault(name, set()).update(step.name for step in operation.random_steps())
-    added = [pipe for pipe in walk(chain) if pipe_name(pipe) == "add_field"]
+    added = [pipe for pipe in Chain.of(chain).pipes if pipe_name(pipe) == "add_field"]
     belonging = [name for name, kind in kinds.items() if kind in ("mask", "boxes", "points")]
     for pipe, operation in reversed(transforms):
         if "image" not in operation.fields.kinds:
             continue
         image, known = operation.field, pipe.field_names()
-        later = [operation_of(other)._name for other in added if other not in walk(pipe)]  # made of what was moved
+        later = [
+            operation_of(other).name for other in added if other not in Chain.of(pipe).pipes
+        ]  # made of what was moved
         left_out = {*operation.fields.names, *later}
         apart = [name for name in belonging if name not in left_out and (not known or name in known)]
         for step in operation.random_steps():
@@ -102,8 +107,8 @@ def _moves(function: Any) -> bool:
 
 def tolerant(chain: Any, facts: Facts) -> Iterator[Finding]:
     """An `on_error` that lets any number of samples fail."""
-    handler = handler_in(chain)
-    if handler is not None and handler.is_tolerant and handler.max_share == 1 and handler.max_samples is None:
+    handler = Chain.of(chain).error_handler()
+    if isinstance(handler, OnError) and handler.max_share == 1 and handler.max_samples is None:
         yield Finding(
             "unlimited-errors",
             "hint",
@@ -116,7 +121,7 @@ def tolerant(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 def unhashed_globals(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A cache that other runs find, whose key cannot follow everything that functions before it read."""
-    for pipe in walk(chain):
+    for pipe in Chain.of(chain).pipes:
         names = pipe.unhashed() if kind_of(pipe) == "cache" else []
         if names:
             yield Finding(
@@ -154,7 +159,7 @@ def unrepeatable(chain: Any, facts: Facts, batches: tuple[Any, Any], generators:
     same state each time.
     """
     dealer = dealer_in(chain)
-    behind = [pipe for pipe in walk(chain) if dealer is not None and dealer in walk(pipe)[1:]]
+    behind = [pipe for pipe in Chain.of(chain).pipes if dealer is not None and dealer in Chain.of(pipe).pipes[1:]]
     if dealer is None or any(isinstance(pipe, Shuffler) for pipe in behind):
         return
     if is_same(*batches) and is_same(*generators):
@@ -182,8 +187,10 @@ def global_generators() -> tuple[Any, ...]:
 
 def _suspect(chain: Any) -> str:
     """Return the name of a stock pipe whose function names random numbers, or else of a pipe that calls functions."""
-    names = [pipe_name(pipe) for pipe in walk(chain)]
-    stock = [pipe for pipe in walk(chain) if not isinstance(pipe, MapPipe | Streaming) and _names_random(pipe)]
+    names = [pipe_name(pipe) for pipe in Chain.of(chain).pipes]
+    stock = [
+        pipe for pipe in Chain.of(chain).pipes if not isinstance(pipe, MapPipe | Streaming) and _names_random(pipe)
+    ]
     return next((name for name in [*map(pipe_name, stock), *names] if name in _CALLING or stock), names[0])
 
 
@@ -211,7 +218,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 def slow_decoder(chain: Any, facts: Facts) -> Iterator[Finding]:
     """JPEGs that Pillow decodes, where something faster gives the same pixels."""
-    for pipe in walk(chain):
+    for pipe in Chain.of(chain).pipes:
         backend = getattr(operation_of(pipe), "_backend", None)
         if pipe_name(pipe) != "decode_images" or (backend != "pillow" and facts.fast_decoders):
             continue
@@ -231,12 +238,12 @@ def slow_decoder(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 def decoders_of(chain: Any) -> tuple[str, ...]:
     """Return what decodes the JPEGs of a chain, each once."""
-    told = [operation_of(pipe).decoded_by() for pipe in walk(chain) if pipe_name(pipe) == "decode_images"]
+    told = [operation_of(pipe).decoded_by() for pipe in Chain.of(chain).pipes if pipe_name(pipe) == "decode_images"]
     return tuple(dict.fromkeys(" ".join(filter(None, names)) for names in told))
 
 
 def _is_jpeg(pipe: Any) -> bool:
     """Return whether the first sample that can be read is a JPEG."""
-    content = next(contents(pipe._source, operation_of(pipe)._field), b"")
+    content = next(contents(pipe.source, operation_of(pipe)._field), b"")
     content = getattr(content, "content", content)
     return isinstance(content, bytes | bytearray | memoryview) and bytes(content[:3]) == _JPEG

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._called import note_call
-from kdpipes._graph import walk
-from kdpipes._pipe_name import pipe_name
+from kdpipes._fingerprint import Fingerprinted, with_first_values
+from kdpipes.core.call_text import CALLED, Called, note_call
+from kdpipes.core.item_form import ItemForm
+from kdpipes.core.operation import Operation
+from kdpipes.core.registry import pipe_name
+from kdpipes.core.traits import Traits
 from kdpipes.errors import ChainError, closest, must_be
 
-__all__ = ["Shown", "Suggesting", "a_datapipe", "gives_samples", "show_by"]
+__all__ = ["Pipe", "SamplePipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples", "show_by"]
 
 _WAY_OUT = "Not where the source is "  # how the docstrings of names begin that a flavour refuses
 
@@ -29,9 +32,11 @@ class UnknownPipeError(AttributeError):
 
 def _upstream_with(name: str, error: AttributeError) -> str:
     """Return what to do for a method of a pipe upstream of the one that Python says was asked for it; else nothing."""
-    pipe: Any = getattr(error, "obj", None)
-    upstream = walk(pipe)[1:] if issubclass(type(pipe), Shown) else []
-    known = next((pipe_name(one) for one in upstream if isinstance(one, Shown) and hasattr(type(one), name)), None)
+    from kdpipes.core.chain import Chain  # which builds on this module
+
+    pipe: Any = error.obj  # the object that Python was asked for the attribute of
+    upstream = Chain.of(pipe).pipes[1:] if isinstance(pipe, Pipe) else []
+    known = next((pipe_name(one) for one in upstream if isinstance(one, Pipe) and name in dir(type(one))), None)
     return "" if known is None else f" `{known}` upstream has it: keep that pipe in a variable of its own, and ask it."
 
 
@@ -54,14 +59,15 @@ def _without_first(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:], return_annotation=signature.empty)
 
 
-Made = TypeVar("Made", bound="Shown")
+Made = TypeVar("Made", bound="Pipe")
 
 
-class Shown:
-    """A pipe that shows its chain, and whose unknown methods are errors that name the closest one."""
+class Pipe(Fingerprinted):
+    """What all pipes of kdpipes have in common: what they declare, and how they are shown."""
 
     functions: ClassVar[Any]
     __signature__: ClassVar[inspect.Signature]
+    computed: ClassVar[tuple[str, ...]] = ()  # attributes that are not arguments, and so not part of the fingerprint
 
     def __new__(cls: type[Made], *args: Any, **kwargs: Any) -> Made:
         made: Made = super().__new__(cls)
@@ -71,6 +77,53 @@ class Shown:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.__signature__ = _signature_of(cls)  # or `help` would show the arguments of `__new__`
+
+    @property
+    def traits(self) -> Traits:
+        """What the pipe does to samples. A subclass sets a class attribute in its place, or overrides the property."""
+        return Traits()
+
+    @property
+    def operation(self) -> Operation | None:
+        """What a work pipe does to each sample; None for all other pipes."""
+        return None
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Return the names of the classes 0, 1, ... of field `y`, or None where the source does not know them."""
+        return None
+
+    def field_names(self) -> frozenset[str] | None:
+        """Return the names of the fields that every sample has, or None where only the samples know."""
+        return None
+
+    def item_form(self) -> ItemForm | None:
+        """Return the form of the items that `select` has made; None where items are samples, or the form is unknown."""
+        return self.traits.item_form
+
+    @property
+    def call_arguments(self) -> tuple[str, ...]:
+        """The arguments of the call that made the pipe, as text."""
+        called: Called | None = vars(self).get(CALLED)
+        return () if called is None else called.arguments
+
+    def keep_call(self, other: Pipe) -> None:
+        """Show the arguments of another pipe in place of the pipe's own."""
+        vars(self)[CALLED] = vars(other)[CALLED]
+
+    def prepare_for_workers(self) -> None:
+        """Find out now what every worker would find out otherwise: called before workers start."""
+
+    def counters(self) -> dict[str, int]:
+        """Return what the pipe has counted in all processes, by name, for the statistics of a loader."""
+        return {}
+
+    def fingerprint(self) -> Any:
+        """Return plain data that differs between pipes which give other samples: by default, the attributes.
+
+        What is upstream does not belong to it.
+        """
+        held = with_first_values(self, vars(self))
+        return [(name, value) for name, value in sorted(held.items()) if name not in (*self.computed, CALLED)]
 
     def __repr__(self) -> str:
         return _shown_by["text"](self)
@@ -95,7 +148,7 @@ class Shown:
                 raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions)) from None
 
 
-class Suggesting(Shown):
+class SamplePipe(Pipe):
     """A pipe of samples, whose class may be one of a notebook."""
 
     reduce_ex_hook: ClassVar[Any]
@@ -128,18 +181,34 @@ PipeType = TypeVar("PipeType")
 
 
 def gives_samples(source_datapipe: PipeType, name: str) -> PipeType:
-    """Return the source of pipe `name`, or refuse one whose samples `select` has made tuples of, or `deal` batches."""
-    for flag, made_by, made in [("is_selected", "select", "tuples"), ("gives_batches", "deal", "batches")]:
-        if getattr(source_datapipe, flag, False):
-            raise ChainError(
-                f"`.{name}()` takes samples, but `.{made_by}()` has made {made} of them. Put `.{name}()` before "
-                f"`.{made_by}()`."
-            )
+    """Return the source of pipe `name`; raise if `select` has made items of its samples, or `deal` batches."""
+    gives = source_datapipe.traits.gives if isinstance(source_datapipe, Pipe) else "samples"
+    if gives != "samples":
+        made_by, made = {"items": ("select", "tuples"), "batches": ("deal", "batches")}[gives]
+        raise ChainError(
+            f"`.{name}()` takes samples, but `.{made_by}()` has made {made} of them. Put `.{name}()` before "
+            f"`.{made_by}()`."
+        )
     return a_datapipe(source_datapipe)
 
 
 def a_datapipe(source_datapipe: PipeType) -> PipeType:
-    """Return the source of a pipe, or refuse what is none."""
+    """Return a pipe; raise TypeError for anything else."""
     if not isinstance(source_datapipe, IterDataPipe | MapDataPipe):
         raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe))
     return source_datapipe
+
+
+def fields_of(source_datapipe: Any) -> frozenset[str] | None:
+    """Return the fields that every sample of a pipe has; None where that is not known."""
+    return source_datapipe.field_names() if isinstance(source_datapipe, Pipe) else None
+
+
+def form_of(source_datapipe: Any) -> ItemForm | None:
+    """Return the form of the items of a pipe; None where items are samples, or the form is not known."""
+    return source_datapipe.item_form() if isinstance(source_datapipe, Pipe) else None
+
+
+def class_names_of(source_datapipe: Any) -> tuple[str, ...] | None:
+    """Return the names of the classes of a pipe; None where they are not known."""
+    return source_datapipe.class_names() if isinstance(source_datapipe, Pipe) else None

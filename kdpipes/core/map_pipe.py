@@ -15,15 +15,14 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.map import Mapper
 from torch.utils.data.datapipes.map.callable import default_fn
 
-from kdpipes._called import CALLED
 from kdpipes._calling import call_drawn
 from kdpipes._draw import Draw, current_draw, drawing, is_drawing, plan_epoch, planning
-from kdpipes._fingerprint import with_first_values
-from kdpipes._graph import sources_of, walk
-from kdpipes._pipe import Shown, Suggesting, gives_samples
-from kdpipes._pipe_name import note_name, pipe_name
 from kdpipes._progress import shown_if_slow
 from kdpipes.callback import Callback
+from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.pipe import Pipe, SamplePipe, gives_samples
+from kdpipes.core.registry import note_name, pipe_name
+from kdpipes.core.traits import Traits
 from kdpipes.errors import ChainError, check_count, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared
@@ -39,15 +38,14 @@ _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
 _EPOCH = "_kdpipes_epoch"
 
 
-class MapPipe(Suggesting, MapChain):
+class MapPipe(SamplePipe, MapChain):
     """An indexed pipe of samples: `len(pipe)`, `pipe[3]`, `pipe[5:-3:2]`, `pipe.column("y")`.
 
     A pipe of one's own implements `__len__` and `fetch`; a plan pipe also `column`, if it can do so without opening
     samples.
     """
 
-    _computed: ClassVar[tuple[str, ...]] = ()  # the attributes that are no arguments
-    is_plan: ClassVar[bool] = False  # whether samples pass as they are, those that do
+    computed: ClassVar[tuple[str, ...]] = (_KEPT_LABELS, _EPOCH)
 
     def __len__(self) -> int:
         raise TypeError(f"{type(self).__name__} must implement `__len__`.")
@@ -86,15 +84,9 @@ class MapPipe(Suggesting, MapChain):
         Args:
             of_labels: Whether to ignore pipes that keep the label at each position.
         """
-        sources = (source for source in sources_of(self) if isinstance(source, MapPipe))
+        sources = (source for source in upstream_of(self) if isinstance(source, MapPipe))
         names = (source.redrawn_by(of_labels=of_labels) for source in sources)
         return next((name for name in names if name is not None), None)
-
-    def identity(self) -> Any:
-        """Return what makes this pipe give what it gives, as plain data: its arguments, not what it has computed."""
-        left_out = *self._computed, _KEPT_LABELS, _EPOCH, CALLED
-        values = with_first_values(self, vars(self))
-        return [(name, value) for name, value in sorted(values.items()) if name not in left_out]
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -182,29 +174,21 @@ class MapPipe(Suggesting, MapChain):
         samples = shown_if_slow(map(self.fetch, range(len(self))), len(self), f"reading {name!r}")
         return as_column([sample.key if is_key(name, sample) else sample[name] for sample in samples])
 
-    def class_names(self) -> tuple[str, ...] | None:
-        """Return the names of the classes 0, 1, ... of field `y`, or None where the source does not know them."""
-        return None
 
-    def field_names(self) -> frozenset[str] | None:
-        """Return the names of the fields that every sample has, or None where only the samples know."""
-        return None
-
-
-class MapperMapDataPipe(Shown, Mapper):  # type: ignore[type-arg]
+class MapperMapDataPipe(Pipe, Mapper):  # type: ignore[type-arg]
     """Torch's `Mapper`, whose function draws the same random numbers in any worker; see `MapPipe.map`."""
 
     def __init__(self, datapipe: Any, fn: Callable[..., Any]) -> None:
         Mapper.__init__(self, datapipe, fn)
         self._called = Callback("fn", fn, check=False)
-        number = sum(isinstance(upstream, Mapper) for upstream in walk(self))
+        number = len(Chain.of(self).of_type(Mapper))
         self._place = "map" if number == 1 else f"map_{number}"
 
     def map(self, fn: Callable[..., Any] = default_fn) -> MapperMapDataPipe:
         """See `MapPipe.map`."""
         return MapperMapDataPipe(self, fn)
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return the same data as for torch's own class, so that states fit both."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
@@ -318,13 +302,13 @@ class PlanPipe(MapPipe):
     `_goes_by` is "labels" if the choice depends only on labels, "number" if it depends on no values at all.
     """
 
-    _computed: ClassVar[tuple[str, ...]] = ("_positions", "_redraws", "_recent", "_is_fixed")
+    computed: ClassVar[tuple[str, ...]] = (*MapPipe.computed, "_positions", "_redraws", "_recent", "_is_fixed")
+    traits = Traits(role="plan", reads=frozenset(), changes=frozenset(), holds_back=False)
     _goes_by: ClassVar[Literal["number", "labels", "values"]] = "values"
     _warns_of_fixed: ClassVar[bool] = True
-    is_plan = True
 
     def __init__(self, source_datapipe: MapPipe, name: str, *, redraws: bool = False) -> None:
-        self._source = indexed(source_datapipe, name)
+        self.source = indexed(source_datapipe, name)
         self._positions: Shared[NDArray[Any]] | None = None
         self._redraws = redraws
         self._recent = _Recent()
@@ -350,7 +334,7 @@ class PlanPipe(MapPipe):
             positions = self._plan()
         positions.flags.writeable = False
         goes_by = self._goes_by
-        redrawn = None if goes_by == "number" else self._source.redrawn_by(of_labels=goes_by == "labels")
+        redrawn = None if goes_by == "number" else self.source.redrawn_by(of_labels=goes_by == "labels")
         self._is_fixed = redrawn is not None
         if redrawn is not None and self._warns_of_fixed:
             warn_of_fixed(redrawn, pipe_name(self))
@@ -369,40 +353,35 @@ class PlanPipe(MapPipe):
         position = int(self.positions()[index])
         if self._is_fixed:
             with planning(0):
-                return self._source.fetch(position)
-        return self._source.fetch(position)
+                return self.source.fetch(position)
+        return self.source.fetch(position)
 
     def _upstream(self) -> Any:
         return planning(0) if self._is_fixed else nullcontext()
 
-    def identity(self) -> Any:
-        with planning(0):
-            positions = self.positions()  # these may depend on labels, which are not in the arguments
-        return (super().identity(), positions, "redraw") if self._redraws else (super().identity(), positions)
-
     def announce(self, positions: NDArray[Any]) -> None:
         positions = self.positions()[positions]
         with self._upstream():
-            self._source.announce(positions)
+            self.source.announce(positions)
 
     def shard_numbers(self) -> NDArray[Any] | None:
         positions = self.positions()
         with self._upstream():
-            numbers = self._source.shard_numbers()
+            numbers = self.source.shard_numbers()
         return None if numbers is None else numbers[positions]
 
     def expect(self, positions: NDArray[Any]) -> None:
         positions = self.positions()[positions]
         with self._upstream():
-            self._source.expect(positions)
+            self.source.expect(positions)
 
     def column(self, name: str) -> NDArray[Any]:
         with planning(0):
-            column: NDArray[Any] = self._source.column(name)[self.positions()]
+            column: NDArray[Any] = self.source.column(name)[self.positions()]
         return column
 
     def class_names(self) -> tuple[str, ...] | None:
-        return self._source.class_names()
+        return self.source.class_names()
 
     def field_names(self) -> frozenset[str] | None:
-        return self._source.field_names()
+        return self.source.field_names()

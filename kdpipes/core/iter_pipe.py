@@ -12,13 +12,14 @@ from torch.utils.data.datapipes._hook_iterator import _SnapshotState
 from torch.utils.data.datapipes.iter import Collator, Mapper, ShardingFilter
 from torchdata.datapipes.iter import SampleMultiplexer
 
-from kdpipes._called import CALLED
 from kdpipes._calling import call_drawn
 from kdpipes._draw import Draw, EarlyDraws, EpochCounter, current_epoch, hash_key, is_replaying, made_under
-from kdpipes._graph import shards, sources_of, walk
-from kdpipes._pipe import Shown, Suggesting, gives_samples
-from kdpipes._pipe_name import note_name, pipe_name
 from kdpipes.callback import Callback
+from kdpipes.core.chain import Chain
+from kdpipes.core.pipe import Pipe, SamplePipe, class_names_of, fields_of, gives_samples
+from kdpipes.core.registry import note_name, pipe_name
+from kdpipes.core.stock import Seeded, has_own_seed, shards
+from kdpipes.core.traits import Traits
 from kdpipes.errors import ChainError, check_count
 from kdpipes.sample import Sample, as_sample
 
@@ -31,12 +32,12 @@ __all__ = ["IterPipe", "StreamPlanPipe", "Streaming", "samples_of", "seed_upstre
 
 Item = TypeVar("Item")
 _STANDING = (
-    *(CALLED, "_epochs", "_renewed", "_snapshot_state", "_number_of_samples_yielded", "_valid_iterator_id"),
+    *("_epochs", "_renewed", "_snapshot_state", "_number_of_samples_yielded", "_valid_iterator_id"),
     "_fast_forward_iterator",
 )
 
 
-class Streaming(Shown, Generic[Item]):
+class Streaming(Pipe, Generic[Item]):
     """An `__iter__` that torch's metaclass does not wrap, so that errors keep their type and arguments."""
 
     def iterate(self) -> Iterator[Item]:
@@ -90,7 +91,7 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
 
     def _note(self, called: Callback) -> None:
         self.fn, self._called = called.function, called
-        number = sum(isinstance(upstream, Mapper) for upstream in walk(self))
+        number = len(Chain.of(self).of_type(Mapper))
         self._place = "map" if number == 1 else f"map_{number}"
 
     def iterate(self) -> Iterator[Any]:
@@ -101,18 +102,17 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
             applied.fn = self.fn if draw is None else functools.partial(call_drawn, self._called, draw, self._place)
             yield Mapper._apply_fn(applied, data)  # type: ignore[arg-type,no-untyped-call]  # which reads these three attributes only
 
-    def identity(self) -> Any:
+    def fingerprint(self) -> Any:
         """Return the same data as for torch's own class, so that states fit both."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def _numbering(self) -> Callable[[int], Draw | None]:
         """Return a function that gives the n-th item of an epoch its own `Draw`."""
-        batches: Any = self.datapipe
-        while isinstance(batches, Mapper) or (getattr(batches, "gives_batches", False) and not _numbers(batches)):
-            (batches,) = sources_of(batches)
-        if _numbers(batches):
-            return lambda number: batches.batch_draw()
-        stream = next((upstream for upstream in walk(self) if isinstance(upstream, IterPipe)), None)
+        chain = Chain.of(self)
+        dealer = chain.numbering_deal()
+        if dealer is not None:
+            return lambda number: dealer.batch_draw()
+        stream = next(iter(chain.of_type(IterPipe)), None)
         stride, offset = _part_of(self)
         begun: list[tuple[int, int]] = []
 
@@ -137,19 +137,13 @@ note_name(MapperIterDataPipe, "map")
 note_name(CollatorIterDataPipe, "collate")
 
 
-def _numbers(pipe: Any) -> bool:
-    return hasattr(pipe, "batch_draw")
-
-
-class IterPipe(Suggesting, Streaming[Any], IterChain):
+class IterPipe(SamplePipe, Streaming[Any], IterChain):
     """A stream of samples. A pipe of one's own implements `samples`, which yields them in order.
 
     Without `deal`, the n-th sample of the k-th iteration is ordinal n of epoch k.
     """
 
-    is_straight = False  # whether each sample is passed on, or dropped, before the next one is read
-    is_plan = False  # whether samples pass as they are, those that do
-    is_about_whole = False  # whether what is given depends on the whole stream, not on the sample alone
+    computed = _STANDING
 
     def __init__(self) -> None:
         self._epochs = EpochCounter()
@@ -201,18 +195,6 @@ class IterPipe(Suggesting, Streaming[Any], IterChain):
         """Return the seed and the number of the iteration that has begun."""
         return self._renewed[0] if self._renewed is not None else 0, self._epochs.peek() - 1
 
-    def identity(self) -> Any:
-        """Return what makes this pipe give what it gives, as plain data: its arguments, not where it stands."""
-        return [(name, value) for name, value in sorted(vars(self).items()) if name not in _STANDING]
-
-    def class_names(self) -> tuple[str, ...] | None:
-        """Return the names of the classes 0, 1, ... of field `y`, or None where the source does not know them."""
-        return None
-
-    def field_names(self) -> frozenset[str] | None:
-        """Return the names of the fields that every sample has, or None where only the samples know."""
-        return None
-
     def __getitem__(self, index: Any) -> Any:
         raise TypeError(
             f"`{pipe_name(self)}` is a stream: it has no positions. `kdp.open_shards` gives an indexed source."
@@ -228,8 +210,8 @@ class IterPipe(Suggesting, Streaming[Any], IterChain):
         info = get_worker_info()
         if info is None or info.num_workers < 2:
             return
-        chain = walk(info.dataset) if isinstance(info.dataset, IterDataPipe) else []
-        if self in chain and not any(shards(pipe) for pipe in chain):
+        chain = Chain.of(info.dataset).pipes if isinstance(info.dataset, IterDataPipe) else []
+        if self in chain and not any(map(shards, chain)):
             raise ChainError(
                 f"Each of the {info.num_workers} workers would give every sample of `{pipe_name(self)}`. "
                 "End the chain with `.deal(batch_size=...)`, or put `.sharding_filter()` behind its source."
@@ -245,24 +227,24 @@ def samples_of(source_datapipe: Any, name: str) -> Iterator[Sample]:
 
 def _part_of(pipe: Any) -> tuple[int, int]:
     """Return how the ordinals of a stream without `deal` are spread over the parts of a sharding filter upstream."""
-    sharder = next((upstream for upstream in walk(pipe) if isinstance(upstream, ShardingFilter)), None)
+    sharder = next(iter(Chain.of(pipe).of_type(ShardingFilter)), None)
     return (1, 0) if sharder is None else (sharder.num_of_instances, sharder.instance_id)
 
 
 class StreamPlanPipe(IterPipe):
     """A choice of a stream's samples, made as they pass."""
 
-    is_plan = True
+    traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
 
     def __init__(self, source_datapipe: IterDataPipe[Any], name: str) -> None:
         super().__init__()
-        self._source = gives_samples(source_datapipe, name)
+        self.source = gives_samples(source_datapipe, name)
 
     def class_names(self) -> tuple[str, ...] | None:
-        return self._source.class_names() if isinstance(self._source, IterPipe) else None
+        return class_names_of(self.source)
 
     def field_names(self) -> frozenset[str] | None:
-        return self._source.field_names() if isinstance(self._source, IterPipe) else None
+        return fields_of(self.source)
 
 
 def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:
@@ -277,7 +259,7 @@ def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:
         epoch: The number of the epoch.
         round: How often the stream has been read in this epoch already.
     """
-    for place, upstream in enumerate(walk(pipe)[1:]):
+    for place, upstream in enumerate(Chain.of(pipe).pipes[1:]):
         _seed(upstream, seed, epoch, (place, round))
 
 
@@ -289,15 +271,15 @@ def seed_chain(pipe: Any, seed: int, epoch: int) -> None:
         seed: Of the epochs.
         epoch: The number of the epoch.
     """
-    for place, upstream in enumerate(walk(pipe)):
-        if isinstance(upstream, IterPipe) or getattr(upstream, "_seed", None) is None:
+    for place, upstream in enumerate(Chain.of(pipe).pipes):
+        if isinstance(upstream, IterPipe) or not has_own_seed(upstream):
             _seed(upstream, seed, epoch, (place, 0))
 
 
 def _seed(upstream: Any, seed: int, epoch: int, place: tuple[int, int]) -> None:
     if isinstance(upstream, IterPipe):
         upstream.renew(seed, epoch)
-    elif callable(getattr(type(upstream), "set_seed", None)):
+    elif isinstance(upstream, Seeded):
         upstream.set_seed(int.from_bytes(hash_key(seed, epoch, "upstream", *place)[:7], "little"))
     elif isinstance(upstream, SampleMultiplexer):  # it has no `set_seed`, and would draw on from where it stands
         upstream.random.seed(int.from_bytes(hash_key(seed, epoch, "upstream", *place)[:7], "little"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["ItemForm", "form_of"]
+__all__ = ["ItemForm"]
 
 
 class ItemForm(NamedTuple):
@@ -26,10 +26,3 @@ class ItemForm(NamedTuple):
         if self.kind == "tuple":
             return tuple(parts)
         return dict(zip(self.names, parts, strict=True)) if self.kind == "dict" else parts[0]
-
-
-def form_of(source: Any) -> ItemForm | None:
-    """Return the form of the items that a pipe gives; None if it is not known."""
-    find: Any = getattr(source, "item_names", None)
-    form = find() if find is not None else None
-    return None if form is None else ItemForm(*form)

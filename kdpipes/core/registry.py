@@ -1,18 +1,31 @@
-"""The only module that registers functional names, on both flavours of pipes."""
+"""Functional names: registered here and nowhere else, on both flavours of pipes, and shown in errors."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._pipe_name import note_name, pipe_name
 from kdpipes.errors import ChainError, check_choice, closest
 
-__all__ = ["Flavour", "functional_pipe", "register", "registered"]
+__all__ = [
+    "Flavour",
+    "Named",
+    "called_as",
+    "called_directly",
+    "functional_pipe",
+    "note_name",
+    "pipe_name",
+    "refuse_flavour",
+    "refuse_taken",
+    "register",
+    "registered",
+    "short_name",
+    "shown_name",
+]
 
 Flavour = Literal["map", "iter"]
 _BASES: dict[str, Any] = {"map": MapDataPipe, "iter": IterDataPipe}
@@ -75,8 +88,11 @@ def refuse_flavour(name: str, *, flavour: Flavour, way_out: str) -> None:
     needs, is_what = {"map": ("a stream", "indexed"), "iter": ("an indexed source", "a stream")}[flavour]
 
     def refuse(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
+        from kdpipes.core.pipe import Pipe  # which builds on this module
+
         owner = f"`{pipe_name(source_datapipe)}`"
-        if hasattr(source_datapipe, "batch_draw") and flavour == "iter":
+        is_dealt = isinstance(source_datapipe, Pipe) and source_datapipe.traits.gives == "batches"
+        if flavour == "iter" and is_dealt:
             raise ChainError(f"`.{name}()` takes samples, but {owner} gives batches. Put `.{name}()` before `.deal()`.")
         raise ChainError(f"`.{name}()` needs {needs}, but {owner} is {is_what}. {way_out}")
 
@@ -122,3 +138,90 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _place(function: Any) -> str:
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"
+
+
+called_directly: dict[type, str] = {}  # the classes that are called as `kdp.name(...)`
+_functional: dict[type, str] = {}  # those that are called as `.name(...)`
+
+
+class Named:
+    """A pipe that carries its functional name, because several names share its class."""
+
+    name: str
+
+
+def called_as(name: str) -> Callable[[PipeClass], PipeClass]:
+    """Record that a pipe class is called as `kdp.name(...)`, and use that name in errors about its arguments."""
+
+    def decorate(pipe_class: PipeClass) -> PipeClass:
+        called_directly[pipe_class] = name
+        pipe_class.__init__ = _checked_constructor(name, pipe_class.__init__)  # type: ignore[misc]
+        return pipe_class
+
+    return decorate
+
+
+def _checked_constructor(name: str, construct: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(construct)
+    parameters = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()][1:]
+
+    @functools.wraps(construct)
+    def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            names = [parameter.name for parameter in parameters]
+            unknown = next((key for key in kwargs if key not in names), "")
+            what = f"got an unexpected keyword argument {unknown!r}" if unknown else str(error)
+            raise TypeError(f"`kdp.{name}{inspect.Signature(parameters)}`: {what}.{closest(unknown, names)}") from None
+        construct(self, *args, **kwargs)
+
+    return constructed
+
+
+def note_name(pipe_class: type, name: str) -> None:
+    """Record that a pipe class is called as `.name(...)`."""
+    _functional.setdefault(pipe_class, name)
+
+
+def pipe_name(pipe: Any) -> str:
+    """Return what a pipe is called by in a chain: its functional name, as `kdp.name`, or else its class."""
+    kind = type(pipe)
+    if isinstance(pipe, Named):
+        return pipe.name
+    known = called_directly.get(kind) or _functional.get(kind)
+    known = known or _stock_name(kind)  # type: ignore[arg-type]  # mypy takes no class for hashable
+    return known or short_name(kind).lstrip("_").removesuffix("Map")
+
+
+def short_name(kind: type) -> str:
+    """Return what fingerprints call a pipe class, also those in states that are kept.
+
+    >>> from torch.utils.data.datapipes.iter import Mapper
+    >>> short_name(Mapper)
+    'Mapper'
+    """
+    return kind.__name__.removesuffix("DataPipe").removesuffix("Iter")
+
+
+def shown_name(short: str) -> str:
+    """Return what a pipe is called by in a chain, by what its fingerprint calls it.
+
+    >>> shown_name("DealerMap"), shown_name("Mapper"), shown_name("decode_images")
+    ('deal', 'map', 'decode_images')
+    """
+    named = [*called_directly.items(), *_functional.items(), *_stock_kinds(IterDataPipe), *_stock_kinds(MapDataPipe)]
+    return next((name for kind, name in named if short_name(kind) == short), short)
+
+
+@functools.lru_cache(maxsize=256)
+def _stock_name(kind: Any) -> str | None:
+    base = MapDataPipe if issubclass(kind, MapDataPipe) else IterDataPipe
+    return next((name for known, name in _stock_kinds(base) if known is kind), None)
+
+
+def _stock_kinds(base: Any) -> Iterator[tuple[type, str]]:
+    """Yield the classes of torch and torchdata that have a functional name, and it."""
+    for name, function in base.functions.items():
+        if isinstance(function, functools.partial) and function.args and isinstance(function.args[0], type):
+            yield function.args[0], str(name)

@@ -1,0 +1,288 @@
+"""A chain of pipes as an immutable description: the only traversal of pipes in kdpipes."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from kdpipes._draw import EpochCounter
+from kdpipes._fingerprint import fingerprint
+from kdpipes.core.operation import ErrorHandler, Operation
+from kdpipes.core.pipe import Pipe, a_datapipe
+from kdpipes.core.registry import Named, pipe_name, short_name
+from kdpipes.core.stock import is_one_to_one, is_replicable, stock_traits
+from kdpipes.core.traits import Traits
+
+__all__ = ["AnyPipe", "Chain", "Node", "upstream_of"]
+
+AnyPipe = IterDataPipe[Any] | MapDataPipe[Any]
+PipeType = TypeVar("PipeType")
+
+
+@runtime_checkable
+class _SetsState(Protocol):
+    def __setstate__(self, state: Any) -> None: ...
+
+
+_LOOKED_AT = 8  # entries of a collection; one that holds pipes begins with them, a longer one without holds data
+_LONG = 1000  # collections that are copied without looking for streams in them
+
+
+class Node:
+    """One pipe of a chain.
+
+    Args:
+        pipe: The pipe.
+        place: The number of the node: 0 for the end of the chain, larger numbers upstream.
+        upstream: The nodes that the pipe reads from.
+    """
+
+    __slots__ = ("pipe", "place", "upstream")
+
+    def __init__(self, pipe: Any, place: int, upstream: tuple[Node, ...] = ()) -> None:
+        self.pipe = pipe
+        self.place = place
+        self.upstream = upstream
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.place}>"
+
+    @property
+    def name(self) -> str:
+        """The name of the pipe in a chain: `deal`, `open_shards`, `shuffle`, or its class."""
+        return pipe_name(self.pipe)
+
+    @property
+    def traits(self) -> Traits:
+        """What the pipe does to samples; of stock pipes, what kdpipes knows about them."""
+        if isinstance(self.pipe, Pipe):
+            return self.pipe.traits
+        return stock_traits(self.pipe, is_source=not self.upstream)
+
+    @property
+    def stays_in_main_process(self) -> bool:
+        """Whether the pipe must not be copied to workers."""
+        return self.traits.role == "device" or not is_replicable(self.pipe)
+
+    @property
+    def passes_samples(self) -> bool:
+        """Whether the pipe passes on samples that were made upstream, changed or not."""
+        is_passing = self.operation is not None or self.traits.is_plan or self.traits.role == "order"
+        return is_passing and bool(self.upstream)
+
+    @property
+    def operation(self) -> Operation | None:
+        """The operation of a work pipe; None for all other pipes."""
+        return self.pipe.operation if isinstance(self.pipe, Pipe) else None
+
+
+class Chain:
+    """The pipes of a chain, read once. Iterating gives the nodes, upstream first; `reversed` begins at the end.
+
+    Args:
+        nodes: The nodes, the end of the chain first, each once.
+    """
+
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
+        self._nodes = nodes
+
+    @classmethod
+    def of(cls, pipe: Any) -> Chain:
+        """Return the chain that ends with `pipe`.
+
+        Raises:
+            TypeError: `pipe` is not a datapipe.
+        """
+        nodes: dict[int, Node] = {}
+        waiting: deque[Any] = deque([a_datapipe(pipe)])
+        sources: list[list[AnyPipe]] = []
+        while waiting:
+            current = waiting.popleft()
+            if id(current) not in nodes:
+                nodes[id(current)] = Node(current, len(nodes))
+                sources.append(upstream_of(current))
+                waiting.extend(sources[-1])
+        for node, pipes in zip(nodes.values(), sources, strict=True):
+            node.upstream = tuple(nodes[id(source)] for source in pipes)
+        return cls(tuple(nodes.values()))
+
+    def __iter__(self) -> Iterator[Node]:
+        return reversed(self._nodes)
+
+    def __reversed__(self) -> Iterator[Node]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, pipe: Any) -> bool:
+        return any(node.pipe is pipe for node in self._nodes)
+
+    @property
+    def end(self) -> Node:
+        """The last node: the pipe that gives what the chain gives."""
+        return self._nodes[0]
+
+    @property
+    def pipes(self) -> list[Any]:
+        """The pipes, the end of the chain first."""
+        return [node.pipe for node in self._nodes]
+
+    @property
+    def sources(self) -> list[Node]:
+        """The nodes that read from no other pipe."""
+        return [node for node in self._nodes if not node.upstream]
+
+    @property
+    def deal(self) -> Node | None:
+        """The node of `.deal(...)` nearest to the end; None if there is none."""
+        return next((node for node in self._nodes if node.traits.role == "deal"), None)
+
+    def of_type(self, *kinds: type[PipeType]) -> list[PipeType]:
+        """Return the pipes of some classes, the end of the chain first."""
+        return [node.pipe for node in self._nodes if isinstance(node.pipe, kinds)]
+
+    def operations(self, kind: type[PipeType]) -> list[PipeType]:
+        """Return the operations of a class, the end of the chain first."""
+        return [node.operation for node in self._nodes if isinstance(node.operation, kind)]
+
+    def path(self) -> list[Node]:
+        """Return the nodes from the end up to the first that reads from no pipe, or from several."""
+        path = [self.end]
+        while len(path[-1].upstream) == 1:
+            path += path[-1].upstream
+        return path
+
+    def numbering_deal(self) -> Any:
+        """Return the `deal` whose batches number the items of the chain; None if pipes after it keep items back."""
+        node = self.end
+        while node.traits.role == "batch" or is_one_to_one(node.pipe):
+            (node,) = node.upstream
+        return node.pipe if node.traits.role == "deal" else None
+
+    def routes(self) -> Iterator[tuple[int, ...]]:
+        """Yield the ways on which samples reach the end: the number of a source for each join, the nearest one last."""
+        waiting: list[tuple[Node, tuple[int, ...]]] = [(self.end, ())]
+        while waiting:
+            node, route = waiting.pop()
+            if node.traits.role == "join":
+                waiting += [(source, (number, *route)) for number, source in list(enumerate(node.upstream))[::-1]]
+            elif node.passes_samples:
+                waiting.append((node.upstream[0], route))
+            else:
+                yield route
+
+    def path_of(self, route: tuple[int, ...]) -> list[Node]:
+        """Return the nodes that a sample of a route came through, the end of the chain first, the source last."""
+        path, left = [self.end], list(route)
+        while path[-1].passes_samples:
+            path.append(path[-1].upstream[left.pop() if path[-1].traits.role == "join" else 0])
+        return path
+
+    def error_handler(self) -> ErrorHandler | None:
+        """Return the `.on_error(...)` nearest to the end; None if no sample may be left out."""
+        handler = next(iter(self.operations(ErrorHandler)), None)
+        return handler if handler is not None and handler.is_tolerant else None
+
+    def random_name(self) -> str | None:
+        """Return the name of an operation that draws random numbers; None if a cache freezes the results."""
+        for node in self._nodes:
+            if node.traits.freezes:
+                return None
+            if node.traits.random is not None:
+                return node.traits.random
+        return None
+
+    def fingerprints(self) -> list[str]:
+        """Return one `name:hash` for each pipe that may change samples or batches, the end of the chain first.
+
+        A loader's state holds them. Functions are their code, defaults and closures, not the globals that they read.
+        """
+        return [
+            f"{_short_name(node.pipe)}:{fingerprint(node.pipe)}"
+            for node in self._nodes
+            if not node.traits.is_transparent
+        ]
+
+    def copy_streams(self) -> Any:
+        """Return a copy of the last pipe for another thread.
+
+        Streams are copied, with the collections, counters and generators that they change while they are iterated;
+        indexed pipes, functions and data are shared.
+        """
+        return _copied(self.end.pipe, {})
+
+
+def _short_name(pipe: Any) -> str:
+    return pipe.name if isinstance(pipe, Named) else short_name(type(pipe))
+
+
+def upstream_of(pipe: AnyPipe) -> list[AnyPipe]:
+    """Return the pipes that `pipe` reads from: its attributes, or entries of collections among them.
+
+    Of a collection, only the first entries are looked at: users' data are not searched for pipes.
+    """
+    return [source for value in vars(pipe).values() for source in _pipes_in(value)]
+
+
+def _pipes_in(value: Any, depth: int = 0) -> Iterator[AnyPipe]:
+    if isinstance(value, IterDataPipe | MapDataPipe):
+        yield value
+    elif type(value) in (list, tuple, dict, set) and depth < 3 and _begins_with_pipes(value, depth):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _pipes_in(entry, depth + 1)
+        for entry in value if isinstance(value, dict) else ():
+            yield from _pipes_in(entry, depth + 1)
+
+
+def _begins_with_pipes(value: Any, depth: int) -> bool:
+    entries = [*islice(value, _LOOKED_AT), *islice(value.values() if isinstance(value, dict) else (), _LOOKED_AT)]
+    return any(next(_pipes_in(entry, depth + 1), None) is not None for entry in entries)
+
+
+def _copied(value: Any, copies: dict[int, Any]) -> Any:
+    if isinstance(value, IterDataPipe):
+        return _copied_stream(value, copies)
+    if isinstance(value, EpochCounter | random.Random | np.random.Generator | torch.Generator):
+        return copy.deepcopy(value) if not isinstance(value, torch.Generator) else value.clone_state()
+    if isinstance(value, list | dict | set | deque) and len(value) > _LONG:
+        return copy.copy(value)
+    if isinstance(value, dict):
+        parts = {_copied(name, copies): _copied(part, copies) for name, part in value.items()}
+        same = copy.copy(value)  # a subclass keeps its other attributes
+        same.clear()
+        same.update(parts)
+        return same
+    if isinstance(value, list | deque):
+        made = copy.copy(value)
+        for place, part in enumerate(value):
+            made[place] = _copied(part, copies)
+        return made
+    if isinstance(value, set):
+        return copy.copy(value)
+    if isinstance(value, tuple):
+        entries = [_copied(part, copies) for part in value]
+        if all(part is entry for part, entry in zip(value, entries, strict=True)):
+            return value
+        return type(value)(*entries) if type(value) is not tuple else tuple(entries)
+    return value
+
+
+def _copied_stream(pipe: IterDataPipe[Any], copies: dict[int, Any]) -> Any:
+    """Return a copy of one pipe, made from what it would pickle."""
+    if id(pipe) not in copies:
+        copies[id(pipe)] = made = type(pipe).__new__(type(pipe))
+        state = _copied(pipe.__getstate__(), copies)  # type: ignore[no-untyped-call]
+        if isinstance(pipe, _SetsState):
+            made.__setstate__(state)
+        else:
+            made.__dict__.update(state)
+    return copies[id(pipe)]

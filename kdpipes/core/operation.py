@@ -1,0 +1,93 @@
+"""What work pipes do to one sample, and what is known about it before any sample is read."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from kdpipes._fingerprint import Fingerprinted
+from kdpipes.core.traits import Traits
+from kdpipes.errors import refuse_field
+from kdpipes.sample import Sample
+
+__all__ = ["ErrorHandler", "Operation"]
+
+
+class Operation(Fingerprinted):
+    """What a work pipe does to a sample: a callable that changes the sample and returns it.
+
+    `traits` declares what it does. A subclass whose traits depend on its arguments sets `self.traits` in `__init__`, or
+    makes `traits` a property.
+    """
+
+    traits: Traits = Traits()
+
+    def __call__(self, sample: Sample) -> Any:
+        """Change the sample and return it."""
+        raise TypeError(f"{type(self).__name__} must implement `__call__`.")
+
+    def check(self, known: frozenset[str]) -> None:
+        """Raise FieldError if a field that the operation needs is missing.
+
+        Args:
+            known: The fields that every sample of the source has.
+        """
+        for name in sorted(self.traits.needs - known):
+            refuse_field(name, "The source", known)
+
+    def fingerprint(self) -> Any:
+        """Return plain data that tells the operation from others: by default, the attributes."""
+        return {name: value for name, value in vars(self).items() if name != "traits"}
+
+
+class ErrorHandler(Operation):
+    """What `.on_error(...)` decides about samples that cannot be made."""
+
+    traits = Traits(reads=frozenset(), changes=frozenset(), is_transparent=True, handles_errors=True)
+
+    @property
+    def is_tolerant(self) -> bool:
+        """Whether samples may be left out at all."""
+        raise NotImplementedError
+
+    @property
+    def substitutes(self) -> bool:
+        """Whether another sample replaces one that failed."""
+        raise NotImplementedError
+
+    def tolerates(self, error: Exception) -> bool:
+        """Return whether a sample may be left out for `error`."""
+        raise NotImplementedError
+
+    def refuse_many(self, num_skipped: int, num_seen: int, key: str, error: str) -> None:
+        """Raise DataError if more samples were skipped than the limits allow.
+
+        Args:
+            num_skipped: The number of samples skipped so far.
+            num_seen: The approximate number of samples so far.
+            key: The key of the last skipped sample.
+            error: The error of that sample.
+        """
+        raise NotImplementedError
+
+    def refuse_all(self, key: str, error: str) -> NoReturn:
+        """Raise DataError because no sample could be made; the arguments are those of `refuse_many`."""
+        raise NotImplementedError
+
+    def begin_looking(self) -> None:
+        """Record nothing until `end_looking`; copies that are made meanwhile never do."""
+
+    def end_looking(self) -> None:
+        """End what `begin_looking` began."""
+
+    def listed(self) -> dict[str, str]:
+        """Return the errors of the samples in quarantine, by key."""
+        return {}
+
+    def write_down(self, key: str, error: str, *, once: bool = False) -> None:
+        """Put a sample into quarantine.
+
+        Args:
+            key: The key of the sample, or the name of a shard.
+            error: Why it could not be made.
+            once: Whether other processes meet the same error, and one line is enough.
+        """

@@ -1,0 +1,322 @@
+"""Work pipes: an operation on one sample, written once and registered for indexed sources and streams."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from kdpipes._calling import call_seeded, is_seeded
+from kdpipes.callback import Callback
+from kdpipes.core.call_text import note_call
+from kdpipes.core.iter_pipe import IterPipe, samples_of
+from kdpipes.core.map_pipe import MapPipe, is_key
+from kdpipes.core.operation import Operation
+from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
+from kdpipes.core.registry import Named, refuse_taken, register
+from kdpipes.core.traits import Traits
+from kdpipes.errors import ChainError
+from kdpipes.sample import Sample, as_sample
+
+__all__ = ["SampleMapperIterDataPipe", "SampleMapperMapDataPipe", "register_operation", "sample_pipe", "work_pipe"]
+
+_FILLED = ("ctx", "rng")  # parameters of users' functions that kdpipes fills
+
+
+class SampleMapper(Named, Pipe):
+    """What both flavours share: the operation, and what is known of its fields before any sample is read."""
+
+    source: Any
+    _operation: Operation
+
+    def _configure(self, source_datapipe: Any, operation: Operation, name: str) -> None:
+        self.source = gives_samples(source_datapipe, name)
+        self._operation = operation
+        self.name = name
+        self._selects = operation.traits.gives == "items"
+        known = fields_of(self.source)
+        if known is not None:
+            operation.check(known)
+
+    @property
+    def operation(self) -> Operation:
+        """What is done to each sample."""
+        return self._operation
+
+    @property
+    def traits(self) -> Traits:
+        """What the operation does; each sample passes before the next one is read."""
+        return replace(self.operation.traits, holds_back=False)
+
+    def apply(self, sample: Sample) -> Sample:
+        """Do the operation, unless it is what `finish` does."""
+        return sample if self._selects else self._operation(sample)
+
+    def finish(self, sample: Sample) -> Any:
+        return self._operation(sample) if self._selects else sample
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return None if self.operation.traits.column_before("y") is None else class_names_of(self.source)
+
+    def field_names(self) -> frozenset[str] | None:
+        known = fields_of(self.source)
+        return None if known is None else self.operation.traits.fields_after(known)
+
+    def fingerprint(self) -> Any:
+        return self.operation.fingerprint()
+
+    def value_fingerprint(self) -> Any:
+        return self.operation.value_fingerprint()
+
+
+@functools.cache
+def _is_ours(kind: type) -> bool:
+    """Return what `isinstance` would, which asks torch's metaclass for each sample and pipe."""
+    return issubclass(kind, MapPipe)
+
+
+class SampleMapperMapDataPipe(SampleMapper, MapPipe):
+    """Applies an operation to each sample of an indexed source, when the sample is read.
+
+    Args:
+        source_datapipe: A pipe of samples.
+        operation: Called with each sample; changes and returns it.
+        name: The functional name, for errors.
+    """
+
+    def __init__(self, source_datapipe: MapDataPipe[Any], operation: Operation, name: str) -> None:
+        self._configure(source_datapipe, operation, name)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def fetch(self, index: int) -> Sample:
+        if _is_ours(type(self.source)):  # type: ignore[arg-type]  # a type has a hash
+            return self.apply(self.source.fetch(index))
+        return self.apply(as_sample(self.source[index], index, self.name))
+
+    def announce(self, positions: NDArray[Any]) -> None:
+        if isinstance(self.source, MapPipe):
+            self.source.announce(positions)
+
+    def shard_numbers(self) -> NDArray[Any] | None:
+        return self.source.shard_numbers() if isinstance(self.source, MapPipe) else None
+
+    def expect(self, positions: NDArray[Any]) -> None:
+        if isinstance(self.source, MapPipe):
+            self.source.expect(positions)
+
+    def pick(self, indices: Any) -> MapPipe:
+        if self._selects and isinstance(self.source, MapPipe):
+            picked = SampleMapperMapDataPipe(self.source.pick(indices), self.operation, self.name)
+            picked.keep_call(self)
+            return picked
+        return super().pick(indices)
+
+    def column(self, name: str) -> NDArray[Any]:
+        if isinstance(self.source, MapPipe):
+            passed = self.operation.traits.column_before(name)
+            if passed is not None:
+                return self.source.column(passed)
+            if is_key(name, self.field_names() or ()):
+                return self.source.column(name)
+        return super().column(name)
+
+
+class SampleMapperIterDataPipe(SampleMapper, IterPipe):
+    """Applies an operation to each sample of a stream, as it passes.
+
+    Args:
+        source_datapipe: A pipe of samples.
+        operation: Called with each sample; changes and returns it.
+        name: The functional name, for errors.
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[Any], operation: Operation, name: str) -> None:
+        super().__init__()
+        self._configure(source_datapipe, operation, name)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def samples(self) -> Iterator[Sample]:
+        source, steps = self._row()
+        for sample in source:
+            for step in steps:
+                sample = step(sample)
+            yield sample
+
+    def _row(self) -> tuple[Iterator[Sample], list[Callable[[Sample], Sample]]]:
+        """Return what this pipe and those like it right before it do to a sample, and what they do it to.
+
+        One that is measured has a `samples` of its own.
+        """
+        pipes = [self]
+        while type(source := pipes[0].source) is SampleMapperIterDataPipe and "samples" not in vars(source):
+            pipes.insert(0, source)
+        operations = [pipe.operation for pipe in pipes if pipe.operation.traits.gives == "samples"]
+        return samples_of(source, pipes[0].name), list(operations)
+
+
+@runtime_checkable
+class _Declaring(Protocol):
+    traits: Traits
+
+
+class UsersOperation(Operation):
+    """A user's function of (sample, ...), or an object that is called with the sample.
+
+    Args:
+        name: The functional name.
+        called: The function or object.
+        args: More arguments of the function.
+        kwargs: More arguments of the function, by name.
+        changes: The fields that a function changes or adds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        called: Callback,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        changes: frozenset[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.called = called
+        self.args, self.kwargs, self.changes = tuple(args), dict(kwargs or {}), changes
+        declared = called.function.traits if isinstance(called.function, _Declaring) else Traits(changes=changes)
+        is_random = called.declares_random or (called.declares_random is None and "rng" in called.parameters)
+        self.traits = replace(
+            declared,
+            random=declared.random or (called.name if is_random else None),
+            records=declared.records or (None if called.parameters.isdisjoint(_FILLED) else called.name),
+            seeds=(called.name,) if is_seeded(called) else (),
+            is_eager=True,  # it may load fields when the sample passes
+        )
+        self._place = f"sample_pipe.{name}"
+        self._bound = called.with_function(functools.partial(called.function, **self.kwargs)) if kwargs else called
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UsersOperation, (self.name, self.called, self.args, self.kwargs, self.changes)
+
+    def __call__(self, sample: Sample) -> Sample:
+        place, ctx = sample.claim_name(self._place), sample.ctx if sample.is_recording else None
+        changed = call_seeded(self._bound, sample, place, sample, *self.args, ctx=ctx)
+        if changed is not sample and not isinstance(changed, Sample):
+            raise ChainError(f"`{self.name}` must return the sample, but returned {type(changed).__name__}.")
+        return changed
+
+    def check(self, known: frozenset[str]) -> None:
+        if isinstance(self.called.function, Operation):
+            self.called.function.check(known)
+        else:
+            super().check(known)
+
+    def fingerprint(self) -> Any:
+        users = self.called.function
+        return users.fingerprint() if isinstance(users, Operation) else (users, self.args, self.kwargs)
+
+    def value_fingerprint(self) -> Any:
+        users = self.called.function
+        return users.value_fingerprint() if isinstance(users, Operation) else self.fingerprint()
+
+
+Definition = TypeVar("Definition", bound=Callable[..., Any])
+
+
+def sample_pipe(name: str, *, changes: str | None = None) -> Callable[[Definition], Definition]:
+    """Register a sample-wise pipe as `.name(...)` on indexed pipes and on streams.
+
+    Args:
+        name: The functional name, which torch and torchdata must not use already.
+        changes: The fields that a function changes or adds, in one string: "x mask". Other columns then come straight
+            from the source; otherwise a plan pipe that follows calls the function for every sample.
+
+    The definition is either a function, `def brighten(sample, *, amount)`, called with each sample, or a class whose
+    `__init__` takes the arguments of `.name(...)` and whose `__call__(sample)` returns the sample. A class may have
+    more methods: `field_names(known)` returns the fields after it, `column_name(name)` the source's column that is
+    column `name` unchanged (None if it is changed), and `check(known)` raises if a field is missing.
+
+    The function, or `__call__` of the class, may take `rng`, a `numpy.random.Generator` that depends only on (seed,
+    epoch, ordinal, operation), and `ctx`, the sample's ctx; callers of `.name(...)` do not pass these. Without `rng`,
+    the global generators of `random`, NumPy and torch are seeded for the call and restored afterwards, as in
+    `transform`; for a function with an attribute `is_random = False`, nothing is seeded.
+
+    Example:
+        >>> @sample_pipe("doctest_scale")
+        ... def scale(sample, *, by):
+        ...     sample["x"] = sample["x"] * by
+        ...     return sample
+        >>> kdp.from_dataset([(1, 0), (2, 1)]).doctest_scale(by=10)[1]["x"]
+        20
+    """
+
+    changed = None if changes is None else frozenset(changes.split())
+
+    def decorate(definition: Definition) -> Definition:
+        def make(*args: Any, **kwargs: Any) -> Operation:
+            if isinstance(definition, type):
+                return UsersOperation(name, Callback("operation", definition(*args, **kwargs)))
+            return UsersOperation(name, Callback("function", definition), args, kwargs, changed)
+
+        register_operation(name, definition, make)
+        return definition
+
+    return decorate
+
+
+def work_pipe(name: str) -> Callable[[Definition], Definition]:
+    """Register an `Operation` class of kdpipes' own, which handles random numbers and the ctx itself."""
+
+    def decorate(definition: Definition) -> Definition:
+        register_operation(name, definition, definition)
+        return definition
+
+    return decorate
+
+
+def register_operation(
+    name: str,
+    definition: Any,
+    make: Callable[..., Operation],
+    pipes: tuple[Any, Any] = (SampleMapperMapDataPipe, SampleMapperIterDataPipe),
+) -> None:
+    """Register an operation as `.name(...)` on indexed pipes and on streams.
+
+    Args:
+        name: The functional name.
+        definition: The function or class whose signature and docstring the method gets.
+        make: Called with the arguments of the method; returns the operation.
+        pipes: The pipe classes, called as `pipe(source_datapipe, operation, name)`: of indexed sources, of streams.
+    """
+    signature = inspect.signature(definition)
+    if not isinstance(definition, type):
+        given = [parameter for parameter in list(signature.parameters.values())[1:] if parameter.name not in _FILLED]
+        signature = signature.replace(parameters=given)
+
+    def bind(pipe_class: Any) -> Callable[..., Any]:
+        def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
+            piped = pipe_class(source_datapipe, make(*args, **kwargs), name)
+            note_call(piped, args, kwargs)
+            return piped
+
+        pipe.__doc__, pipe.__name__, pipe.__qualname__ = definition.__doc__, name, definition.__qualname__
+        pipe.__module__ = definition.__module__
+        pipe.__signature__ = _with_source(signature)  # type: ignore[attr-defined]
+        return pipe
+
+    indexed, stream = (bind(pipe_class) for pipe_class in pipes)
+    refuse_taken(name, stream, flavour="iter")
+    register(name, indexed, flavour="map")
+    register(name, stream, flavour="iter")
+
+
+def _with_source(signature: inspect.Signature) -> inspect.Signature:
+    source = inspect.Parameter("source_datapipe", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return signature.replace(parameters=[source, *signature.parameters.values()])

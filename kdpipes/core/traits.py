@@ -1,0 +1,93 @@
+"""What a pipe does to samples, declared: the only way in which pipes learn about each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kdpipes.core.item_form import ItemForm
+
+__all__ = ["Gives", "Role", "Traits"]
+
+Role = Literal["source", "plan", "join", "order", "work", "cache", "deal", "batch", "device"]
+Gives = Literal["samples", "items", "batches"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a pipe, or the operation of a work pipe, does to samples: as much of it as other pipes need to know.
+
+    The defaults are the cautious choice: an operation may read and change every field when the sample passes.
+
+    Args:
+        role: "source": makes samples. "plan": chooses among them; those chosen pass unchanged. "join": plans over
+            several sources. "order": changes only their order, or which worker gets them. "work": changes samples.
+            "cache": keeps their values. "deal": makes batches. "batch": makes one item of each batch. "device": runs
+            in the main process, as do all pipes after it.
+        gives: "samples"; "items", which `select` makes of them; or "batches".
+        item_form: The form of the items; None unless `gives` is "items".
+        needs: Fields that samples must have before the operation.
+        reads: Fields that the results depend on; None if that is unknown.
+        changes: Fields whose values change, or that are added; None if that is unknown.
+        renames: New names of fields, each with the old one, or several of which the first that a sample has is taken.
+        random: The name of what draws random numbers, so that results differ from epoch to epoch; None if nothing
+            does as far as is known before it is called.
+        records: The name of what `record_ctx` records; None if nothing does.
+        seeds: Names of the functions for which global random generators are seeded.
+        freezes: Whether it keeps the first results of random operations upstream for all later epochs.
+        is_eager: Whether it may load fields when the sample passes. Operations that are not eager load a field only
+            when it is read.
+        is_transparent: Whether it changes no sample, so that states fit chains with and without it.
+        handles_errors: Whether it decides what happens to samples that cannot be made.
+        holds_back: Whether a stream may keep samples back, so that the sample which leaves the pipe is not the one
+            that was read last.
+        counts_whole: Whether what passes depends on the whole stream, not on each sample alone.
+        is_remote: Whether a source reads over a network, so that it should be told in advance what will be read.
+    """
+
+    role: Role = "work"
+    gives: Gives = "samples"
+    item_form: ItemForm | None = None
+    needs: frozenset[str] = frozenset()
+    reads: frozenset[str] | None = None
+    changes: frozenset[str] | None = None
+    renames: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    random: str | None = None
+    records: str | None = None
+    seeds: tuple[str, ...] = ()
+    freezes: bool = False
+    is_eager: bool = False
+    is_transparent: bool = False
+    handles_errors: bool = False
+    holds_back: bool = True
+    counts_whole: bool = False
+    is_remote: bool = False
+
+    @property
+    def is_plan(self) -> bool:
+        """Whether samples pass unchanged, if they pass."""
+        return self.role in ("plan", "join")
+
+    def fields_after(self, known: frozenset[str]) -> frozenset[str] | None:
+        """Return the fields that every sample has after the operation; None if that is unknown.
+
+        Args:
+            known: The fields that every sample has before it.
+        """
+        if self.changes is None:
+            return None
+        old = {name for names in self.renames.values() for name in names}
+        return (known - old) | frozenset(self.renames) | self.changes
+
+    def column_before(self, name: str) -> str | None:
+        """Return the field upstream that holds the values of field `name`; None if the operation makes new ones."""
+        if name in self.renames:
+            names = self.renames[name]
+            return names[0] if len(names) == 1 else None
+        is_renamed = any(name in names for names in self.renames.values())
+        return None if self.changes is None or name in self.changes or is_renamed else name
+
+    def ignores(self, name: str) -> bool:
+        """Return whether the results do not depend on the field `name`."""
+        return self.reads is not None and name not in self.reads
