@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -83,6 +83,13 @@ _WRAPPERS = (
 
 
 _HANDLES = (io.IOBase, mmap.mmap, socket.socket, zipfile.ZipFile, tarfile.TarFile)
+
+
+@runtime_checkable
+class _UsersFingerprinted(Protocol):
+    """A user's object that returns itself what identifies it, while its attributes change."""
+
+    def fingerprinted(self) -> Any: ...
 
 
 class Fingerprinted:
@@ -224,7 +231,7 @@ class _Tokens:
             yield own_members(value) if is_users(value) else _library_of(value)
         elif isinstance(value, Fingerprinted):
             yield from (type(value).__qualname__, own_members(type(value)), value.value_fingerprint())
-        elif isinstance(value, _REFERENCES):
+        elif isinstance(value, (*_REFERENCES, _UsersFingerprinted)):
             yield from _object_parts(value)
         else:
             yield from (getattr(value, "__qualname__", type(value).__qualname__), own_members(type(value)))
@@ -380,7 +387,12 @@ def _object_parts(value: Any) -> Iterator[Any]:
     else:
         yield getattr(value, "__qualname__", type(value).__qualname__)
         yield own_members(type(value))
-        yield value.fingerprint() if isinstance(value, Fingerprinted) else attributes_of(value) or _reduced(value)
+        if isinstance(value, Fingerprinted):
+            yield value.fingerprint()
+        elif isinstance(value, _UsersFingerprinted):
+            yield value.fingerprinted()
+        else:
+            yield attributes_of(value) or _reduced(value)
 
 
 @functools.cache

@@ -146,7 +146,7 @@ def _warn_of_changed(before: list[tuple[str, bytes]], after: list[tuple[str, byt
             warnings.warn(
                 f"A callable of `{name}` has changed its own attributes, its closure or an object that it reads during "
                 "a call. Cache entries are identified by these, so new chains with this callable would not find them. "
-                "Keep the changing state somewhere else, or give the callable a method `fingerprint()` that "
+                "Keep the changing state somewhere else, or give the callable a method `fingerprinted()` that "
                 "returns the data which identifies it.",
                 stacklevel=2,
             )

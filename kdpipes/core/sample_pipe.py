@@ -159,8 +159,9 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
         pipes = [self]
         while type(source := pipes[0].source) is SampleMapperIterDataPipe and "samples" not in vars(source):
             pipes.insert(0, source)
-        operations = [pipe.operation for pipe in pipes if pipe.operation.traits.gives == "samples"]
-        return samples_of(source, pipes[0].name), list(operations)
+        plain = [pipe for pipe in pipes if not pipe._selects]
+        steps = [pipe._operation if type(pipe) is SampleMapperIterDataPipe else pipe.apply for pipe in plain]
+        return samples_of(source, pipes[0].name), steps
 
 
 @runtime_checkable

@@ -136,7 +136,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     @property
     def dataset(self) -> NumberedBatches:
         """The dataset with which Accelerate and transformers' Trainer skip batches; its length counts samples."""
-        return NumberedBatches(self, getattr(self._dealer, "_source", None))
+        return NumberedBatches(self, None if self._dealer is None else self._dealer.source)
 
     @property
     def sampler(self) -> EpochSampler:

@@ -311,10 +311,13 @@ def test_a_field_that_is_loaded_before_the_cache_is_warned_of() -> None:
         sample["x"] = np.asarray([sample["x"]])
         return sample
 
-    from kdpipes.core.sample_pipe import SampleMapperMapDataPipe, _Bound
+    from kdpipes.callback import Callback
+    from kdpipes.core.sample_pipe import SampleMapperMapDataPipe, UsersOperation
 
     source = kdp.from_ids([1, 2], load=int)
-    pipe = SampleMapperMapDataPipe(source, _Bound(scale, (), {}, None), "scale").cache_in_memory()
+    pipe = SampleMapperMapDataPipe(
+        source, UsersOperation("scale", Callback("function", scale)), "scale"
+    ).cache_in_memory()
     with pytest.warns(UserWarning, match=r"Field 'x' is loaded when it comes to the cache.*`scale`"):
         pipe[0]
     with warnings.catch_warnings():

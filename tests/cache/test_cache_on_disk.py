@@ -250,8 +250,7 @@ def test_a_remote_source_is_not_read_ahead_for_what_is_cached(
     shards = kdp.open_shards(photo_shards).rename_fields(x="jpg", y="cls")
     source = shards.source
     announced: list[int] = []
-    monkeypatch.setattr(type(source), "is_elsewhere", True, raising=False)
-    source.__dict__.pop("is_elsewhere")
+    monkeypatch.setattr(source, "_is_remote", True)
     monkeypatch.setattr(source._members, "announce", lambda catalog, positions: announced.extend(positions.tolist()))
     monkeypatch.setattr(source._members, "expect", lambda positions: announced.append(-1))
     chain = shards.cache_on_disk(tmp_path / "cache", is_durable=False).select("x").deal(batch_size=40)

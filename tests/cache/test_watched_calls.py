@@ -175,13 +175,13 @@ class Counts:
 class CountsAside(Counts):
     """Says itself what it is known by."""
 
-    def fingerprint(self) -> str:
+    def fingerprinted(self) -> str:
         return "upper"
 
 
 def test_what_changes_when_it_is_called_is_warned_of_where_others_would_look_for_its_entries(tmp_path: Path) -> None:
     source = kdp.from_ids(["a", "b"], load=str)
-    with pytest.warns(UserWarning, match=r"A callable of `transform` has changed.*`fingerprint\(\)`"):
+    with pytest.warns(UserWarning, match=r"A callable of `transform` has changed.*`fingerprinted\(\)`"):
         assert seen(source.transform("x", Counts()).cache_on_disk(tmp_path / "cache")) == ["A", "B"]
     assert seen(source.transform("x", Counts()).cache_in_memory()) == ["A", "B"], "no chain but this one"
 

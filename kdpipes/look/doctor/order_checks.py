@@ -22,6 +22,7 @@ from kdpipes.look.doctor.chain_facts import (
     upstream,
 )
 from kdpipes.look.doctor.finding import Facts, Finding
+from kdpipes.work.select import Selector
 
 __all__ = ["random_before_cache", "shuffle_after_batch", "sorted_batches", "unrecorded_ctx"]
 
@@ -69,7 +70,7 @@ def unrecorded_ctx(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A `select` of the ctx where no transform is recorded, for want of a `record_ctx`."""
     for selector in Chain.of(chain).pipes:
         operation = operation_of(selector)
-        if not getattr(operation, "is_selector", False) or not (operation.return_ctx or "ctx" in operation.names):
+        if not isinstance(operation, Selector) or not (operation.return_ctx or "ctx" in operation.names):
             continue
         recorders = [pipe for pipe in upstream(selector) if isinstance(pipe, Pipe) and pipe.traits.records]
         if not recorders or any(_is_recorded(pipe) for pipe in recorders):
@@ -92,7 +93,7 @@ def _is_recorded(pipe: Any) -> bool:
 def sorted_batches(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A training chain that is not shuffled, of a source that is sorted by class."""
     dealer = dealer_in(chain)
-    source = getattr(dealer, "_source", None)
+    source = None if dealer is None else dealer.source
     if not isinstance(source, MapPipe) or dealer._shuffle or not any(draws(pipe) for pipe in Chain.of(chain).pipes):
         return
     if any(_mixes(pipe) for pipe in Chain.of(source).pipes):
