@@ -11,14 +11,14 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
-from kdpipes.core import registry
+from kdpipes.core.registry import _ours as registered_here
 from kdpipes.core.registry import functional_pipe, refuse_flavour, register, registered
 from kdpipes.errors import ChainError
 
 
 @pytest.fixture(autouse=True)
 def clean_registry() -> Iterator[None]:
-    registries: list[dict[Any, Any]] = [MapDataPipe.functions, IterDataPipe.functions, registry._ours]
+    registries: list[dict[Any, Any]] = [MapDataPipe.functions, IterDataPipe.functions, registered_here]
     before = [set(registry) for registry in registries]
     yield
     for registry, known in zip(registries, before, strict=True):

@@ -160,7 +160,9 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
         while type(source := pipes[0].source) is SampleMapperIterDataPipe and "samples" not in vars(source):
             pipes.insert(0, source)
         plain = [pipe for pipe in pipes if not pipe._selects]
-        steps = [pipe._operation if type(pipe) is SampleMapperIterDataPipe else pipe.apply for pipe in plain]
+        steps: list[Callable[[Sample], Sample]] = [
+            pipe._operation if type(pipe) is SampleMapperIterDataPipe else pipe.apply for pipe in plain
+        ]
         return samples_of(source, pipes[0].name), steps
 
 
