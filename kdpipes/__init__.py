@@ -6,7 +6,7 @@ Importing it registers every pipe as a method of all DataPipes.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from kdpipes import _torchdata  # noqa: F401  # first: it decides how torchdata is imported
-from kdpipes._draw import Draw
+from kdpipes.core.randomness import SampleKey
 from kdpipes._version import __version__ as __version__
 from kdpipes.cache.cache_in_memory import CacherInMemory
 from kdpipes.cache.cache_in_redis import CacherInRedis

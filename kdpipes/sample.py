@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from kdpipes._draw import Draw, current_draw, generator, lent_generator
+from kdpipes.core.randomness import SampleKey, current_key, generator
 from kdpipes._lazy import UNLOADED, Lazy, Loaded
 from kdpipes.errors import ChainError, MissingMemberError, refuse_field
 
@@ -37,7 +37,7 @@ class _Origin:
     )
 
     def __init__(
-        self, key: str | Callable[[], str], index: int, draw: Draw, version: str | Callable[[], str] = ""
+        self, key: str | Callable[[], str], index: int, sample_key: SampleKey, version: str | Callable[[], str] = ""
     ) -> None:
         self.version = version
         self.route: tuple[int, ...] = ()
@@ -82,10 +82,10 @@ class Sample(MutableMapping[str, Any]):
         *,
         key: str | Callable[[], str] = "",
         index: int = 0,
-        draw: Draw | None = None,
+        draw: SampleKey | None = None,
         version: str | Callable[[], str] = "",
     ) -> None:
-        self._origin = _Origin(key, index, draw or current_draw() or Draw(ordinal=index), version)
+        self._origin = _Origin(key, index, draw or current_key() or SampleKey(position=index), version)
         self._fields = {name: value if isinstance(value, Lazy) else Loaded(value) for name, value in fields.items()}
 
     @property
@@ -122,10 +122,10 @@ class Sample(MutableMapping[str, Any]):
     @property
     def ordinal(self) -> int:
         """The sample's position in the dealt epoch."""
-        return self._origin.draw.ordinal
+        return self._origin.sample_key.position
 
     @property
-    def draw(self) -> Draw:
+    def draw(self) -> SampleKey:
         """Which delivered sample this is: the source of its randomness."""
         return self._origin.draw
 
@@ -229,7 +229,7 @@ class Sample(MutableMapping[str, Any]):
     def key_of(self, operation: str) -> bytes:
         """Return what an operation's random numbers come from: the delivered sample and the operation's name alone."""
         early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
-        return (self.draw if early is None else Draw(**early, is_early=True)).key(operation)
+        return (self.draw if early is None else SampleKey(**early, is_early=True)).key(operation)
 
     def rng(self, operation: str, *, is_lent: bool = False) -> np.random.Generator:
         """Return a generator that depends on the delivered sample and the operation's name alone.
@@ -265,7 +265,7 @@ class Sample(MutableMapping[str, Any]):
     def _has_moved(self, operation: str, rng: np.random.Generator) -> bool:
         return repr(rng.bit_generator.state) != repr(generator(self.key_of(operation)).bit_generator.state)
 
-    def note_draw(self, operation: str, *, is_recorded: bool) -> np.random.Generator:
+    def record_key(self, operation: str, *, is_recorded: bool) -> np.random.Generator:
         """Record which draw an operation takes random numbers from that records nothing else to do it again by.
 
         Returns the operation's generator.
@@ -293,7 +293,7 @@ class Sample(MutableMapping[str, Any]):
         return rng
 
     @contextmanager
-    def drawing_as(self, draw: Draw) -> Iterator[None]:
+    def using_key(self, sample_key: SampleKey) -> Iterator[None]:
         """Let operations take their random numbers from `draw`, in place of the sample's own."""
         before, self._origin.draw = self._origin.draw, draw
         try:
@@ -301,7 +301,7 @@ class Sample(MutableMapping[str, Any]):
         finally:
             self._origin.draw = before
 
-    def bind(self, draw: Draw) -> None:
+    def bind(self, sample_key: SampleKey) -> None:
         """Say which delivered sample this is."""
         self._origin.draw = draw
 
@@ -324,7 +324,7 @@ class Sample(MutableMapping[str, Any]):
         fork = Sample.__new__(Sample)
         origin = self._origin
         fork._origin = _Origin(
-            origin.key if key is None else key, self.index, current_draw() or self.draw, origin.version
+            origin.key if key is None else key, self.index, current_key() or self.draw, origin.version
         )
         fork._origin.route = origin.route
         fork._origin.is_recording = self._origin.is_recording
@@ -406,7 +406,7 @@ def _restore(
     fields: dict[str, Any],
     key: str,
     index: int,
-    draw: Draw,
+    sample_key: SampleKey,
     version: str,
     route: tuple[int, ...],
     ctx: dict[str, Any],

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._draw import Draw
+from kdpipes.core.randomness import SampleKey
 from kdpipes.cache.identity import Identity, eager_names, key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.replayed import Replayed
@@ -131,7 +131,7 @@ class Cacher(Operation):
             self._warn_of_pickle(sample, name)
         if found is None:
             # A frozen draw depends on the sample alone: on its delivery, each field could keep another one.
-            frozen = sample.drawing_as(_frozen(base)) if self.freezes else nullcontext()
+            frozen = sample.using_key(_frozen(base)) if self.freezes else nullcontext()
             with calls.watching() as moved, frozen:
                 return self._loaded(sample, name, key, entries, is_damaged, moved)
         self.tally.count(hits=1)
@@ -225,9 +225,9 @@ def is_cached(value: Lazy) -> bool:
     return not value.is_loaded and not value.is_cheap
 
 
-def _frozen(base: bytes) -> Draw:
+def _frozen(base: bytes) -> SampleKey:
     """Return the draw of a sample whose randomness is frozen, as one that the ctx records by operation."""
-    return Draw(ordinal=int.from_bytes(base[:7], "little"), is_early=True)
+    return SampleKey(position=int.from_bytes(base[:7], "little"), is_early=True)
 
 
 def _is_plain(value: Any) -> bool:

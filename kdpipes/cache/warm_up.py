@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from kdpipes._draw import Draw, drawing
+from kdpipes.core.randomness import SampleKey, using_key
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import write_contents
 from kdpipes.cache.identity import key_of
@@ -66,7 +66,7 @@ def _of_index(pipe: Any, num_threads: int, progress: bool) -> list[_Kept]:
 
     def keep_block(start: int) -> Iterator[int]:
         for index in range(start, min(start + _BLOCK, size)):
-            with drawing(Draw(ordinal=index)):
+            with using_key(SampleKey(position=index)):
                 kept[index] = _keep(pipe, functools.partial(pipe.fetch, index), tolerates)
         return iter(range(start, min(start + _BLOCK, size)))
 

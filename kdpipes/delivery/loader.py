@@ -16,7 +16,7 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
-from kdpipes._draw import hash_key
+from kdpipes.core.randomness import hash_key
 from kdpipes._interrupts import uninterrupted
 from kdpipes.core.chain import Chain
 from kdpipes.core.pipe import Pipe

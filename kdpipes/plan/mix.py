@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes._draw import plan_epoch, planning
+from kdpipes.core.randomness import plan_epoch, planning
 from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_upstream
 from kdpipes.core.map_pipe import MapPipe, as_column, indexed
 from kdpipes.core.pipe import a_datapipe, gives_samples

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes._draw import plan_epoch
+from kdpipes.core.randomness import plan_epoch
 from kdpipes.core.iter_pipe import StreamPlanPipe, samples_of
 from kdpipes.core.map_pipe import MapPipe, PlanPipe
 from kdpipes.core.registry import functional_pipe

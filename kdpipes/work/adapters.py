@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes._draw import seeded_globals
+from kdpipes.core.randomness import seeded_globals
 from kdpipes._fingerprint import Fingerprinted
 from kdpipes._plain_data import as_plain, restored
 from kdpipes.errors import must_be

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from kdpipes._calling import call_seeded, is_seeded
+from kdpipes.callback import call_seeded, is_seeded
 from kdpipes.callback import Callback
 from kdpipes.core.operation import Operation
 from kdpipes.core.sample_pipe import work_pipe

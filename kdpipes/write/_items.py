@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._calling import call_seeded
-from kdpipes._draw import Draw, hash_key
+from kdpipes.callback import call_seeded
+from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes._fingerprint import digest, digest_values
 from kdpipes._progress import shown_if_slow
 from kdpipes.callback import Callback
@@ -88,7 +88,7 @@ class Items:
 
     def _sample(self, position: int) -> Sample:
         if self._chain is None:
-            return Sample({}, key=str(position), index=position, draw=Draw(ordinal=position))
+            return Sample({}, key=str(position), index=position, draw=SampleKey(position=position))
         sample: Sample = self._chain[position]
         return sample
 

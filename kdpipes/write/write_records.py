@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._draw import hash_key
+from kdpipes.core.randomness import hash_key
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.errors import DataError, check_callable, check_count, check_flag, check_names, check_seed, must_be
 from kdpipes.selection import Permutation

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import nn
 
 import kdpipes as kdp
-from kdpipes._draw import seeded_globals
+from kdpipes.core.randomness import seeded_globals
 from kdpipes._fingerprint import fingerprint
 from kdpipes.work.adapters import adapted
 from tests.hashes import fingerprints

@@ -14,7 +14,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes import _calling
-from kdpipes._draw import seeded_globals
+from kdpipes.core.randomness import seeded_globals
 from kdpipes.sources import from_dataset
 
 ITEMS = [(n, n % 2) for n in range(4)]

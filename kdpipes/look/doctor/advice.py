@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from kdpipes._draw import seeded_globals
+from kdpipes.core.randomness import seeded_globals
 from kdpipes.core.chain import Chain
 from kdpipes.core.pipe import Pipe
 from kdpipes.look.doctor.bounds import shares_by_kind, times_behind
