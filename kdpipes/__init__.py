@@ -6,7 +6,6 @@ Importing it registers every pipe as a method of all DataPipes.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from kdpipes import _torchdata  # noqa: F401  # first: it decides how torchdata is imported
-from kdpipes._draw import Draw
 from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
@@ -18,6 +17,7 @@ from kdpipes.cache.cache_on_disk import CacherOnDisk
 from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe
 from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
+from kdpipes.core.randomness import SampleKey as Draw
 from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # how torch's DataLoader holds chains
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe

@@ -76,7 +76,7 @@ def refuse_flavour(name: str, *, flavour: Flavour, way_out: str) -> None:
 
     def refuse(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
         owner = f"`{pipe_name(source_datapipe)}`"
-        if hasattr(source_datapipe, "batch_draw") and flavour == "iter":
+        if hasattr(source_datapipe, "batch_key") and flavour == "iter":
             raise ChainError(f"`.{name}()` takes samples, but {owner} gives batches. Put `.{name}()` before `.deal()`.")
         raise ChainError(f"`.{name}()` needs {needs}, but {owner} is {is_what}. {way_out}")
 

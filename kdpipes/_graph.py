@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import ShardingRoundRobinDispatcher
 
-from kdpipes._draw import EpochCounter
+from kdpipes.core.randomness import EpochCounter
 from kdpipes.sample import Sample
 
 __all__ = ["copy_streams", "handler_in", "random_name", "shards", "sources_of", "walk"]

@@ -13,12 +13,11 @@ from torch.utils.data.datapipes.iter import Collator, Mapper, ShardingFilter
 from torchdata.datapipes.iter import SampleMultiplexer
 
 from kdpipes._called import CALLED
-from kdpipes._calling import call_drawn
-from kdpipes._draw import Draw, EarlyDraws, EpochCounter, current_epoch, hash_key, is_replaying, made_under
 from kdpipes._graph import shards, sources_of, walk
 from kdpipes._pipe import Shown, Suggesting, gives_samples
 from kdpipes._pipe_name import note_name, pipe_name
-from kdpipes.callback import Callback
+from kdpipes.callback import Callback, call_with_key
+from kdpipes.core.randomness import EpochCounter, SampleKey, current_epoch, hash_key, is_replaying, with_stream_keys
 from kdpipes.errors import ChainError, check_count
 from kdpipes.sample import Sample, as_sample
 
@@ -94,35 +93,39 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
         self._place = "map" if number == 1 else f"map_{number}"
 
     def iterate(self) -> Iterator[Any]:
-        draw_of = self._numbering()
+        key_of = self._numbering()
         applied = SimpleNamespace(input_col=self.input_col, output_col=self.output_col)
         for number, data in enumerate(self.datapipe):
-            draw = draw_of(number)
-            applied.fn = self.fn if draw is None else functools.partial(call_drawn, self._called, draw, self._place)
+            sample_key = key_of(number)
+            applied.fn = (
+                self.fn
+                if sample_key is None
+                else functools.partial(call_with_key, self._called, sample_key, self._place)
+            )
             yield Mapper._apply_fn(applied, data)  # type: ignore[arg-type,no-untyped-call]  # which reads these three attributes only
 
     def identity(self) -> Any:
         """Return the same data as for torch's own class, so that states fit both."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
-    def _numbering(self) -> Callable[[int], Draw | None]:
-        """Return a function that gives the n-th item of an epoch its own `Draw`."""
+    def _numbering(self) -> Callable[[int], SampleKey | None]:
+        """Return a function that gives the n-th item of an epoch its own `SampleKey`."""
         batches: Any = self.datapipe
         while isinstance(batches, Mapper) or (getattr(batches, "gives_batches", False) and not _numbers(batches)):
             (batches,) = sources_of(batches)
         if _numbers(batches):
-            return lambda number: batches.batch_draw()
+            return lambda number: batches.batch_key()
         stream = next((upstream for upstream in walk(self) if isinstance(upstream, IterPipe)), None)
         stride, offset = _part_of(self)
         begun: list[tuple[int, int]] = []
 
-        def draw_of(number: int) -> Draw | None:
+        def key_of(number: int) -> SampleKey | None:
             if not begun:  # pipes upstream know their epoch only once they have given an item
                 opened = current_epoch() or (None if stream is None else stream.this_epoch())
                 begun.extend([] if opened is None else [opened])
-            return Draw(*begun[0], number * stride + offset) if begun else None
+            return SampleKey(*begun[0], number * stride + offset) if begun else None
 
-        return draw_of
+        return key_of
 
 
 class CollatorIterDataPipe(MapperIterDataPipe, Collator):
@@ -138,7 +141,7 @@ note_name(CollatorIterDataPipe, "collate")
 
 
 def _numbers(pipe: Any) -> bool:
-    return hasattr(pipe, "batch_draw")
+    return hasattr(pipe, "batch_key")
 
 
 class IterPipe(Suggesting, Streaming[Any], IterChain):
@@ -171,8 +174,8 @@ class IterPipe(Suggesting, Streaming[Any], IterChain):
         epoch = self._epochs.begin()
         seed = self._renewed[0] if self._renewed is not None else 0
         stride, offset = _part_of(self)
-        for number, sample in enumerate(made_under(EarlyDraws(seed, epoch), self.samples())):
-            sample.bind(Draw(seed, epoch, number * stride + offset))
+        for number, sample in enumerate(with_stream_keys(self.samples(), seed, epoch)):
+            sample.bind(SampleKey(seed, epoch, number * stride + offset))
             yield self.finish(sample)
 
     def set_seed(self, seed: int) -> IterPipe:

@@ -16,14 +16,13 @@ from torch.utils.data.datapipes.map import Mapper
 from torch.utils.data.datapipes.map.callable import default_fn
 
 from kdpipes._called import CALLED
-from kdpipes._calling import call_drawn
-from kdpipes._draw import Draw, current_draw, drawing, is_drawing, plan_epoch, planning
 from kdpipes._fingerprint import with_first_values
 from kdpipes._graph import sources_of, walk
 from kdpipes._pipe import Shown, Suggesting, gives_samples
 from kdpipes._pipe_name import note_name, pipe_name
 from kdpipes._progress import shown_if_slow
-from kdpipes.callback import Callback
+from kdpipes.callback import Callback, call_with_key
+from kdpipes.core.randomness import SampleKey, current_epoch, current_key, plan_epoch, planning, using_key
 from kdpipes.errors import ChainError, check_count, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared
@@ -116,9 +115,9 @@ class MapPipe(Suggesting, MapChain):
         if not -size <= position < size:
             raise IndexError(f"`index` must be from {-size} up to {size - 1}, but is {position} instead.")
         position %= size
-        if is_drawing():
+        if current_epoch() is not None:
             return self.finish(self.fetch(position))
-        with drawing(Draw(0, self.__dict__.get(_EPOCH, 0), position)):
+        with using_key(SampleKey(0, self.__dict__.get(_EPOCH, 0), position)):
             return self.finish(self.fetch(position))
 
     def set_epoch(self, epoch: int) -> None:
@@ -209,10 +208,10 @@ class MapperMapDataPipe(Shown, Mapper):  # type: ignore[type-arg]
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __getitem__(self, index: Any) -> Any:
-        draw = current_draw() or Draw(0, self._epoch(), range(len(self))[index])
-        with drawing(draw):
+        sample_key = current_key() or SampleKey(0, self._epoch(), range(len(self))[index])
+        with using_key(sample_key):
             item = self.datapipe[index]
-        return call_drawn(self._called, draw, self._place, item)
+        return call_with_key(self._called, sample_key, self._place, item)
 
     def _epoch(self) -> int:
         """Return the epoch that `set_epoch` has set upstream."""

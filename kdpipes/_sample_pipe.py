@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._called import CALLED, note_call
-from kdpipes._calling import call_seeded, is_seeded
 from kdpipes._functional import refuse_taken, register
 from kdpipes._item_form import ItemForm
 from kdpipes._iter_pipe import IterPipe, samples_of
 from kdpipes._map_pipe import MapPipe, is_key
 from kdpipes._pipe import gives_samples
-from kdpipes.callback import Callback
+from kdpipes.callback import Callback, call_seeded, is_seeded
 from kdpipes.errors import ChainError
 from kdpipes.sample import Sample, as_sample
 

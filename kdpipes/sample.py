@@ -9,8 +9,8 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from kdpipes._draw import Draw, current_draw, generator, lent_generator
 from kdpipes._lazy import UNLOADED, Lazy, Loaded
+from kdpipes.core.randomness import SampleKey, current_key, generator, lent_generator
 from kdpipes.errors import ChainError, MissingMemberError, refuse_field
 
 __all__ = ["Lazy", "Sample", "as_sample"]
@@ -24,7 +24,6 @@ class _Origin:
 
     __slots__ = (
         "ctx",
-        "draw",
         "drawn",
         "index",
         "is_recording",
@@ -33,18 +32,19 @@ class _Origin:
         "names",
         "promises",
         "route",
+        "sample_key",
         "version",
     )
 
     def __init__(
-        self, key: str | Callable[[], str], index: int, draw: Draw, version: str | Callable[[], str] = ""
+        self, key: str | Callable[[], str], index: int, sample_key: SampleKey, version: str | Callable[[], str] = ""
     ) -> None:
         self.version = version
         self.route: tuple[int, ...] = ()
         self.drawn: list[tuple[str, np.random.Generator | None]] | None = None
         self.key = key
         self.index = index
-        self.draw = draw
+        self.sample_key = sample_key
         self.ctx: dict[str, Any] = {}
         self.is_recording = False
         self.names: dict[str, int] = {}
@@ -62,7 +62,7 @@ class Sample(MutableMapping[str, Any]):
         key: Stable and unique in its source: a relative path, an ID, a shard and member; or what makes it when it is
             read first.
         index: The sample's position in its source.
-        draw: Which delivered sample this is; by default, the draw that `deal` has opened.
+        draw: The key that the sample's random numbers derive from; by default, the one that `deal` has set.
         version: What tells the sample's data from what they were before, for caches: size and date of its file, say; or
             what returns that.
 
@@ -82,10 +82,10 @@ class Sample(MutableMapping[str, Any]):
         *,
         key: str | Callable[[], str] = "",
         index: int = 0,
-        draw: Draw | None = None,
+        draw: SampleKey | None = None,
         version: str | Callable[[], str] = "",
     ) -> None:
-        self._origin = _Origin(key, index, draw or current_draw() or Draw(ordinal=index), version)
+        self._origin = _Origin(key, index, draw or current_key() or SampleKey(position=index), version)
         self._fields = {name: value if isinstance(value, Lazy) else Loaded(value) for name, value in fields.items()}
 
     @property
@@ -122,12 +122,12 @@ class Sample(MutableMapping[str, Any]):
     @property
     def ordinal(self) -> int:
         """The sample's position in the dealt epoch."""
-        return self._origin.draw.ordinal
+        return self._origin.sample_key.position
 
     @property
-    def draw(self) -> Draw:
-        """Which delivered sample this is: the source of its randomness."""
-        return self._origin.draw
+    def draw(self) -> SampleKey:
+        """The key of the delivered sample, which all of its random numbers derive from."""
+        return self._origin.sample_key
 
     @property
     def ctx(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class Sample(MutableMapping[str, Any]):
     def key_of(self, operation: str) -> bytes:
         """Return what an operation's random numbers come from: the delivered sample and the operation's name alone."""
         early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
-        return (self.draw if early is None else Draw(**early, is_early=True)).key(operation)
+        return (self.draw if early is None else SampleKey.from_entry(early, is_early=True)).key(operation)
 
     def rng(self, operation: str, *, is_lent: bool = False) -> np.random.Generator:
         """Return a generator that depends on the delivered sample and the operation's name alone.
@@ -265,13 +265,11 @@ class Sample(MutableMapping[str, Any]):
     def _has_moved(self, operation: str, rng: np.random.Generator) -> bool:
         return repr(rng.bit_generator.state) != repr(generator(self.key_of(operation)).bit_generator.state)
 
-    def note_draw(self, operation: str, *, is_recorded: bool) -> np.random.Generator:
-        """Record which draw an operation takes random numbers from that records nothing else to do it again by.
+    def record_key(self, operation: str, *, is_recorded: bool) -> np.random.Generator:
+        """Record the sample's key for an operation that records no parameters to replay; return its generator.
 
-        Returns the operation's generator.
-
-        The entry is `draw`, one for all operations; `early_draws`, by operation, where a stream's sample is read before
-        it is known when it will be delivered.
+        The entry is `draw`, one for all operations, or `early_draws`, by operation, where a stream's sample is loaded
+        before it is known at which position it will be delivered.
 
         Raises:
             ChainError: In a replay, if that is not known.
@@ -293,17 +291,17 @@ class Sample(MutableMapping[str, Any]):
         return rng
 
     @contextmanager
-    def drawing_as(self, draw: Draw) -> Iterator[None]:
-        """Let operations take their random numbers from `draw`, in place of the sample's own."""
-        before, self._origin.draw = self._origin.draw, draw
+    def using_key(self, sample_key: SampleKey) -> Iterator[None]:
+        """Let operations take their random numbers from `sample_key` in place of the sample's own."""
+        before, self._origin.sample_key = self._origin.sample_key, sample_key
         try:
             yield
         finally:
-            self._origin.draw = before
+            self._origin.sample_key = before
 
-    def bind(self, draw: Draw) -> None:
-        """Say which delivered sample this is."""
-        self._origin.draw = draw
+    def bind(self, sample_key: SampleKey) -> None:
+        """Set the key of the delivered sample."""
+        self._origin.sample_key = sample_key
 
     def scope(self) -> dict[str, Lazy]:
         """Return the fields that the sample has now, not loaded, whatever happens to it later."""
@@ -316,7 +314,7 @@ class Sample(MutableMapping[str, Any]):
         return view
 
     def fork(self, *, key: str | None = None) -> Sample:
-        """Return the sample for another delivery: its own draw and ctx; what is not loaded yet is computed anew.
+        """Return the sample for another delivery: its own key and ctx; what is not loaded yet is computed anew.
 
         Args:
             key: The new sample's key, if it is to have another.
@@ -324,7 +322,7 @@ class Sample(MutableMapping[str, Any]):
         fork = Sample.__new__(Sample)
         origin = self._origin
         fork._origin = _Origin(
-            origin.key if key is None else key, self.index, current_draw() or self.draw, origin.version
+            origin.key if key is None else key, self.index, current_key() or self.draw, origin.version
         )
         fork._origin.route = origin.route
         fork._origin.is_recording = self._origin.is_recording
@@ -406,14 +404,14 @@ def _restore(
     fields: dict[str, Any],
     key: str,
     index: int,
-    draw: Draw,
+    sample_key: SampleKey,
     version: str,
     route: tuple[int, ...],
     ctx: dict[str, Any],
     names: dict[str, int],
     is_recording: bool,
 ) -> Sample:
-    sample = Sample(fields, key=key, index=index, draw=draw, version=version)
+    sample = Sample(fields, key=key, index=index, draw=sample_key, version=version)
     sample._origin.route = route
     sample._origin.ctx.update(ctx)
     sample._origin.names.update(names)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torchdata.datapipes.iter import IterableWrapper
 
-from kdpipes._draw import Draw
+from kdpipes.core.randomness import SampleKey
 from kdpipes.errors import ChainError, FieldError
 from kdpipes.sample import Lazy, Sample, as_sample
 
@@ -62,7 +62,7 @@ def test_a_field_computed_from_others_loads_them_once() -> None:
 def test_an_error_keeps_its_type_and_names_key_and_ordinal_once() -> None:
     inner = _failing(OSError(5, "disk"))
     outer = Lazy(lambda sample, value: value, inner, what="applying 'crop'")
-    sample = Sample({"x": outer}, key="heron/1.jpg", draw=Draw(0, 1, 17))
+    sample = Sample({"x": outer}, key="heron/1.jpg", draw=SampleKey(0, 1, 17))
     for _ in range(2):
         with pytest.raises(OSError, match="disk") as caught:
             sample["x"]
@@ -82,12 +82,12 @@ def test_a_missing_field_is_an_error_that_names_the_others() -> None:
 def test_a_copy_has_everything_loaded() -> None:
     for duplicate in (copy.copy, copy.deepcopy, lambda sample: pickle.loads(pickle.dumps(sample))):
         loads = Loads()
-        sample = Sample({"x": loads.field("x", 1), "y": 2}, key="7", index=3, draw=Draw(1, 2, 5))
+        sample = Sample({"x": loads.field("x", 1), "y": 2}, key="7", index=3, draw=SampleKey(1, 2, 5))
         sample.ctx["crop"] = 4
         twin = duplicate(sample)
         assert loads.seen == ["x"]
         assert dict(twin) == {"x": 1, "y": 2}
-        assert (twin.key, twin.index, twin.ordinal, twin.draw, twin.ctx) == ("7", 3, 5, Draw(1, 2, 5), {"crop": 4})
+        assert (twin.key, twin.index, twin.ordinal, twin.draw, twin.ctx) == ("7", 3, 5, SampleKey(1, 2, 5), {"crop": 4})
         twin.ctx.clear(), twin.pop("y")
         assert (sample.ctx, sample["y"]) == ({"crop": 4}, 2)
 
@@ -98,7 +98,7 @@ def test_a_view_keeps_the_fields_of_its_time_and_shares_the_rest() -> None:
     scope = sample.scope()
     sample["x"], sample["y"] = 2, 3
     sample.ctx["crop"] = 4
-    sample.bind(Draw(0, 0, 9))
+    sample.bind(SampleKey(0, 0, 9))
     view = sample.view(scope)
     assert dict(view) == {"x": 1}
     assert (view.key, view.ordinal, view.ctx, loads.seen) == ("7", 9, {"crop": 4}, ["x"])
@@ -109,9 +109,9 @@ def test_a_fork_draws_and_records_for_itself() -> None:
         sample.ctx["crop"] = int(sample.rng("crop").integers(10**9))
         return sample.ctx["crop"]
 
-    sample = Sample({"x": Lazy(crop, what="cropping"), "y": 1}, draw=Draw(0, 0, 0))
+    sample = Sample({"x": Lazy(crop, what="cropping"), "y": 1}, draw=SampleKey(0, 0, 0))
     fork = sample.fork()
-    fork.bind(Draw(0, 0, 1))
+    fork.bind(SampleKey(0, 0, 1))
     fork["y"] = 2
     assert sample["x"] != fork["x"]
     assert (sample.ctx, fork.ctx) == ({"crop": sample["x"]}, {"crop": fork["x"]})

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._draw import Draw
 from kdpipes._graph import random_name, walk
 from kdpipes._sample_pipe import SampleMapperIterDataPipe, SampleMapperMapDataPipe
 from kdpipes.cache.identity import Identity, eager_names, key_of
@@ -21,6 +20,7 @@ from kdpipes.cache.shared_tally import SharedTally
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
+from kdpipes.core.randomness import SampleKey
 from kdpipes.errors import ChainError, check_choice, check_flag, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
@@ -137,7 +137,7 @@ class Cacher:
             self._warn_of_pickle(sample, name)
         if found is None:
             # A frozen draw depends on the sample alone: on its delivery, each field could keep another one.
-            frozen = sample.drawing_as(_frozen(base)) if self.freezes else nullcontext()
+            frozen = sample.using_key(_frozen(base)) if self.freezes else nullcontext()
             with calls.watching() as moved, frozen:
                 return self._loaded(sample, name, key, entries, is_damaged, moved)
         self.tally.count(hits=1)
@@ -231,9 +231,9 @@ def is_cached(value: Lazy) -> bool:
     return not value.is_loaded and not value.is_cheap
 
 
-def _frozen(base: bytes) -> Draw:
-    """Return the draw of a sample whose randomness is frozen, as one that the ctx records by operation."""
-    return Draw(ordinal=int.from_bytes(base[:7], "little"), is_early=True)
+def _frozen(base: bytes) -> SampleKey:
+    """Return the key of a sample whose randomness is frozen, as one that the ctx records by operation."""
+    return SampleKey(position=int.from_bytes(base[:7], "little"), is_early=True)
 
 
 def _is_plain(value: Any) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kdpipes._draw import Draw, drawing
 from kdpipes._fingerprint import digest
 from kdpipes.cache.store import CacheStore, bound_to
+from kdpipes.core.randomness import SampleKey, using_key
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.shared import PackedStrings
@@ -79,7 +79,7 @@ class Replayed:
         """Return a field of the sample of a number, from its shard."""
         cursor = self._shards.cursor
         try:
-            with drawing(Draw(ordinal=number)):  # or the samples that follow would get other draws
+            with using_key(SampleKey(position=number)):  # or the samples that follow would get other draws
                 last = self._last if number == self._num_again - 1 else None
                 if last is None and number < self._num_again:
                     self._num_again = 0

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from kdpipes._draw import Draw, drawing
 from kdpipes._graph import walk
 from kdpipes._iter_pipe import samples_of
 from kdpipes._map_pipe import MapPipe, as_column
@@ -18,6 +17,7 @@ from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import write_contents
 from kdpipes.cache.identity import key_of
 from kdpipes.cache.store import MORE_ROOM, Refusal, bound_to
+from kdpipes.core.randomness import SampleKey, using_key
 from kdpipes.errors import DataError, check_count, check_flag
 from kdpipes.sample import Sample
 from kdpipes.storage.codec import encode
@@ -65,7 +65,7 @@ def _of_index(pipe: Any, num_threads: int, progress: bool) -> list[_Kept]:
 
     def keep_block(start: int) -> Iterator[int]:
         for index in range(start, min(start + _BLOCK, size)):
-            with drawing(Draw(ordinal=index)):
+            with using_key(SampleKey(position=index)):
                 kept[index] = _keep(pipe, functools.partial(pipe.fetch, index), tolerates)
         return iter(range(start, min(start + _BLOCK, size)))
 

@@ -52,7 +52,7 @@ class SampleMixing(OneToOne):
     def iterate(self) -> Iterator[Any]:
         dealer = _dealer_before(self._source, self.method)
         for batch in self._source:
-            yield self._mixed(batch, dealer.batch_draw().rng(self._name))
+            yield self._mixed(batch, dealer.batch_key().rng(self._name))
 
     def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
         """Return the parameters for the images of a batch, drawn from `rng`."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._draw import hash_key
+from kdpipes.core.randomness import hash_key
 from kdpipes.errors import ChainError
 from kdpipes.selection import Permutation, smallest_int
 

@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._draw import Draw, EarlyDraws, drawing, hash_key, made_under, planning
 from kdpipes._functional import functional_pipe
 from kdpipes._giving_up import given_up_by
 from kdpipes._graph import walk
 from kdpipes._iter_pipe import IterPipe, seed_upstream
 from kdpipes._map_pipe import MapPipe, indexed, warn_of_fixed
 from kdpipes._pipe_name import pipe_name
+from kdpipes.core.randomness import SampleKey, hash_key, planning, using_key, with_stream_keys
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
@@ -215,27 +215,27 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
                         self._source.announce(epoch.positions(later))
             ordinals = epoch.ordinals(batch)
             self._announce(Dealt(batch, len(ordinals)))
-            draws = (self._draw(number, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)
-            if items := self._batch(item, number, batch, zip(epoch.positions(batch).tolist(), draws, strict=True)):
+            keys = (self._sample_key(number, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)
+            if items := self._batch(item, number, batch, zip(epoch.positions(batch).tolist(), keys, strict=True)):
                 yield items
         self._end(number)
 
-    def _item(self, position: int, draw: Draw, batch: int) -> Any:
+    def _item(self, position: int, sample_key: SampleKey, batch: int) -> Any:
         source = self._source
-        with drawing(draw):
+        with using_key(sample_key):
             return source.finish(source.fetch(position)) if isinstance(source, MapPipe) else source[position]
 
-    def _item_or_nothing(self, position: int, draw: Draw, batch: int) -> Any:
+    def _item_or_nothing(self, position: int, sample_key: SampleKey, batch: int) -> Any:
         skipper = self._skipper
         assert skipper is not None
-        item = self._tried(position, draw, batch)
+        item = self._tried(position, sample_key, batch)
         if item is not LEFT_OUT or not skipper.substitutes:
             return item
         # Attempts depend only on the ordinal, so that every worker and every run finds the same substitute.
         for attempt in range(_NUM_SUBSTITUTES):
-            key = hash_key(draw.seed, draw.epoch, draw.ordinal, "substitute", attempt)
+            key = hash_key(sample_key.seed, sample_key.epoch, sample_key.position, "substitute", attempt)
             other = int.from_bytes(key[:8], "little") % len(self._source)
-            item = self._tried(other, draw._replace(is_padding=True), batch)
+            item = self._tried(other, sample_key._replace(is_padding=True), batch)
             if item is not LEFT_OUT:
                 return item
         raise DataError(
@@ -250,13 +250,13 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
                 'not fit into the batch. Use `on_error("skip")`.'
             )
 
-    def _tried(self, position: int, draw: Draw, batch: int) -> Any:
+    def _tried(self, position: int, sample_key: SampleKey, batch: int) -> Any:
         source = self._source
         assert self._skipper is not None
-        with drawing(draw):
+        with using_key(sample_key):
             if isinstance(source, MapPipe):
-                return self._skipper.make(draw, batch, lambda: source.fetch(position), source.finish)
-            return self._skipper.make(draw, batch, lambda: source[position], lambda item: item)
+                return self._skipper.make(sample_key, batch, lambda: source.fetch(position), source.finish)
+            return self._skipper.make(sample_key, batch, lambda: source[position], lambda item: item)
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -446,7 +446,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         seed = int.from_bytes(hash_key(self._seed, "part", part)[:7], "little") if part else self._seed
         if (skipper := self._skipper) is not None:
             items = given_up_by(lambda *damage: skipper.give_up(epoch, self._reading, *damage), iter(items))
-        return made_under(EarlyDraws(seed, epoch, start=cursor[2] if cursor is not None else 0), items)
+        return with_stream_keys(items, seed, epoch, start=cursor[2] if cursor is not None else 0)
 
     def _streams_of_shards(self) -> list[Shards]:
         return [pipe for pipe in walk(self) if isinstance(pipe, Shards)]
@@ -469,9 +469,9 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         )
 
     def _make(self, epoch: int, batch: int, items: list[Any], ordinals: range, num_samples: int) -> Batch:
-        draws = (self._draw(epoch, ordinal, is_padding=ordinal >= num_samples) for ordinal in ordinals)
+        keys = (self._sample_key(epoch, ordinal, is_padding=ordinal >= num_samples) for ordinal in ordinals)
         item = self._item if self._skipper is None else self._item_or_nothing
-        return self._batch(item, epoch, batch, zip(items, draws, strict=False))
+        return self._batch(item, epoch, batch, zip(items, keys, strict=False))
 
     def _padding(self, epoch: int, number: int) -> list[Any]:
         """Read the stream again from its start, as often as it takes."""
@@ -483,12 +483,12 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             padding += found
         return padding
 
-    def _item_or_nothing(self, item: Any, draw: Draw, batch: int) -> Any:
+    def _item_or_nothing(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
         assert self._skipper is not None
-        return self._skipper.make(draw, batch, lambda: item, lambda item: self._item(item, draw, batch))
+        return self._skipper.make(sample_key, batch, lambda: item, lambda item: self._item(item, sample_key, batch))
 
-    def _item(self, item: Any, draw: Draw, batch: int) -> Any:
+    def _item(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
         if isinstance(item, Sample):
             item = item if isinstance(self._source, IterPipe) else item.fork()  # a stock pipe may have kept it
-            item.bind(draw)
+            item.bind(sample_key)
         return self._source.finish(item) if isinstance(self._source, IterPipe) else item

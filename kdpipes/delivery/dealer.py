@@ -14,11 +14,11 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import Cycler
 
-from kdpipes._draw import Draw, EpochCounter
 from kdpipes._graph import handler_in, shards, walk
 from kdpipes._item_form import ItemForm, form_of
 from kdpipes._iter_pipe import IterPipe, Streaming
 from kdpipes._pipe_name import pipe_name
+from kdpipes.core.randomness import EpochCounter, SampleKey
 from kdpipes.delivery.cursor import Cursor
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, refuse_empty
@@ -123,7 +123,7 @@ class Dealer(Resumable):
         self._sharding = Sharding()  # for the last epoch begun
         self._is_rank_fixed = False
         self._dealt_elsewhere: tuple[int, Ranks] | None = None  # process id, and the ranks of its workers
-        self._batch_draw = Draw()
+        self._batch_key = SampleKey()
         sharder = next((pipe for pipe in walk(self._source) if shards(pipe)), None)
         if sharder is not None:
             raise ChainError(
@@ -395,18 +395,18 @@ class Dealer(Resumable):
         self._skipper = None if handler is None else Skipper(handler, self._banned, tell, seen, self._limits)
         return self._skipper
 
-    def batch_draw(self) -> Draw:
-        """Return what tells the batch that was given last from all others: the source of its randomness as a whole."""
-        return self._batch_draw
+    def batch_key(self) -> SampleKey:
+        """Return the key of the batch that was given last, for random numbers about the whole batch."""
+        return self._batch_key
 
-    def _batch(self, item: Callable[..., Any], epoch: int, batch: int, parts: Iterable[tuple[Any, Draw]]) -> Batch:
+    def _batch(self, item: Callable[..., Any], epoch: int, batch: int, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
         """Return the items of a batch, but for those that are left out."""
         sharding, now = self._sharding, self.sharding()
         if now is not sharding:  # the rank is not fixed
             check_ranks(sharding.ranks(), now.ranks())
-        self._batch_draw = Draw(self._seed, epoch, batch * sharding.num_ranks + sharding.rank)
+        self._batch_key = SampleKey(self._seed, epoch, batch * sharding.num_ranks + sharding.rank)
         try:
-            made = (item(part, draw, batch) for part, draw in parts)
+            made = (item(part, sample_key, batch) for part, sample_key in parts)
             items = [one for one in made if one is not LEFT_OUT]
             if not items and sharding.num_ranks > 1:
                 refuse_empty(batch)
@@ -416,8 +416,8 @@ class Dealer(Resumable):
             add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")
             raise
 
-    def _draw(self, epoch: int, ordinal: int, *, is_padding: bool) -> Draw:
-        return Draw(self._seed, epoch, ordinal, is_padding)
+    def _sample_key(self, epoch: int, ordinal: int, *, is_padding: bool) -> SampleKey:
+        return SampleKey(self._seed, epoch, ordinal, is_padding)
 
 
 def fix_ranks(chain: Any) -> Ranks | None:

@@ -16,10 +16,10 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
-from kdpipes._draw import hash_key
 from kdpipes._graph import shards, walk
 from kdpipes._interrupts import uninterrupted
 from kdpipes._pipe_name import pipe_name
+from kdpipes.core.randomness import hash_key
 from kdpipes.delivery.batches import Batches
 from kdpipes.delivery.behind_deal import dealer_of, one_to_one_path
 from kdpipes.delivery.checkpoint import Checkpointer, main_part, seed_in

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from kdpipes._draw import Draw
 from kdpipes._graph import walk
+from kdpipes.core.randomness import SampleKey
 from kdpipes.errors import DataError
 from kdpipes.sample import Sample
 
@@ -145,11 +145,11 @@ class Skipper:
         self._listed: Mapping[str, str] = {**handler.listed(), **banned}
         self._tell = tell
 
-    def make(self, draw: Draw, batch: int, fetch: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
+    def make(self, sample_key: SampleKey, batch: int, fetch: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
         """Return an item, or LEFT_OUT.
 
         Args:
-            draw: Which delivered sample it is.
+            sample_key: The key of the delivered sample.
             batch: The number of its batch.
             fetch: Returns the sample, not loaded.
             finish: Returns what leaves the chain for it.
@@ -159,7 +159,7 @@ class Skipper:
             sample = fetch()
             if isinstance(sample, Sample) and sample.key in self._listed:
                 error = _QUARANTINED + self._listed[sample.key]
-                return self._leave_out(self._skip(draw, batch, sample.key, error))
+                return self._leave_out(self._skip(sample_key, batch, sample.key, error))
             item = finish(sample)
             if isinstance(item, Sample):
                 if self._seen is not None:
@@ -168,9 +168,9 @@ class Skipper:
         except Exception as raised:
             if not self._handler.tolerates(raised):
                 raise
-            key = sample.key if isinstance(sample, Sample) else f"ordinal {draw.ordinal}"
+            key = sample.key if isinstance(sample, Sample) else f"ordinal {sample_key.position}"
             self.last_error = raised
-            skip = self._skip(draw, batch, key, f"{type(raised).__name__}: {raised}")
+            skip = self._skip(sample_key, batch, key, f"{type(raised).__name__}: {raised}")
             self._handler.write_down(key, skip.error)
             return self._leave_out(skip)
         return item
@@ -193,8 +193,8 @@ class Skipper:
         self._leave_out(skip)
         return True
 
-    def _skip(self, draw: Draw, batch: int, key: str, error: str) -> Skip:
-        return Skip(draw.epoch, batch, draw.ordinal, key, error, is_replaced=self.substitutes)
+    def _skip(self, sample_key: SampleKey, batch: int, key: str, error: str) -> Skip:
+        return Skip(sample_key.epoch, batch, sample_key.position, key, error, is_replaced=self.substitutes)
 
     def _leave_out(self, skip: Skip) -> Any:
         if self._tell is not None:

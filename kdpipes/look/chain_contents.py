@@ -8,12 +8,12 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from kdpipes._draw import Draw, EarlyDraws, drawing, made_under
 from kdpipes._giving_up import given_up_by
 from kdpipes._graph import handler_in, walk
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._pipe_name import pipe_name
+from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
 from kdpipes.delivery.behind_deal import DEALERS
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
 from kdpipes.look.contents import ClassSeen, Contents, FieldSeen, SampleSeen, classes_seen
@@ -58,15 +58,15 @@ def _samples_of(source: Any) -> Iterator[Sample]:
     skipper = Skipper(handler_in(source) or ErrorHandler(), {}, None)
     if isinstance(source, MapPipe):
         for place in range(len(source)):
-            with drawing(draw := Draw(ordinal=place)):
-                sample = skipper.make(draw, 0, partial(source.fetch, place), _as_it_is)
+            with using_key(sample_key := SampleKey(position=place)):
+                sample = skipper.make(sample_key, 0, partial(source.fetch, place), _as_it_is)
             if sample is not LEFT_OUT:
                 yield sample
     elif isinstance(source, IterPipe):
-        samples = given_up_by(partial(skipper.give_up, 0, 0), made_under(EarlyDraws(0, 0), source.samples()))
+        samples = given_up_by(partial(skipper.give_up, 0, 0), with_stream_keys(source.samples(), 0, 0))
         for place, sample in enumerate(samples):
-            sample.bind(draw := Draw(ordinal=place))
-            if skipper.make(draw, 0, partial(_as_it_is, sample), _as_it_is) is not LEFT_OUT:
+            sample.bind(sample_key := SampleKey(position=place))
+            if skipper.make(sample_key, 0, partial(_as_it_is, sample), _as_it_is) is not LEFT_OUT:
                 yield sample
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes._draw import plan_epoch, planning
 from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import IterPipe, samples_of, seed_upstream
 from kdpipes._map_pipe import MapPipe, as_column, indexed
 from kdpipes._pipe import a_datapipe, gives_samples
+from kdpipes.core.randomness import plan_epoch, planning
 from kdpipes.errors import ChainError, check_choice, check_flag, check_seed, is_number, must_be
 from kdpipes.plan._several import joined_shards, shared_class_names, shared_fields
 from kdpipes.sample import Sample

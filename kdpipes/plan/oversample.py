@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes._draw import plan_epoch
 from kdpipes._functional import functional_pipe
 from kdpipes._iter_pipe import StreamPlanPipe, samples_of
 from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes.core.randomness import plan_epoch
 from kdpipes.errors import DataError, check_choice, check_count, check_flag, must_be
 from kdpipes.plan._classes import label_of, labels_of, to_labels
 from kdpipes.sample import Sample

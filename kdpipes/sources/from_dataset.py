@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe, TensorDataset
 from webdataset.pipeline import DataPipeline
 
-from kdpipes._calling import call_seeded
-from kdpipes._draw import seeded_globals
 from kdpipes._fingerprint import own_members, settled_attributes
 from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes._pipe_name import called_as
-from kdpipes.callback import Callback
+from kdpipes.callback import Callback, call_seeded
+from kdpipes.core.randomness import seeded_globals
 from kdpipes.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._labels import as_classes, class_names_in, numbered
@@ -192,7 +191,7 @@ def _loader(dataset: Any, index: int) -> Callable[[Sample], Any]:
             item = dataset[index]
             is_random = sample.is_watched and has_drawn()
         if is_random:
-            sample.note_draw("dataset", is_recorded=sample.is_recording)
+            sample.record_key("dataset", is_recorded=sample.is_recording)
         return item
 
     return load

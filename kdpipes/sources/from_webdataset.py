@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from webdataset import cache, filters, mix, shardlists
 from webdataset.pipeline import DataPipeline
 
-from kdpipes._draw import current_epoch, hash_key
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._pipe_name import called_as
+from kdpipes.core.randomness import current_epoch, hash_key
 from kdpipes.errors import ChainError, check_names, must_be
 from kdpipes.sample import Sample
 from kdpipes.sources.to_samples import Recipe

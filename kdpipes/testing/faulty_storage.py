@@ -20,7 +20,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from kdpipes._draw import hash_key
+from kdpipes.core.randomness import hash_key
 from kdpipes.errors import check_choice, check_seed, must_be
 from kdpipes.storage.forward import pread
 from kdpipes.testing.faults import BEFORE_THE_ANSWER, ErrorStyle, Fault, error_of

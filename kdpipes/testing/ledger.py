@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple
 
-from kdpipes._draw import hash_key
+from kdpipes.core.randomness import hash_key
 from kdpipes.testing.faults import Fault
 
 __all__ = ["Begun", "Ledger", "Request", "num_repeated"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kdpipes._calling import call_seeded, is_seeded
 from kdpipes._sample_pipe import sample_pipe
-from kdpipes.callback import Callback
+from kdpipes.callback import Callback, call_seeded, is_seeded
 from kdpipes.errors import must_be
 from kdpipes.sample import Lazy, Sample
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch.utils.data.datapipes.iter import Shuffler
 
-from kdpipes._draw import Draw, drawing, planning
 from kdpipes._graph import copy_streams, sources_of, walk
 from kdpipes._iter_pipe import IterPipe, seed_upstream
 from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import SampleMapper
+from kdpipes.core.randomness import SampleKey, planning, using_key
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
 
@@ -53,12 +53,12 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
     if _holds_tensors(ctx):
         raise TypeError("`ctx` is that of a batch. `kdp.split_ctx(ctx)` makes those of its samples.")
     chain = _chain_of_samples(source_datapipe)
-    draw = _draw_of(ctx)
+    sample_key = _sample_key_of(ctx)
     if isinstance(sample_or_key, Sample):
-        return chain.finish(_redone(sample_or_key, chain, draw))
+        return chain.finish(_redone(sample_or_key, chain, sample_key))
     if not isinstance(sample_or_key, str):
         raise TypeError(must_be("sample_or_key", "a sample or its key", sample_or_key))
-    return _by_key(sample_or_key, chain, draw)
+    return _by_key(sample_or_key, chain, sample_key)
 
 
 def _holds_tensors(ctx: Mapping[str, Any]) -> bool:
@@ -68,20 +68,20 @@ def _holds_tensors(ctx: Mapping[str, Any]) -> bool:
     )
 
 
-def _draw_of(ctx: Mapping[str, Any]) -> Draw:
+def _sample_key_of(ctx: Mapping[str, Any]) -> SampleKey:
     entry = ctx.get("draw", {})
     if not isinstance(entry, Mapping) or not set(entry) <= {"seed", "epoch", "ordinal"}:
         raise ChainError(f"The entry 'draw' of the ctx must be what kdpipes records there, but is {entry!r}.")
     if not isinstance(ctx.get("early_draws", {}), Mapping):
         raise ChainError("The entry 'early_draws' of the ctx must be what kdpipes records there.")
-    return Draw(**entry, replayed=ctx)
+    return SampleKey.from_entry(entry, replayed=ctx)
 
 
 def _chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
     """Return the part of a chain that makes samples: what `deal` reads, or the chain, if there is none."""
     pipe, path = source_datapipe, source_datapipe
     while hasattr(path, "__dict__"):
-        if hasattr(path, "batch_draw"):  # a dealer
+        if hasattr(path, "batch_key"):  # a dealer
             pipe = path._source
             break
         sources = sources_of(path)
@@ -110,29 +110,30 @@ def _path_of(chain: MapPipe | IterPipe) -> list[Any]:
     return path[::-1]
 
 
-def _redone(sample: Sample, chain: MapPipe | IterPipe, draw: Draw) -> Sample:
+def _redone(sample: Sample, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Sample:
     """Return a raw sample after the work pipes of a chain."""
     if not sample.is_raw:
         raise ChainError("`sample_or_key` must be a sample as its source gives it: this one has been worked on.")
-    with drawing(draw):
+    with using_key(sample_key):
         made = sample.fork()
         for pipe in _path_of(chain):
             made = pipe.apply(made) if isinstance(pipe, SampleMapper) else made
     return made
 
 
-def _by_key(key: str, chain: MapPipe | IterPipe, draw: Draw) -> Any:
+def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:
     if isinstance(chain, MapPipe):
         _refuse_several(key, chain)
-        with drawing(draw):
+        with using_key(sample_key):
             made = find_sample(key, chain)
             if made is None:
                 keys = chain.column("key")
                 raise DataError(f"The chain has no sample of key {key!r}.{closest(key, map(str, keys))}")
             return chain.finish(made)
     stream: Any = copy_streams(chain)  # it may be in use
-    seed_upstream(stream, draw.seed, draw.epoch)  # or stock pipes draw from the global generators, which threads seed
-    with drawing(draw):
+    # Otherwise stock pipes would draw from the global generators, which other threads seed.
+    seed_upstream(stream, sample_key.seed, sample_key.epoch)
+    with using_key(sample_key):
         for sample in stream.samples():
             if sample.key == key:
                 return stream.finish(sample)

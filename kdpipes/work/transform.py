@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from kdpipes._calling import call_seeded, is_seeded
 from kdpipes._sample_pipe import sample_pipe
-from kdpipes.callback import Callback
+from kdpipes.callback import Callback, call_seeded, is_seeded
 from kdpipes.errors import DataError, add_note, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.work._images import takes_lent

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._calling import call_seeded
-from kdpipes._draw import Draw, hash_key
 from kdpipes._fingerprint import digest
 from kdpipes._graph import handler_in, walk
 from kdpipes._map_pipe import MapPipe
 from kdpipes._pipe import gives_samples
 from kdpipes._progress import shown_if_slow
-from kdpipes.callback import Callback
+from kdpipes.callback import Callback, call_seeded
+from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.errors import ChainError, DataError, add_note, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.files import read_url
@@ -87,7 +86,7 @@ class Items:
 
     def _sample(self, position: int) -> Sample:
         if self._chain is None:
-            return Sample({}, key=str(position), index=position, draw=Draw(ordinal=position))
+            return Sample({}, key=str(position), index=position, draw=SampleKey(position=position))
         sample: Sample = self._chain[position]
         return sample
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
-from kdpipes._draw import planning
+from kdpipes.core.randomness import planning
 from tests.resuming import FRESH, digests, inline, jitter, of_rank, processes, threads, travelled
 
 LABELS = [n % 3 if n % 7 else 0 for n in range(40)]

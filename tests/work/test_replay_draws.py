@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kdpipes as kdp
-from kdpipes._draw import seeded_globals
+from kdpipes.core.randomness import seeded_globals
 from tests.work.replaying import (
     Shift,
     assert_replayed,

@@ -81,7 +81,7 @@ def sharded_late(chain: Any, facts: Facts) -> Iterator[Finding]:
 def sharded_unseeded(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A sharding pipe of one's own behind a shuffle, which torch seeds for `ShardingFilter` alone."""
     for pipe in walk(chain):
-        is_own = shards(pipe) and type(pipe) is not ShardingFilter and not hasattr(pipe, "batch_draw")
+        is_own = shards(pipe) and type(pipe) is not ShardingFilter and not hasattr(pipe, "batch_key")
         if is_own and any(isinstance(before, Shuffler) for before in upstream(pipe)):
             yield Finding(
                 "sharded-unseeded",

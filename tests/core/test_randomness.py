@@ -1,4 +1,4 @@
-"""Random numbers depend on (seed, epoch, ordinal, operation) alone; the globals are lent, never kept."""
+"""Random numbers depend on (seed, epoch, position, operation) alone; the globals are lent, never kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ from torch.utils.data import DataLoader
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._draw import Draw, EpochCounter, current_draw, drawing, generator, hash_key, lent_generator, seeded_globals
+from kdpipes.core.randomness import (
+    EpochCounter,
+    SampleKey,
+    current_key,
+    generator,
+    hash_key,
+    lent_generator,
+    seeded_globals,
+    using_key,
+)
 
 Numbers = tuple[float, float, float]
 
@@ -39,21 +48,27 @@ def _in_fork(function: Callable[[], Any]) -> Any:
     return answer
 
 
-def _word(draw: Draw, operation: str = "crop") -> int:
-    return int(draw.rng(operation).bit_generator.random_raw())
+def _word(key: SampleKey, operation: str = "crop") -> int:
+    return int(key.rng(operation).bit_generator.random_raw())
 
 
-def test_generators_differ_by_seed_epoch_ordinal_and_operation() -> None:
-    draw = Draw(seed=1, epoch=2, ordinal=3)
-    others = [draw._replace(seed=2), draw._replace(epoch=3), draw._replace(ordinal=4), Draw(2, 1, 3), Draw(1, 3, 2)]
-    words = [_word(draw), _word(draw, "flip"), *map(_word, others)]
+def test_generators_differ_by_seed_epoch_position_and_operation() -> None:
+    key = SampleKey(seed=1, epoch=2, position=3)
+    others = [
+        key._replace(seed=2),
+        key._replace(epoch=3),
+        key._replace(position=4),
+        SampleKey(2, 1, 3),
+        SampleKey(1, 3, 2),
+    ]
+    words = [_word(key), _word(key, "flip"), *map(_word, others)]
     assert len(set(words)) == len(words)
 
 
-def test_generators_of_the_same_draw_agree_wherever_they_are_made() -> None:
-    draw = Draw(seed=1, epoch=2, ordinal=3)
-    assert _word(draw) == _word(Draw(1, 2, 3)) == _word(draw._replace(is_padding=True)) == 7660910468906000103
-    assert _in_fork(lambda: _word(draw)) == _word(draw)
+def test_generators_of_the_same_key_agree_wherever_they_are_made() -> None:
+    key = SampleKey(seed=1, epoch=2, position=3)
+    assert _word(key) == _word(SampleKey(1, 2, 3)) == _word(key._replace(is_padding=True)) == 7660910468906000103
+    assert _in_fork(lambda: _word(key)) == _word(key)
 
 
 @given(st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, 5)), max_size=6))
@@ -158,16 +173,16 @@ def test_a_key_tells_apart_where_parts_begin(one: list[str], other: list[str]) -
     assert len(hash_key(*one)) == 32
 
 
-def test_samples_capture_the_draw_that_is_open() -> None:
+def test_samples_take_the_key_in_use() -> None:
     def fail() -> None:
-        with drawing(Draw(5, 6, 7)):
+        with using_key(SampleKey(5, 6, 7)):
             raise OSError(kdp.Sample({}, index=4).draw)
 
     with pytest.raises(OSError) as caught:
         fail()
-    assert caught.value.args == (Draw(5, 6, 7),)
-    assert current_draw() is None
-    assert kdp.Sample({}, index=4).draw == Draw(ordinal=4)
+    assert caught.value.args == (SampleKey(5, 6, 7),)
+    assert current_key() is None
+    assert kdp.Sample({}, index=4).draw == SampleKey(position=4)
 
 
 def test_epochs_count_up_from_0_or_from_where_they_are_set_and_seeds_do_not_count() -> None:
@@ -194,7 +209,7 @@ def test_a_counter_in_a_new_process_takes_seeds_for_epochs_that_nobody_ran_here(
 
 def test_workers_of_torchs_loader_run_another_epoch_each_time() -> None:
     chain = IterableWrapper([0, 0]).to_samples(fields="x").transform("x", lambda x, rng: int(rng.integers(10**9)))
-    drawn = [Draw(0, epoch, place).rng("lambda").integers(10**9) for epoch in range(3) for place in (0, 1)]
+    drawn = [SampleKey(0, epoch, place).rng("lambda").integers(10**9) for epoch in range(3) for place in (0, 1)]
     for persistent in (False, True):
         loader = DataLoader(chain.select("x"), batch_size=None, num_workers=1, persistent_workers=persistent)
         assert [x for _ in range(3) for (x,) in loader] == drawn

@@ -1,4 +1,4 @@
-"""Randomness that depends on (seed, epoch, ordinal, operation) alone, never on the process that runs it."""
+"""Randomness that depends on (seed, epoch, position, operation) alone, never on the process that runs it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ from numpy.random.bit_generator import ISpawnableSeedSequence
 from numpy.typing import NDArray
 
 __all__ = [
-    "Draw",
-    "EarlyDraws",
     "EpochCounter",
-    "current_draw",
-    "drawing",
+    "SampleKey",
+    "current_epoch",
+    "current_key",
     "generator",
     "hash_key",
-    "is_drawing",
     "is_replaying",
     "lent_generator",
-    "made_under",
     "plan_epoch",
     "planning",
     "seeded_globals",
+    "using_key",
+    "with_stream_keys",
 ]
 
 
@@ -56,38 +55,51 @@ def _as_word(part: object) -> bytes:
 _as_kept_word = lru_cache(maxsize=256, typed=True)(_as_word)  # of what many samples share
 
 
-class Draw(NamedTuple):
-    """Which delivered sample is being made: the source of all of its randomness.
+class SampleKey(NamedTuple):
+    """The key of one delivered sample, in the sense of JAX: every random number of the sample derives from it.
+
+    The same key gives the same numbers in every process, for any number of workers and ranks.
 
     Args:
         seed: The seed of the loader's order.
-        epoch: The number of the epoch, from 0.
-        ordinal: The sample's position in the dealt, shuffled epoch, from 0.
+        epoch: The epoch number, from 0.
+        position: The sample's position in the dealt, shuffled epoch, from 0. A ctx records it as `ordinal`.
         is_padding: Whether the sample fills up a last batch (`deal(uneven="pad")`).
-        is_early: Whether the ordinal is that of the sample's making: the sample of a stream is made before it is
-            known when it will be delivered.
-        replayed: In a replay, the ctx whose parameters are used in place of new ones.
+        is_early: Whether `position` counts the samples in the order in which a stream makes them. A stream makes a
+            sample before it is known at which position it will be delivered.
+        replayed: In a replay, the ctx whose recorded parameters replace new random ones.
     """
 
     seed: int = 0
     epoch: int = 0
-    ordinal: int = 0
+    position: int = 0
     is_padding: bool = False
     is_early: bool = False
     replayed: Mapping[str, Any] | None = None
 
+    @property
+    def ordinal(self) -> int:
+        """The position, under the name that it has in a ctx and as `Sample.ordinal`."""
+        return self.position
+
     def key(self, operation: str) -> bytes:
-        """Return the key of one operation of this sample."""
-        words = _as_kept_word(self.seed), _as_kept_word(self.epoch), _as_word(self.ordinal), _as_kept_word(operation)
+        """Return the key of one operation on this sample."""
+        words = _as_kept_word(self.seed), _as_kept_word(self.epoch), _as_word(self.position), _as_kept_word(operation)
         return _hash(b"".join((*words, _as_kept_word("early")) if self.is_early else words))
 
     def rng(self, operation: str) -> np.random.Generator:
-        """Return the operation's own generator: counter-based (Philox), the same in every process."""
+        """Return the operation's own generator."""
         return generator(self.key(operation))
 
     def as_entry(self) -> dict[str, int]:
-        """Return the draw as a ctx records it."""
-        return {"seed": self.seed, "epoch": self.epoch, "ordinal": self.ordinal}
+        """Return the key as a ctx records it."""
+        return {"seed": self.seed, "epoch": self.epoch, "ordinal": self.position}
+
+    @classmethod
+    def from_entry(cls, entry: Mapping[str, int], **more: Any) -> SampleKey:
+        """Return the key that a ctx has recorded, with `more` of its fields."""
+        fields: dict[str, Any] = {("position" if name == "ordinal" else name): value for name, value in entry.items()}
+        return cls(**fields, **more)
 
 
 class _Key(ISpawnableSeedSequence):
@@ -130,30 +142,65 @@ def lent_generator(key: bytes) -> np.random.Generator:
     return _lent.generator
 
 
-class EarlyDraws:
-    """The draws of the samples that a stream makes in an epoch, numbered as they are made: until they are delivered."""
+class _StreamKeys:
+    """The keys of the samples that a stream makes in one epoch, counted in the order in which they are made."""
 
-    def __init__(self, seed: int, epoch: int, *, start: int = 0) -> None:
+    def __init__(self, seed: int, epoch: int, start: int) -> None:
         self.seed = seed
         self.epoch = epoch
-        self._numbers = count(start)
+        self._positions = count(start)
 
-    def take(self) -> Draw:
-        """Return the draw of the next sample."""
-        return Draw(self.seed, self.epoch, next(self._numbers), is_early=True)
-
-
-_current: ContextVar[Draw | EarlyDraws | None] = ContextVar("kdpipes_draw", default=None)
+    def take(self) -> SampleKey:
+        return SampleKey(self.seed, self.epoch, next(self._positions), is_early=True)
 
 
-def current_draw() -> Draw | None:
-    """Return the draw for a sample that is made now: what `deal` or a stream has opened around its making, if any."""
+_current: ContextVar[SampleKey | _StreamKeys | None] = ContextVar("kdpipes_key", default=None)
+_planned: ContextVar[int | None] = ContextVar("kdpipes_planned", default=None)
+
+
+class _Using:  # a class: a generator with `contextmanager` takes four times as long, for each sample
+    """Context manager that sets a context variable."""
+
+    __slots__ = ("_token", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar[Any], value: Any) -> None:
+        self._variable = variable
+        self._value = value
+
+    def __enter__(self) -> None:
+        self._token = self._variable.set(self._value)
+
+    def __exit__(self, *error: object) -> None:
+        self._variable.reset(self._token)
+
+
+def using_key(key: SampleKey) -> _Using:
+    """Return a context manager: samples that are made inside take `key`."""
+    return _Using(_current, key)
+
+
+def with_stream_keys(items: Iterator[Any], seed: int, epoch: int, *, start: int = 0) -> Iterator[Any]:
+    """Yield the items of a stream. Samples that are made for an item take keys counted from `start`.
+
+    The keys are not in use while the consumer has an item.
+    """
+    keys, end = _StreamKeys(seed, epoch, start), object()
+    while True:
+        with _Using(_current, keys):
+            item = next(items, end)
+        if item is end:
+            return
+        yield item
+
+
+def current_key() -> SampleKey | None:
+    """Return the key for a sample that is made now, or None outside `using_key` and `with_stream_keys`."""
     current = _current.get()
-    return current.take() if isinstance(current, EarlyDraws) else current
+    return current.take() if isinstance(current, _StreamKeys) else current
 
 
 def current_epoch() -> tuple[int, int] | None:
-    """Return the seed and the epoch of the samples that are made now, if they are made in one."""
+    """Return the seed and the epoch of the samples that are made now, or None where samples get no key."""
     current = _current.get()
     return None if current is None else (current.seed, current.epoch)
 
@@ -161,15 +208,12 @@ def current_epoch() -> tuple[int, int] | None:
 def is_replaying() -> bool:
     """Return whether samples that are made now repeat what a ctx has recorded."""
     current = _current.get()
-    return isinstance(current, Draw) and current.replayed is not None
+    return isinstance(current, SampleKey) and current.replayed is not None
 
 
-def is_drawing() -> bool:
-    """Return whether samples that are made now are given a draw."""
-    return _current.get() is not None
-
-
-_planned: ContextVar[int | None] = ContextVar("kdpipes_planned", default=None)
+def planning(epoch: int) -> _Using:
+    """Return a context manager: plan pipes choose the samples of `epoch` inside, also while another epoch is read."""
+    return _Using(_planned, epoch)
 
 
 def plan_epoch() -> int:
@@ -179,47 +223,6 @@ def plan_epoch() -> int:
         current = _current.get()
         return 0 if current is None else current.epoch
     return planned
-
-
-class planning:
-    """Context manager in which plan pipes choose the samples of `epoch`, also while another epoch is read."""
-
-    __slots__ = ("_epoch", "_token")
-
-    def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def __enter__(self) -> None:
-        self._token = _planned.set(self._epoch)
-
-    def __exit__(self, *error: object) -> None:
-        _planned.reset(self._token)
-
-
-class drawing:  # a class: the context manager of a generator takes four times as long, for each sample
-    """Let the samples that are made inside capture `draw`."""
-
-    __slots__ = ("_draw", "_token")
-
-    def __init__(self, draw: Draw | EarlyDraws) -> None:
-        self._draw = draw
-
-    def __enter__(self) -> None:
-        self._token = _current.set(self._draw)
-
-    def __exit__(self, *error: object) -> None:
-        _current.reset(self._token)
-
-
-def made_under(draws: EarlyDraws, items: Iterator[Any]) -> Iterator[Any]:
-    """Yield `items`, each made while `draws` are open; they are closed while a consumer has the item."""
-    end = object()
-    while True:
-        with drawing(draws):
-            item = next(items, end)
-        if item is end:
-            return
-        yield item
 
 
 _globals_lock = threading.RLock()
