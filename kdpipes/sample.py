@@ -10,7 +10,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from kdpipes._lazy import UNLOADED, Lazy, Loaded
-from kdpipes.core.randomness import SampleKey, current_key, generator, lent_generator
+from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
 from kdpipes.errors import ChainError, MissingMemberError, refuse_field
 
 __all__ = ["Lazy", "Sample", "as_sample"]
@@ -231,18 +231,18 @@ class Sample(MutableMapping[str, Any]):
         early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
         return (self.draw if early is None else SampleKey.from_entry(early, is_early=True)).key(operation)
 
-    def rng(self, operation: str, *, is_lent: bool = False) -> np.random.Generator:
+    def rng(self, operation: str, *, is_borrowed: bool = False) -> np.random.Generator:
         """Return a generator that depends on the delivered sample and the operation's name alone.
 
         Args:
-            operation: Its name, which no other of the sample has.
-            is_lent: Whether the operation keeps it no longer than until the next one draws.
+            operation: The name of the operation, unique for the sample.
+            is_borrowed: Whether the operation is done with the generator before this thread asks for another one.
         """
         replayed = self.draw.replayed
         if replayed is not None and operation not in replayed.get(_EARLY, {}) and _DRAW not in replayed:
             return cast("np.random.Generator", _Unknown(operation))
         if self._origin.drawn is None:
-            return (lent_generator if is_lent else generator)(self.key_of(operation))
+            return (borrowed_generator if is_borrowed else generator)(self.key_of(operation))
         made = generator(self.key_of(operation))
         self._origin.drawn.append((operation, made))
         return made

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 __all__ = [
     "EpochCounter",
     "SampleKey",
+    "borrowed_generator",
     "current_epoch",
     "current_key",
     "generator",
     "hash_key",
     "is_replaying",
-    "lent_generator",
     "plan_epoch",
     "planning",
     "seeded_globals",
@@ -101,10 +101,10 @@ class SampleKey(NamedTuple):
 
 
 class _Key(ISpawnableSeedSequence):
-    """The key of a Philox generator in the place of a seed: beside a key, NumPy asks the system for entropy.
+    """Two words of 64 bits as the key of a Philox generator, and of the generators that are spawned from it.
 
-    Args:
-        words: Two words of 64 bits.
+    With `Philox(key=...)`, NumPy asks the system for entropy: this takes 7 microseconds in place of 3, and
+    `Generator.spawn` would give other generators in each run.
     """
 
     def __init__(self, words: NDArray[np.uint64]) -> None:
@@ -118,26 +118,30 @@ class _Key(ISpawnableSeedSequence):
 
 
 def generator(key: bytes) -> np.random.Generator:
-    """Return the generator of a key."""
+    """Return the generator of a key: counter-based (Philox), the same in every process."""
     return np.random.Generator(np.random.Philox(_Key(np.frombuffer(key, np.uint64, 2))))  # type: ignore[arg-type]
 
 
-class _Lent(threading.local):
-    """The generator of a thread that is set to one key after the other, which takes a quarter of making one."""
+class _Borrowed(threading.local):
+    """One generator per thread, which is set to one key after the other instead of making a generator for each key.
+
+    Measured: 3 to 4 microseconds less for each random transform of a sample, which is 12 % of a chain that flips cached
+    images of 32 by 32 pixels, and 7 % of one that crops and flips them.
+    """
 
     def __init__(self) -> None:
         self.generator = generator(bytes(16))
         self.state: Any = self.generator.bit_generator.state
 
 
-_lent = _Lent()
+_borrowed = _Borrowed()
 
 
-def lent_generator(key: bytes) -> np.random.Generator:
-    """Return the generator of a key for who keeps it no longer than until this thread asks for the next one."""
-    _lent.state["state"]["key"] = np.frombuffer(key, np.uint64, 2)
-    _lent.generator.bit_generator.state = _lent.state
-    return _lent.generator
+def borrowed_generator(key: bytes) -> np.random.Generator:
+    """Return the generator of a key, for a caller that is done with it before this thread asks for the next one."""
+    _borrowed.state["state"]["key"] = np.frombuffer(key, np.uint64, 2)
+    _borrowed.generator.bit_generator.state = _borrowed.state
+    return _borrowed.generator
 
 
 class _StreamKeys:
@@ -227,7 +231,7 @@ _globals_lock = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """Take a lock that nobody holds: a process that was forked while another thread drew would wait for ever."""
+    """Replace the lock: another thread may hold it while a process is forked, and never releases it in the child."""
     global _globals_lock
     _globals_lock = threading.RLock()
 
@@ -298,16 +302,17 @@ def seeded_globals(key: bytes) -> Iterator[Callable[[], bool]]:
 class EpochCounter:
     """Counts the iterations of one pipe, across the copies that loaders make of it in other processes.
 
-    Counting calls of `__iter__` alone would repeat epoch 0 for ever in torch's DataLoader, whose workers are made anew
-    for each epoch from a parent that never iterates. That parent calls `set_seed` twice an epoch, once before and once
-    after it makes the workers; loaders that iterate themselves call it once. So half of the calls that no iteration
-    followed, rounded down, is the number of epochs that copies in other processes have run. Persistent workers of
-    torch's DataLoader count for themselves; a pipe that is taken out of such a loader begins anew: `set_epoch`.
+    Counting calls of `__iter__` alone would give epoch 0 again and again in torch's DataLoader, which makes its workers
+    anew for each epoch from a parent that never iterates. That parent calls `set_seed` twice per epoch, before
+    and after it makes the workers; loaders that iterate themselves call it once. So the number of epochs that copies in other
+    processes have run is half of the calls that no iteration followed, rounded down. Persistent workers of torch's
+    DataLoader count for themselves. A pipe that is taken out of such a loader begins at 0 again, unless `set_epoch` is
+    called.
     """
 
     def __init__(self) -> None:
         self._next = 0
-        self._ahead: Any = 0  # added to the count; after `share`, it is in memory that all processes share
+        self._ahead: Any = 0  # added to the count; after `share`, an integer in memory that all processes share
         self._unused_seeds = 0
         self._process = os.getpid()
 
@@ -318,33 +323,31 @@ class EpochCounter:
             self._recover()
         self._unused_seeds += 1
 
-    def set(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration."""
-        self._recover()
-        self._next = epoch - int(self._ahead)
-        self._unused_seeds = 0
-
     def share(self, ahead: torch.Tensor, *, is_new: bool) -> None:
-        """Let `move_to` in one process move the numbers of all, by one integer in shared memory.
+        """Let `move_to` in one process change the numbers of all processes, by one integer in shared memory.
 
         Args:
             ahead: The integer.
-            is_new: Whether it is still to be set: a worker that starts late must not undo what others have moved.
+            is_new: Whether to initialise it. A worker that starts late must not undo what others have changed.
         """
         if is_new:
             ahead.fill_(int(self._ahead))
         self._ahead = ahead
+
+    def set(self, epoch: int) -> None:
+        """Make `epoch` the number of the next iteration in this process."""
+        self.skip(epoch - self.peek())
 
     def move_to(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration in all processes, which count on from there.
 
         Several workers may call this for the same epoch.
         """
-        self._recover()
         if isinstance(self._ahead, torch.Tensor):
+            self._recover()
             self._ahead.fill_(epoch - self._next)
         else:
-            self._next = epoch
+            self.set(epoch)
 
     def skip(self, number: int) -> None:
         """Leave out the next `number` iterations."""
@@ -358,9 +361,9 @@ class EpochCounter:
 
     def begin(self) -> int:
         """Return the number of the iteration that begins now."""
-        self._recover()
+        epoch = self.peek()
         self._next += 1
-        return self._next - 1 + int(self._ahead)
+        return epoch
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_ahead": int(self._ahead)}

@@ -13,7 +13,7 @@ from kdpipes._sample_pipe import sample_pipe
 from kdpipes.callback import Callback, call_seeded, is_seeded
 from kdpipes.errors import DataError, add_note, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
-from kdpipes.work._images import takes_lent
+from kdpipes.work._images import borrows_rng
 from kdpipes.work.adapters import adapted
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
 from kdpipes.work.joint import FieldKind, Fields, JointTransform, fields_of
@@ -316,7 +316,7 @@ def _is_image_file(content: bytes) -> bool:
 def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:
     transform: RecordedTransform = step.function
     at_once = getattr(transform, "draw_and_apply", None)
-    is_lent = takes_lent(transform.draw)
+    is_borrowed = borrows_rng(transform.draw)
 
     def run(sample: Sample, value: Any) -> Any:
         before, params, ctx = value, place.replayed(sample), place.ctx_of(sample)
@@ -324,7 +324,7 @@ def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]
         if is_made and at_once is not None:
             params, value = at_once(value, sample.rng(place.name))
         elif params is None:
-            params = transform.draw(value, sample.rng(place.name, is_lent=is_lent))
+            params = transform.draw(value, sample.rng(place.name, is_borrowed=is_borrowed))
         else:
             params = copy.deepcopy(params)
         if ctx is not None:

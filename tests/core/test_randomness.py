@@ -1,4 +1,4 @@
-"""Random numbers depend on (seed, epoch, position, operation) alone; the globals are lent, never kept."""
+"""Random numbers depend on (seed, epoch, position, operation) alone; the global generators are restored."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ import kdpipes as kdp
 from kdpipes.core.randomness import (
     EpochCounter,
     SampleKey,
+    borrowed_generator,
     current_key,
     generator,
     hash_key,
-    lent_generator,
     seeded_globals,
     using_key,
 )
@@ -72,23 +72,23 @@ def test_generators_of_the_same_key_agree_wherever_they_are_made() -> None:
 
 
 @given(st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, 5)), max_size=6))
-def test_a_lent_generator_draws_what_one_of_its_own_draws(keys: list[tuple[bytes, int]]) -> None:
+def test_a_borrowed_generator_draws_the_same_numbers_as_a_new_one(keys: list[tuple[bytes, int]]) -> None:
     for key, number in keys:
-        lent, own = lent_generator(key), generator(key)
+        borrowed, own = borrowed_generator(key), generator(key)
         for _ in range(number):
-            assert lent.integers(7, dtype=np.uint32) == own.integers(7, dtype=np.uint32), "half a word is left over"
-            assert lent.random() == own.random()
-        assert repr(lent.bit_generator.state) == repr(own.bit_generator.state)
+            assert borrowed.integers(7, dtype=np.uint32) == own.integers(7, dtype=np.uint32), "half a word is left over"
+            assert borrowed.random() == own.random()
+        assert repr(borrowed.bit_generator.state) == repr(own.bit_generator.state)
 
 
-def test_threads_are_lent_generators_of_their_own() -> None:
-    mine = lent_generator(bytes(16))
+def test_each_thread_borrows_a_generator_of_its_own() -> None:
+    mine = borrowed_generator(bytes(16))
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(lent_generator, bytes(16)).result() is not mine
+        assert other.submit(borrowed_generator, bytes(16)).result() is not mine
 
 
-def test_who_keeps_a_generator_is_lent_none() -> None:
-    """Only kdpipes' own transforms are; one that overrides what they draw may keep what it is given."""
+def test_a_transform_that_may_keep_its_generator_borrows_none() -> None:
+    """Only kdpipes' own transforms borrow: a subclass that overrides `draw` may keep what it gets."""
 
     class Keeping(kdp.HorizontalFlip):
         @functools.wraps(kdp.HorizontalFlip.draw)
@@ -132,6 +132,30 @@ def test_the_globals_follow_the_key_and_leave_no_trace() -> None:
     assert one == again
     assert all(left != right for left, right in zip(one, other, strict=True))
     assert [before, after] == undisturbed
+
+
+def test_numpys_global_generator_of_another_kind_is_seeded_and_restored() -> None:
+    before = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    np.random.set_bit_generator(np.random.PCG64(3))  # type: ignore[attr-defined]
+    try:
+        with seeded_globals(b"a") as has_moved:
+            one = np.random.random()
+            assert has_moved()
+        with seeded_globals(b"a") as has_moved:
+            assert not has_moved()
+        with seeded_globals(b"a"):
+            assert np.random.random() == one
+        assert np.random.random() == np.random.Generator(np.random.PCG64(3)).random()
+    finally:
+        np.random.set_bit_generator(before)  # type: ignore[attr-defined]
+
+
+def test_generators_that_are_spawned_are_the_same_in_every_process() -> None:
+    def spawned() -> list[float]:
+        return [float(one.random()) for one in generator(bytes(range(16))).spawn(2)]
+
+    assert spawned() == _in_fork(spawned)
+    assert len(set(spawned())) == 2
 
 
 def test_the_globals_are_restored_after_an_error() -> None:
