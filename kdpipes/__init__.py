@@ -6,7 +6,6 @@ Importing it registers every pipe as a method of all DataPipes.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from kdpipes import _torchdata  # noqa: F401  # first: it decides how torchdata is imported
-from kdpipes.core.randomness import SampleKey
 from kdpipes._version import __version__ as __version__
 from kdpipes.cache.cache_in_memory import CacherInMemory
 from kdpipes.cache.cache_in_redis import CacherInRedis
@@ -16,6 +15,7 @@ from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.randomness import SampleKey as Draw
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample_pipe import sample_pipe
 from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # how torch's DataLoader holds chains

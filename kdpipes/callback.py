@@ -1,4 +1,4 @@
-"""User callables: what they take, what they are called, and how they travel to workers."""
+"""Users' functions: which parameters they take, their names, how they are pickled and called for a sample."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 import cloudpickle
 import torch
 
+from kdpipes.core.randomness import SampleKey, seeded_globals
 from kdpipes.errors import check_callable
+from kdpipes.sample import Sample
 
-__all__ = ["Callback", "snake_case"]
+__all__ = ["Callback", "call_seeded", "call_with_key", "is_seeded", "snake_case"]
 
 
 class Callback:
@@ -71,6 +73,65 @@ def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:
         return frozenset(inspect.signature(called).parameters)
     except (TypeError, ValueError):
         return frozenset()
+
+
+def is_seeded(function: Callback) -> bool:
+    """Return whether `call_seeded` seeds the global generators for a function."""
+    return "rng" not in function.parameters and not function.is_fixed
+
+
+def call_seeded(
+    function: Callback,
+    sample: Sample,
+    place: str,
+    *args: Any,
+    ctx: dict[str, Any] | None,
+    is_recorded: bool | None = None,
+) -> Any:
+    """Call a user's function for a sample, with the `ctx` and `rng` that it asks for and the global generators seeded.
+
+    Nothing is seeded for a function that takes `rng`, which is trusted to use no other generator, nor for one with an
+    attribute `is_random = False`, which is trusted to draw no random numbers.
+
+    Args:
+        function: The function.
+        sample: The sample whose key gives the random numbers.
+        place: The name of the operation, unique for the sample.
+        args: The arguments of the function.
+        ctx: The dictionary that the function may write to; None drops what it writes.
+        is_recorded: Whether to record the sample's key if the function draws random numbers. By default, it is recorded
+            if there is a `ctx`.
+    """
+    is_recorded = ctx is not None if is_recorded is None else is_recorded
+    given: dict[str, Any] = {} if "ctx" not in function.parameters else {"ctx": {} if ctx is None else ctx}
+    if "rng" in function.parameters:
+        return function(*args, rng=sample.record_key(place, is_recorded=is_recorded), **given)
+    if function.is_fixed:
+        return function(*args, **given)
+    is_watched = is_recorded or sample.is_watched
+    with seeded_globals(sample.key_of(place)) as has_drawn:
+        value = function(*args, **given)
+        is_random = is_watched and has_drawn()
+    if is_random:
+        sample.record_key(place, is_recorded=is_recorded)
+    return value
+
+
+def call_with_key(function: Callback, sample_key: SampleKey, place: str, *args: Any) -> Any:
+    """Call a user's function for an item that is not a sample, such as a batch, as `call_seeded` does for samples.
+
+    Args:
+        function: The function; it may take `rng`.
+        sample_key: The key of the item.
+        place: The name of the operation, unique for the item.
+        args: The arguments of the function.
+    """
+    if "rng" in function.parameters:
+        return function(*args, rng=sample_key.rng(place))
+    if function.is_fixed:
+        return function(*args)
+    with seeded_globals(sample_key.key(place)):
+        return function(*args)
 
 
 def snake_case(name: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from kdpipes.core.randomness import SampleKey, current_key, generator
 from kdpipes._lazy import UNLOADED, Lazy, Loaded
+from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
 from kdpipes.errors import ChainError, MissingMemberError, refuse_field
 
 __all__ = ["Lazy", "Sample", "as_sample"]
@@ -24,7 +24,6 @@ class _Origin:
 
     __slots__ = (
         "ctx",
-        "draw",
         "drawn",
         "index",
         "is_recording",
@@ -33,6 +32,7 @@ class _Origin:
         "names",
         "promises",
         "route",
+        "sample_key",
         "version",
     )
 
@@ -44,7 +44,7 @@ class _Origin:
         self.drawn: list[tuple[str, np.random.Generator | None]] | None = None
         self.key = key
         self.index = index
-        self.draw = draw
+        self.sample_key = sample_key
         self.ctx: dict[str, Any] = {}
         self.is_recording = False
         self.names: dict[str, int] = {}
@@ -62,7 +62,7 @@ class Sample(MutableMapping[str, Any]):
         key: Stable and unique in its source: a relative path, an ID, a shard and member; or what makes it when it is
             read first.
         index: The sample's position in its source.
-        draw: Which delivered sample this is; by default, the draw that `deal` has opened.
+        draw: The key that the sample's random numbers derive from; by default, the one that `deal` has set.
         version: What tells the sample's data from what they were before, for caches: size and date of its file, say; or
             what returns that.
 
@@ -126,8 +126,8 @@ class Sample(MutableMapping[str, Any]):
 
     @property
     def draw(self) -> SampleKey:
-        """Which delivered sample this is: the source of its randomness."""
-        return self._origin.draw
+        """The key of the delivered sample, which all of its random numbers derive from."""
+        return self._origin.sample_key
 
     @property
     def ctx(self) -> dict[str, Any]:
@@ -229,20 +229,20 @@ class Sample(MutableMapping[str, Any]):
     def key_of(self, operation: str) -> bytes:
         """Return what an operation's random numbers come from: the delivered sample and the operation's name alone."""
         early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
-        return (self.draw if early is None else SampleKey(**early, is_early=True)).key(operation)
+        return (self.draw if early is None else SampleKey.from_entry(early, is_early=True)).key(operation)
 
-    def rng(self, operation: str, *, is_lent: bool = False) -> np.random.Generator:
+    def rng(self, operation: str, *, is_borrowed: bool = False) -> np.random.Generator:
         """Return a generator that depends on the delivered sample and the operation's name alone.
 
         Args:
-            operation: Its name, which no other of the sample has.
-            is_lent: Whether the operation keeps it no longer than until the next one draws.
+            operation: The name of the operation, unique for the sample.
+            is_borrowed: Whether the operation is done with the generator before this thread asks for another one.
         """
         replayed = self.draw.replayed
         if replayed is not None and operation not in replayed.get(_EARLY, {}) and _DRAW not in replayed:
             return cast("np.random.Generator", _Unknown(operation))
         if self._origin.drawn is None:
-            return (lent_generator if is_lent else generator)(self.key_of(operation))
+            return (borrowed_generator if is_borrowed else generator)(self.key_of(operation))
         made = generator(self.key_of(operation))
         self._origin.drawn.append((operation, made))
         return made
@@ -266,12 +266,10 @@ class Sample(MutableMapping[str, Any]):
         return repr(rng.bit_generator.state) != repr(generator(self.key_of(operation)).bit_generator.state)
 
     def record_key(self, operation: str, *, is_recorded: bool) -> np.random.Generator:
-        """Record which draw an operation takes random numbers from that records nothing else to do it again by.
+        """Record the sample's key for an operation that records no parameters to replay; return its generator.
 
-        Returns the operation's generator.
-
-        The entry is `draw`, one for all operations; `early_draws`, by operation, where a stream's sample is read before
-        it is known when it will be delivered.
+        The entry is `draw`, one for all operations, or `early_draws`, by operation, where a stream's sample is loaded
+        before it is known at which position it will be delivered.
 
         Raises:
             ChainError: In a replay, if that is not known.
@@ -294,16 +292,16 @@ class Sample(MutableMapping[str, Any]):
 
     @contextmanager
     def using_key(self, sample_key: SampleKey) -> Iterator[None]:
-        """Let operations take their random numbers from `draw`, in place of the sample's own."""
-        before, self._origin.draw = self._origin.draw, draw
+        """Let operations take their random numbers from `sample_key` in place of the sample's own."""
+        before, self._origin.sample_key = self._origin.sample_key, sample_key
         try:
             yield
         finally:
-            self._origin.draw = before
+            self._origin.sample_key = before
 
     def bind(self, sample_key: SampleKey) -> None:
-        """Say which delivered sample this is."""
-        self._origin.draw = draw
+        """Set the key of the delivered sample."""
+        self._origin.sample_key = sample_key
 
     def scope(self) -> dict[str, Lazy]:
         """Return the fields that the sample has now, not loaded, whatever happens to it later."""
@@ -316,7 +314,7 @@ class Sample(MutableMapping[str, Any]):
         return view
 
     def fork(self, *, key: str | None = None) -> Sample:
-        """Return the sample for another delivery: its own draw and ctx; what is not loaded yet is computed anew.
+        """Return the sample for another delivery: its own key and ctx; what is not loaded yet is computed anew.
 
         Args:
             key: The new sample's key, if it is to have another.
@@ -413,7 +411,7 @@ def _restore(
     names: dict[str, int],
     is_recording: bool,
 ) -> Sample:
-    sample = Sample(fields, key=key, index=index, draw=draw, version=version)
+    sample = Sample(fields, key=key, index=index, draw=sample_key, version=version)
     sample._origin.route = route
     sample._origin.ctx.update(ctx)
     sample._origin.names.update(names)

@@ -107,7 +107,7 @@ PROOFS = {
     },
 }
 READS_PICKLES = {  # of users' own chains and callables, and what their processes send each other
-    "callback.py", "_draw.py", "worker.py", "shipped.py", "packing.py", "jobs.py", "shared.py",
+    "callback.py", "worker.py", "shipped.py", "packing.py", "jobs.py", "shared.py",
     "codec.py",  # with `allow_pickle=True` alone
 }  # fmt: skip
 RUNS_CODE = {"_chain_of.py", "s3_server.py"}  # the user's file; a server for tests

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.randomness import SampleKey
 from kdpipes.cache.identity import Identity, eager_names, key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.replayed import Replayed
@@ -21,6 +20,7 @@ from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
 from kdpipes.core.chain import Chain
 from kdpipes.core.operation import Operation
+from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample_pipe import SampleMapper, SampleMapperIterDataPipe, SampleMapperMapDataPipe
 from kdpipes.core.traits import Traits
 from kdpipes.errors import ChainError, check_choice, check_flag, must_be
@@ -226,7 +226,7 @@ def is_cached(value: Lazy) -> bool:
 
 
 def _frozen(base: bytes) -> SampleKey:
-    """Return the draw of a sample whose randomness is frozen, as one that the ctx records by operation."""
+    """Return the key of a sample whose randomness is frozen, as one that the ctx records by operation."""
     return SampleKey(position=int.from_bytes(base[:7], "little"), is_early=True)
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from kdpipes.core.randomness import SampleKey, using_key
 from kdpipes._progress import shown_if_slow
 from kdpipes.cache.contents import write_contents
 from kdpipes.cache.identity import key_of
@@ -19,6 +18,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.operation import ErrorHandler
+from kdpipes.core.randomness import SampleKey, using_key
 from kdpipes.errors import DataError, check_count, check_flag
 from kdpipes.sample import Sample
 from kdpipes.storage.codec import encode

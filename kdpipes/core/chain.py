@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.core.randomness import EpochCounter
 from kdpipes._fingerprint import fingerprint
 from kdpipes.core.operation import ErrorHandler, Operation
 from kdpipes.core.pipe import Pipe, a_datapipe
+from kdpipes.core.randomness import EpochCounter
 from kdpipes.core.registry import Named, pipe_name, short_name
 from kdpipes.core.stock import is_one_to_one, is_replicable, stock_traits
 from kdpipes.core.traits import Traits

@@ -12,11 +12,10 @@ from torch.utils.data.datapipes._hook_iterator import _SnapshotState
 from torch.utils.data.datapipes.iter import Collator, Mapper, ShardingFilter
 from torchdata.datapipes.iter import SampleMultiplexer
 
-from kdpipes.callback import call_with_key
-from kdpipes.core.randomness import SampleKey, EpochCounter, current_epoch, hash_key, is_replaying, with_stream_keys
-from kdpipes.callback import Callback
+from kdpipes.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain
 from kdpipes.core.pipe import Pipe, SamplePipe, class_names_of, fields_of, gives_samples
+from kdpipes.core.randomness import EpochCounter, SampleKey, current_epoch, hash_key, is_replaying, with_stream_keys
 from kdpipes.core.registry import note_name, pipe_name
 from kdpipes.core.stock import Seeded, has_own_seed, shards
 from kdpipes.core.traits import Traits
@@ -99,8 +98,13 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
         applied = SimpleNamespace(input_col=self.input_col, output_col=self.output_col)
         for number, data in enumerate(self.datapipe):
             sample_key = key_of(number)
-            applied.fn = self.fn if sample_key is None else functools.partial(call_with_key, self._called, sample_key, self._place)
-            yield Mapper._apply_fn(applied, data)  # type: ignore[arg-type,no-untyped-call]  # which reads these three attributes only
+            applied.fn = (
+                self.fn
+                if sample_key is None
+                else functools.partial(call_with_key, self._called, sample_key, self._place)
+            )
+            # `_apply_fn` reads these three attributes only.
+            yield Mapper._apply_fn(applied, data)  # type: ignore[arg-type,no-untyped-call]
 
     def fingerprint(self) -> Any:
         """Return the same data as for torch's own class, so that states fit both."""

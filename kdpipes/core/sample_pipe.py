@@ -11,8 +11,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.callback import call_seeded, is_seeded
-from kdpipes.callback import Callback
+from kdpipes.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.call_text import note_call
 from kdpipes.core.iter_pipe import IterPipe, samples_of
 from kdpipes.core.map_pipe import MapPipe, is_key

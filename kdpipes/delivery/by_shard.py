@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.randomness import hash_key
 from kdpipes._fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.randomness import hash_key
 from kdpipes.errors import ChainError
 from kdpipes.selection import Permutation, smallest_int
 

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.core.randomness import SampleKey, using_key, hash_key, with_stream_keys, planning
 from kdpipes._giving_up import given_up_by
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import IterPipe, seed_upstream
 from kdpipes.core.map_pipe import MapPipe, indexed, warn_of_fixed
+from kdpipes.core.randomness import SampleKey, hash_key, planning, using_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards

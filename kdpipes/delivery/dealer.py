@@ -14,11 +14,11 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import Cycler
 
-from kdpipes.core.randomness import SampleKey, EpochCounter
 from kdpipes.core.chain import Chain
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.pipe import Pipe, form_of
+from kdpipes.core.randomness import EpochCounter, SampleKey
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import Seeded, shards
 from kdpipes.core.traits import Traits

@@ -16,10 +16,10 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
-from kdpipes.core.randomness import hash_key
 from kdpipes._interrupts import uninterrupted
 from kdpipes.core.chain import Chain
 from kdpipes.core.pipe import Pipe
+from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import shards
 from kdpipes.delivery.batches import Batches

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from kdpipes.core.randomness import SampleKey
 from kdpipes.core.chain import Chain
 from kdpipes.core.operation import ErrorHandler
+from kdpipes.core.randomness import SampleKey
 from kdpipes.errors import DataError
 from kdpipes.sample import Sample
 
@@ -149,7 +149,7 @@ class Skipper:
         """Return an item, or LEFT_OUT.
 
         Args:
-            draw: Which delivered sample it is.
+            sample_key: The key of the delivered sample.
             batch: The number of its batch.
             fetch: Returns the sample, not loaded.
             finish: Returns what leaves the chain for it.

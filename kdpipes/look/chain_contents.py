@@ -8,11 +8,11 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
 from kdpipes._giving_up import given_up_by
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
 from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.behind_deal import DEALERS
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded

@@ -20,6 +20,7 @@ __all__ = [
     "Fixed",
     "Interpolation",
     "as_image",
+    "borrows_rng",
     "check_size",
     "cut",
     "cut_out",
@@ -27,7 +28,6 @@ __all__ = [
     "like",
     "resized",
     "size_of",
-    "takes_lent",
 ]
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
@@ -43,14 +43,15 @@ _KEEPING_NONE: set[Callable[..., Any]] = set()
 
 
 def keeps_no_rng(draw: Method) -> Method:
-    """Say of a `draw` that it lets go of its generator when it returns: it is lent one, which is soon there."""
-    _KEEPING_NONE.add(draw)  # and no attribute: `functools.wraps` would hand that on
+    """Mark a `draw` as done with its generator when it returns, so that it can borrow one, which is faster."""
+    # An attribute would not do: `functools.wraps` copies it to functions that may keep the generator.
+    _KEEPING_NONE.add(draw)
     return draw
 
 
-def takes_lent(draw: Any) -> bool:
-    """Return whether a `draw` lets go of its generator when it returns, as far as is known."""
-    return getattr(draw, "__func__", None) in _KEEPING_NONE  # a callable that is no method may have no hash
+def borrows_rng(draw: Any) -> bool:
+    """Return whether `keeps_no_rng` marks a `draw`."""
+    return getattr(draw, "__func__", None) in _KEEPING_NONE  # other callables may not be hashable
 
 
 class Drawn:

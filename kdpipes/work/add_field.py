@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kdpipes.callback import call_seeded, is_seeded
-from kdpipes.callback import Callback
+from kdpipes.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.operation import Operation
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits

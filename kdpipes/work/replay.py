@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch.utils.data.datapipes.iter import Shuffler
 
-from kdpipes.core.randomness import SampleKey, using_key, planning
 from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.iter_pipe import IterPipe, seed_upstream
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.randomness import SampleKey, planning, using_key
 from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
@@ -74,7 +74,7 @@ def _sample_key_of(ctx: Mapping[str, Any]) -> SampleKey:
         raise ChainError(f"The entry 'draw' of the ctx must be what kdpipes records there, but is {entry!r}.")
     if not isinstance(ctx.get("early_draws", {}), Mapping):
         raise ChainError("The entry 'early_draws' of the ctx must be what kdpipes records there.")
-    return SampleKey(**entry, replayed=ctx)
+    return SampleKey.from_entry(entry, replayed=ctx)
 
 
 def _chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
@@ -133,7 +133,8 @@ def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:
                 raise DataError(f"The chain has no sample of key {key!r}.{closest(key, map(str, keys))}")
             return chain.finish(made)
     stream: Any = Chain.of(chain).copy_streams()  # it may be in use
-    seed_upstream(stream, sample_key.seed, sample_key.epoch)  # or stock pipes draw from the global generators, which threads seed
+    # Otherwise stock pipes would draw from the global generators, which other threads seed.
+    seed_upstream(stream, sample_key.seed, sample_key.epoch)
     with using_key(sample_key):
         for sample in stream.samples():
             if sample.key == key:

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from kdpipes.callback import call_seeded, is_seeded
-from kdpipes.callback import Callback
+from kdpipes.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.operation import Operation
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.errors import DataError, add_note, must_be
 from kdpipes.sample import Lazy, Sample
-from kdpipes.work._images import takes_lent
+from kdpipes.work._images import borrows_rng
 from kdpipes.work.adapters import adapted
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
 from kdpipes.work.joint import FieldKind, Fields, JointTransform, fields_of
@@ -306,7 +305,7 @@ def _is_image_file(content: bytes) -> bool:
 def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:
     transform: RecordedTransform = step.function
     at_once = getattr(transform, "draw_and_apply", None)
-    is_lent = takes_lent(transform.draw)
+    is_borrowed = borrows_rng(transform.draw)
 
     def run(sample: Sample, value: Any) -> Any:
         before, params, ctx = value, place.replayed(sample), place.ctx_of(sample)
@@ -314,7 +313,7 @@ def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]
         if is_made and at_once is not None:
             params, value = at_once(value, sample.rng(place.name))
         elif params is None:
-            params = transform.draw(value, sample.rng(place.name, is_lent=is_lent))
+            params = transform.draw(value, sample.rng(place.name, is_borrowed=is_borrowed))
         else:
             params = copy.deepcopy(params)
         if ctx is not None:

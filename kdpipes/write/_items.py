@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.callback import call_seeded
-from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes._fingerprint import digest, digest_values
 from kdpipes._progress import shown_if_slow
-from kdpipes.callback import Callback
+from kdpipes.callback import Callback, call_seeded
 from kdpipes.core.chain import Chain
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import gives_samples
+from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.errors import ChainError, DataError, add_note, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.files import read_url

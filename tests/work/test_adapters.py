@@ -24,8 +24,8 @@ from PIL import Image
 from torch import nn
 
 import kdpipes as kdp
-from kdpipes.core.randomness import seeded_globals
 from kdpipes._fingerprint import fingerprint
+from kdpipes.core.randomness import seeded_globals
 from kdpipes.work.adapters import adapted
 from tests.hashes import fingerprints
 

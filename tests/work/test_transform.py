@@ -13,7 +13,7 @@ from PIL import Image
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes import _calling
+from kdpipes import callback
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.sources import from_dataset
 
@@ -257,7 +257,7 @@ def test_a_callable_that_says_that_it_draws_nothing_is_called_without_seeded_gen
     def refuse(key: bytes) -> Any:
         raise AssertionError("seeded")
 
-    for module in (_calling, from_dataset):
+    for module in (callback, from_dataset):
         monkeypatch.setattr(module, "seeded_globals", refuse)
     pipe = kdp.from_dataset(Numbers()).transform("x", Double()).select("x")
     assert [x for (x,) in pipe] == [0, 2, 4, 6]

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from kdpipes.core.randomness import seeded_globals
 from kdpipes.core.chain import Chain
 from kdpipes.core.pipe import Pipe
+from kdpipes.core.randomness import seeded_globals
 from kdpipes.look.doctor.bounds import shares_by_kind, times_behind
 from kdpipes.look.doctor.cache_advice import cache_advice
 from kdpipes.look.doctor.chain_facts import operation_of

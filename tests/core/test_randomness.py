@@ -1,4 +1,4 @@
-"""Random numbers depend on (seed, epoch, ordinal, operation) alone; the globals are lent, never kept."""
+"""Random numbers depend on (seed, epoch, position, operation) alone; the global generators are restored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ from torch.utils.data import DataLoader
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.core.randomness import SampleKey, EpochCounter, current_key, using_key, generator, hash_key, seeded_globals
+from kdpipes.core.randomness import (
+    EpochCounter,
+    SampleKey,
+    borrowed_generator,
+    current_key,
+    generator,
+    hash_key,
+    seeded_globals,
+    using_key,
+)
 
 Numbers = tuple[float, float, float]
 
@@ -39,41 +48,47 @@ def _in_fork(function: Callable[[], Any]) -> Any:
     return answer
 
 
-def _word(sample_key: SampleKey, operation: str = "crop") -> int:
-    return int(draw.rng(operation).bit_generator.random_raw())
+def _word(key: SampleKey, operation: str = "crop") -> int:
+    return int(key.rng(operation).bit_generator.random_raw())
 
 
-def test_generators_differ_by_seed_epoch_ordinal_and_operation() -> None:
-    draw = SampleKey(seed=1, epoch=2, ordinal=3)
-    others = [sample_key._replace(seed=2), sample_key._replace(epoch=3), sample_key._replace(ordinal=4), SampleKey(2, 1, 3), SampleKey(1, 3, 2)]
-    words = [_word(draw), _word(draw, "flip"), *map(_word, others)]
+def test_generators_differ_by_seed_epoch_position_and_operation() -> None:
+    key = SampleKey(seed=1, epoch=2, position=3)
+    others = [
+        key._replace(seed=2),
+        key._replace(epoch=3),
+        key._replace(position=4),
+        SampleKey(2, 1, 3),
+        SampleKey(1, 3, 2),
+    ]
+    words = [_word(key), _word(key, "flip"), *map(_word, others)]
     assert len(set(words)) == len(words)
 
 
-def test_generators_of_the_same_draw_agree_wherever_they_are_made() -> None:
-    draw = SampleKey(seed=1, epoch=2, ordinal=3)
-    assert _word(draw) == _word(SampleKey(1, 2, 3)) == _word(sample_key._replace(is_padding=True)) == 7660910468906000103
-    assert _in_fork(lambda: _word(draw)) == _word(draw)
+def test_generators_of_the_same_key_agree_wherever_they_are_made() -> None:
+    key = SampleKey(seed=1, epoch=2, position=3)
+    assert _word(key) == _word(SampleKey(1, 2, 3)) == _word(key._replace(is_padding=True)) == 7660910468906000103
+    assert _in_fork(lambda: _word(key)) == _word(key)
 
 
 @given(st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, 5)), max_size=6))
-def test_a_lent_generator_draws_what_one_of_its_own_draws(keys: list[tuple[bytes, int]]) -> None:
+def test_a_borrowed_generator_draws_the_same_numbers_as_a_new_one(keys: list[tuple[bytes, int]]) -> None:
     for key, number in keys:
-        lent, own = lent_generator(key), generator(key)
+        borrowed, own = borrowed_generator(key), generator(key)
         for _ in range(number):
-            assert lent.integers(7, dtype=np.uint32) == own.integers(7, dtype=np.uint32), "half a word is left over"
-            assert lent.random() == own.random()
-        assert repr(lent.bit_generator.state) == repr(own.bit_generator.state)
+            assert borrowed.integers(7, dtype=np.uint32) == own.integers(7, dtype=np.uint32), "half a word is left over"
+            assert borrowed.random() == own.random()
+        assert repr(borrowed.bit_generator.state) == repr(own.bit_generator.state)
 
 
-def test_threads_are_lent_generators_of_their_own() -> None:
-    mine = lent_generator(bytes(16))
+def test_each_thread_borrows_a_generator_of_its_own() -> None:
+    mine = borrowed_generator(bytes(16))
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(lent_generator, bytes(16)).result() is not mine
+        assert other.submit(borrowed_generator, bytes(16)).result() is not mine
 
 
-def test_who_keeps_a_generator_is_lent_none() -> None:
-    """Only kdpipes' own transforms are; one that overrides what they draw may keep what it is given."""
+def test_a_transform_that_may_keep_its_generator_borrows_none() -> None:
+    """Only kdpipes' own transforms borrow: a subclass that overrides `draw` may keep what it gets."""
 
     class Keeping(kdp.HorizontalFlip):
         @functools.wraps(kdp.HorizontalFlip.draw)
@@ -119,6 +134,30 @@ def test_the_globals_follow_the_key_and_leave_no_trace() -> None:
     assert [before, after] == undisturbed
 
 
+def test_numpys_global_generator_of_another_kind_is_seeded_and_restored() -> None:
+    before = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    np.random.set_bit_generator(np.random.PCG64(3))  # type: ignore[attr-defined]
+    try:
+        with seeded_globals(b"a") as has_moved:
+            one = np.random.random()
+            assert has_moved()
+        with seeded_globals(b"a") as has_moved:
+            assert not has_moved()
+        with seeded_globals(b"a"):
+            assert np.random.random() == one
+        assert np.random.random() == np.random.Generator(np.random.PCG64(3)).random()
+    finally:
+        np.random.set_bit_generator(before)  # type: ignore[attr-defined]
+
+
+def test_generators_that_are_spawned_are_the_same_in_every_process() -> None:
+    def spawned() -> list[float]:
+        return [float(one.random()) for one in generator(bytes(range(16))).spawn(2)]
+
+    assert spawned() == _in_fork(spawned)
+    assert len(set(spawned())) == 2
+
+
 def test_the_globals_are_restored_after_an_error() -> None:
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = _globals()
@@ -158,7 +197,7 @@ def test_a_key_tells_apart_where_parts_begin(one: list[str], other: list[str]) -
     assert len(hash_key(*one)) == 32
 
 
-def test_samples_capture_the_draw_that_is_open() -> None:
+def test_samples_take_the_key_in_use() -> None:
     def fail() -> None:
         with using_key(SampleKey(5, 6, 7)):
             raise OSError(kdp.Sample({}, index=4).draw)
