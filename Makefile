@@ -1,12 +1,12 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test soak lint docs bench clean
+.PHONY: help install demo quick test test-all soak lint docs bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 BENCH := .venv-bench/bin
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 # torch goes in first and pinned: anything else that asks for it would fetch the build with CUDA.
 .venv/.installed: pyproject.toml constraints.txt
@@ -20,8 +20,14 @@ install: .venv/.installed  ## create .venv with kdpipes and what its tests need
 demo: install  ## run the main job on the shipped photos
 	$(BIN)/python -m kdpipes demo
 
-test: install  ## run the whole test suite
-	$(BIN)/python -m pytest -q -n 2
+quick: install  ## run the tests that start no processes: half a minute
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not full"
+
+test: install  ## run these and the tests with worker processes and threads: four minutes
+	$(BIN)/python -m pytest -q -n 2 -m "not full"
+
+test-all: test  ## run all tests, also those of servers, notebooks, trainers, documentation and benchmarks
+	$(BIN)/python -m pytest -q -n 2 -m full
 
 soak: install  ## disturb random chains and compare each batch: ten minutes, or MINUTES=60; SEED= repeats a run
 	$(BIN)/python tools/soak.py --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

@@ -24,6 +24,7 @@ from hypothesis import settings
 import kdpipes as kdp
 from kdpipes.demo import write_photo_folder, write_photo_shards
 from kdpipes.testing import s3_server
+from tests.tiers import tier_of
 
 pytest.register_assert_rewrite(  # so that their asserts, too, show what they have compared
     "tests.resuming", "tests.storage.kept_shards", "tests.work.replaying", "tests.write.copies"
@@ -71,6 +72,21 @@ script = next_script()
 del json, kdpipes, next_script, os, socket, sys
 exec(script)
 """
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import modules that `-m` leaves out as a whole: that takes several seconds."""
+    tier = tier_of(collection_path.relative_to(Path(__file__).parent.parent).as_posix())
+    wanted = config.option.markexpr
+    return True if tier is not None and "not full" in wanted and f"not {tier}" in wanted else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that some of `make quick` and `make test` leave out."""
+    for item in items:
+        tier = tier_of(item.nodeid)
+        if tier is not None:
+            item.add_marker(tier)
 
 
 class Script:

@@ -2,9 +2,13 @@
 
     python tools/structure.py              a table
     python tools/structure.py --json       the same as JSON, to compare two commits
+    python tools/structure.py --list       where the traversals and the undeclared attribute reads are
 
-Sizes and calls are read from the source. "Modules per sample" is measured: the modules of kdpipes in which at least
-one Python function runs while one more sample of a typical chain is read.
+Sizes and calls are read from the source. A traversal is a function that follows a chain's sources by a loop or by
+recursion of its own, or asks torch to. An undeclared attribute read is `getattr(x, "name")` or `hasattr(x, "name")`,
+where some pipe or operation of kdpipes has an attribute `name`: part of a protocol between pipes that no type declares.
+"Modules per sample" is measured: the modules of kdpipes in which at least one Python function runs while one more
+sample of a typical chain is read.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +42,93 @@ def called_names(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
-def undeclared_reads(tree: ast.AST) -> int:
-    """Count `getattr(x, "name")` and `hasattr(x, "name")` with a literal name: an attribute that no type declares."""
-    return sum(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in {"getattr", "hasattr"}
-        and len(node.args) > 1
-        and isinstance(node.args[1], ast.Constant)
-        for node in ast.walk(tree)
-    )
+def name_of(node: ast.AST) -> str:
+    """Return the last part of a name: `c` of `a.b.c`, of a call of it, and of a generic class of it."""
+    while isinstance(node, ast.Call | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def operations_in(tree: ast.AST) -> Iterator[str]:
+    """Yield the classes that are registered as sample-wise operations, by decorator or by a call."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and "sample_pipe" in map(name_of, node.decorator_list):
+            yield node.name
+        elif isinstance(node, ast.Call) and name_of(node) == "register_operation":
+            yield from (name_of(argument) for argument in node.args[1:2])
+
+
+def pipe_classes(trees: Iterable[ast.AST]) -> list[ast.ClassDef]:
+    """Return the classes of pipes and operations: those that inherit from one, and those that one inherits from."""
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    names = {"Operation", *(each.name for each in classes if each.name.endswith("Pipe"))}
+    names |= {"IterDataPipe", "MapDataPipe", *(name for tree in trees for name in operations_in(tree))}
+    while True:
+        heirs = {each.name for each in classes if names & set(map(name_of, each.bases))}
+        if heirs <= names:
+            break
+        names |= heirs
+    of_torch = {"IterDataPipe", "MapDataPipe"}
+    while True:
+        bases = {name_of(base) for each in classes if each.name in names for base in each.bases} - of_torch
+        if bases <= names:
+            return [each for each in classes if each.name in names]
+        names |= bases
+
+
+def attributes_of(definition: ast.ClassDef) -> Iterator[str]:
+    """Yield the attributes that a class defines in its body or sets on `self`."""
+    for statement in definition.body:
+        if isinstance(statement, Function):
+            yield statement.name
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+    for node in ast.walk(definition):
+        is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if is_set and isinstance(node.value, ast.Name) and node.value.id == "self":
+            yield node.attr
+
+
+def undeclared_reads(tree: ast.AST, attributes: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each `getattr` and `hasattr` with the literal name of a pipe's attribute."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and name_of(node.func) in {"getattr", "hasattr"} and len(node.args) > 1:
+            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
+            if name in attributes and not name.startswith("__"):
+                yield node.lineno, name
+
+
+def is_traversal(function: Any) -> bool:
+    """Return whether a function follows the sources of pipes itself."""
+    calls = {name_of(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+    attributes = {
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    }
+    repeats = function.name in calls or any(isinstance(node, ast.While) for node in ast.walk(function))
+    follows = bool(calls & {"sources_of", "_pipes_in"} or attributes & {"_source", "_sources"})
+    return bool(calls & {"traverse", "traverse_dps", "list_dps"}) or (repeats and follows)
+
+
+def places() -> tuple[list[str], list[str]]:
+    """Return where the traversals and the undeclared attribute reads are, as `path:line: name`."""
+    trees = parsed()
+    known = {name for each in pipe_classes(trees.values()) for name in attributes_of(each)}
+    known.discard("_make")  # read to recognise named tuples
+    traversals, reads = [], []
+    for path, tree in trees.items():
+        place = path.relative_to(ROOT.parent)
+        functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+        traversals += [f"{place}:{each.lineno}: {each.name}" for each in functions if is_traversal(each)]
+        reads += [f"{place}:{line}: {name}" for line, name in undeclared_reads(tree, known)]
+    return traversals, reads
+
+
+def parsed() -> dict[Path, ast.Module]:
+    """Return the syntax tree of each module."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
 
 
 def foreign_private_reads(tree: ast.AST) -> int:
@@ -63,7 +144,8 @@ def foreign_private_reads(tree: ast.AST) -> int:
 
 def in_source() -> dict[str, float]:
     """Return what can be read from the source alone."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
+    trees = parsed()
+    traversals, undeclared = places()
     modules = [len(path.read_text(encoding="utf-8").splitlines()) for path in trees]
     functions = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, Function)]
     lengths = sorted(map(length, functions))
@@ -79,8 +161,11 @@ def in_source() -> dict[str, float]:
         "function length, 90th percentile": lengths[len(lengths) * 9 // 10],
         "private functions": len(private),
         "private functions used once": sum(reads[name] == 1 for name in private),
+        "traversals": len(traversals),
+        "modules with traversals": len({place.partition(":")[0] for place in traversals}),
         "calls of walk": reads["walk"],
-        "undeclared attribute reads": sum(map(undeclared_reads, trees.values())),
+        "modules that call walk": sum("walk" in called_names(tree) for tree in trees.values()),
+        "undeclared attribute reads": len(undeclared),
         "private attributes of other objects": sum(map(foreign_private_reads, trees.values())),
     }
 
@@ -125,9 +210,14 @@ def when_run() -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print JSON")
-    is_json = parser.parse_args().json
+    parser.add_argument("--list", action="store_true", help="print where traversals and undeclared reads are")
+    arguments = parser.parse_args()
+    if arguments.list:
+        for title, found in zip(("Traversals", "Undeclared attribute reads"), places(), strict=True):
+            print(f"{title}: {len(found)}", *found, sep="\n  ")
+        return
     numbers = in_source() | when_run()
-    if is_json:
+    if arguments.json:
         print(json.dumps(numbers, indent=1))
         return
     for name, number in numbers.items():
