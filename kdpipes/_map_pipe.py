@@ -18,12 +18,12 @@ from torch.utils.data.datapipes.map.callable import default_fn
 from kdpipes._called import CALLED
 from kdpipes._calling import call_drawn
 from kdpipes._draw import Draw, current_draw, drawing, is_drawing, plan_epoch, planning
-from kdpipes._fingerprint import with_first_values
 from kdpipes._graph import sources_of, walk
 from kdpipes._pipe import Shown, Suggesting, gives_samples
 from kdpipes._pipe_name import note_name, pipe_name
 from kdpipes._progress import shown_if_slow
 from kdpipes.callback import Callback
+from kdpipes.core.first_values import with_first_values
 from kdpipes.errors import ChainError, check_count, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared

@@ -13,7 +13,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes._called import CALLED, arguments_of, masked, shown_value
-from kdpipes._fingerprint import fingerprint
+from kdpipes.core.fingerprint import fingerprint
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprints
+from kdpipes.core.fingerprint import fingerprints
 
 
 @kdp.sample_pipe("test_add_noise", changes="x")

@@ -16,7 +16,7 @@ from torchdata.datapipes.iter import IterableWrapper, Mapper
 from torchdata.datapipes.map import Mapper as MapMapper
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprints
+from kdpipes.core.fingerprint import fingerprints
 
 
 def noisy(item: Any) -> Any:

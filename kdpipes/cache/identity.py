@@ -11,17 +11,17 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Shuffler
 from torchdata.datapipes.iter import Prefetcher
 
-from kdpipes._fingerprint import digest_with_globals
 from kdpipes._graph import shards, sources_of, walk
 from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import SampleMapper
+from kdpipes.core.fingerprint import digest_with_globals
 from kdpipes.errors import ChainError
 from kdpipes.sample import Sample
 
 __all__ = ["Identity", "eager_names", "key_of"]
 
-_FORMAT = 2  # version of the entries' format; 2: checksums include keys
+_FORMAT = 3  # version of the entries' format; 2: checksums include keys; 3: other hashes of chains
 _ORDER_ALONE = (Shuffler, Prefetcher)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from kdpipes._draw import Draw, drawing
-from kdpipes._fingerprint import digest
 from kdpipes.cache.store import CacheStore, bound_to
+from kdpipes.core.fingerprint import digest
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.shared import PackedStrings

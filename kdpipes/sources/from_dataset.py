@@ -13,10 +13,11 @@ from webdataset.pipeline import DataPipeline
 
 from kdpipes._calling import call_seeded
 from kdpipes._draw import seeded_globals
-from kdpipes._fingerprint import own_members, settled_attributes
 from kdpipes._map_pipe import MapPipe, as_column
 from kdpipes._pipe_name import called_as
 from kdpipes.callback import Callback
+from kdpipes.core.fingerprint import settled_attributes
+from kdpipes.core.user_code import own_members
 from kdpipes.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._labels import as_classes, class_names_in, numbered

@@ -14,12 +14,12 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes._calling import call_seeded
 from kdpipes._draw import Draw, hash_key
-from kdpipes._fingerprint import digest
 from kdpipes._graph import handler_in, walk
 from kdpipes._map_pipe import MapPipe
 from kdpipes._pipe import gives_samples
 from kdpipes._progress import shown_if_slow
 from kdpipes.callback import Callback
+from kdpipes.core.fingerprint import digest
 from kdpipes.errors import ChainError, DataError, add_note, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.files import read_url

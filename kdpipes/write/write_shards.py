@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._fingerprint import fingerprint, fingerprints
 from kdpipes._pipe import gives_samples
+from kdpipes.core.fingerprint import fingerprint, fingerprints
 from kdpipes.errors import check_count, must_be, refuse_field
 from kdpipes.sample import Sample
 from kdpipes.write._members import MemberEncoder

@@ -25,7 +25,7 @@ from torch import nn
 
 import kdpipes as kdp
 from kdpipes._draw import seeded_globals
-from kdpipes._fingerprint import fingerprint, fingerprints
+from kdpipes.core.fingerprint import fingerprint, fingerprints
 from kdpipes.work.adapters import adapted
 
 BY_PARAMS: dict[str, Callable[[], Any]] = {
@@ -395,7 +395,7 @@ def test_steps_of_another_transform_are_refused() -> None:
 
 SCRIPT = """
 import json, pickle, sys
-from kdpipes._fingerprint import fingerprints
+from kdpipes.core.fingerprint import fingerprints
 pipe = pickle.load(sys.stdin.buffer)
 print(json.dumps(fingerprints(pipe)))
 """

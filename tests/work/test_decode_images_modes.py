@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint
+from kdpipes.core.fingerprint import fingerprint
 from kdpipes.demo import write_photo_folder
 from kdpipes.storage.codec import decode, encode
 from kdpipes.work.jpeg import find_decoders

@@ -18,7 +18,7 @@ from PIL import Image
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint, fingerprints
+from kdpipes.core.fingerprint import fingerprint, fingerprints
 from kdpipes.work.decode_images import EncodedImage
 
 WIDTH, HEIGHT = 60, 40

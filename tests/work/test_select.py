@@ -9,7 +9,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint
+from kdpipes.core.fingerprint import fingerprint
 
 
 class Counting(kdp.SampleSource):

@@ -22,7 +22,7 @@ import torch
 from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint, fingerprints
+from kdpipes.core.fingerprint import fingerprint, fingerprints
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
@@ -32,7 +32,7 @@ from collections import OrderedDict, deque
 from pathlib import Path
 import numpy as np, torch
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint, fingerprints
+from kdpipes.core.fingerprint import fingerprint, fingerprints
 
 class Colour(enum.Enum):
     RED = 1
