@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -70,13 +70,6 @@ _BASIC = frozenset([bytes, str, bool, int, float, complex, type(None)])  # diffe
 _REFERENCES = (functools.partial, MethodType, BuiltinFunctionType)
 _SETTLED = (*VALUES, *_REFERENCES, *_OF_THIS_PROCESS, type, FunctionType)
 _HANDLES = (io.IOBase, mmap.mmap, socket.socket, zipfile.ZipFile, tarfile.TarFile)
-
-
-@runtime_checkable
-class _Fingerprinted(Protocol):
-    """An object that returns the data which identifies it; its attributes do not count."""
-
-    def fingerprinted(self) -> Any: ...
 
 
 def hash_value(value: Any, *, globals: bool, most: int = sys.maxsize) -> tuple[bytes, list[str]]:
@@ -181,10 +174,7 @@ class _Hasher:
 
     def _begin(self, value: Any, read_as: str) -> _Node:
         num_together = 2 if isinstance(value, Mapping) else 1 if isinstance(value, Set) else 0
-        if num_together:
-            parts = iter(value) if num_together == 1 else itertools.chain.from_iterable(value.items())
-        else:
-            parts = self._parts(value, read_as)
+        parts = self._parts(value, read_as)
         node = self._nodes[id(value)] = _Node(value, read_as, len(self._nodes), num_together, parts)
         self._open.append(node)
         return node
@@ -201,19 +191,22 @@ class _Hasher:
             cycle.append(self._open.pop())
         for node in cycle:
             node.hash = bytes(_SIZE)
-        num_different = 0
-        for _ in range(_MOST_ROUNDS if len(cycle) > 1 else 1):
-            hashes = [node.combined() for node in cycle]
-            for node, known in zip(cycle, hashes, strict=True):
-                node.hash = known
-            if len(set(hashes)) == num_different:
-                break
-            num_different = len(set(hashes))
-        whole = b"".join(sorted(node.hash for node in cycle)) if len(cycle) > 1 else b""
-        whole = _hash("cycle", whole) if whole else b""
+        if len(cycle) == 1:
+            head.hash = head.combined()
+        else:
+            num_different = 0
+            for _ in range(_MOST_ROUNDS):
+                hashes = [node.combined() for node in cycle]
+                for node, known in zip(cycle, hashes, strict=True):
+                    node.hash = known
+                if len(set(hashes)) == num_different:
+                    break
+                num_different = len(set(hashes))
+            whole = _hash("cycle", *sorted(hashes))
+            for node in cycle:
+                node.hash = _hash("of cycle", node.hash, whole)
         for node in cycle:
-            node.hash = _hash("of cycle", node.hash + whole) if whole else node.hash
-            node.hashes = []
+            node.hashes = []  # which hold the most memory
 
     def _hash_of_leaf(self, value: Any) -> bytes | None:
         """Return the hash of a value that is hashed as a whole; None if its parts are to be hashed."""
@@ -242,7 +235,7 @@ class _Hasher:
         try:
             if isinstance(value, list | tuple):
                 return ascii(value)
-            return ascii(sorted(map(ascii, value.items() if is_mapping else value)))
+            return "\n".join(sorted(map(ascii, value.items() if is_mapping else value)))
         except ValueError:  # Python writes no integers of more than 4,300 digits
             return None
 
@@ -260,8 +253,12 @@ class _Hasher:
         return False
 
     def _parts(self, value: Any, read_as: str) -> Iterator[Any]:
-        """Yield what tells an object from others of its type, in order."""
-        if isinstance(value, Shared):
+        """Yield what tells an object from others of its type."""
+        if isinstance(value, Mapping):
+            yield from itertools.chain.from_iterable(value.items())
+        elif isinstance(value, Set):
+            yield from value
+        elif isinstance(value, Shared):
             yield value.value
         elif isinstance(value, PackedStrings):
             yield from value.arrays()
@@ -308,10 +305,10 @@ class _Hasher:
 
     def _state_of(self, value: Any, read_as: str) -> Any:
         """Return what an object holds besides its class."""
-        if isinstance(value, _Fingerprinted):
+        kind: Any = type(value)
+        if hasattr(kind, "fingerprinted"):  # it returns the data that identifies it
             return value.fingerprinted()
         attributes = settled_attributes(value) if self._follows_globals else attributes_of(value)
-        kind: Any = type(value)
         # A plain object of a user's class without attributes has no state besides its class.
         is_plain = (kind.__reduce_ex__, kind.__reduce__) == (object.__reduce_ex__, object.__reduce__)
         if attributes or (self._follows_globals and is_plain and is_users(kind)):
