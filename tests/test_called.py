@@ -12,8 +12,8 @@ import torch
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint
 from kdpipes.core.call_text import CALLED, arguments_of, masked, shown_value
+from kdpipes.core.fingerprint import fingerprint
 
 
 @pytest.mark.parametrize(

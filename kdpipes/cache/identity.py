@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe
 
-from kdpipes._fingerprint import digest_with_globals
 from kdpipes.core.chain import Chain
+from kdpipes.core.fingerprint import digest_with_globals
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.stock import redraws, shards
@@ -20,7 +20,7 @@ from kdpipes.sample import Sample
 
 __all__ = ["Identity", "eager_names", "key_of"]
 
-_FORMAT = 2  # version of the entries' format; 2: checksums include keys
+_FORMAT = 3  # version of the entries' format; 2: checksums include keys; 3: other hashes of chains
 
 
 class Identity:

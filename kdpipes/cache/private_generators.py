@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._fingerprint import attributes_of, is_users
 from kdpipes.callback import Callback
+from kdpipes.core.fingerprint import attributes_of
+from kdpipes.core.user_code import is_users
 
 __all__ = ["PrivateGenerator", "private_generators", "reached_from"]
 

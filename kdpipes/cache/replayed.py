@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kdpipes._fingerprint import digest
 from kdpipes.cache.store import CacheStore, bound_to
+from kdpipes.core.fingerprint import digest
 from kdpipes.core.randomness import SampleKey, using_key
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode

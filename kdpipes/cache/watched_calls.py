@@ -9,21 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kdpipes._fingerprint import (
-    MISSING,
-    Change,
-    attributes_of,
-    digest_with_globals,
-    globals_read,
-    is_users,
-    note_changed_attribute,
-    note_changed_global,
-)
 from kdpipes.cache.private_generators import PrivateGenerator, private_generators, reached_from
 from kdpipes.core.chain import Chain
+from kdpipes.core.fingerprint import attributes_of, digest_with_globals
+from kdpipes.core.first_values import MISSING, Change, note_changed_attribute, note_changed_global
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.sample_pipe import SampleMapper
+from kdpipes.core.user_code import globals_read, is_users
 
 __all__ = ["WatchedCalls"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._fingerprint import fingerprint
+from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.operation import ErrorHandler, Operation
 from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.randomness import EpochCounter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from kdpipes._fingerprint import Fingerprinted
+from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.traits import Traits
 from kdpipes.errors import refuse_field
 from kdpipes.sample import Sample

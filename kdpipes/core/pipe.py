@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._fingerprint import Fingerprinted, with_first_values
 from kdpipes.core.call_text import CALLED, Called, note_call
+from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.first_values import with_first_values
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
 from kdpipes.core.registry import pipe_name

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._fingerprint import Fingerprinted
+from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import hash_key
 from kdpipes.errors import ChainError

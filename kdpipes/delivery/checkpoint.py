@@ -18,7 +18,7 @@ from kdpipes.errors import ChainError, must_be
 
 __all__ = ["Checkpointer", "main_part", "seed_in"]
 
-_VERSION = 1
+_VERSION = 2  # 2: other hashes of the chain
 _MAX_EPOCHS = 10**9  # more means damage; so does a count that JSON numbers cannot represent exactly
 _MAX_COUNT = 2**53
 _MAX_PLACE = 2**32  # for shards and samples in a shard, which workers send as 32-bit numbers
@@ -134,12 +134,15 @@ class Checkpointer:
         """
         if not isinstance(state, Mapping) or not {"version", "epoch", "batch", "pipes"} <= set(state):
             raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))
-        if state["version"] != _VERSION:
+        if state["version"] not in (1, _VERSION):
             raise ValueError(f"The state is of version {state['version']}, but this kdpipes reads version {_VERSION}.")
         pipes = state["pipes"]
         if not isinstance(pipes, list | tuple) or not all(isinstance(entry, str) for entry in pipes):
             raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))
-        difference = _difference(list(pipes), self.pipes)
+        if state["version"] == _VERSION:
+            difference = _difference(list(pipes), self.pipes)
+        else:
+            difference = "it is of version 1, which kdpipes 0.1 wrote, and identifies chains by other hashes."
         if difference and strict:
             way_out = "`load_state_dict(state, strict=False)` goes on all the same."
             raise ValueError(f"The state does not fit the chain: {difference} {way_out}")

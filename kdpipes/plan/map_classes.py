@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes._fingerprint import Fingerprinted
+from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.iter_pipe import StreamPlanPipe, samples_of
 from kdpipes.core.map_pipe import MapPipe, PlanPipe, as_column
 from kdpipes.core.registry import functional_pipe

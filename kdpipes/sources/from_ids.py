@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._fingerprint import Fingerprinted
 from kdpipes.callback import Callback
+from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.registry import called_as
 from kdpipes.errors import DataError, check_names, must_be

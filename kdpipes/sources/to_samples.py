@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._fingerprint import Fingerprinted
 from kdpipes.callback import Callback
+from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import a_datapipe

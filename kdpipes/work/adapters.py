@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes._fingerprint import Fingerprinted
 from kdpipes._plain_data import as_plain, restored
+from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.errors import must_be
 from kdpipes.work.decode_images import DecodedImage, EncodedImage

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._fingerprint import digest, digest_values
 from kdpipes._progress import shown_if_slow
 from kdpipes.callback import Callback, call_seeded
 from kdpipes.core.chain import Chain
+from kdpipes.core.fingerprint import digest, digest_values
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import gives_samples
 from kdpipes.core.randomness import SampleKey, hash_key

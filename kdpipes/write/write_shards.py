@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._fingerprint import fingerprint
 from kdpipes.core.chain import Chain
+from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
 from kdpipes.errors import check_count, must_be, refuse_field
 from kdpipes.sample import Sample

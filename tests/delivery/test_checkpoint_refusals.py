@@ -125,7 +125,8 @@ GARBAGE: list[Any] = [
     {},
     "state",
     {"serialized_datapipe": b"", "reading_service_state": None, "randomness_state": ()},
-    {"version": 2},
+    {"version": 0},
+    {"version": 3},
     {"pipes": 5},
     {"pipes": [1]},
     {"pipes": None},
@@ -150,6 +151,16 @@ def test_a_wrong_entry_of_a_state_is_named(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"`state_dict\['{name}'\]` must be .* instead\. Load a state that"):
         loader.load_state_dict({**state, name: value})
     assert loader.state_dict() == state
+
+
+def test_a_state_of_kdpipes_0_1_is_loaded_if_the_chain_is_not_to_be_compared() -> None:
+    loader = kdp.Loader(chain())
+    state = {**loader.state_dict(), "version": 1, "batch": 1}
+    with pytest.raises(ValueError, match=r"it is of version 1, .*strict=False"):
+        loader.load_state_dict(state)
+    with pytest.warns(UserWarning, match="it is of version 1"):
+        loader.load_state_dict(state, strict=False)
+    assert loader.state_dict() == {**state, "version": 2}
 
 
 @pytest.mark.parametrize("name", ["epoch", "batch", "seed", "pipes", "version"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint
+from kdpipes.core.fingerprint import fingerprint
 from kdpipes.storage.shard_notes import notes_places
 from kdpipes.testing import faulty_storage
 

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import nn
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint
+from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.work.adapters import adapted
 from tests.hashes import fingerprints

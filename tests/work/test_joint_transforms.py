@@ -18,7 +18,7 @@ from PIL import Image
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint
+from kdpipes.core.fingerprint import fingerprint
 from kdpipes.work.decode_images import EncodedImage
 from tests.hashes import fingerprints
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
 import os
 import re
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections import OrderedDict, deque
 from collections.abc import Callable, ItemsView
 from datetime import date
@@ -22,7 +24,8 @@ import torch
 from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
 
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint
+from kdpipes.core.fingerprint import digest, digest_with_globals, fingerprint
+from kdpipes.storage.shared import Shared
 from tests.hashes import fingerprints
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
@@ -33,8 +36,9 @@ from collections import OrderedDict, deque
 from pathlib import Path
 import numpy as np, torch
 import kdpipes as kdp
-from kdpipes._fingerprint import fingerprint
+from kdpipes.core.fingerprint import fingerprint
 from tests.hashes import fingerprints
+from kdpipes.core.fingerprint import fingerprint
 
 class Colour(enum.Enum):
     RED = 1
@@ -61,9 +65,19 @@ def decorated(function):
         return function(*args)
     return wrapper
 
+class Linked:
+    def __init__(self, name):
+        self.name, self.others = name, set()
+
+linked = [Linked(name) for name in "abcd"]
+for one, other in [(0, 1), (1, 2), (2, 0), (0, 3), (3, 0)]:
+    linked[one].others.add(linked[other])
+
 path = Path("data/birds")
 hash(path)
 values = {
+    "cycles in sets": linked[0],
+    "cycles as keys": {one: one.others for one in linked},
     "strings": {"a", "b", "c", "d"},
     "frozen": frozenset({1, "x", (2, "y")}),
     "sets_in_sets": {frozenset({"a", "b", "c"}), frozenset({"d", "e", "f"})},
@@ -108,7 +122,7 @@ def test_another_process_with_another_hash_seed_finds_the_same() -> None:
     ]
     one, other = (run.communicate(timeout=60)[0].splitlines() for run in runs)
     assert [run.returncode for run in runs] == [0, 0]
-    assert len(one) == 22
+    assert len(one) == 24
     assert [pair for pair in zip(one, other, strict=True) if pair[0] != pair[1] or "Error" in pair[0]] == []
 
 
@@ -172,6 +186,16 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "keys": ({1: 0}, {"1": 0}),
     "nesting": ([[1], [2]], [[1, 2]]),
     "a list that ends otherwise": ([0] * 1000, [0] * 1001),
+    "long integers": (10**5000, 10**5000 + 1),
+    "lists of long integers": ([10**5000], [10**5000 + 1]),
+    "what mappings hold": ({"a": {"b": {1}}}, {"a": {"b": {2}}}),
+    "which key has which value": ({"a": [1], "b": [2]}, {"a": [2], "b": [1]}),
+    "tuples in sets": ({(1, "a"), (2, "b")}, {(1, "b"), (2, "a")}),
+    "dates in arrays": (np.array(["2020-01-01"], "M8[D]"), np.array(["2020-01-02"], "M8[D]")),
+    "numbers of numpy": (np.float32(1), np.float64(1)),
+    "strided arrays": (np.arange(12).reshape(3, 4)[:, ::2], np.arange(12).reshape(3, 4)[:, 1::2]),
+    "small floats": (torch.ones(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)),
+    "conjugates": (torch.tensor([1j]).conj(), torch.tensor([1j])),
     "modules of torch": (torch.nn.Linear(1, 1), torch.nn.Linear(1, 2)),
 }
 
@@ -194,6 +218,28 @@ def test_what_is_equal_has_the_same_fingerprint() -> None:
     assert fingerprint(Holder(Holder(adding(1)))) == fingerprint(Holder(Holder(adding(1))))
     assert fingerprint(Holder(threading.Lock())) == fingerprint(Holder(threading.Lock()))
     assert fingerprint(Holder(object())) == fingerprint(Holder(object()))
+
+
+def test_arrays_of_equal_entries_have_the_same_fingerprint() -> None:
+    fields = np.dtype([("a", "i4"), ("b", "O")])
+    for array in (
+        np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
+        np.arange(5)[::-1],
+        np.broadcast_to(np.array(1.5), (3, 4)),
+        np.zeros((0, 3)),
+        np.array(7),
+        np.array(["a", "bc"]),
+        np.array([(1, {"x", "y"})], dtype=fields),
+        np.array([[{1}, None], ["a", 2]], dtype=object).T,
+    ):
+        assert fingerprint(array) == fingerprint(array.copy(order="C"))
+    assert fingerprint(torch.tensor([1j]).conj()) == fingerprint(torch.tensor([complex(0, -1)]))
+
+
+def test_it_does_not_count_how_often_an_object_is_met() -> None:
+    one = Holder([1])
+    assert fingerprint([one, one]) == fingerprint([one, Holder([1])])
+    assert fingerprint([{1: {2}}] * 2) == fingerprint([{1: {2}}, {1: {2}}])
 
 
 def test_memory_addresses_do_not_count() -> None:
@@ -228,6 +274,127 @@ def test_objects_that_know_each_other_are_read_once() -> None:
         one.update(everyone)
     Watched.num_reads = 0
     assert fingerprint(everyone)
+
+
+class Person:
+    """Knows others, who know it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.friends: set[Person] = set()
+        self.first: Person | None = None
+
+
+def a_ring(names: str, steps: tuple[int, ...] = (1,)) -> list[Person]:
+    people = [Person(name) for name in names]
+    for place, one in enumerate(people):
+        one.friends = {people[(place + step) % len(people)] for step in steps}
+        one.first = people[0]
+    return people
+
+
+def test_where_a_cycle_is_entered_does_not_count() -> None:
+    people, same = a_ring("abcdef", (1, 2)), a_ring("abcdef", (1, 2))
+    assert fingerprint({*people}) == fingerprint({*same[::-1]})
+    assert fingerprint({one.name: one for one in people}) == fingerprint({one.name: one for one in same[::-1]})
+    assert fingerprint(people) != fingerprint(people[::-1])
+
+
+def test_each_change_in_a_cycle_counts_however_far_away() -> None:
+    names = "a" * 100
+    known = fingerprint(a_ring(names)[0])
+    assert fingerprint(a_ring(names)[0]) == known
+    assert fingerprint(a_ring(names[:50] + "b" + names[51:])[0]) != known
+    assert fingerprint(a_ring(names[:-1])[0]) != known
+    assert fingerprint(a_ring(names, (1, 2))[0]) != known
+
+
+def test_what_is_nested_deeply_has_a_fingerprint() -> None:
+    def nested(number: int) -> Any:
+        held: Any = {number}
+        for _ in range(50_000):
+            held = [held]
+        return held
+
+    known = fingerprint(nested(1))
+    assert known == fingerprint(nested(1)) != fingerprint(nested(2))
+
+
+class Read:
+    """Counts how often it is asked for what it is."""
+
+    count = 0
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def fingerprinted(self) -> int:
+        Read.count += 1
+        return self.number
+
+
+def closing_over(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+LARGE: dict[str, Callable[[int], Any]] = {
+    "dictionary of dictionaries": lambda n: {i: {"id": i, "of": Read(i)} for i in range(n)},
+    "closure": lambda n: closing_over({i: {"id": i, "of": Read(i)} for i in range(n)}),
+    "attribute": lambda n: Holder({i: {"id": i, "of": Read(i)} for i in range(n)}),
+    "keys of several types": lambda n: {(i if i % 2 else str(i)): {"of": Read(i)} for i in range(n)},
+    "objects as keys": lambda n: {Read(i): {i} for i in range(n)},
+    "set": lambda n: {(i, Read(i)) for i in range(n)},
+    "nested": lambda n: {i: {j: {(i, Read(i))} for j in range(1)} for i in range(n)},
+    "people": lambda n: [Holder([one, Read(0)]) for one in a_ring("a" * n, (1, 2, 3))],
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+@pytest.mark.parametrize("hashed", [digest, digest_with_globals])
+def test_twice_as_much_takes_twice_the_work(what: str, hashed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_bytes = 0
+
+    class Counting:
+        def __init__(self, data: Any = b"", *, digest_size: int) -> None:
+            self.hash = blake2b(digest_size=digest_size)
+            self.update(data)
+
+        def update(self, data: Any) -> None:
+            nonlocal num_bytes
+            num_bytes += len(data)
+            self.hash.update(data)
+
+        def digest(self) -> bytes:
+            return self.hash.digest()
+
+    blake2b = hashlib.blake2b
+    work = []
+    for size in (200, 400):
+        value = LARGE[what](size)
+        with monkeypatch.context() as patch:
+            patch.setattr(hashlib, "blake2b", Counting)
+            num_bytes, Read.count = 0, 0
+            hashed(value)
+        work.append((num_bytes, Read.count))
+    (bytes_of_one, reads_of_one), (bytes_of_two, reads_of_two) = work
+    assert reads_of_one <= 200
+    assert reads_of_two == 2 * reads_of_one
+    assert 1.5 * bytes_of_one < bytes_of_two < 2.5 * bytes_of_one
+
+
+def test_arrays_are_hashed_without_copies() -> None:
+    array = np.zeros((4, 1 << 22), dtype=np.uint8)
+    for value in (array, Shared(array), torch.from_numpy(array), array[:, ::2], array.T):
+        tracemalloc.start()
+        try:
+            digest_with_globals(value)
+            assert tracemalloc.get_traced_memory()[1] < array.nbytes / 4
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_range_is_hashed_by_its_ends() -> None:
+    assert len({digest(range(stop)) for stop in (10**18, 10**18 + 1)}) == 2
 
 
 def test_functions_that_call_themselves_and_each_other_have_a_fingerprint() -> None:

@@ -1,0 +1,465 @@
+"""Hash values, the same in every process, to find out whether a state or a cache entry still fits a chain.
+
+The hash of a value combines the hashes of its parts. Each object is visited once, without recursion, so that hashing
+takes time linear in what a value holds. Hashes depend neither on hash seeds and memory addresses nor on the order in
+which dictionaries, sets and cycles of references happen to be visited.
+
+States of loaders depend on the code, defaults and closures of functions. Keys of caches also depend on the globals that
+functions read: a stale value is worse than a miss, but a global that changes during training must not invalidate
+states.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import hashlib
+import io
+import itertools
+import logging
+import mmap
+import random
+import socket
+import sys
+import tarfile
+import zipfile
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from pathlib import PurePath
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.datapipes.iter import ShardingFilter
+
+from kdpipes.callback import Callback
+from kdpipes.core.first_values import with_first_values
+from kdpipes.core.user_code import VALUES, global_values, is_users, is_users_module, library_of, own_members
+from kdpipes.storage.shared import PackedStrings, Shared
+
+__all__ = [
+    "Fingerprinted",
+    "attributes_of",
+    "digest",
+    "digest_values",
+    "digest_with_globals",
+    "fingerprint",
+    "hash_value",
+    "settled_attributes",
+]
+
+_MANY = 1000  # states depend on the length of a longer sequence and on this many of its entries
+_SIZE = 20  # bytes of a hash
+_MOST_ROUNDS = 16  # in which the objects of a cycle are told apart
+_BLOCK = 1 << 20  # entries of an array whose memory is not contiguous
+_OF_THIS_PROCESS = (
+    IterDataPipe,
+    MapDataPipe,
+    ModuleType,
+    logging.Logger,
+    np.random.Generator,
+    random.Random,
+    torch.Generator,
+)
+_BASIC = frozenset([bytes, str, bool, int, float, complex, type(None)])  # different values have different texts
+_REFERENCES = (functools.partial, MethodType, BuiltinFunctionType)
+_SETTLED = (*VALUES, *_REFERENCES, *_OF_THIS_PROCESS, type, FunctionType)
+_HANDLES = (io.IOBase, mmap.mmap, socket.socket, zipfile.ZipFile, tarfile.TarFile)
+
+
+class Fingerprinted:
+    """An object that returns itself what tells it from another: its attributes are not looked at."""
+
+    def fingerprint(self) -> Any:
+        """Return plain data."""
+        raise TypeError(f"{type(self).__name__} must implement `fingerprint`.")
+
+    def value_fingerprint(self) -> Any:
+        """Return plain data that cached values depend on: by default, `fingerprint`."""
+        return self.fingerprint()
+
+
+@runtime_checkable
+class _UsersFingerprinted(Protocol):
+    """A user's object that returns itself what identifies it, while its attributes change."""
+
+    def fingerprinted(self) -> Any: ...
+
+
+def hash_value(value: Any, *, globals: bool, most: int = sys.maxsize) -> tuple[bytes, list[str]]:
+    """Return a hash of 20 bytes, and the names of closure variables and globals that cannot be hashed.
+
+    A pipe is hashed without what is upstream of it, and pipes inside values do not count.
+
+    Args:
+        value: Any object.
+        globals: Whether the globals that users' functions and methods read count: values, objects, functions and
+            classes, and the globals that those read in turn. Libraries then count by name and version. A global that
+            the same function assigns, such as a counter, does not count, nor does an attribute that is None or an
+            open file.
+        most: How many entries of a longer sequence count, besides its length.
+    """
+    hasher = _Hasher(follows_globals=globals, most=most)
+    if isinstance(value, IterDataPipe | MapDataPipe):
+        value = list(_pipe_parts(value, globals))
+    return hasher.hash(value), hasher.unhashed
+
+
+class _Read(NamedTuple):
+    """A part of a function, with the name that a warning gives to what it holds."""
+
+    name: str
+    value: Any
+
+
+class _Node:
+    """An object whose hash needs the hashes of its parts.
+
+    Args:
+        value: The object. Holding it ensures that no other object gets its address.
+        read_as: The name of the closure variable or global through which it was reached.
+        place: How many objects were found before.
+        num_together: 0 if the order of the parts counts; otherwise how many parts make one entry.
+        parts: What it consists of.
+    """
+
+    __slots__ = ("hash", "hashes", "low", "num_together", "parts", "place", "read_as", "value")
+
+    def __init__(self, value: Any, read_as: str, place: int, num_together: int, parts: Iterator[Any]) -> None:
+        self.value, self.read_as, self.parts, self.num_together = value, read_as, parts, num_together
+        self.place = self.low = place
+        self.hashes: list[bytes | _Node] = []
+        self.hash = b""  # until it is known
+
+    def combined(self) -> bytes:
+        """Return the hash of the type and the hashes of the parts."""
+        hashes = [part if isinstance(part, bytes) else part.hash for part in self.hashes]
+        if self.num_together:
+            size = self.num_together
+            hashes = sorted(b"".join(hashes[start : start + size]) for start in range(0, len(hashes), size))
+        return _hash(f"of parts: {type(self.value).__name__}", b"".join(hashes))
+
+
+class _Hasher:
+    """Hashes a value and what it holds, each object once."""
+
+    def __init__(self, *, follows_globals: bool, most: int) -> None:
+        self.unhashed: list[str] = []
+        self._follows_globals = follows_globals
+        self._most = most
+        self._nodes: dict[int, _Node] = {}
+        self._open: list[_Node] = []  # objects without a hash so far, in the order in which they were found
+        self._members: dict[type, list[Any]] = {}
+
+    def hash(self, value: Any) -> bytes:
+        """Return the hash of a value.
+
+        This is Tarjan's algorithm for strongly connected components: a depth-first search that finishes the objects
+        which refer to each other together, and every other object after its parts.
+        """
+        known = self._hash_of_leaf(value)
+        if known is not None:
+            return known
+        first = self._begin(value, "")
+        path = [first]
+        while path:
+            node = path[-1]
+            for part in node.parts:
+                read_as, part = part if isinstance(part, _Read) else (node.read_as, part)
+                known = self._hash_of_leaf(part)
+                if known is not None:
+                    node.hashes.append(known)
+                    continue
+                found = self._nodes.get(id(part))
+                if found is None:
+                    path.append(self._begin(part, read_as))
+                    node.hashes.append(path[-1])
+                    break
+                node.hashes.append(found.hash or found)
+                if not found.hash:
+                    node.low = min(node.low, found.place)
+            else:
+                path.pop()
+                if path:
+                    path[-1].low = min(path[-1].low, node.low)
+                if node.low == node.place:
+                    self._finish(node)
+        return first.hash
+
+    def _begin(self, value: Any, read_as: str) -> _Node:
+        num_together = 2 if isinstance(value, Mapping) else 1 if isinstance(value, Set) else 0
+        parts = self._parts(value, read_as)
+        node = self._nodes[id(value)] = _Node(value, read_as, len(self._nodes), num_together, parts)
+        self._open.append(node)
+        return node
+
+    def _finish(self, head: _Node) -> None:
+        """Give hashes to an object and to all others that refer to each other and to it.
+
+        A hash in a cycle cannot wait for its parts. As in the Weisfeiler-Leman test of graphs, every round combines the
+        hashes that the parts had before, until no more objects become different. Whatever is different in a cycle
+        changes the hash of each of its objects.
+        """
+        cycle = [self._open.pop()]
+        while cycle[-1] is not head:
+            cycle.append(self._open.pop())
+        for node in cycle:
+            node.hash = bytes(_SIZE)
+        if len(cycle) == 1:
+            head.hash = head.combined()
+        else:
+            num_different = 0
+            for _ in range(_MOST_ROUNDS):
+                hashes = [node.combined() for node in cycle]
+                for node, known in zip(cycle, hashes, strict=True):
+                    node.hash = known
+                if len(set(hashes)) == num_different:
+                    break
+                num_different = len(set(hashes))
+            whole = _hash("cycle", *sorted(hashes))
+            for node in cycle:
+                node.hash = _hash("of cycle", node.hash, whole)
+        for node in cycle:
+            node.hashes = []  # which hold the most memory
+
+    def _hash_of_leaf(self, value: Any) -> bytes | None:
+        """Return the hash of a value that is hashed as a whole; None if its parts are to be hashed."""
+        kind = type(value)
+        text_of = _TEXT_OF.get(kind)
+        if text_of is None:
+            if kind in (dict, list, tuple, set, frozenset):
+                text = self._text_of_basic(value)
+                return None if text is None else _hash(kind.__name__, text.encode())
+            if isinstance(value, _OF_THIS_PROCESS):
+                return bytes(_SIZE)
+            if isinstance(value, np.ndarray | np.generic):
+                what = f"{kind.__name__} {value.dtype} {value.shape}"
+                return None if value.dtype.hasobject else _hash(what, *_blocks_of(np.asarray(value)))
+            if isinstance(value, bytes | bytearray | memoryview):
+                return _hash(kind.__name__, bytes(value))
+            text_of = next((text_of for base, text_of in _TEXT_OF.items() if isinstance(value, base)), None)
+        return None if text_of is None else _hash(kind.__name__, text_of(value).encode("utf-8", "surrogatepass"))
+
+    def _text_of_basic(self, value: Any) -> str | None:
+        """Return one text for a collection of plain values: that is ten times as fast as a hash of each of them."""
+        is_mapping = isinstance(value, dict)
+        is_short = is_mapping or isinstance(value, Set) or len(value) <= self._most
+        if not (is_short and self._is_basic(value) and (not is_mapping or self._is_basic(value.values()))):
+            return None
+        try:
+            if isinstance(value, list | tuple):
+                return ascii(value)
+            return "\n".join(sorted(map(ascii, value.items() if is_mapping else value)))
+        except ValueError:  # Python writes no integers of more than 4,300 digits
+            return None
+
+    def _is_basic(self, values: Collection[Any]) -> bool:
+        for _ in range(4):
+            kinds = set(map(type, values)) - _BASIC
+            if not kinds:
+                return True
+            if not kinds <= {list, tuple}:
+                return False
+            nested = [value for value in values if type(value) in kinds]
+            if max(map(len, nested)) > self._most:
+                return False
+            values = list(itertools.chain.from_iterable(nested))
+        return False
+
+    def _parts(self, value: Any, read_as: str) -> Iterator[Any]:
+        """Yield what tells an object from others of its type."""
+        if isinstance(value, Mapping):
+            yield from itertools.chain.from_iterable(value.items())
+        elif isinstance(value, Set):
+            yield from value
+        elif isinstance(value, Shared):
+            yield value.value
+        elif isinstance(value, PackedStrings):
+            yield from value.arrays()
+        elif isinstance(value, torch.Tensor):
+            yield from _tensor_parts(value)
+        elif isinstance(value, np.ndarray):
+            yield from (value.shape, value.reshape(-1)[: self._most].tolist())
+        elif isinstance(value, np.generic):
+            yield value.item()
+        elif isinstance(value, slice):
+            yield from (value.start, value.stop, value.step)
+        elif isinstance(value, Sequence | deque):
+            yield len(value)
+            yield from itertools.islice(value, self._most)
+        elif isinstance(value, Callback):
+            yield value.function
+        elif isinstance(value, functools.partial):
+            yield from (value.func, value.args, value.keywords)
+        elif isinstance(value, MethodType):
+            yield from (value.__func__, value.__self__)
+        elif isinstance(value, BuiltinFunctionType):
+            yield from (value.__qualname__, value.__self__)
+        elif isinstance(value, CodeType):
+            yield from (value.co_code, value.co_names, value.co_varnames, *value.co_consts)
+        elif isinstance(value, FunctionType):
+            yield from (value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__)
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                yield _Read(f"`{name}` of `{value.__qualname__}`", _content_of(cell))
+            if self._follows_globals and is_users_module(value.__globals__.get("__name__") or ""):
+                for name, held in global_values(value):
+                    yield from (name, _Read(f"`{name}` of `{value.__qualname__}`", library_of(held) or held))
+        elif isinstance(value, type):
+            yield value.__qualname__
+            if self._follows_globals:
+                yield self._members_of(value) if is_users(value) else library_of(value)
+        else:
+            yield from (getattr(value, "__qualname__", type(value).__qualname__), self._members_of(type(value)))
+            yield self._state_of(value, read_as)
+
+    def _members_of(self, kind: type) -> list[Any]:
+        if kind not in self._members:
+            self._members[kind] = own_members(kind)
+        return self._members[kind]
+
+    def _state_of(self, value: Any, read_as: str) -> Any:
+        """Return what an object holds besides its class."""
+        kind: Any = type(value)
+        if isinstance(value, Fingerprinted):
+            return value.value_fingerprint() if self._follows_globals else value.fingerprint()
+        if isinstance(value, _UsersFingerprinted):
+            return value.fingerprinted()
+        attributes = settled_attributes(value) if self._follows_globals else attributes_of(value)
+        # A plain object of a user's class without attributes has no state besides its class.
+        is_plain = (kind.__reduce_ex__, kind.__reduce__) == (object.__reduce_ex__, object.__reduce__)
+        if attributes or (self._follows_globals and is_plain and is_users(kind)):
+            return attributes
+        reduced = _reduced(value)
+        is_input = kind.__module__ != "_thread" and not (isinstance(value, io.IOBase) and not _is_readable(value))
+        if reduced is None and read_as and is_input:
+            self.unhashed.append(f"{read_as} ({kind.__name__})")
+        return reduced
+
+
+_TEXT_OF: dict[type, Callable[[Any], str]] = {
+    str: str.__str__,
+    int: hex,  # which has no limit of digits
+    bool: hex,
+    float: float.__repr__,
+    complex: complex.__repr__,
+    type(None): repr,
+    range: repr,
+    PurePath: str,
+    torch.dtype: str,
+}
+
+
+def _hash(what: str, *parts: Any) -> bytes:
+    hashed = hashlib.blake2b(f"{len(what)} {what}".encode(), digest_size=_SIZE)
+    for part in parts:
+        hashed.update(part)
+    return hashed.digest()
+
+
+def _blocks_of(array: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of an array in C order, without a copy of more than a block."""
+    if not array.nbytes:
+        return
+    if array.flags.c_contiguous:
+        yield array.reshape(-1).view(np.uint8)
+        return
+    how: Any = {"flags": ["external_loop", "buffered"], "op_flags": [["readonly", "contig"]], "order": "C"}
+    blocks: Any = np.nditer(array, buffersize=_BLOCK, **how)
+    yield from (block.view(np.uint8) for block in blocks)
+
+
+def _tensor_parts(tensor: torch.Tensor) -> Iterator[Any]:
+    yield from (str(tensor.dtype), tuple(tensor.shape))
+    if tensor.layout == torch.strided:
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+        yield plain.contiguous().reshape(-1).view(torch.uint8).numpy()  # NumPy has not all of torch's types
+    else:
+        sparse = tensor.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+        yield from (str(tensor.layout), sparse.indices(), sparse.values())
+
+
+def _content_of(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a function that calls itself, seen while it is being made
+        return None
+
+
+def _is_readable(file: io.IOBase) -> bool:
+    try:
+        return file.readable()
+    except ValueError:  # it is closed
+        return False
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots included."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            is_private = name.startswith("__") and not name.endswith("__")
+            mangled = f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
+            if mangled not in {"__dict__", "__weakref__"} and hasattr(value, mangled):
+                found[mangled] = getattr(value, mangled)
+    return found
+
+
+def settled_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes by which caches identify an object, without those that change while it is read.
+
+    An attribute that is None or an open file is left out, because a dataset may open its file on the first read.
+    """
+    attributes = with_first_values(value, attributes_of(value))
+    return {name: each for name, each in attributes.items() if not _is_unsettled(each)}
+
+
+def _is_unsettled(value: Any) -> bool:
+    if value is None or isinstance(value, _HANDLES):
+        return True
+    if isinstance(value, _SETTLED) or is_users(type(value)):
+        return False
+    return not type(value).__module__.startswith("kdpipes.") and _reduced(value) is None
+
+
+def _reduced(value: Any) -> Any:
+    """Return what an object of a C type would pickle; nothing where it would not."""
+    reduce = copyreg.dispatch_table.get(type(value))
+    try:
+        reduced = reduce(value) if reduce is not None else value.__reduce_ex__(2)
+    except Exception:
+        return None
+    return reduced if isinstance(reduced, str) else [part for part in reduced[1:3] if not hasattr(part, "__next__")]
+
+
+def fingerprint(value: Any) -> str:
+    """Return a short hash of one value, as in the states of loaders."""
+    return hash_value(value, globals=False, most=_MANY)[0][:4].hex()
+
+
+def digest(value: Any) -> bytes:
+    """Return a hash of one value with all entries of long sequences, but without globals."""
+    return hash_value(value, globals=False)[0]
+
+
+def digest_values(pipe: Any) -> bytes:
+    """Return a hash of what the values of a pipe's samples depend on, without globals; empty for a stock pipe."""
+    return hash_value(pipe.value_fingerprint(), globals=False)[0] if isinstance(pipe, Fingerprinted) else b""
+
+
+def digest_with_globals(value: Any) -> tuple[bytes, list[str]]:
+    """Return a hash of one value for the keys of caches, and the names of what could not be hashed."""
+    return hash_value(value, globals=True)
+
+
+def _pipe_parts(pipe: Any, follows_globals: bool) -> Iterator[Any]:
+    yield type(pipe).__qualname__
+    if follows_globals:
+        yield own_members(type(pipe))
+    if isinstance(pipe, Fingerprinted):
+        yield pipe.value_fingerprint() if follows_globals else pipe.fingerprint()
+    elif not isinstance(pipe, ShardingFilter):  # its attributes depend on the rank
+        yield {name: value for name, value in vars(pipe).items() if not name.startswith("_")}

@@ -1,0 +1,145 @@
+"""Tell users' own code from libraries, and find the globals and the class members that it depends on."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import PurePath
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from kdpipes.core.first_values import PLAIN, first_global
+
+__all__ = ["VALUES", "global_values", "globals_read", "is_users", "is_users_module", "library_of", "own_members"]
+
+VALUES = (*PLAIN, tuple, list, dict, set, frozenset, np.ndarray, torch.Tensor, PurePath, torch.dtype)
+_WRAPPERS = (
+    staticmethod,
+    classmethod,
+    property,
+    functools.cached_property,
+    functools.partialmethod,
+    functools.singledispatchmethod,
+    type(functools.cache(len)),
+)
+
+
+def is_users(kind: type) -> bool:
+    """Return whether a class is a user's own: its code may change while its name stays."""
+    return is_users_module(kind.__module__)
+
+
+def is_users_module(name: str) -> bool:
+    """Return whether a module belongs to a user: it is not part of Python, kdpipes or an installed package."""
+    if name.split(".")[0] in {"builtins", "kdpipes"}:
+        return False
+    if name == "__main__":  # also of a notebook, and of a program that a library's launcher runs
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is None or not file.startswith(_library_folders())
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def own_members(kind: type) -> list[Any]:
+    """Return the methods and plain attributes that users' code gives to a class, as [name, value] pairs."""
+    return [
+        [name, part]
+        for each in kind.__mro__
+        if is_users(each)
+        for name, member in sorted(vars(each).items())
+        if isinstance(part := _unwrapped(member), FunctionType)
+        or (isinstance(part, VALUES) and not (name.startswith("_") and name.endswith("_")))
+    ]
+
+
+def _unwrapped(member: Any) -> Any:
+    """Return the function of a method, a property or a cached function; any other member as it is."""
+    for attribute in ("__func__", "fget", "func", "__wrapped__"):
+        member = getattr(member, attribute, member) if isinstance(member, _WRAPPERS) else member
+    return member
+
+
+def library_of(value: Any) -> tuple[str, ...] | None:
+    """Return name and version of a library's module, function or class; None for values and users' code."""
+    if isinstance(value, ModuleType):
+        name, inner = value.__name__, ""
+    elif isinstance(value, type | FunctionType | BuiltinFunctionType) and getattr(value, "__self__", None) is None:
+        if getattr(value, "__closure__", None) is not None:  # perhaps a library's decorator around users' code
+            return None
+        name, inner = value.__module__ or "", value.__qualname__
+    elif isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, ModuleType):
+        name, inner = value.__self__.__name__, value.__qualname__
+    else:
+        return None
+    if is_users_module(name):
+        return (name,) if isinstance(value, ModuleType) else None
+    # kdpipes' own changes are counted by the version of the keys' format.
+    root = name.split(".")[0]
+    version = getattr(sys.modules.get(root), "__version__", "") if root != "kdpipes" else ""
+    return name, inner, str(version).split("+")[0]
+
+
+def globals_read(function: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return the globals that a user's function reads and does not assign, each as a namespace and a name."""
+    namespace = getattr(function, "__globals__", {}) if isinstance(function, FunctionType) else {}
+    if not is_users_module(namespace.get("__name__") or "kdpipes"):
+        return []
+    return [(namespace, name) for name in dict.fromkeys(path[0] for path in _paths_read(function.__code__))]
+
+
+def global_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the names of the globals that a function reads, such as `config.size`, and their values."""
+    for path in _paths_read(function.__code__):
+        if path[0] in function.__globals__:  # not a built-in function
+            length, value = _resolved(function.__globals__, path)
+            yield ".".join(path[:length]), value
+
+
+@functools.lru_cache(maxsize=4096)
+def _paths_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """Return the globals that code reads, inner functions included, as sorted paths: `config.size`, `helper`.
+
+    Globals that the code itself assigns are left out: they are its state, not its input.
+    """
+    read, assigned = set[tuple[str, ...]](), set[str]()
+    waiting = [code]
+    while waiting:
+        current = waiting.pop()
+        waiting += [constant for constant in current.co_consts if isinstance(constant, CodeType)]
+        path: tuple[str, ...] = ()
+        for instruction in dis.get_instructions(current):
+            if path and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                path = (*path, instruction.argval)
+            elif instruction.opname != "EXTENDED_ARG":
+                read |= {path} if path else set()
+                path = (instruction.argval,) if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
+            if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                assigned.add(instruction.argval)
+    return tuple(sorted(path for path in read if path[0] not in assigned))
+
+
+def _resolved(namespace: dict[str, Any], path: tuple[str, ...]) -> tuple[int, Any]:
+    """Return how many names of a path such as `config.image.size` can be resolved, and the value found there.
+
+    Attributes are followed only if looking them up runs no code: in users' modules, and in the `__dict__` of objects.
+    """
+    value = first_global(namespace, path[0])
+    for length, name in enumerate(path[1:], 1):
+        held = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type) else {}
+        kind: Any = type(value)
+        is_plain = kind.__getattribute__ in (object.__getattribute__, ModuleType.__getattribute__)
+        is_library = isinstance(value, ModuleType) and not is_users_module(value.__name__)
+        if name not in held or not is_plain or is_library or hasattr(getattr(kind, name, None), "__set__"):
+            return length, value
+        value = held[name]
+    return len(path), value
