@@ -12,10 +12,7 @@ from kdpipes._iter_pipe import IterPipe
 from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes._version import __version__ as __version__
-from kdpipes.cache.cache_in_memory import CacherInMemory
-from kdpipes.cache.cache_in_redis import CacherInRedis
-from kdpipes.cache.cache_on_disk import CacherOnDisk
-from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe
+from kdpipes.cache.cache import CacheIterDataPipe, CacheMapDataPipe, CacherInMemory, CacherInRedis, CacherOnDisk
 from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
 from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # how torch's DataLoader holds chains

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from kdpipes._masked import masked
 from kdpipes._progress import shown_if_slow
-from kdpipes.cache.disk_store import layout_in
+from kdpipes.cache.metadata import layout_in
 from kdpipes.look.contents import Contents, FieldSeen, SampleSeen, classes_seen
 from kdpipes.look.record_contents import look_at_records
 from kdpipes.look.shard_contents import look_at_shards

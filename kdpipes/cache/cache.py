@@ -1,8 +1,9 @@
-"""What all caches have in common: fields are looked up when they are read, and kept when they had to be loaded."""
+"""The caches: fields are looked up when they are read, and kept when they had to be loaded."""
 
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -13,19 +14,23 @@ from numpy.typing import NDArray
 
 from kdpipes._draw import Draw
 from kdpipes._graph import random_name, walk
-from kdpipes._sample_pipe import SampleMapperIterDataPipe, SampleMapperMapDataPipe
-from kdpipes.cache.identity import Identity, eager_names, key_of
+from kdpipes._sample_pipe import SampleMapperIterDataPipe, SampleMapperMapDataPipe, register_operation
+from kdpipes.cache.counters import Counters
+from kdpipes.cache.file_store import FileStore
+from kdpipes.cache.key import Identity, eager_names, key_of
 from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.cache.metadata import Layout, layout_in
+from kdpipes.cache.redis_store import MOST_VALUE_BYTES, RedisStore
 from kdpipes.cache.replayed import Replayed
-from kdpipes.cache.shared_tally import SharedTally
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
 from kdpipes.errors import ChainError, check_choice, check_flag, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
+from kdpipes.storage.urls import is_local
 
-__all__ = ["CacheIterDataPipe", "CacheMapDataPipe", "Cacher", "Verify"]
+__all__ = ["CacheIterDataPipe", "CacheMapDataPipe", "Cacher", "CacherInMemory", "CacherInRedis", "CacherOnDisk"]
 
 Verify = Literal["always", "once", "never"]
 _OF_DRAWS = ("draw", "early_draws")  # entries of the ctx that are about one delivery
@@ -64,26 +69,13 @@ class Cacher:
         self.store = store
         self.freezes = freeze_randomness
         self.changes_no_sample = not freeze_randomness
-        self.tally = SharedTally()
+        self.counters = Counters.shared()
         self.notes = (version,)
         self._verify = verify
         self._allow_pickle = allow_pickle
         self._bytes_as_views = bytes_as_views
         self._verified = _Verified()
         self._has_warned = False
-
-    def _get_again(self, key: bytes) -> memoryview | None:
-        store = self.store
-        return store.get_again(key) if isinstance(store, LmdbStore) else store.get(key)
-
-    def begin_epoch(self) -> None:
-        """Check the cache's file before this process reads the samples of another epoch.
-
-        Raises:
-            DataError: The cache's file has been truncated.
-        """
-        if isinstance(self.store, LmdbStore):
-            self.store.check_size()
 
     def cached_as(self) -> Any:
         """Return what another cache behind this one knows it by."""
@@ -140,7 +132,7 @@ class Cacher:
             frozen = sample.drawing_as(_frozen(base)) if self.freezes else nullcontext()
             with calls.watching() as moved, frozen:
                 return self._loaded(sample, name, key, entries, is_damaged, moved)
-        self.tally.count(hits=1)
+        self.counters.count(hits=1)
         value, ctx = found
         for entry, content in ctx.items():
             sample.ctx.setdefault(entry, content)
@@ -149,7 +141,7 @@ class Cacher:
     def _found(self, key: bytes) -> Any:
         """Return a value and the entries of its ctx in a tuple, or None."""
         is_known = self._verify != "always" and key in self._verified
-        content = self._get_again(key) if is_known else self.store.get(key)
+        content = self.store.get(key, is_known=is_known)
         if content is None:
             return None
         is_checked = self._verify == "always" or (self._verify == "once" and not is_known)
@@ -185,7 +177,7 @@ class Cacher:
             what = f"The ctx ({', '.join(map(repr, ctx))}) of field" if _is_plain(value) else "Field"
             raise TypeError(f"{what} {name!r} cannot be cached. {error}") from error
         is_kept = self.store.put(key, [content], replace=is_damaged)
-        self.tally.count(misses=1, healed=int(is_damaged and is_kept))
+        self.counters.count(misses=1, healed=int(is_damaged and is_kept))
         is_as_hits_give_it = type(value) is bytes and not self._bytes_as_views
         return value if is_as_hits_give_it else self._read(key, content, False)[0]
 
@@ -286,7 +278,7 @@ class _CachePipe:
         name = None if operation.freezes else random_name(self._source)
         if name is not None:
             refuse_random(name)
-        is_shared = not (isinstance(operation.store, LmdbStore) and operation.store.is_private)
+        is_shared = operation.store.is_shared
         self._identity = Identity(self._source, operation.notes, is_shared=is_shared)
         self._calls = WatchedCalls(self._source, warns_of_changed=is_shared)
         self._eager = ", ".join(f"`{name}`" for name in eager_names(self._source))
@@ -306,20 +298,19 @@ class _CachePipe:
         self._identity.prepare()
 
     def counted_by_cache(self) -> dict[str, int]:
-        """Return what a loader's statistics show; what a store holds only where it knows that without a search."""
-        hits, misses, healed = self._operation.tally.totals()
-        counted = {"cache_hits": hits, "cache_misses": misses, "cache_healed": healed}
-        if isinstance(self._operation.store, LmdbStore):
+        """Return counts for a loader's statistics; of the store only what it knows without a search."""
+        counted = self._operation.counters.totals()
+        if self._operation.store.has_quick_stats:
             stats = self._operation.store.stats()
-            counted |= {"cache_bytes": stats.bytes, "cache_entries": stats.entries}
-        return counted
+            counted |= {"bytes": stats.bytes, "entries": stats.entries}
+        return {f"cache_{name}": number for name, number in counted.items()}
 
     def apply(self, sample: Sample) -> Sample:
         if self._eager and not self._has_warned:
             self._warn_of_loaded(sample)
         if sample.draw.epoch != self._epoch:
             self._epoch = sample.draw.epoch
-            self._operation.begin_epoch()
+            self._operation.store.check()
         return self._operation.cache(sample, self._identity.of(sample), self._calls)
 
     def _warn_of_loaded(self, sample: Sample) -> None:
@@ -335,8 +326,7 @@ class _CachePipe:
 
     def stats(self) -> CacheStats:
         """Return what the cache holds, and what this chain's processes have counted: hits, misses, healed entries."""
-        hits, misses, healed = self._operation.tally.totals()
-        return self._operation.store.stats()._replace(hits=hits, misses=misses, healed=healed)
+        return self._operation.store.stats()._replace(**self._operation.counters.totals())
 
     def warm_up(self, *, num_threads: int = 4, progress: bool = True) -> CacheStats:
         """Fill the cache with all samples of the source, those that are there already left out, and mark it complete.
@@ -427,3 +417,227 @@ def _work_path(pipe: Any) -> Iterator[Any]:
         yield pipe
         pipe = pipe._source
     yield pipe
+
+
+class CacherInMemory(Cacher):
+    """Keeps fields in shared memory, one copy for all workers (functional name: ``cache_in_memory``).
+
+    torchdata's `in_memory_cache` keeps whole samples, in each worker for itself, and in their first order; this cache
+    stands in the work of a chain, and changes neither order nor randomness. Fields are kept singly, when they are read,
+    under the sample's key; what draws random numbers goes behind it. Before `.decode_images()` it keeps encoded images
+    (small); behind it, it decodes them whole and keeps pixels (fast; crops may differ by a grey level or two from those
+    that are decoded alone). Labels and the like that a source knows anyway are not kept.
+
+    Entries are identified by the source (its arguments; path, size and date of local files, the ETag of remote files,
+    from listings and shards), the sample's key, the field, and the work pipes upstream: their arguments, decoders, the
+    code, defaults and closures of functions, and the globals that these read. Plan pipes do not count. Files that a
+    function opens do not count either: change `version` if they change. A damaged entry is loaded again.
+
+    A stream keeps its order. Where only work stands between `kdp.stream_shards` and the cache, what has passed once, to
+    the end, is given again without opening a shard; of other streams the values are kept, and the source is read.
+
+    Args:
+        name: By which chains and processes of this user share it, all ranks of a host, say, while any of them has it.
+            Without a name it goes with this chain.
+        max_bytes: How large it may become; by default half of the shared memory that is free. It never evicts: when it
+            is full, it keeps what it has, and the rest is loaded each time, with one warning.
+        keep: Whether a named cache stays when nobody has it any more, until `kdpipes cache clear`.
+        verify: When checksums are compared: "once" per process and entry, "always" or "never".
+        version: Anything else that tells these entries from others, a string or an integer.
+        freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
+        allow_pickle: Whether to pickle values that are no numbers, strings, bytes, arrays, tensors, images, or lists
+            and dictionaries of these.
+        bytes_as_views: Whether bytes come as read-only memoryviews of the cache, as arrays do, instead of copies, which
+            take a third of the time of a hit of 100 KB: for functions that take either, and for what does not leave
+            the worker.
+
+    Memory: the entries, once per host, in `/dev/shm`. On Linux they go with the process however it ends: a small
+        process waits for that.
+
+    Workers: Workers of any kind use the cache that was made with the chain. Arrays that come from it are read-only.
+
+    Raises:
+        ChainError: An operation upstream draws random numbers: where the chain is built, if that can be seen, or when a
+            field is first read.
+        TypeError: A value cannot be kept as plain data.
+
+    Example:
+        >>> cached = kdp.from_dataset([("heron", 0), ("stork", 1)]).transform("x", str.upper).cache_in_memory()
+        >>> [cached[0]["x"] for epoch in range(3)]
+        ['HERON', 'HERON', 'HERON']
+        >>> cached.stats().hits, cached.stats().misses
+        (2, 1)
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        max_bytes: int | None = None,
+        keep: bool = False,
+        verify: Verify = "once",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+        bytes_as_views: bool = False,
+    ) -> None:
+        super().__init__(
+            LmdbStore.in_memory(name, max_bytes=max_bytes, keep=keep),
+            verify=verify,
+            version=version,
+            freeze_randomness=freeze_randomness,
+            allow_pickle=allow_pickle,
+            bytes_as_views=bytes_as_views,
+        )
+
+
+class CacherOnDisk(Cacher):
+    """Keeps fields on disk, or in object storage, for later runs (functional name: ``cache_on_disk``).
+
+    torchdata's `on_disk_cache` keeps files that a pipe of one's own names; this cache stands in the work of a chain,
+    and names entries itself: what they are known by, and what is kept, says `cache_in_memory`. Any number of processes
+    fill it at once. `warm_up()` fills it with all samples, and goes on where it was broken off; what is complete opens
+    without the source, by `kdp.open_cache(url)`, also where its folder has been moved or packed to.
+
+    Args:
+        url: A folder, by path or by any URL that fsspec knows. It need not be there.
+        layout: "lmdb", one file, for folders of this machine (no network file system); "files", one per entry, in any
+            storage. By default that of the cache that is there, else "lmdb" for paths and "files" for URLs.
+        max_bytes: How large an LMDB file may become; by default half of what is free on the disk.
+        is_durable: Whether each entry of LMDB waits for the disk. Without it, filling is much faster, but a cache that
+            was written when the machine went down must be deleted.
+        max_files_per_folder: Of the layout "files": how many may lie in one folder, at least 32.
+        num_entries: Of the layout "files": how many are expected at most.
+        compression: Of the layout "files": None, "zlib" (quick), "gzip", "bz2", "lzma"; or what takes a package: "zstd"
+            (zstandard), "lz4" (lz4), "snappy" (python-snappy).
+        verify: When checksums are compared: "always", "once" per process and entry, or "never".
+        version: Anything else that tells these entries from others, a string or an integer.
+        freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
+        allow_pickle: Whether to pickle values that are no plain data, and to execute what the cache says then.
+
+    Memory: none but that of the system's file cache.
+
+    Workers: They share the cache, as do other processes and, by a URL, machines. Arrays that come from it are
+        read-only.
+
+    Raises:
+        ChainError: An operation upstream draws random numbers: where the chain is built, if that can be seen, or when a
+            field is first read.
+        TypeError: A value cannot be kept as plain data.
+        ImportError: The package of the file system (`gs://`: gcsfs) or of a compression is not installed.
+        DataError: The folder holds something else, or a cache of another version.
+
+    Example:
+        >>> cached = kdp.from_dataset([("heron", 0), ("stork", 1)]).transform("x", str.upper).cache_on_disk("cached")
+        >>> cached.warm_up().entries, kdp.open_cache("cached")[1]["x"]
+        (4, 'STORK')
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        layout: Layout | None = None,
+        max_bytes: int | None = None,
+        is_durable: bool = True,
+        max_files_per_folder: int = 1000,
+        num_entries: int = 1_000_000,
+        compression: str | None = None,
+        verify: Verify = "always",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        if not isinstance(url, str | os.PathLike):
+            raise TypeError(must_be("url", "a path or a URL", url))
+        if not os.fspath(url):
+            raise ValueError(must_be("url", "the name of a folder", url))
+        place = os.fspath(url).removeprefix("file://")
+        check_choice("layout", layout, ("lmdb", "files", None))
+        check_flag("is_durable", is_durable)
+        of_files = (max_files_per_folder, num_entries, compression) != (1000, 1_000_000, None)
+        if layout is None:
+            layout = "files" if of_files or not is_local(place) or layout_in(place) == "files" else "lmdb"
+        if layout == "lmdb" and of_files:
+            raise ValueError(must_be("layout", '"files"', layout, "Other layouts have no folders and no compression."))
+        if layout == "files" and max_bytes is not None:
+            raise ValueError(must_be("max_bytes", "None", max_bytes, 'The layout "files" has no limit of its own.'))
+        super().__init__(
+            LmdbStore(place, max_bytes=max_bytes, is_durable=is_durable)
+            if layout == "lmdb"
+            else FileStore(
+                place, num_entries=num_entries, max_files_per_folder=max_files_per_folder, compression=compression
+            ),
+            verify=verify,
+            version=version,
+            freeze_randomness=freeze_randomness,
+            allow_pickle=allow_pickle,
+        )
+
+
+class CacherInRedis(Cacher):
+    """Keeps fields in a redis server, for several machines (functional name: ``cache_in_redis``).
+
+    `cache_in_memory` describes what is kept and how entries are identified. Only keys that begin with the namespace are
+    touched, and the server is never flushed; evicted entries are loaded again. An entry is also loaded again and
+    replaced if it is damaged, is a pickle, is longer than `max_value_bytes`, or belongs to another key (its checksum
+    includes its key).
+
+    Args:
+        url: Of the server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
+        namespace: What all keys begin with: letters, digits, and "_", ".", "/", "-".
+        ttl_s: How long an entry stays, in seconds; None is for ever.
+        on_unreachable: "raise", or "go_on" as if there were no cache, with a warning, until the server is back.
+        timeout_s: How long to wait for an answer, in seconds.
+        max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry, which another writer must have
+            put there, is not read; its value is loaded again and the entry replaced.
+        verify: When checksums are compared: "always", "once" per process and entry, or "never".
+        version: Anything else that tells these entries from others, a string or an integer.
+        freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
+        allow_pickle: Whether to pickle values that are no plain data, and to execute what the server says then.
+
+    Memory: none but the server's.
+
+    Workers: Each has a connection of its own.
+
+    Raises:
+        ImportError: redis is not installed.
+        ConnectionError: When it is used: the server is away.
+        ChainError: An operation upstream draws random numbers: where the chain is built, if that can be seen, or when a
+            field is first read.
+        TypeError: A value cannot be kept as plain data.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = "kdpipes",
+        ttl_s: float | None = None,
+        on_unreachable: Literal["raise", "go_on"] = "raise",
+        timeout_s: float = 5.0,
+        max_value_bytes: int = MOST_VALUE_BYTES,
+        verify: Verify = "always",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        super().__init__(
+            RedisStore(
+                url,
+                namespace,
+                ttl_s=ttl_s,
+                on_unreachable=on_unreachable,
+                timeout_s=timeout_s,
+                max_value_bytes=max_value_bytes,
+            ),
+            verify=verify,
+            version=version,
+            freeze_randomness=freeze_randomness,
+            allow_pickle=allow_pickle,
+        )
+
+
+register_operation("cache_in_memory", CacherInMemory, (CacheMapDataPipe, CacheIterDataPipe))
+register_operation("cache_on_disk", CacherOnDisk, (CacheMapDataPipe, CacheIterDataPipe))
+register_operation("cache_in_redis", CacherInRedis, (CacheMapDataPipe, CacheIterDataPipe))
