@@ -39,15 +39,15 @@ _PLAIN = (bool, int, float, str, type(None), np.generic)
 
 
 class Cacher:
-    """A cache of fields, as an operation of a pipe. Subclasses say where it lies.
+    """A cache of fields, as the operation of a work pipe. Subclasses choose the store.
 
     Args:
-        store: Where entries are kept.
+        store: The place of the entries.
         verify: When checksums are compared: at every read, once per entry and process, or never.
-        version: What users count besides what is seen.
-        freeze_randomness: Whether random operations upstream may be cached.
-        allow_pickle: Whether values that are no plain data may be pickled.
-        bytes_as_views: Whether bytes come as views, which are not copied.
+        version: A version that users add to the keys.
+        freeze_randomness: Whether the results of random operations upstream may be cached.
+        allow_pickle: Whether values that are not plain data may be pickled.
+        bytes_as_views: Whether bytes are returned as views instead of copies.
     """
 
     def __init__(
@@ -78,12 +78,13 @@ class Cacher:
         self._has_warned = False
 
     def cached_as(self) -> Any:
-        """Return what another cache behind this one knows it by."""
+        """Return what identifies this cache in the keys of a cache downstream."""
         return self.freezes, self.notes
 
     def fingerprinted(self) -> Any:
-        """Return what makes a chain give other samples: nothing, but for frozen randomness."""
-        return self.freezes, self.notes  # a view is equal to the bytes that it is a view of
+        """Return what changes the samples: only frozen randomness does."""
+        # `bytes_as_views` does not count: a view equals its bytes.
+        return self.freezes, self.notes
 
     def field_names(self, known: frozenset[str]) -> frozenset[str]:
         return known
@@ -92,18 +93,18 @@ class Cacher:
         return name
 
     def ignores(self, name: str) -> bool:
-        """Return whether what it makes does not depend on a field: it makes nothing."""
+        """Return True: a cache changes no field."""
         return True
 
     def cache(self, sample: Sample, base: bytes, calls: WatchedCalls) -> Sample:
-        """Let the fields of a sample come from the cache.
+        """Read the fields of a sample from the cache, when they are needed.
 
         Args:
-            sample: The sample.
-            base: What its values are known by.
-            calls: What watches the functions upstream while they are called.
+            sample: The sample, which is changed and returned.
+            base: The digest that identifies its values.
+            calls: Watches the functions upstream while they are called.
         """
-        if sample.draw.replayed is not None:  # which may use other parameters upstream
+        if sample.draw.replayed is not None:  # a replayed sample may use other parameters upstream
             return _settled(sample)
         scope = sample.scope()
         promises = sample.promises() if sample.is_recording else {}
@@ -128,7 +129,7 @@ class Cacher:
             is_damaged = True
             self._warn_of_pickle(sample, name)
         if found is None:
-            # A frozen draw depends on the sample alone: on its delivery, each field could keep another one.
+            # A frozen draw depends on the sample alone. If it depended on the delivery, fields could be inconsistent.
             frozen = sample.drawing_as(_frozen(base)) if self.freezes else nullcontext()
             with calls.watching() as moved, frozen:
                 return self._loaded(sample, name, key, entries, is_damaged, moved)
@@ -139,7 +140,7 @@ class Cacher:
         return value
 
     def _found(self, key: bytes) -> Any:
-        """Return a value and the entries of its ctx in a tuple, or None."""
+        """Return the tuple of a value and its entries of the ctx, or None."""
         is_known = self._verify != "always" and key in self._verified
         content = self.store.get(key, is_known=is_known)
         if content is None:
@@ -202,7 +203,7 @@ class Cacher:
 
 
 class _Verified:
-    """Entries that this process has checked. A copy has checked none."""
+    """The entries whose checksums this process has compared. A copy starts with none."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
@@ -214,17 +215,17 @@ class _Verified:
         return int.from_bytes(key[:8], "little") in self._seen
 
     def add(self, key: bytes) -> None:
-        """Note that an entry has been checked."""
+        """Add an entry that has been checked."""
         self._seen.add(int.from_bytes(key[:8], "little"))
 
 
 def is_cached(value: Lazy) -> bool:
-    """Return whether a field is worth an entry: reading it costs something."""
+    """Return whether a field is cached: not if it is loaded already, or cheap to load."""
     return not value.is_loaded and not value.is_cheap
 
 
 def _frozen(base: bytes) -> Draw:
-    """Return the draw of a sample whose randomness is frozen, as one that the ctx records by operation."""
+    """Return the draw of a sample whose randomness is frozen."""
     return Draw(ordinal=int.from_bytes(base[:7], "little"), is_early=True)
 
 
@@ -241,7 +242,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _settled(sample: Sample) -> Sample:
-    """Let encoded images be decoded whole, as the cache does."""
+    """Decode encoded images as a whole, as the cache does."""
     for name, value in sample.scope().items():
         if is_cached(value):
             sample[name] = Lazy(lambda sample, found: _decoded(found), value, what=f"reading field {name!r}")
@@ -249,7 +250,7 @@ def _settled(sample: Sample) -> Sample:
 
 
 def refuse_random(operation: str) -> None:
-    """Raise the error for a cache behind an operation that draws random numbers."""
+    """Raise the error for a cache downstream of an operation that draws random numbers."""
     raise ChainError(
         f"`{operation}` draws random numbers, and a cache behind it would give the same ones in every epoch. Put the "
         "cache before it; if it is wanted, pass `freeze_randomness=True`."
@@ -257,7 +258,7 @@ def refuse_random(operation: str) -> None:
 
 
 def refuse_private(operation: str, generator: str) -> None:
-    """Raise the error for a cache behind a function that draws from a generator of its own."""
+    """Raise the error for a cache downstream of a function that draws from its own generator."""
     raise ChainError(
         f"What `{operation}` calls draws random numbers from its own generator `{generator}`, and a cache behind it "
         "would give the same ones in every epoch. Put the cache before it, and take a parameter `rng`, which is one "
@@ -286,15 +287,15 @@ class _CachePipe:
         self._epoch = -1
 
     def identity(self) -> Any:
-        """Return what makes this pipe give what it gives."""
+        """Return what identifies the samples of this pipe."""
         return self._operation.fingerprinted()
 
     def unhashed(self) -> list[str]:
-        """Return names of what functions upstream read whose changes neither the key nor `version` follows."""
+        """Return the names of values that functions upstream read, if neither the key nor `version` follows them."""
         return [] if self._operation.notes != (None,) else self._identity.unhashed()
 
     def prepare_for_workers(self) -> None:
-        """Called before workers start: find out now what would be found out in each of them."""
+        """Compute the keys now, before workers start, instead of in each of them."""
         self._identity.prepare()
 
     def counted_by_cache(self) -> dict[str, int]:
@@ -329,10 +330,10 @@ class _CachePipe:
         return self._operation.store.stats()._replace(**self._operation.counters.totals())
 
     def warm_up(self, *, num_threads: int = 4, progress: bool = True) -> CacheStats:
-        """Fill the cache with all samples of the source, those that are there already left out, and mark it complete.
+        """Fill the cache with the missing samples of the source, and mark it complete.
 
-        It may be broken off, and goes on where it was; several processes may do so at once, and share the work. A cache
-        on disk that is complete opens without its source: `kdp.open_cache`.
+        After an interruption it continues where it stopped. Several processes may fill a cache at once, and share the
+        work. A complete cache on disk opens without its source: `kdp.open_cache`.
 
         Args:
             num_threads: How many threads load samples.
@@ -359,14 +360,14 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
         self._begin()
 
     def announce(self, positions: NDArray[Any]) -> None:
-        """Say which positions will be fetched soon, but for those that are cached."""
+        """Announce the positions that will be fetched soon, except for cached ones."""
         if self._reads_ahead():
             positions = positions[[not self._is_there(position) for position in positions.tolist()]]
         if len(positions):
             super().announce(positions)
 
     def expect(self, positions: NDArray[Any]) -> None:
-        """Say the positions of an epoch, if it will need the source, as far as a few of them tell."""
+        """Pass the epoch's order on unless a probe of 32 samples is fully cached."""
         if len(positions) and self._reads_ahead():
             probes = positions[np.linspace(0, len(positions) - 1, _NUM_PROBES).astype(np.int64)].tolist()
             if all(map(self._is_there, probes)):
@@ -377,7 +378,7 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
         return not self._eager and any(getattr(pipe, "is_elsewhere", False) for pipe in walk(self._source))
 
     def _is_there(self, position: int) -> bool:
-        """Return whether a field of a sample is cached: those that are read have been cached together."""
+        """Return whether a field of a sample is cached: fields that are read are cached together."""
         sample = self._source.fetch(position)
         base = self._identity.of(sample)
         names = [name for name, value in sample.scope().items() if is_cached(value)]
@@ -398,7 +399,7 @@ class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):
         self._begin()
 
     def samples(self) -> Iterator[Sample]:
-        """Yield new samples, front to back: of shards that have passed before, without opening them."""
+        """Yield new samples, front to back. Shards of an earlier epoch are not opened again."""
         path = list(_work_path(self._source))
         shards = path.pop()
         if not callable(getattr(shards, "place", None)):

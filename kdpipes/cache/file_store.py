@@ -228,10 +228,10 @@ def _entry(content: bytes, compression: str | None) -> memoryview:
 
 
 class _LocalFolder:
-    """A folder of this machine, or of a disk that several machines share.
+    """A local folder, or a folder of a disk that several machines share.
 
     Args:
-        path: Which need not be there.
+        path: The folder, which need not exist.
     """
 
     def __init__(self, path: str) -> None:
@@ -251,7 +251,7 @@ class _LocalFolder:
         return (self._root / name).exists()
 
     def write(self, name: str, content: bytes, *, replace: bool = True) -> None:
-        """Write a file so that nobody sees half of it, whatever happens."""
+        """Write a file atomically."""
         path = self._root / name
         if not replace and path.exists():
             return
@@ -266,7 +266,7 @@ class _LocalFolder:
         _in_folder(self._root / name, lambda: create_file(self._root / name, content))
 
     def names(self) -> list[str]:
-        """Return what lies directly in the folder and is not hidden."""
+        """Return the names of files and folders directly in the folder that are not hidden."""
         with suppress(FileNotFoundError):
             return [path.name for path in self._root.iterdir() if not path.name.startswith(".")]
         return []
@@ -277,7 +277,7 @@ class _LocalFolder:
         return {path.relative_to(self._root).as_posix(): path.stat().st_size for path in files}
 
     def _sweep(self) -> None:
-        """Remove what processes were writing when they were killed."""
+        """Remove the drafts of processes that were killed while writing."""
         if self._is_swept:
             return
         self._is_swept = True
@@ -290,7 +290,7 @@ class _LocalFolder:
 
 
 def _in_folder(path: Path, action: Callable[[], Any]) -> None:
-    """Do something with a path whose folder need not be there yet."""
+    """Call `action`, after making the folder of `path` if it is missing."""
     try:
         action()
     except FileNotFoundError:
@@ -309,10 +309,10 @@ def _is_alive(pid: int) -> bool:
 
 
 class _RemoteFolder:
-    """A folder of a file system that fsspec knows, which writes files whole, as object storage does.
+    """A folder of an fsspec file system that writes files whole, as object storage does.
 
     Args:
-        url: Which need not be there.
+        url: The folder, which need not exist.
     """
 
     def __init__(self, url: str) -> None:
@@ -335,11 +335,11 @@ class _RemoteFolder:
         return bool(retried(lambda: self._files.exists(self._path(name)), num_tries=_NUM_TRIES))
 
     def write(self, name: str, content: bytes, *, replace: bool = True) -> None:
-        """Write a file. One that is there is written again: to ask for it would take as long."""
+        """Write a file, even if it exists: asking would take as long as writing."""
         path = self._path(name)
         try:
             retried(lambda: self._files.pipe_file(path, content), num_tries=_NUM_TRIES)
-        except FileNotFoundError:  # object storage has no folders; others want them to be made
+        except FileNotFoundError:  # object storage has no folders, but other file systems need them
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             retried(lambda: self._files.pipe_file(path, content), num_tries=_NUM_TRIES)
 
@@ -349,7 +349,7 @@ class _RemoteFolder:
             self.write(name, content)
 
     def names(self) -> list[str]:
-        """Return what lies directly in the folder."""
+        """Return the names of files and folders directly in the folder."""
         with suppress(FileNotFoundError):
             return [path.rstrip("/").rsplit("/", 1)[-1] for path in self._files.ls(self._root, detail=False)]
         return []
