@@ -213,7 +213,7 @@ def compare_look_ups(paths: list[str], rounds: int) -> list[str]:
             store.put(keys[index], encode(read(path)))
 
         def value(index: int) -> Any:
-            return decode(store.get_again(keys[index]), verify=False, bytes_as_views=True)
+            return decode(store.get(keys[index], is_known=True), verify=False, bytes_as_views=True)
 
         looks: dict[str, Callable[[int], Any]] = {
             MANAGER: shared.getitem_x,

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from kdpipes import _torchdata  # noqa: F401  # first: it decides how torchdata is imported
 from kdpipes._version import __version__ as __version__
-from kdpipes.cache.cache_in_memory import CacherInMemory
-from kdpipes.cache.cache_in_redis import CacherInRedis
-from kdpipes.cache.cache_on_disk import CacherOnDisk
-from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe
+from kdpipes.cache.cache import CacheIterDataPipe, CacheMapDataPipe, CacherInMemory, CacherInRedis, CacherOnDisk
 from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
 from kdpipes.core.iter_pipe import IterPipe

@@ -110,7 +110,7 @@ READS_PICKLES = {  # of users' own chains and callables, and what their processe
     "callback.py", "worker.py", "shipped.py", "packing.py", "jobs.py", "shared.py",
     "codec.py",  # with `allow_pickle=True` alone
 }  # fmt: skip
-RUNS_CODE = {"_chain_of.py", "s3_server.py"}  # the user's file; a server for tests
+RUNS_CODE = {"_chain_of.py", "s3_server.py", "folder_watcher.py"}  # the user's file; a server for tests; itself
 
 
 def sentences() -> list[str]:

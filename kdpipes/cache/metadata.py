@@ -1,136 +1,94 @@
-"""The file METADATA of a cache in a folder, and its copy: which version and layout it has, and how it was set up."""
+"""The file METADATA of a cache in a folder: its format and layout, and how it was set up."""
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kdpipes.errors import DataError
-from kdpipes.storage.drafts import create_file, replace_file
+from kdpipes.storage.drafts import create_file
+from kdpipes.storage.files import read_url
+from kdpipes.storage.urls import is_local, join_url
 
-__all__ = [
-    "COPY",
-    "METADATA",
-    "create_metadata",
-    "heal_metadata",
-    "metadata_bytes",
-    "metadata_of",
-    "read_metadata",
-    "said_in",
-]
+__all__ = ["METADATA", "Layout", "create_metadata", "layout_in", "metadata_bytes", "parse_metadata", "read_metadata"]
 
+Layout = Literal["lmdb", "files"]
 METADATA = "METADATA"
-COPY = f"{METADATA}.copy"
 _FORMAT = 1
-_WAY_OUT = "Give another folder, or delete this one."
+_HINT = "Give another folder, or delete this one."
 
 
-def said_in(read: Callable[[str], bytes | None], place: str) -> dict[str, Any] | None:
-    """Return what the METADATA file of a place says, or its copy, if it is damaged; None if there is none.
+def parse_metadata(content: bytes | None, place: str, layout: str | None = None) -> dict[str, Any] | None:
+    """Return the content of a METADATA file as a dictionary, None if there is no such file.
 
     Args:
-        read: Returns the content of a file of the place, None if there is none.
-        place: A folder or a URL, for errors.
+        content: The bytes of the file, None if it does not exist.
+        place: The folder or URL, for errors.
+        layout: The layout that the cache must have, None if it may have any format and layout.
 
     Raises:
-        DataError: Both are damaged, or it is no such file.
+        DataError: The file is damaged, or belongs to another format or layout.
     """
-    content = read(METADATA)
     if content is None:
         return None
-    said = _parsed(content) or _parsed(read(COPY))
-    if said is None:
-        raise DataError(f"{place!r} is no cache, or its {METADATA} file is damaged, and so is {COPY}. {_WAY_OUT}")
-    return said
-
-
-def metadata_of(said: dict[str, Any], place: str, layout: str) -> dict[str, Any]:
-    """Return what a METADATA file says.
-
-    Raises:
-        DataError: It is that of another version or layout.
-    """
-    written = said["format"], said["layout"]
-    if written != (_FORMAT, layout):
+    try:
+        found = dict(json.loads(content))
+        checksum = found.pop("checksum", None)  # missing in early caches of kdpipes 0.1
+        is_whole = {"format", "layout"} <= set(found) and checksum in (None, _checksum(found))
+    except (ValueError, TypeError, RecursionError):  # RecursionError: JSON nested too deeply
+        is_whole = False
+    if not is_whole:
+        raise DataError(f"{place!r} is no cache, or its {METADATA} file is damaged. {_HINT}")
+    written = found["format"], found["layout"]
+    if layout is not None and written != (_FORMAT, layout):
         ours = f"This version of kdpipes reads format {_FORMAT}, here of layout {layout!r}"
-        raise DataError(f"{place!r} is a cache of format {written[0]} and layout {written[1]!r}. {ours}. {_WAY_OUT}")
-    return said
+        raise DataError(f"{place!r} is a cache of format {written[0]} and layout {written[1]!r}. {ours}. {_HINT}")
+    return found
 
 
 def metadata_bytes(layout: str, options: dict[str, Any]) -> bytes:
     """Return the content of a METADATA file."""
-    said = {"format": _FORMAT, "layout": layout, **options}
-    return json.dumps({**said, "checksum": _checksum(said)}, indent=1).encode()
+    content = {"format": _FORMAT, "layout": layout, **options}
+    return json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode()
 
 
-def _checksum(said: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
+def _checksum(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def _parsed(content: bytes | None) -> dict[str, Any] | None:
-    """Return what a METADATA file says; None if it is damaged. Those of earlier versions have no checksum."""
+def layout_in(url: str) -> str | None:
+    """Return the layout of the cache in a folder or at a URL, None if there is no cache."""
     try:
-        said = dict(json.loads(content or b""))
-        checksum = said.pop("checksum", None)
-        is_whole = {"format", "layout"} <= set(said) and checksum in (None, _checksum(said))
-    except (ValueError, TypeError, RecursionError):  # RecursionError: JSON nested too deeply
+        place = Path(url).expanduser() / METADATA
+        content = place.read_bytes() if is_local(url) else read_url(join_url(url, METADATA))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
-    return said if is_whole else None
-
-
-def heal_metadata(folder: Any) -> tuple[int, int]:
-    """Write METADATA again from its copy, or the copy from METADATA, and return how many were damaged and are healed.
-
-    Args:
-        folder: The cache's, a `LocalFolder` or `RemoteFolder`.
-    """
-    contents = {name: folder.read(name) for name in (METADATA, COPY)}
-    whole = next((content for content in contents.values() if _parsed(content) is not None), None)
-    num_damaged = num_healed = 0
-    for name, content in contents.items():
-        if whole is not None and _parsed(content) is None:
-            num_damaged += content is not None
-            with suppress(Exception):  # of any file system that cannot be written: then it is not healed
-                folder.write(name, whole)
-                num_healed += content is not None
-    return num_damaged, num_healed
+    found = parse_metadata(content, url)
+    return None if found is None else str(found["layout"])
 
 
 def read_metadata(folder: Path, layout: str) -> dict[str, Any] | None:
-    """Return what the METADATA file of a folder of this machine says, None if there is none."""
-    said = said_in(lambda name: _content_of(folder / name), str(folder))
-    return None if said is None else metadata_of(said, str(folder), layout)
-
-
-def _content_of(path: Path) -> bytes | None:
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return path.read_bytes()
-    return None
+    """Return the METADATA of a local folder, None if there is none."""
+    try:
+        content = (folder / METADATA).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return parse_metadata(content, str(folder), layout)
 
 
 def create_metadata(folder: Path, layout: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Make a folder a cache, unless it is one, and return what its METADATA file says: the first process decides.
+    """Make a local folder a cache, unless it is one, and return its METADATA: the first process decides.
 
     Raises:
         DataError: The folder holds something else.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = read_metadata(folder, layout)
-    if found is not None:
-        return found
     others = [path.name for path in folder.iterdir() if not path.name.startswith((".", METADATA))]
-    if others:
-        found = read_metadata(folder, layout)  # another process has been quicker
-        if found is None:
-            raise DataError(
-                f"{str(folder)!r} is no cache, but holds {others[0]!r}. Give an empty folder, or a new one."
-            )
-        return found
-    create_file(folder / METADATA, metadata_bytes(layout, options))
-    with suppress(OSError):  # a full disk: one does
-        replace_file(folder / COPY, (folder / METADATA).read_bytes())
-    return read_metadata(folder, layout) or {}
+    found = read_metadata(folder, layout)  # after the listing: another process may be making the cache just now
+    if found is None and others:
+        raise DataError(f"{str(folder)!r} is no cache, but holds {others[0]!r}. Give an empty folder, or a new one.")
+    if found is None:
+        create_file(folder / METADATA, metadata_bytes(layout, options))
+    return found or read_metadata(folder, layout) or {}

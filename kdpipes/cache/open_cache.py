@@ -1,26 +1,33 @@
-"""A complete cache as a source of its own, where that which has filled it need not be."""
+"""A complete cache as a source of its own, which opens without the source that filled it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.cache.contents import Contents, read_contents
-from kdpipes.cache.disk_store import store_in
-from kdpipes.cache.identity import key_of
-from kdpipes.cache.store import bound_to
+from kdpipes.cache.file_store import FileStore
+from kdpipes.cache.key import key_of
+from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.cache.metadata import METADATA, layout_in
+from kdpipes.cache.store import CacheStore, bound_to
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.masked import masked
 from kdpipes.core.registry import called_as
 from kdpipes.errors import DataError, check_flag, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
-from kdpipes.storage.codec import DamagedError, decode
-from kdpipes.storage.shared import Shared
+from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
+from kdpipes.storage.shared import PackedStrings, Shared
+from kdpipes.storage.urls import is_local
 
-__all__ = ["CacheReaderMapDataPipe"]
+__all__ = ["CacheReaderMapDataPipe", "Contents", "heal_contents", "read_contents", "store_in", "write_contents"]
+
+_KEYS = b"\0contents", b"\0contents again"  # twice: nothing else knows the samples' keys and labels
 
 
 @called_as("open_cache")
@@ -125,7 +132,7 @@ class CacheReaderMapDataPipe(MapPipe):
         if self._contents is None:
             contents = read_contents(self._store)
             if contents is None and (refusal := self._store.refusal) is not None:
-                raise DataError(f"The cache {self._url!r} {refusal.reason}. {refusal.way_out}")
+                raise DataError(f"The cache {self._url!r} {refusal.reason}. {refusal.hint}")
             if contents is None:
                 raise DataError(
                     f"The cache {self._url!r} has {self._store.stats().entries:,} entries, but is not complete: epochs "
@@ -138,3 +145,100 @@ class CacheReaderMapDataPipe(MapPipe):
 
 def _flag(flags: Any, index: int) -> bool:
     return flags if isinstance(flags, bool) else bool(flags[index])
+
+
+class Contents(NamedTuple):
+    """What a complete cache holds.
+
+    Args:
+        keys: The samples' keys, in the order of their source.
+        notes: Plain data that were written with them.
+    """
+
+    keys: PackedStrings
+    notes: dict[str, Any]
+
+
+def write_contents(store: CacheStore, keys: Sequence[str], notes: dict[str, Any]) -> bool:
+    """Mark a cache as complete, when all entries of its samples are there; return whether that could be kept.
+
+    Args:
+        store: The cache.
+        keys: The samples' keys, in the order of their source.
+        notes: Plain data that a reader needs besides, such as the names of fields.
+    """
+    ends, letters = PackedStrings(keys).arrays()
+    return all(_is_written(store, key, {"ends": ends, "letters": letters, "notes": notes}) for key in _KEYS)
+
+
+def _is_written(store: CacheStore, key: bytes, said: dict[str, Any]) -> bool:
+    entry = b"".join(encode(said, key=bound_to(key)))
+    with suppress(DamagedError):
+        found = store.get(key)
+        if found is not None and bytes(found) == entry:
+            return True
+    return store.put(key, [entry], replace=store.contains(key))
+
+
+def read_contents(store: CacheStore) -> Contents | None:
+    """Return what a complete cache holds, None if it is not complete.
+
+    Raises:
+        DamagedError: The entry is damaged, and so is its copy.
+    """
+    damaged: list[str] = []
+    for key in _KEYS:
+        try:
+            entry = store.get(key)
+            # A copy: LMDB reuses the pages of a list that another process replaces, and these arrays stay in use.
+            said = None if entry is None else decode(bytes(entry), key=bound_to(key))
+        except (DamagedError, PickledError) as error:
+            damaged.append(f"{store.place_of(key)}: {error}")
+            continue
+        if said is not None:
+            return Contents(PackedStrings.of_arrays(said["ends"], said["letters"]), said["notes"])
+    if damaged:
+        raise DamagedError(
+            f"The list of the cache's samples cannot be read ({' '.join(damaged)}) Its other entries stay, and "
+            "`.warm_up()` of the chain that has the source writes the list again."
+        )
+    return None
+
+
+def heal_contents(store: CacheStore) -> int:
+    """Write the list of samples again from its copy, or the copy from the list; return how many were damaged."""
+    found = {key: _sound(store, key) for key in _KEYS}
+    whole = next((said for said in found.values() if said is not None), None)
+    if whole is None:
+        return 0
+    damaged = {key: store.contains(key) for key, said in found.items() if said is None}
+    healed = {key: store.put(key, encode(whole, key=bound_to(key)), replace=there) for key, there in damaged.items()}
+    return sum(is_there and healed[key] for key, is_there in damaged.items())
+
+
+def _sound(store: CacheStore, key: bytes) -> Any:
+    with suppress(DamagedError, PickledError):
+        entry = store.get(key)
+        return None if entry is None else decode(entry, key=bound_to(key))
+    return None
+
+
+def store_in(url: str) -> CacheStore:
+    """Return the store of a cache that is there.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    url = url.removeprefix("file://")
+    layout = layout_in(url)
+    if layout is None:
+        hint = "`chain.cache_on_disk(...)` makes one, when a field of it is read."
+        if url.endswith(".zip"):
+            hint = f"One that is packed, without its folder, opens as 'zip://::{url.rpartition('::')[2]}'."
+        raise FileNotFoundError(masked(f"There is no cache in {url!r}: no file {METADATA}. {hint}"))
+    if layout == "lmdb" and not is_local(url):
+        hint = "Unpack it, or make it by `cache_on_disk(..., layout='files')`."
+        raise ValueError(
+            f"The cache in {masked(url)!r} is one database (LMDB), which opens in a local folder alone. {hint}"
+        )
+    return LmdbStore(url) if layout == "lmdb" else FileStore(url)

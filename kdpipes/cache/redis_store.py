@@ -7,15 +7,13 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from kdpipes.cache.store import MORE_ROOM, CacheStats, Refusal, check_key
-from kdpipes.cache.tally import Tally
+from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Refusal, check_key
 from kdpipes.errors import check_choice, check_count, is_number, must_be
-from kdpipes.storage.batches import in_batches
 from kdpipes.storage.codec import DamagedError
 
 __all__ = ["MOST_VALUE_BYTES", "RedisStore"]
@@ -23,16 +21,15 @@ __all__ = ["MOST_VALUE_BYTES", "RedisStore"]
 Result = TypeVar("Result")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_./-]+")
 MOST_VALUE_BYTES = 512 << 20  # the limit of redis itself
-_ROUND_TRIP_BYTES = 32 << 20
-_PAUSE_S = 5.0  # in which a server that was away, or full, is not asked
+_PAUSE_S = 5.0  # before a server that was away, or full, is asked again
 _WAY_OUT = 'Start it, or go on without a cache while it is away: `on_unreachable="go_on"`.'
 
 
-class RedisStore:
+class RedisStore(CacheStore):
     """A `CacheStore` in a redis server. It touches only keys that begin with its namespace, and never flushes.
 
-    Several entries travel in one round trip. Nobody but the server decides what it evicts: when it refuses more, the
-    rest is not kept. The server may be stopped and started again at any time; what it has forgotten is loaded again.
+    Only the server decides what it evicts: when it takes no more, the rest is not kept. The server may be stopped and
+    started again at any time; entries that it has lost are loaded again.
 
     Args:
         url: Of the server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
@@ -46,6 +43,12 @@ class RedisStore:
         ImportError: redis is not installed.
         ConnectionError: When it is used: the server is away.
     """
+
+    layout = "redis"
+    of_process = ("_client", "_closing", "_process", "_silent_until", "_full_until", "refusal")
+
+    _silent_until: float
+    _full_until: float
 
     def __init__(
         self,
@@ -73,100 +76,58 @@ class RedisStore:
         self._url, self._prefix = url, f"{namespace}:".encode()
         self._ttl_ms = None if ttl_s is None else int(ttl_s * 1000)
         self._goes_on, self._timeout_s = on_unreachable == "go_on", timeout_s
-        self._tally = Tally()
-        self._start()
+        self.start()
 
-    def get(self, key: bytes) -> memoryview | None:
-        entry = self._found([key])[0]
-        is_too_long = entry is not None and len(entry) > self._max_value_bytes
-        self._tally.count(hits=int(entry is not None and not is_too_long), misses=int(entry is None or is_too_long))
-        if is_too_long:
+    def get(self, key: bytes, *, is_known: bool = False) -> memoryview | None:
+        name, nothing = self._name(key), None
+        entry: bytes | None = self._asked(lambda client: client.get(name), nothing)
+        if entry is not None and len(entry) > self._max_value_bytes:
             raise DamagedError(f"The entry is longer than `max_value_bytes`, {self._max_value_bytes:,}.")
         return None if entry is None else memoryview(entry)
 
-    def get_many(self, keys: Sequence[bytes]) -> list[memoryview | None]:
-        found = [None if entry is None or len(entry) > self._max_value_bytes else entry for entry in self._found(keys)]
-        num_misses = sum(entry is None for entry in found)
-        self._tally.count(hits=len(found) - num_misses, misses=num_misses)
-        return [None if entry is None else memoryview(entry) for entry in found]
-
-    def _found(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        names = [self._name(key) for key in keys]
-        found: list[bytes | None] = self._asked(lambda client: client.mget(names), []) if names else []
-        return found or [None] * len(names)
-
     def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
-        return self._write([self._entry(key, buffers)], replace)
-
-    def put_many(self, entries: Iterable[tuple[bytes, Iterable[Any]]]) -> bool:
-        return all(
-            self._write(batch, False)
-            for batch in in_batches((self._entry(*entry) for entry in entries), _ROUND_TRIP_BYTES)
-        )
-
-    def contains(self, key: bytes) -> bool:
-        return bool(self._asked(lambda client: client.exists(self._name(key)), 0))
-
-    def stats(self) -> CacheStats:
-        """Return what has been counted; the number of entries and bytes by going through the server's keys."""
-        sizes: list[int] = self._asked(self._sizes, [])
-        tally = self._tally
-        return CacheStats(tally.hits, tally.misses, sum(sizes), len(sizes), tally.healed)
-
-    def close(self) -> None:
-        self._closing()
-        self._start()
-
-    def __getstate__(self) -> dict[str, Any]:
-        of_process = ("_client", "_closing", "_process", "_silent_until", "_full_until", "refusal")
-        return {name: value for name, value in vars(self).items() if name not in of_process}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._start()
-
-    def _start(self) -> None:
-        self._process = os.getpid()
-        self._client: Any = None
-        self._closing: Callable[[], Any] = bool
-        self._silent_until = self._full_until = 0.0
-        self.refusal: Refusal | None = None
-
-    def _name(self, key: bytes) -> bytes:
-        return self._prefix + check_key(key)
-
-    def _entry(self, key: bytes, buffers: Iterable[Any]) -> tuple[bytes, bytes]:
-        content = b"".join(buffers)
+        name, content = self._name(key), b"".join(buffers)
         if len(content) > self._max_value_bytes:
             raise ValueError(
                 f"An entry has {len(content):,} bytes, but this cache in redis keeps at most "
                 f"{self._max_value_bytes:,} bytes per entry (`max_value_bytes`)."
             )
-        return self._name(key), content
-
-    def _write(self, batch: list[tuple[bytes, bytes]], replace: bool) -> bool:
-        def write(client: Any) -> list[Any]:
-            pipeline = client.pipeline(transaction=False)
-            for name, content in batch:
-                if replace:
-                    pipeline.exists(name)
-                pipeline.set(name, content, px=self._ttl_ms, nx=not replace)
-            answers: list[Any] = pipeline.execute(raise_on_error=False)
-            return answers
-
         if time.monotonic() < self._full_until:
             return False
-        answers = self._asked(write, None)
-        if answers is None:
-            return False
-        refused = next((answer for answer in answers if isinstance(answer, Exception)), None)
-        if refused is not None:
+        full = _redis().exceptions.ResponseError
+        try:
+            return self._asked(lambda client: self._set(client, name, content, replace), False)
+        except full as error:
             self._full_until = time.monotonic() + _PAUSE_S
-            self.refusal = Refusal(f"takes no more ({refused})", MORE_ROOM)
-            self._warn(f"takes no more ({refused}). It keeps what it has, and the rest is loaded each time.")
+            self.refusal = Refusal(f"takes no more ({error})", MORE_ROOM)
+            self._warn(f"takes no more ({error}). It keeps what it has, and the rest is loaded each time.")
             return False
-        self._tally.count(healed=int(answers[0]) if replace else 0)
+
+    def _set(self, client: Any, name: bytes, content: bytes, replace: bool) -> bool:
+        client.set(name, content, px=self._ttl_ms, nx=not replace)
         return True
+
+    def contains(self, key: bytes) -> bool:
+        return bool(self._asked(lambda client: client.exists(self._name(key)), 0))
+
+    def stats(self) -> CacheStats:
+        """Return the number of entries and bytes, for which all keys of the server are listed."""
+        sizes: list[int] = self._asked(self._sizes, [])
+        return CacheStats(bytes=sum(sizes), entries=len(sizes))
+
+    def close(self) -> None:
+        self._closing()
+        self.start()
+
+    def start(self) -> None:
+        self._process = os.getpid()
+        self._client: Any = None
+        self._closing: Callable[[], Any] = bool
+        self._silent_until = self._full_until = 0.0
+        self.refusal = None
+
+    def _name(self, key: bytes) -> bytes:
+        return self._prefix + check_key(key)
 
     def _sizes(self, client: Any) -> list[int]:
         sizes: list[int] = []
@@ -199,7 +160,7 @@ class RedisStore:
     def _opened(self) -> Any:
         if self._client is None or self._process != os.getpid():
             redis = _redis()
-            self._start()
+            self.start()
             once_more = redis.retry.Retry(redis.backoff.NoBackoff(), 1)  # of a server that was restarted
             self._client = redis.Redis.from_url(
                 self._url,
@@ -211,7 +172,7 @@ class RedisStore:
         return self._client
 
     def _warn(self, text: str) -> None:
-        self._tally.warn_once(f"The redis server at {self._place()} {text}")
+        self.warn_once(f"The redis server at {self._place()} {text}")
 
     def _place(self) -> str:
         """Return where the server is, without the password."""

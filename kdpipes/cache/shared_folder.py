@@ -1,4 +1,4 @@
-"""Folders in shared memory, which go with the last process that has made or opened them."""
+"""Folders in shared memory, which are removed with the last process that has made or opened them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from kdpipes.cache.folder_watcher import unwatch, watch
 from kdpipes.errors import must_be
 from kdpipes.storage.held_files import CAN_HOLD
 
+# filelock cannot do this: the folder itself is locked, shared by several processes, and never a file inside it.
 with suppress(ImportError):  # Windows does not have it
     import fcntl
 
@@ -42,16 +43,16 @@ def free_bytes(folder: str | os.PathLike[str]) -> int:
 
 
 class SharedFolder:
-    """A folder in shared memory (`/dev/shm`; elsewhere than on Linux, among the temporary files).
+    """A folder in shared memory (`/dev/shm`; on other systems than Linux, a temporary folder).
 
-    The process that makes it holds it, by a lock that the system lets go of however the process ends. Without a name,
-    the folder goes with that process or this object; with one, with the last process that has opened it by its name.
-    What a killed process has left, a small process that watches it removes (Linux), or any later one that makes a
-    folder. A copy in another process, pickled or forked, is the same folder, but does not hold it.
+    The process that makes it holds it by a lock, which the system releases however the process ends. Without a name,
+    the folder is removed with that process or this object; with a name, with the last process that opened it by its
+    name. The folders of a killed process are removed by a small helper process (Linux), or by the next process that
+    makes a folder. A copy in another process, pickled or forked, is the same folder, but does not hold it.
 
     Args:
-        name: By which other processes of this user find it.
-        keep: Whether it stays when nobody holds it any more, until `clear_named`.
+        name: The name by which other processes of this user find it.
+        keep: Whether it stays when no process holds it any more, until `clear_named`.
     """
 
     def __init__(self, name: str | None = None, *, keep: bool = False) -> None:
@@ -81,7 +82,7 @@ _live: weakref.WeakValueDictionary[str, SharedFolder] = weakref.WeakValueDiction
 
 
 def _found(path: str) -> SharedFolder:
-    """Return a copy: in the process that holds the folder the very same object, lest it goes with the first of two."""
+    """Return a copy: the same object in the process that holds the folder, so that it outlives the first of two."""
     known = _live.get(path)
     if known is None:
         known = SharedFolder.__new__(SharedFolder)
@@ -137,7 +138,7 @@ def _let_go(path: str, lock: int | None, owner: int, is_named: bool) -> None:
 
 
 def _remove_if_free(path: str, lock: int) -> None:
-    """Remove a folder that nobody else holds, and that is not to be kept."""
+    """Remove a folder, unless it is held or to be kept."""
     if not CAN_HOLD:
         return
     try:
@@ -149,13 +150,13 @@ def _remove_if_free(path: str, lock: int) -> None:
 
 
 def _sweep() -> None:
-    """Remove what processes have left that were killed."""
+    """Remove the folders of processes that were killed."""
     if not CAN_HOLD:
         return
     for path in _root().glob(f"{_prefix()}*"):
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:  # gone, or none of ours
+        except OSError:  # gone, or of another user
             continue
         try:
             if os.fstat(lock).st_uid == os.getuid():
@@ -165,7 +166,7 @@ def _sweep() -> None:
 
 
 def named_folders() -> list[str]:
-    """Return the names of the folders of this user that are there."""
+    """Return the names of the existing folders of this user."""
     paths = (path for path in _root().glob(f"{_prefix()}*") if path.is_dir() and not path.is_symlink())
     stems = (path.name.removeprefix(_prefix()) for path in paths)
     return sorted(stem for stem in stems if _NAME.fullmatch(stem))
@@ -175,7 +176,7 @@ def clear_named(name: str) -> None:
     """Remove a folder by its name. Processes that use it go on with what they have open.
 
     Raises:
-        FileNotFoundError: There is none of that name.
+        FileNotFoundError: There is no folder of that name.
     """
     if name not in named_folders():
         raise FileNotFoundError(f"There is no folder {name!r} in shared memory; there are {named_folders()}.")

@@ -1,15 +1,19 @@
-"""What every cache does: entries of bytes by key, kept for all processes that open the same place."""
+"""The interface of all cache stores: entries of bytes by key, shared by all processes that open the same place."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple
 
+from kdpipes.core.masked import masked
 from kdpipes.errors import must_be
 
-__all__ = ["MORE_ROOM", "MOST_KEY_BYTES", "CacheStats", "CacheStore", "Refusal", "bound_to", "check_key", "way_out_of"]
+__all__ = ["MORE_ROOM", "MOST_KEY_BYTES", "CacheStats", "CacheStore", "Refusal", "bound_to", "check_key", "hint_for"]
 
 MORE_ROOM = "Give it more room, or warm up a part of the samples."
 MOST_KEY_BYTES = 255
@@ -17,14 +21,14 @@ _FOR_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CacheStats(NamedTuple):
-    """What a cache has done in this process, and what it holds.
+    """What a cache holds, and what the processes of its chain have counted.
 
     Args:
-        hits: How often `get` found an entry, in this process.
-        misses: How often it did not.
-        bytes: What the cache takes, of all processes.
-        entries: How many entries it has, of all processes.
-        healed: How many entries this process has replaced, because they were damaged.
+        hits: How often a value was found.
+        misses: How often a value had to be loaded.
+        bytes: The size of the cache.
+        entries: The number of entries in the cache.
+        healed: How many damaged entries were replaced.
     """
 
     hits: int = 0
@@ -35,19 +39,19 @@ class CacheStats(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Why a store keeps no more in this process.
+    """Why a store keeps no more entries in this process.
 
     Args:
-        reason: What goes behind the name of the cache: "takes no more (...)".
-        way_out: A sentence that says what would help.
+        reason: A predicate whose subject is the cache: "takes no more (...)".
+        hint: A sentence that says what would help.
     """
 
     reason: str
-    way_out: str
+    hint: str
 
 
-def way_out_of(error: Exception) -> str:
-    """Return what would help against an error of storage: more room, if it is full, or another place."""
+def hint_for(error: Exception) -> str:
+    """Return what would help against a storage error: more room if the storage is full, or else another place."""
     if isinstance(error, OSError) and error.errno in _FOR_ROOM:
         return MORE_ROOM
     if "already open in this process" in str(error):
@@ -55,48 +59,90 @@ def way_out_of(error: Exception) -> str:
     return "Let this user write there, or give a place that can be written: more room would not help."
 
 
-class CacheStore(Protocol):
-    """A place that keeps entries. What cannot be kept is left out, with a warning: a cache is no reason to stop.
+class CacheStore(ABC):
+    """A place that keeps entries. An entry that cannot be kept is left out, with a warning: the epoch goes on.
 
-    A store opens what it needs when it is first used in a process: it may be pickled and inherited by forked processes
-    at any time, and is used by several threads and processes at once. Keys are 1 to 255 bytes.
+    A store opens what it needs when it is first used in a process. It may be pickled, and inherited by forked
+    processes, at any time, and is used by several threads and processes at once. Keys are 1 to 255 bytes.
     """
 
-    refusal: Refusal | None
+    layout: ClassVar[str]
+    of_process: ClassVar[tuple[str, ...]] = ()  # attributes that `start` sets, which are not pickled
+    has_quick_stats: ClassVar[bool] = False  # whether `stats` needs no search through all entries
 
-    def get(self, key: bytes) -> memoryview | None:
-        """Return an entry, read-only, or None. The view stays as it is for as long as it is held.
+    is_shared = True  # whether other chains may find the entries
+    refusal: Refusal | None = None
+    _warned_in = 0  # the process that has warned
+
+    @abstractmethod
+    def get(self, key: bytes, *, is_known: bool = False) -> memoryview | None:
+        """Return an entry, read-only, or None. The view stays valid for as long as it is held.
+
+        Args:
+            key: The key of the entry.
+            is_known: Whether this process has read the entry before, and found it whole. A store may then remember
+                where the entry is.
 
         Raises:
             DamagedError: The entry cannot even be read; `put(..., replace=True)` heals it.
         """
 
-    def get_many(self, keys: Sequence[bytes]) -> list[memoryview | None]:
-        """Return several entries, of those that are missing or damaged None."""
-
+    @abstractmethod
     def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
-        """Keep an entry, given as buffers that follow each other; one that is there already stays as it is.
+        """Keep an entry, given as consecutive buffers. An existing entry stays as it is.
 
         Args:
-            key: Under which it is found.
-            buffers: Of `kdpipes.storage.codec.encode`, for example.
-            replace: Whether an entry that is there is damaged, and to be replaced.
+            key: The key of the entry.
+            buffers: For example those of `kdpipes.storage.codec.encode`.
+            replace: Whether an existing entry is damaged, and is to be replaced.
 
         Returns:
-            Whether the entry is there now; False where the store is full, cannot be written or is out of reach.
+            Whether the entry is there now; False if the store is full, read-only or out of reach.
         """
 
-    def put_many(self, entries: Iterable[tuple[bytes, Iterable[Any]]]) -> bool:
-        """Keep several entries; return whether all of them are there now."""
-
+    @abstractmethod
     def contains(self, key: bytes) -> bool:
-        """Return whether there is an entry, which counts as neither a hit nor a miss."""
+        """Return whether there is an entry."""
 
+    @abstractmethod
     def stats(self) -> CacheStats:
-        """Return what has been counted."""
+        """Return the number of entries and bytes."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Set the attributes of `of_process`: nothing is open yet."""
 
     def close(self) -> None:
-        """Let go of what is open in this process. The next use opens it again."""
+        """Release what is open in this process. The next use opens it again."""
+        self.start()
+
+    def check(self) -> None:  # noqa: B027 - most stores have nothing to check
+        """Check, before an epoch, that the cache can be read safely.
+
+        Raises:
+            DataError: The cache has been truncated.
+        """
+
+    def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
+        """Yield `bound_to(key)` and content of each entry, None for a content that cannot be read."""
+        raise NotImplementedError
+
+    def place_of(self, key: bytes) -> str:
+        """Return where an entry is, for errors."""
+        return repr(key)
+
+    def warn_once(self, text: str) -> None:
+        """Warn, unless this process has already been warned of this store."""
+        if self._warned_in != os.getpid():
+            self._warned_in = os.getpid()
+            warnings.warn(masked(text), stacklevel=5)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in (*self.of_process, "_warned_in")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.start()
 
 
 def bound_to(key: bytes) -> bytes:
@@ -108,7 +154,12 @@ def bound_to(key: bytes) -> bytes:
 
 
 def check_key(key: bytes) -> bytes:
-    """Return a key, or refuse it."""
+    """Return `key` if it is valid.
+
+    Raises:
+        TypeError: It is not bytes.
+        ValueError: It is empty or too long.
+    """
     if not isinstance(key, bytes):
         raise TypeError(must_be("key", "bytes", key))
     if not 1 <= len(key) <= MOST_KEY_BYTES:

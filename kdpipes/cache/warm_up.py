@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from kdpipes._progress import shown_if_slow
-from kdpipes.cache.contents import write_contents
-from kdpipes.cache.identity import key_of
+from kdpipes.cache.key import key_of
+from kdpipes.cache.open_cache import write_contents
 from kdpipes.cache.store import MORE_ROOM, Refusal, bound_to
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import samples_of
@@ -135,10 +135,10 @@ def _kept(pipe: Any, sample: Sample) -> _Kept:
 
 def _refuse(pipe: Any) -> NoReturn:
     stats, refusal = pipe.stats(), pipe.operation.store.refusal
-    reason, way_out = refusal or Refusal("takes no more", MORE_ROOM)
+    reason, hint = refusal or Refusal("takes no more", MORE_ROOM)
     raise DataError(
         f"The cache cannot keep all samples: it has {stats.entries} entries of {stats.bytes:,} bytes in all, and "
-        f"{reason}. What it has stays. {way_out}"
+        f"{reason}. What it has stays. {hint}"
     )
 
 

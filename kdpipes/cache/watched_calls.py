@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
+import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from kdpipes.cache.private_generators import PrivateGenerator, private_generators, reached_from
+import numpy as np
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from kdpipes.callback import Callback
 from kdpipes.core.chain import Chain
 from kdpipes.core.fingerprint import attributes_of, digest_with_globals
 from kdpipes.core.first_values import MISSING, Change, note_changed_attribute, note_changed_global
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.core.user_code import globals_read, is_users
 
-__all__ = ["WatchedCalls"]
+__all__ = ["WatchedCalls", "reached_from"]
 
 _NUM_LOOKS = 2  # per process: some functions make their generator when they are first called
-_MOST = 100  # objects to look at, and as many globals
+_MOST = 100  # objects to watch, and as many globals
+_MOST_REACHED = 20_000  # objects
 _COLLECTIONS = (dict, list, set)
-_MANY = 1000  # entries; changes inside longer collections are not noticed
+_MANY = 1000  # entries; of longer collections, the rest is not looked at, and changes inside are not noticed
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_PIPES = (IterDataPipe, MapDataPipe)
 
 
 class WatchedCalls:
@@ -40,7 +50,7 @@ class WatchedCalls:
         self._looking = threading.Lock()
         self._process = os.getpid()
         self._num_looks = 0
-        self._generators: list[tuple[str, PrivateGenerator]] = []
+        self._generators: list[tuple[str, str, Any]] = []
         self._holders: list[Any] = []
         self._globals: list[tuple[dict[str, Any], str]] = []
 
@@ -56,12 +66,12 @@ class WatchedCalls:
             known = self._known_by() if self._warns_of_changed and self._num_looks == 0 else None
             if self._num_looks < _NUM_LOOKS:
                 self._look()
-        before = [(pipe, generator, generator.state()) for pipe, generator in self._generators]
+        before = [(pipe, name, generator, _state(generator)) for pipe, name, generator in self._generators]
         attributes = [(holder, _kept(attributes_of(holder))) for holder in self._holders]
         namespaces = [
             (namespace, _kept({name: namespace[name]})) for namespace, name in self._globals if name in namespace
         ]
-        yield lambda: next(((pipe, each.name) for pipe, each, state in before if each.state() != state), None)
+        yield lambda: next(((pipe, name) for pipe, name, each, state in before if _state(each) != state), None)
         for holder, kept in attributes:
             for name, change in _changes(kept, attributes_of(holder)):
                 note_changed_attribute(holder, name, change)
@@ -73,24 +83,19 @@ class WatchedCalls:
 
     def _look(self) -> None:
         self._num_looks += 1
+        work = [node for node in reversed(Chain.of(self._source)) if not node.traits.is_plan]
+        reached = [(node, name, part) for node in work for name, part in reached_from(node.pipe)]
         self._generators = [
-            (node.name, generator)
-            for node in reversed(Chain.of(self._source))
-            if not node.traits.is_plan and isinstance(node.pipe, MapPipe | IterPipe)
-            for generator in private_generators(node.pipe)
-        ]
-        reached = [
-            (node.pipe, part)
-            for node in reversed(Chain.of(self._source))
-            if not node.traits.is_plan
-            for _, part in reached_from(node.pipe)
+            (node.name, name or type(part).__name__, part)
+            for node, name, part in reached
+            if isinstance(node.pipe, MapPipe | IterPipe) and isinstance(part, _GENERATORS) and not _is_global(part)
         ]
         self._holders = [
             part
-            for pipe, part in reached
-            if is_users(type(part)) and not isinstance(part, type) and not isinstance(pipe, SampleMapper)
+            for node, _, part in reached
+            if is_users(type(part)) and not isinstance(part, type) and node.operation is None
         ][:_MOST]
-        read = [each for _, part in reached for each in globals_read(part)]
+        read = [each for _, _, part in reached for each in globals_read(part)]
         self._globals = list({(id(namespace), name): (namespace, name) for namespace, name in read}.values())[:_MOST]
 
     def _known_by(self) -> list[tuple[str, bytes]]:
@@ -144,3 +149,83 @@ def _warn_of_changed(before: list[tuple[str, bytes]], after: list[tuple[str, byt
                 stacklevel=2,
             )
             return
+
+
+def _is_global(generator: Any) -> bool:
+    return generator is np.random.mtrand._rand or generator is torch.default_generator
+
+
+def _state(generator: Any) -> Any:
+    """Return data that differs once a generator has drawn."""
+    if isinstance(generator, np.random.Generator):
+        return repr(generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return repr(generator.get_state(legacy=False))
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state().numpy().tobytes()
+
+
+def reached_from(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each object that a pipe, an operation or a function reaches, once, with the name that users know it by.
+
+    Nothing is called. The search follows closures, defaults, globals that the code names, arguments of
+    `functools.partial`, collections, and attributes of objects of the user's own classes; but neither attributes of
+    modules nor other pipes.
+    """
+    seen: dict[int, Any] = {}
+    waiting: list[tuple[str, Any]] = [("", value)]
+    while waiting and len(seen) < _MOST_REACHED:
+        name, part = waiting.pop()
+        if id(part) in seen or (isinstance(part, _PIPES) and part is not value):
+            continue
+        seen[id(part)] = part  # held, so that no other object gets its address
+        yield name, part
+        if not isinstance(part, _GENERATORS):
+            waiting += ((inner or name, each) for inner, each in _parts(name, part))
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a value reaches, by the names that a user knows it by."""
+    if isinstance(value, Callback):
+        yield "", value.function
+    elif isinstance(value, functools.partial):
+        yield from (("", value.func), *(("", each) for each in value.args), *value.keywords.items())
+    elif isinstance(value, MethodType):
+        yield from (("", value.__func__), ("", value.__self__))
+    elif isinstance(value, FunctionType):
+        yield from _named_in(value)
+    elif isinstance(value, Mapping):
+        yield from ((str(key), each) for key, each in itertools.islice(value.items(), _MANY))
+    elif isinstance(value, list | tuple | Set):
+        yield from (("", each) for each in itertools.islice(value, _MANY))
+    elif is_users(type(value)):
+        attributes = {**dict(_of_class(type(value))), **attributes_of(value)}
+        yield from ((f"{name}.{attribute}".lstrip("."), each) for attribute, each in attributes.items())
+    elif type(value).__module__.startswith("kdpipes."):
+        yield from (("", each) for each in attributes_of(value).values())
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    for each in kind.__mro__:
+        if is_users(each):
+            yield from (
+                (name, part) for name, part in vars(each).items() if isinstance(part, (FunctionType, *_GENERATORS))
+            )
+
+
+def _named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # a function that calls itself, seen while it is being made
+            continue
+    code, defaults = function.__code__, function.__defaults__ or ()
+    yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in _global_names(code):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def _global_names(code: CodeType) -> set[str]:
+    inner = (_global_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*inner)

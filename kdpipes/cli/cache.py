@@ -44,7 +44,7 @@ def list_caches(places: tuple[str, ...], as_json: bool) -> None:
       {"place": "cache/birds", "layout": "lmdb", "entries": 320, "bytes": 812345, "num_samples": 160}
       layout: "lmdb" or "files". num_samples: how many the cache is complete for; null if it is not.
     """
-    from kdpipes.cache.looking import look_at_cache, named_caches
+    from kdpipes.cache.admin import look_at_cache, named_caches
 
     found = (look_at_cache(place) for place in places or named_caches())
     if as_json:
@@ -60,9 +60,9 @@ def list_caches(places: tuple[str, ...], as_json: bool) -> None:
 @click.argument("places", nargs=-1, required=True)
 @json_option
 def verify_caches(places: tuple[str, ...], as_json: bool) -> None:
-    """Read all entries, count those that are damaged, and heal what needs no source.
+    """Read all entries, count those that are damaged, and repair the list of samples.
 
-    That is how the cache was set up, and its list of samples, of which it has copies. PLACES are folders, URLs, or
+    A cache has two copies of that list; other entries need the chain with the source. PLACES are folders, URLs, or
     name=NAME for caches in memory. If anything stays damaged, the exit status is 1.
 
     \b
@@ -73,9 +73,9 @@ def verify_caches(places: tuple[str, ...], as_json: bool) -> None:
     \b
     JSON: a list of
       {"place": "cache/birds", "entries": 320, "damaged": 0, "healed": 0}
-      healed: how many of those that were damaged are whole again.
+      healed: how many of the damaged entries were repaired.
     """
-    from kdpipes.cache.looking import check_cache
+    from kdpipes.cache.admin import check_cache
     from kdpipes.errors import DataError
 
     checked, total = [], 0
@@ -106,7 +106,7 @@ def clear_caches(places: tuple[str, ...]) -> None:
       kdpipes cache clear cache/birds
       kdpipes cache clear name=birds
     """
-    from kdpipes.cache.looking import clear_cache
+    from kdpipes.cache.admin import clear_cache
 
     for place in places:
         clear_cache(place)

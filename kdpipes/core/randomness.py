@@ -302,12 +302,12 @@ def seeded_globals(key: bytes) -> Iterator[Callable[[], bool]]:
 class EpochCounter:
     """Counts the iterations of one pipe, across the copies that loaders make of it in other processes.
 
-    Counting calls of `__iter__` alone would give epoch 0 again and again in torch's DataLoader, which makes its workers
-    anew for each epoch from a parent that never iterates. That parent calls `set_seed` twice per epoch, before
-    and after it makes the workers; loaders that iterate themselves call it once. So the number of epochs that copies in
-    other processes have run is half of the calls that no iteration followed, rounded down. Persistent workers of
-    torch's DataLoader count for themselves. A pipe that is taken out of such a loader begins at 0 again, unless `set_epoch` is
-    called.
+    Counting calls of `__iter__` alone would give epoch 0 again and again in torch's DataLoader, which makes its
+    workers anew for each epoch from a parent that never iterates. That parent calls `set_seed` twice per epoch,
+    before and after it makes the workers; loaders that iterate themselves call it once. So the number of epochs
+    that copies in other processes have run is half of the calls that no iteration followed, rounded down.
+    Persistent workers of torch's DataLoader count for themselves. A pipe that is taken out of such a loader begins
+    at 0 again, unless `set_epoch` is called.
     """
 
     def __init__(self) -> None:

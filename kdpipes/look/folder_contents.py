@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from kdpipes._progress import shown_if_slow
-from kdpipes.cache.disk_store import layout_in
+from kdpipes.cache.metadata import layout_in
 from kdpipes.core.masked import masked
 from kdpipes.look.contents import Contents, FieldSeen, SampleSeen, classes_seen
 from kdpipes.look.record_contents import look_at_records

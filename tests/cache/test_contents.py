@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
-from kdpipes.cache import contents
-from kdpipes.cache.contents import read_contents, write_contents
+from kdpipes.cache import file_store, open_cache
+from kdpipes.cache.admin import check_cache
 from kdpipes.cache.file_store import FileStore
-from kdpipes.cache.folders import LocalFolder
 from kdpipes.cache.lmdb_store import LmdbStore
-from kdpipes.cache.looking import check_cache
+from kdpipes.cache.open_cache import read_contents, write_contents
 from kdpipes.storage.codec import DamagedError, encode
 
 
@@ -45,7 +44,7 @@ def test_a_packed_cache_says_what_it_holds(tmp_path: Path) -> None:
 def lists_in(folder: Path) -> list[Path]:
     """Return the list of samples, and its copy."""
     store = FileStore(folder)
-    return [Path(store.place_of(key)) for key in contents._KEYS]
+    return [Path(store.place_of(key).strip("'")) for key in open_cache._KEYS]
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: content[:90] + b"?" + content[91:]])
@@ -90,32 +89,32 @@ def test_writing_the_same_list_again_adds_nothing(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "cache")
     for keys in (["heron"], ["heron"], ["gull"], ["gull"]):
         assert write_contents(store, keys, {})
-    assert (store.stats().entries, store.stats().healed) == (2, 2)
+    assert store.stats().entries == 2
 
 
 @pytest.mark.parametrize("kind", [FileStore, LmdbStore])
-def test_a_damaged_metadata_file_is_read_from_its_copy_and_healed(tmp_path: Path, kind: Any) -> None:
+def test_damaged_metadata_is_an_error_that_says_what_to_do(tmp_path: Path, kind: Any) -> None:
     store = kind(tmp_path / "cache")
     store.put(b"a", encode("heron"))
     store.close()
-    for name in ("METADATA", "METADATA.copy"):
-        path = tmp_path / "cache" / name
-        whole = path.read_bytes()
-        for damaged in (whole[:20], b"", whole.replace(b"1", b"3", 1), whole.replace(b"lay", b"LAY")):
-            path.write_bytes(damaged)
-            assert kind(tmp_path / "cache").contains(b"a")
-            assert check_cache(str(tmp_path / "cache")) == (1, 1, 1)
-            assert path.read_bytes() == whole
+    path = tmp_path / "cache" / "METADATA"
+    whole = path.read_bytes()
+    for damaged in (whole[:20], b"", whole.replace(b"1", b"3", 1), whole.replace(b"lay", b"LAY")):
+        path.write_bytes(damaged)
+        for use in (lambda: kind(tmp_path / "cache").get(b"a"), lambda: check_cache(str(tmp_path / "cache"))):
+            with pytest.raises(kdp.DataError, match=r"METADATA file is damaged\. Give another folder, or delete"):
+                use()
+    path.write_bytes(whole)
+    assert kind(tmp_path / "cache").contains(b"a")
 
 
 def test_what_cannot_be_written_stays_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_contents(FileStore(tmp_path / "cache"), ["heron"], {})
-    for path in (lists_in(tmp_path / "cache")[0], tmp_path / "cache" / "METADATA"):
-        path.write_bytes(b"")
+    lists_in(tmp_path / "cache")[0].write_bytes(b"")
 
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError("of somebody else")
 
-    monkeypatch.setattr(LocalFolder, "write", refuse)
+    monkeypatch.setattr(file_store._LocalFolder, "write", refuse)
     with pytest.warns(UserWarning, match="cannot be written"):
-        assert check_cache(str(tmp_path / "cache")) == (2, 2, 0)
+        assert check_cache(str(tmp_path / "cache")) == (2, 1, 0)

@@ -178,11 +178,11 @@ def test_a_stopped_watcher_with_a_full_pipe_blocks_nobody() -> None:
 
 
 def test_where_no_process_can_be_started_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> int:
+    def refuse(*_: Any, **__: Any) -> int:
         raise BlockingIOError("no more processes")
 
     gc.collect()
-    monkeypatch.setattr(folder_watcher, "spawnv_passfds", refuse)
+    monkeypatch.setattr(folder_watcher.subprocess, "Popen", refuse)
     folder = SharedFolder()
     path = Path(folder.path)
     assert (path.is_dir(), watcher()) == (True, -1)

@@ -37,7 +37,8 @@ def test_only_keys_of_the_namespace_are_touched(redis_server: Server, namespace:
     before = redis_server.names()
     store = RedisStore(redis_server.url, namespace)
     store.put(b"a", [b"heron"])
-    store.put_many([(b"b", [b"gull"]), (b"\0\xff", [b"stork"])])
+    store.put(b"b", [b"gull"])
+    store.put(b"\0\xff", [b"stork"])
     assert redis_server.names() - before == {namespace.encode() + name for name in (b":a", b":b", b":\0\xff")}
     assert store.stats()[2:4] == (14, 3)
     assert RedisStore(redis_server.url, f"{namespace}-x").get(b"a") is None
@@ -53,29 +54,6 @@ def test_entries_go_when_their_time_is_over(redis_server: Server, namespace: str
     assert client.pttl(f"{namespace}:b") == -1
 
 
-def test_many_entries_travel_in_one_round_trip(redis_server: Server, namespace: str, client: Any) -> None:
-    store = RedisStore(redis_server.url, namespace)
-    store.put(b"a", [b"connected"])
-
-    def num_reads() -> int:
-        return int(client.info("stats")["total_reads_processed"])
-
-    keys = [b"%d" % number for number in range(200)]
-    start = num_reads()
-    assert store.put_many((key, [key]) for key in keys)
-    middle = num_reads()
-    assert [bytes(entry or b"") for entry in store.get_many(keys)] == keys
-    assert middle - start <= 5
-    assert num_reads() - middle <= 5
-
-
-def test_large_batches_are_cut(redis_server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_store, "_ROUND_TRIP_BYTES", 25)
-    store = RedisStore(redis_server.url, namespace)
-    assert store.put_many((b"%d" % number, [bytes(10)]) for number in range(10))
-    assert store.stats()[2:4] == (100, 10)
-
-
 def test_a_server_that_is_away_is_a_clear_error_without_the_password(namespace: str) -> None:
     store = RedisStore("redis://user:secret@127.0.0.1:1/0", namespace)
     for call in (lambda: store.get(b"a"), lambda: store.put(b"a", [b""]), store.stats, lambda: store.contains(b"a")):
@@ -89,12 +67,9 @@ def test_a_server_that_is_away_is_gone_without_on_request(namespace: str, warned
     with warned_once("cannot be reached.*as if there were no cache, until it is back"):
         for _ in range(2):
             assert store.get(b"a") is None
-            assert store.get_many([b"a", b"b"]) == [None, None]
             assert not store.put(b"a", [b""])
-            assert not store.put_many([(b"a", [b""])])
             assert not store.contains(b"a")
             assert store.stats()[2:] == (0, 0, 0)
-    assert store.stats().misses == 6
 
 
 @pytest.mark.parametrize("on_unreachable", ["raise", "go_on"])
@@ -116,7 +91,7 @@ def test_a_server_that_is_restarted_in_an_epoch_is_used_again(
         with pytest.warns(UserWarning, match="until it is back"):
             assert store.get(b"a") is None
     server.start()
-    assert store.put_many([(b"a", encode(np.arange(1000)))])
+    assert store.put(b"a", encode(np.arange(1000)))
     assert decode(store.get(b"a")).sum() == 499_500
 
 
@@ -140,7 +115,7 @@ def test_a_full_server_takes_no_more_and_keeps_what_it_has(
         client.config_set("maxmemory", 1)
     with warned_once("takes no more.*keeps what it has"):
         assert not store.put(b"b", [b"gull"])
-        assert not store.put_many([(b"b", [b"gull"])])
+        assert not store.put(b"c", [b"gull"])
     assert bytes(store.get(b"a") or b"") == b"heron"
 
 
@@ -152,7 +127,6 @@ def test_a_damaged_entry_heals(redis_server: Server, namespace: str, client: Any
         decode(store.get(b"a"))
     assert store.put(b"a", encode(np.arange(100)), replace=True)
     assert decode(store.get(b"a")).sum() == 4950
-    assert store.stats().healed == 1
 
 
 def test_entries_that_are_too_long_are_neither_kept_nor_read(redis_server: Server, namespace: str, client: Any) -> None:
@@ -163,8 +137,7 @@ def test_entries_that_are_too_long_are_neither_kept_nor_read(redis_server: Serve
     client.set(f"{namespace}:b", bytes(1001))
     with pytest.raises(DamagedError, match="longer than `max_value_bytes`, 1,000"):
         store.get(b"b")
-    assert [entry is None for entry in store.get_many([b"a", b"b"])] == [False, True]
-    assert store.stats()[:2] == (1, 2)
+    assert bytes(store.get(b"a") or b"") == bytes(1000)
     assert store.put(b"b", [b"short"], replace=True)
     assert bytes(store.get(b"b") or b"") == b"short"
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
-from kdpipes.cache.cacher import CacheMapDataPipe, Cacher
+from kdpipes.cache.cache import CacheMapDataPipe, Cacher
 from kdpipes.cache.file_store import FileStore
-from kdpipes.cache.identity import key_of
+from kdpipes.cache.key import key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.redis_store import RedisStore
 from kdpipes.cache.store import CacheStats, bound_to
@@ -114,7 +114,7 @@ def test_every_key_is_its_own(open_store: Open, odd: bytes) -> None:
 @pytest.mark.parametrize(("wrong", "error"), [(b"", ValueError), (b"a" * 256, ValueError), ("a", TypeError)])
 def test_other_keys_are_refused(open_store: Open, wrong: Any, error: type[Exception]) -> None:
     store = open_store()
-    for call in (store.get, store.contains, lambda k: store.put(k, [b""]), lambda k: store.get_many([k])):
+    for call in (store.get, store.contains, lambda k: store.put(k, [b""])):
         with pytest.raises(error, match="`key` must be"):
             call(wrong)
 
@@ -132,33 +132,17 @@ def test_an_entry_stays_as_it_is_unless_it_is_to_be_replaced(open_store: Open) -
         assert bytes(store.get(b"a")) == b"third %d" % number
     assert bytes(open_store().get(b"a")) == b"third 2"
     assert store.put(b"b", [b"new"], replace=True)
-    assert store.stats()[3:] == (2, 3)
+    assert store.stats().entries == 2
 
 
-def test_many_travel_at_once(open_store: Open) -> None:
-    store = open_store()
-    assert store.put_many((key(number), encode(value(number, 50))) for number in range(20))
-    found = store.get_many([key(number) for number in (3, 99, 7, 3)])
-    assert [entry is not None for entry in found] == [True, False, True, True]
-    assert whole(found[0], 3)
-    assert whole(found[2], 7)
-    assert (store.get_many([]), store.put_many([])) == ([], True)
-    assert store.stats()[:2] == (3, 1)
-
-
-def test_look_ups_are_counted_in_each_process_and_entries_of_all(open_store: Open) -> None:
+def test_entries_and_bytes_are_counted(open_store: Open) -> None:
     store = open_store()
     assert store.stats() == CacheStats()._replace(bytes=store.stats().bytes)
     for number in range(3):
         store.put(key(number), encode(value(number)))
-    store.get(key(1))
-    store.get(b"none")
-    store.contains(key(1))
     stats = store.stats()
-    assert stats[:2] == (1, 1)
     assert stats.entries == 3
     assert stats.bytes > (1000 if isinstance(store, FileStore) else 3 * 160_000)
-    assert pickle.loads(pickle.dumps(store)).stats()[:2] == (0, 0)
 
 
 class Unknown:
@@ -262,7 +246,6 @@ def test_threads_share_a_store(open_store: Open) -> None:
         thread.join()
     assert not wrong
     assert store.stats().entries == 30
-    assert store.stats().hits == 60
 
 
 def test_a_copy_by_pickling_opens_the_same(open_store: Open) -> None:
@@ -283,10 +266,10 @@ def test_processes_fill_a_cache_together(open_store: Open) -> None:
     def work(child: int) -> bool:
         for number in range(30):
             store.put(key((number + 10 * child) % 30), encode(value((number + 10 * child) % 30, 3000)))
-        return int(view.sum()) == view.size and whole(store.get(b"before"), 1) and store.stats().misses == 0
+        return int(view.sum()) == view.size and whole(store.get(b"before"), 1)
 
     assert in_children(work, 3) == [True] * 3
-    assert all(whole(entry, number) for number, entry in enumerate(store.get_many([key(n) for n in range(30)])))
+    assert all(whole(entry, number) for number, entry in enumerate(map(store.get, map(key, range(30)))))
     assert store.stats().entries == 31
 
 

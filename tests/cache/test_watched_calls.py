@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kdpipes as kdp
-from kdpipes.cache.private_generators import private_generators
+from kdpipes.cache.watched_calls import reached_from
 
 of_module = np.random.default_rng(1)
 
@@ -155,10 +155,10 @@ def test_a_generator_that_does_not_draw_is_no_reason_to_refuse() -> None:
     assert cached.stats()[:2] == (2, 2)
 
 
-def test_what_refers_to_itself_is_looked_at_once_and_global_generators_not_at_all() -> None:
-    ring: list[Any] = [np.random.mtrand._rand, torch.default_generator, Holds(random.Random(1))]
+def test_what_refers_to_itself_is_looked_at_once() -> None:
+    ring: list[Any] = [Holds(random.Random(1))]
     ring.append(ring)
-    assert [found.name for found in private_generators(ring)] == ["rng"]
+    assert [name for name, part in reached_from(ring) if isinstance(part, random.Random)] == ["rng"]
 
 
 class Counts:

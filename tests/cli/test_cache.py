@@ -11,7 +11,8 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes import _progress
-from kdpipes.cache.looking import check_cache, clear_cache, look_at_cache, named_caches
+from kdpipes.cache.admin import check_cache, clear_cache, look_at_cache, named_caches
+from kdpipes.cache.file_store import FileStore
 
 
 @pytest.fixture
@@ -65,8 +66,8 @@ def test_damaged_entries_are_counted_and_end_with_status_1(places: list[str], ru
 
 def test_what_needs_no_source_is_healed(places: list[str], run: Any) -> None:
     files = places[1]
-    metadata = Path(files, "METADATA")
-    metadata.write_bytes(metadata.read_bytes()[:-5])
+    path = Path(FileStore(files).place_of(b"\0contents").strip("'"))
+    path.write_bytes(path.read_bytes()[:-5])
     assert run("cache", "verify", files) == (0, f"{files}: 4 entries, 1 damaged, 1 of them healed\n", "")
     assert run("cache", "verify", files, "--json").json() == [{"place": files, **check_cache(files)._asdict()}]
     assert run("cache", "verify", files).out == f"{files}: 4 entries, 0 damaged\n"

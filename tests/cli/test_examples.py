@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import kdpipes as kdp
 from kdpipes import cli
-from kdpipes.cache.looking import clear_cache, named_caches
+from kdpipes.cache.admin import clear_cache, named_caches
 
 CHAIN = """
 import kdpipes as kdp

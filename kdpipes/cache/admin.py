@@ -1,18 +1,17 @@
-"""Caches that are there: which, what they hold, whether it is sound, and away with them."""
+"""List, inspect, verify and delete existing caches."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kdpipes._progress import shown_if_slow
-from kdpipes.cache.contents import heal_contents, read_contents
-from kdpipes.cache.disk_store import layout_in, store_in
-from kdpipes.cache.folders import LocalFolder, folder_of
 from kdpipes.cache.lmdb_store import LmdbStore
-from kdpipes.cache.metadata import heal_metadata
+from kdpipes.cache.metadata import layout_in
+from kdpipes.cache.open_cache import heal_contents, read_contents, store_in
 from kdpipes.cache.shared_folder import clear_named, named_folders
+from kdpipes.cache.store import CacheStore
 from kdpipes.core.masked import masked
 from kdpipes.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode
@@ -30,9 +29,9 @@ class CacheFound(NamedTuple):
     Args:
         place: `name=...`, a folder or a URL.
         layout: "lmdb" or "files".
-        entries: How many.
-        bytes: How many they take.
-        num_samples: How many samples it says it is complete for; None if it does not.
+        entries: The number of entries.
+        bytes: Their size.
+        num_samples: For how many samples the cache is complete; None if it is not.
     """
 
     place: str
@@ -43,12 +42,12 @@ class CacheFound(NamedTuple):
 
 
 class CacheChecked(NamedTuple):
-    """How sound a cache is.
+    """How many entries of a cache are damaged.
 
     Args:
-        entries: How many it has.
-        damaged: How many of them, and of the files that say how it was set up, are damaged.
-        healed: How many of those have been written again from a copy: how it was set up, and its list of samples.
+        entries: The number of entries.
+        damaged: How many of them are damaged.
+        healed: How many of those were written again: the list of samples, of which a cache has two copies.
     """
 
     entries: int
@@ -69,19 +68,16 @@ def look_at_cache(place: str) -> CacheFound:
     """
     store = _store(place)
     stats, contents = store.stats(), read_contents(store)
-    layout = "lmdb" if isinstance(store, LmdbStore) else "files"
-    return CacheFound(place, layout, stats.entries, stats.bytes, None if contents is None else len(contents.keys))
+    return CacheFound(place, store.layout, stats.entries, stats.bytes, None if contents is None else len(contents.keys))
 
 
 def check_cache(place: str) -> CacheChecked:
     """Return how many entries a cache has, how many are damaged, and how many could be healed without the source."""
-    store, number = _store(place), 0
-    folder = LocalFolder(store.folder) if isinstance(store, LmdbStore) else folder_of(place)
-    num_damaged, num_healed = heal_metadata(folder)
+    store, number, num_damaged = _store(place), 0, 0
     for key, entry in shown_if_slow(store.each_entry(), store.stats().entries, f"verifying {place!r}", "entries"):
         number += 1
         num_damaged += not _is_sound(key, entry)
-    return CacheChecked(number, num_damaged, num_healed + heal_contents(store))
+    return CacheChecked(number, num_damaged, heal_contents(store))
 
 
 def clear_cache(place: str) -> None:
@@ -102,7 +98,7 @@ def clear_cache(place: str) -> None:
     filesystem.rm(path, recursive=True)
 
 
-def _store(place: str) -> Any:
+def _store(place: str) -> CacheStore:
     if not place.startswith(_NAME):
         try:
             return store_in(place)

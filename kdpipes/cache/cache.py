@@ -1,0 +1,633 @@
+"""The caches: fields are looked up when they are read, and kept when they had to be loaded."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes.cache.counters import Counters
+from kdpipes.cache.file_store import FileStore
+from kdpipes.cache.key import Identity, eager_names, key_of
+from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.cache.metadata import Layout, layout_in
+from kdpipes.cache.redis_store import MOST_VALUE_BYTES, RedisStore
+from kdpipes.cache.replayed import Replayed
+from kdpipes.cache.store import CacheStats, CacheStore, bound_to
+from kdpipes.cache.warm_up import warm_up
+from kdpipes.cache.watched_calls import WatchedCalls
+from kdpipes.core.chain import Chain
+from kdpipes.core.operation import Operation
+from kdpipes.core.randomness import SampleKey
+from kdpipes.core.sample_pipe import SampleMapper, SampleMapperIterDataPipe, SampleMapperMapDataPipe, register_operation
+from kdpipes.core.traits import Traits
+from kdpipes.errors import ChainError, check_choice, check_flag, must_be
+from kdpipes.sample import Lazy, Sample
+from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
+from kdpipes.storage.urls import is_local
+
+__all__ = ["CacheIterDataPipe", "CacheMapDataPipe", "Cacher", "CacherInMemory", "CacherInRedis", "CacherOnDisk"]
+
+Verify = Literal["always", "once", "never"]
+_OF_DRAWS = ("draw", "early_draws")  # entries of the ctx that are about one delivery
+_NUM_PROBES = 32
+_PLAIN = (bool, int, float, str, type(None), np.generic)
+
+
+class Cacher(Operation):
+    """A cache of fields, as the operation of a work pipe. Subclasses choose the store.
+
+    Args:
+        store: The place of the entries.
+        verify: When checksums are compared: at every read, once per entry and process, or never.
+        version: A version that users add to the keys.
+        freeze_randomness: Whether the results of random operations upstream may be cached.
+        allow_pickle: Whether values that are not plain data may be pickled.
+        bytes_as_views: Whether bytes are returned as views instead of copies.
+    """
+
+    def __init__(
+        self,
+        store: CacheStore,
+        *,
+        verify: Verify,
+        version: str | int | None,
+        freeze_randomness: bool,
+        allow_pickle: bool,
+        bytes_as_views: bool = False,
+    ) -> None:
+        check_choice("verify", verify, ("always", "once", "never"))
+        flags = {"freeze_randomness": freeze_randomness, "allow_pickle": allow_pickle, "bytes_as_views": bytes_as_views}
+        for name, value in flags.items():
+            check_flag(name, value)
+        if version is not None and (isinstance(version, bool) or not isinstance(version, str | int)):
+            raise TypeError(must_be("version", "a string or an integer", version))
+        self.store = store
+        self.freezes = freeze_randomness
+        self.traits = Traits(
+            role="cache",
+            reads=frozenset(),
+            changes=frozenset(),
+            freezes=freeze_randomness,
+            is_transparent=not freeze_randomness,
+        )
+        self.counters = Counters.shared()
+        self.notes = (version,)
+        self._verify = verify
+        self._allow_pickle = allow_pickle
+        self._bytes_as_views = bytes_as_views
+        self._verified = _Verified()
+        self._has_warned = False
+
+    def fingerprint(self) -> Any:
+        """Return what changes the samples: only frozen randomness does."""
+        # `bytes_as_views` does not count: a view equals its bytes.
+        return self.freezes, self.notes
+
+    def cache(self, sample: Sample, base: bytes, calls: WatchedCalls) -> Sample:
+        """Read the fields of a sample from the cache, when they are needed.
+
+        Args:
+            sample: The sample, which is changed and returned.
+            base: The digest that identifies its values.
+            calls: Watches the functions upstream while they are called.
+        """
+        if sample.draw.replayed is not None:  # a replayed sample may use other parameters upstream
+            return _settled(sample)
+        scope = sample.scope()
+        promises = sample.promises() if sample.is_recording else {}
+        for name, source in scope.items():
+            if not is_cached(source):
+                continue
+            reached = source.reaches(list(promises.values())) if promises else []
+            entries = [entry for entry, promise in promises.items() if any(promise is other for other in reached)]
+            load = functools.partial(self._value, name=name, base=base, entries=entries, calls=calls)
+            sample[name] = value = Lazy(load, what=f"caching field {name!r}", scope=scope)
+            for entry in entries:
+                sample.promise_ctx(entry, value)
+        return sample
+
+    def _value(self, sample: Sample, *, name: str, base: bytes, entries: list[str], calls: WatchedCalls) -> Any:
+        key, is_damaged, found = key_of(base, name), False, None
+        try:
+            found = self._found(key)
+        except DamagedError:
+            is_damaged = True
+        except PickledError:
+            is_damaged = True
+            self._warn_of_pickle(sample, name)
+        if found is None:
+            # A frozen draw depends on the sample alone. If it depended on the delivery, fields could be inconsistent.
+            frozen = sample.using_key(_frozen(base)) if self.freezes else nullcontext()
+            with calls.watching() as moved, frozen:
+                return self._loaded(sample, name, key, entries, is_damaged, moved)
+        self.counters.count(hits=1)
+        value, ctx = found
+        for entry, content in ctx.items():
+            sample.ctx.setdefault(entry, content)
+        return value
+
+    def _found(self, key: bytes) -> Any:
+        """Return the tuple of a value and its entries of the ctx, or None."""
+        is_known = self._verify != "always" and key in self._verified
+        content = self.store.get(key, is_known=is_known)
+        if content is None:
+            return None
+        is_checked = self._verify == "always" or (self._verify == "once" and not is_known)
+        found = self._read(key, content, is_checked)
+        if type(found) is not tuple or len(found) != 2:
+            raise DamagedError("The entry was not written by a cache.")
+        if not is_known and self._verify != "always":
+            self._verified.add(key)
+        return found
+
+    def _loaded(
+        self,
+        sample: Sample,
+        name: str,
+        key: bytes,
+        entries: list[str],
+        is_damaged: bool,
+        moved: Callable[[], tuple[str, str] | None],
+    ) -> Any:
+        before = set(sample.ctx)
+        with sample.watching_draws() as drawn:
+            value = _decoded(sample[name])
+            operation = None if self.freezes else drawn()
+        if operation is not None:
+            refuse_random(operation)
+        if not self.freezes and (private := moved()) is not None:
+            refuse_private(*private)
+        made = {*entries, *(set(sample.ctx) - before)} - set(_OF_DRAWS)
+        ctx = {entry: sample.ctx[entry] for entry in made if entry in sample.ctx}
+        try:
+            content = b"".join(encode((value, ctx), allow_pickle=self._allow_pickle, key=bound_to(key)))
+        except TypeError as error:
+            what = f"The ctx ({', '.join(map(repr, ctx))}) of field" if _is_plain(value) else "Field"
+            raise TypeError(f"{what} {name!r} cannot be cached. {error}") from error
+        is_kept = self.store.put(key, [content], replace=is_damaged)
+        self.counters.count(misses=1, healed=int(is_damaged and is_kept))
+        is_as_hits_give_it = type(value) is bytes and not self._bytes_as_views
+        return value if is_as_hits_give_it else self._read(key, content, False)[0]
+
+    def _read(self, key: bytes, content: Any, is_checked: bool) -> Any:
+        return decode(
+            content,
+            verify=is_checked,
+            allow_pickle=self._allow_pickle,
+            bytes_as_views=self._bytes_as_views,
+            key=bound_to(key) if is_checked else b"",
+        )
+
+    def _warn_of_pickle(self, sample: Sample, name: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"The cache holds a pickle for field {name!r} of sample {sample.key!r}. Pickles are not read: this "
+                "sample, and others like it, are loaded from the source. If you trust everyone who can write to the "
+                "cache, pass `allow_pickle=True`.",
+                stacklevel=2,
+            )
+
+
+class _Verified:
+    """The entries whose checksums this process has compared. A copy starts with none."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Verified, ()
+
+    def __contains__(self, key: bytes) -> bool:
+        return int.from_bytes(key[:8], "little") in self._seen
+
+    def add(self, key: bytes) -> None:
+        """Add an entry that has been checked."""
+        self._seen.add(int.from_bytes(key[:8], "little"))
+
+
+def is_cached(value: Lazy) -> bool:
+    """Return whether a field is cached: not if it is loaded already, or cheap to load."""
+    return not value.is_loaded and not value.is_cheap
+
+
+def _frozen(base: bytes) -> SampleKey:
+    """Return the draw of a sample whose randomness is frozen."""
+    return SampleKey(position=int.from_bytes(base[:7], "little"), is_early=True)
+
+
+def _is_plain(value: Any) -> bool:
+    with suppress(TypeError):
+        encode(value)
+        return True
+    return False
+
+
+def _decoded(value: Any) -> Any:
+    decode_all = getattr(value, "decoded", None)
+    return decode_all() if decode_all is not None else value
+
+
+def _settled(sample: Sample) -> Sample:
+    """Decode encoded images as a whole, as the cache does."""
+    for name, value in sample.scope().items():
+        if is_cached(value):
+            sample[name] = Lazy(lambda sample, found: _decoded(found), value, what=f"reading field {name!r}")
+    return sample
+
+
+def refuse_random(operation: str) -> None:
+    """Raise the error for a cache downstream of an operation that draws random numbers."""
+    raise ChainError(
+        f"`{operation}` draws random numbers, and a cache behind it would give the same ones in every epoch. Put the "
+        "cache before it; if it is wanted, pass `freeze_randomness=True`."
+    )
+
+
+def refuse_private(operation: str, generator: str) -> None:
+    """Raise the error for a cache downstream of a function that draws from its own generator."""
+    raise ChainError(
+        f"What `{operation}` calls draws random numbers from its own generator `{generator}`, and a cache behind it "
+        "would give the same ones in every epoch. Put the cache before it, and take a parameter `rng`, which is one "
+        "for each sample; if it is wanted, pass `freeze_randomness=True`."
+    )
+
+
+class _CachePipe(SampleMapper):
+    """What both flavours share."""
+
+    _operation: Cacher
+    _identity: Identity
+    _name: str
+
+    def _begin(self) -> None:
+        operation = self._operation
+        name = None if operation.freezes else Chain.of(self.source).random_name()
+        if name is not None:
+            refuse_random(name)
+        is_shared = operation.store.is_shared
+        self._identity = Identity(self.source, operation.notes, is_shared=is_shared)
+        self._calls = WatchedCalls(self.source, warns_of_changed=is_shared)
+        self._eager = ", ".join(f"`{name}`" for name in eager_names(self.source))
+        self._has_warned = False
+        self._epoch = -1
+
+    def unhashed(self) -> list[str]:
+        """Return the names of values that functions upstream read, if neither the key nor `version` follows them."""
+        return [] if self._operation.notes != (None,) else self._identity.unhashed()
+
+    def prepare_for_workers(self) -> None:
+        """Compute the keys now, before workers start, instead of in each of them."""
+        self._identity.prepare()
+
+    def counters(self) -> dict[str, int]:
+        """Return counts for a loader's statistics; of the store only what it knows without a search."""
+        counted = self._operation.counters.totals()
+        if self._operation.store.has_quick_stats:
+            stats = self._operation.store.stats()
+            counted |= {"bytes": stats.bytes, "entries": stats.entries}
+        return {f"cache_{name}": number for name, number in counted.items()}
+
+    def apply(self, sample: Sample) -> Sample:
+        if self._eager and not self._has_warned:
+            self._warn_of_loaded(sample)
+        if sample.draw.epoch != self._epoch:
+            self._epoch = sample.draw.epoch
+            self._operation.store.check()
+        return self._operation.cache(sample, self._identity.of(sample), self._calls)
+
+    def _warn_of_loaded(self, sample: Sample) -> None:
+        loaded = [name for name, value in sample.scope().items() if value.is_loaded]
+        large = [name for name in loaded if not isinstance(sample[name], _PLAIN)]
+        if large:
+            self._has_warned = True
+            warnings.warn(
+                f"Field {large[0]!r} is loaded when it comes to the cache, and so is not cached: {self._eager} may do "
+                "that as samples pass. `.transform()` and `.add_field()` call functions only when they are needed.",
+                stacklevel=2,
+            )
+
+    def stats(self) -> CacheStats:
+        """Return what the cache holds, and what this chain's processes have counted: hits, misses, healed entries."""
+        return self._operation.store.stats()._replace(**self._operation.counters.totals())
+
+    def warm_up(self, *, num_threads: int = 4, progress: bool = True) -> CacheStats:
+        """Fill the cache with the missing samples of the source, and mark it complete.
+
+        After an interruption it continues where it stopped. Several processes may fill a cache at once, and share the
+        work. A complete cache on disk opens without its source: `kdp.open_cache`.
+
+        Args:
+            num_threads: How many threads load samples.
+            progress: Whether to show a progress bar.
+
+        Raises:
+            DataError: The cache cannot keep all of it.
+        """
+        warm_up(self, num_threads=num_threads, progress=progress)
+        return self.stats()
+
+
+class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
+    """A cache of an indexed source.
+
+    Args:
+        source_datapipe: A pipe of samples.
+        operation: The cache.
+        name: The functional name, for errors.
+    """
+
+    def __init__(self, source_datapipe: Any, operation: Any, name: str) -> None:
+        super().__init__(source_datapipe, operation, name)
+        self._begin()
+
+    def announce(self, positions: NDArray[Any]) -> None:
+        """Announce the positions that will be fetched soon, except for cached ones."""
+        if self._reads_ahead():
+            positions = positions[[not self._is_there(position) for position in positions.tolist()]]
+        if len(positions):
+            super().announce(positions)
+
+    def expect(self, positions: NDArray[Any]) -> None:
+        """Pass the epoch's order on unless a probe of 32 samples is fully cached."""
+        if len(positions) and self._reads_ahead():
+            probes = positions[np.linspace(0, len(positions) - 1, _NUM_PROBES).astype(np.int64)].tolist()
+            if all(map(self._is_there, probes)):
+                return
+        super().expect(positions)
+
+    def _reads_ahead(self) -> bool:
+        return not self._eager and any(node.traits.is_remote for node in Chain.of(self.source))
+
+    def _is_there(self, position: int) -> bool:
+        """Return whether a field of a sample is cached: fields that are read are cached together."""
+        sample = self.source.fetch(position)
+        base = self._identity.of(sample)
+        names = [name for name, value in sample.scope().items() if is_cached(value)]
+        return not names or any(self._operation.store.contains(key_of(base, name)) for name in names)
+
+
+class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):
+    """A cache of a stream.
+
+    Args:
+        source_datapipe: A pipe of samples.
+        operation: The cache.
+        name: The functional name, for errors.
+    """
+
+    def __init__(self, source_datapipe: Any, operation: Any, name: str) -> None:
+        super().__init__(source_datapipe, operation, name)
+        self._begin()
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield new samples, front to back. Shards of an earlier epoch are not opened again."""
+        path = list(_work_path(self.source))
+        shards = path.pop()
+        if not callable(getattr(shards, "place", None)):
+            yield from super().samples()
+            return
+        for raw in Replayed(shards, self._operation.store).samples():
+            sample = raw
+            for mapper in reversed(path):
+                sample = mapper.apply(sample)
+            yield self.apply(sample)
+
+
+def _work_path(pipe: Any) -> Iterator[Any]:
+    """Yield the work pipes upstream, nearest first, and then the first pipe that is something else."""
+    while isinstance(pipe, SampleMapperIterDataPipe) and not isinstance(pipe, CacheIterDataPipe):
+        yield pipe
+        pipe = pipe.source
+    yield pipe
+
+
+class CacherInMemory(Cacher):
+    """Keeps fields in shared memory, one copy for all workers (functional name: ``cache_in_memory``).
+
+    torchdata's `in_memory_cache` keeps whole samples, in each worker for itself, and in their first order; this cache
+    stands in the work of a chain, and changes neither order nor randomness. Fields are kept singly, when they are read,
+    under the sample's key; what draws random numbers goes behind it. Before `.decode_images()` it keeps encoded images
+    (small); behind it, it decodes them whole and keeps pixels (fast; crops may differ by a grey level or two from those
+    that are decoded alone). Labels and the like that a source knows anyway are not kept.
+
+    Entries are identified by the source (its arguments; path, size and date of local files, the ETag of remote files,
+    from listings and shards), the sample's key, the field, and the work pipes upstream: their arguments, decoders, the
+    code, defaults and closures of functions, and the globals that these read. Plan pipes do not count. Files that a
+    function opens do not count either: change `version` if they change. A damaged entry is loaded again.
+
+    A stream keeps its order. Where only work stands between `kdp.stream_shards` and the cache, what has passed once, to
+    the end, is given again without opening a shard; of other streams the values are kept, and the source is read.
+
+    Args:
+        name: By which chains and processes of this user share it, all ranks of a host, say, while any of them has it.
+            Without a name it goes with this chain.
+        max_bytes: How large it may become; by default half of the shared memory that is free. It never evicts: when it
+            is full, it keeps what it has, and the rest is loaded each time, with one warning.
+        keep: Whether a named cache stays when nobody has it any more, until `kdpipes cache clear`.
+        verify: When checksums are compared: "once" per process and entry, "always" or "never".
+        version: Anything else that tells these entries from others, a string or an integer.
+        freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
+        allow_pickle: Whether to pickle values that are no numbers, strings, bytes, arrays, tensors, images, or lists
+            and dictionaries of these.
+        bytes_as_views: Whether bytes come as read-only memoryviews of the cache, as arrays do, instead of copies, which
+            take a third of the time of a hit of 100 KB: for functions that take either, and for what does not leave
+            the worker.
+
+    Memory: the entries, once per host, in `/dev/shm`. On Linux they go with the process however it ends: a small
+        process waits for that.
+
+    Workers: Workers of any kind use the cache that was made with the chain. Arrays that come from it are read-only.
+
+    Raises:
+        ChainError: An operation upstream draws random numbers: where the chain is built, if that can be seen, or when a
+            field is first read.
+        TypeError: A value cannot be kept as plain data.
+
+    Example:
+        >>> cached = kdp.from_dataset([("heron", 0), ("stork", 1)]).transform("x", str.upper).cache_in_memory()
+        >>> [cached[0]["x"] for epoch in range(3)]
+        ['HERON', 'HERON', 'HERON']
+        >>> cached.stats().hits, cached.stats().misses
+        (2, 1)
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        max_bytes: int | None = None,
+        keep: bool = False,
+        verify: Verify = "once",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+        bytes_as_views: bool = False,
+    ) -> None:
+        super().__init__(
+            LmdbStore.in_memory(name, max_bytes=max_bytes, keep=keep),
+            verify=verify,
+            version=version,
+            freeze_randomness=freeze_randomness,
+            allow_pickle=allow_pickle,
+            bytes_as_views=bytes_as_views,
+        )
+
+
+class CacherOnDisk(Cacher):
+    """Keeps fields on disk, or in object storage, for later runs (functional name: ``cache_on_disk``).
+
+    torchdata's `on_disk_cache` keeps files that a pipe of one's own names; this cache stands in the work of a chain,
+    and names entries itself: what they are known by, and what is kept, says `cache_in_memory`. Any number of processes
+    fill it at once. `warm_up()` fills it with all samples, and goes on where it was broken off; what is complete opens
+    without the source, by `kdp.open_cache(url)`, also where its folder has been moved or packed to.
+
+    Args:
+        url: A folder, by path or by any URL that fsspec knows. It need not be there.
+        layout: "lmdb", one file, for folders of this machine (no network file system); "files", one per entry, in any
+            storage. By default that of the cache that is there, else "lmdb" for paths and "files" for URLs.
+        max_bytes: How large an LMDB file may become; by default half of what is free on the disk.
+        is_durable: Whether each entry of LMDB waits for the disk. Without it, filling is much faster, but a cache that
+            was written when the machine went down must be deleted.
+        max_files_per_folder: Of the layout "files": how many may lie in one folder, at least 32.
+        num_entries: Of the layout "files": how many are expected at most.
+        compression: Of the layout "files": None, "zlib" (quick), "gzip", "bz2", "lzma"; or what takes a package: "zstd"
+            (zstandard), "lz4" (lz4), "snappy" (python-snappy).
+        verify: When checksums are compared: "always", "once" per process and entry, or "never".
+        version: Anything else that tells these entries from others, a string or an integer.
+        freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
+        allow_pickle: Whether to pickle values that are no plain data, and to execute what the cache says then.
+
+    Memory: none but that of the system's file cache.
+
+    Workers: They share the cache, as do other processes and, by a URL, machines. Arrays that come from it are
+        read-only.
+
+    Raises:
+        ChainError: An operation upstream draws random numbers: where the chain is built, if that can be seen, or when a
+            field is first read.
+        TypeError: A value cannot be kept as plain data.
+        ImportError: The package of the file system (`gs://`: gcsfs) or of a compression is not installed.
+        DataError: The folder holds something else, or a cache of another version.
+
+    Example:
+        >>> cached = kdp.from_dataset([("heron", 0), ("stork", 1)]).transform("x", str.upper).cache_on_disk("cached")
+        >>> cached.warm_up().entries, kdp.open_cache("cached")[1]["x"]
+        (4, 'STORK')
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        layout: Layout | None = None,
+        max_bytes: int | None = None,
+        is_durable: bool = True,
+        max_files_per_folder: int = 1000,
+        num_entries: int = 1_000_000,
+        compression: str | None = None,
+        verify: Verify = "always",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        if not isinstance(url, str | os.PathLike):
+            raise TypeError(must_be("url", "a path or a URL", url))
+        if not os.fspath(url):
+            raise ValueError(must_be("url", "the name of a folder", url))
+        place = os.fspath(url).removeprefix("file://")
+        check_choice("layout", layout, ("lmdb", "files", None))
+        check_flag("is_durable", is_durable)
+        of_files = (max_files_per_folder, num_entries, compression) != (1000, 1_000_000, None)
+        if layout is None:
+            layout = "files" if of_files or not is_local(place) or layout_in(place) == "files" else "lmdb"
+        if layout == "lmdb" and of_files:
+            raise ValueError(must_be("layout", '"files"', layout, "Other layouts have no folders and no compression."))
+        if layout == "files" and max_bytes is not None:
+            raise ValueError(must_be("max_bytes", "None", max_bytes, 'The layout "files" has no limit of its own.'))
+        super().__init__(
+            LmdbStore(place, max_bytes=max_bytes, is_durable=is_durable)
+            if layout == "lmdb"
+            else FileStore(
+                place, num_entries=num_entries, max_files_per_folder=max_files_per_folder, compression=compression
+            ),
+            verify=verify,
+            version=version,
+            freeze_randomness=freeze_randomness,
+            allow_pickle=allow_pickle,
+        )
+
+
+class CacherInRedis(Cacher):
+    """Keeps fields in a redis server, for several machines (functional name: ``cache_in_redis``).
+
+    `cache_in_memory` describes what is kept and how entries are identified. Only keys that begin with the namespace are
+    touched, and the server is never flushed; evicted entries are loaded again. An entry is also loaded again and
+    replaced if it is damaged, is a pickle, is longer than `max_value_bytes`, or belongs to another key (its checksum
+    includes its key).
+
+    Args:
+        url: Of the server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
+        namespace: What all keys begin with: letters, digits, and "_", ".", "/", "-".
+        ttl_s: How long an entry stays, in seconds; None is for ever.
+        on_unreachable: "raise", or "go_on" as if there were no cache, with a warning, until the server is back.
+        timeout_s: How long to wait for an answer, in seconds.
+        max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry, which another writer must have
+            put there, is not read; its value is loaded again and the entry replaced.
+        verify: When checksums are compared: "always", "once" per process and entry, or "never".
+        version: Anything else that tells these entries from others, a string or an integer.
+        freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
+        allow_pickle: Whether to pickle values that are no plain data, and to execute what the server says then.
+
+    Memory: none but the server's.
+
+    Workers: Each has a connection of its own.
+
+    Raises:
+        ImportError: redis is not installed.
+        ConnectionError: When it is used: the server is away.
+        ChainError: An operation upstream draws random numbers: where the chain is built, if that can be seen, or when a
+            field is first read.
+        TypeError: A value cannot be kept as plain data.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = "kdpipes",
+        ttl_s: float | None = None,
+        on_unreachable: Literal["raise", "go_on"] = "raise",
+        timeout_s: float = 5.0,
+        max_value_bytes: int = MOST_VALUE_BYTES,
+        verify: Verify = "always",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        super().__init__(
+            RedisStore(
+                url,
+                namespace,
+                ttl_s=ttl_s,
+                on_unreachable=on_unreachable,
+                timeout_s=timeout_s,
+                max_value_bytes=max_value_bytes,
+            ),
+            verify=verify,
+            version=version,
+            freeze_randomness=freeze_randomness,
+            allow_pickle=allow_pickle,
+        )
+
+
+register_operation("cache_in_memory", CacherInMemory, CacherInMemory, (CacheMapDataPipe, CacheIterDataPipe))
+register_operation("cache_on_disk", CacherOnDisk, CacherOnDisk, (CacheMapDataPipe, CacheIterDataPipe))
+register_operation("cache_in_redis", CacherInRedis, CacherInRedis, (CacheMapDataPipe, CacheIterDataPipe))
