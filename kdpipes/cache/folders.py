@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kdpipes.storage.drafts import draft_of
+from kdpipes.storage.files import draft_of
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.retries import retried
 from kdpipes.storage.urls import is_local

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kdpipes.errors import DataError
-from kdpipes.storage.drafts import create_file, replace_file
+from kdpipes.storage.files import create_file, replace_file
 
 __all__ = [
     "COPY",

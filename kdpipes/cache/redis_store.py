@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from kdpipes.cache.store import MORE_ROOM, CacheStats, Refusal, check_key
 from kdpipes.cache.tally import Tally
 from kdpipes.errors import check_choice, check_count, is_number, must_be
-from kdpipes.storage.batches import in_batches
-from kdpipes.storage.codec import DamagedError
+from kdpipes.storage.codec import DamagedError, in_batches
 
 __all__ = ["MOST_VALUE_BYTES", "RedisStore"]
 

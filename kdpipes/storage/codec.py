@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import pickle
+import re
 import struct
 import zlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from kdpipes.errors import DataError, must_be
-from kdpipes.storage.codec_arrays import read_array, read_tensor, write_array, write_tensor
-from kdpipes.storage.codec_images import image_as_plain, image_of
 
-__all__ = ["DamagedError", "PickledError", "checksum_of", "decode", "encode", "register_type"]
+__all__ = ["DamagedError", "PickledError", "checksum_of", "decode", "encode", "in_batches", "register_type"]
 
 _MARK, _FORMAT, _FORMAT_WITH_KEY = b"kdp", 1, 2
 _FRAME = struct.Struct("<3sBIQI")
@@ -34,6 +35,12 @@ _LONG = 256  # characters, from which on a string stands outside of the header
 _SHORT_HEADER = 256  # bytes, up to which it may be that of other entries as well
 _MOST_LEVELS = 64
 _NATIVE = frozenset([bool, float, type(None)])
+Name = TypeVar("Name")
+Span = Callable[[int, int], memoryview]
+_DTYPE = re.compile(r"[<>|][biufcmMSUV]\d+(\[\w+\])?")
+_MOST_DIMENSIONS = 64
+_QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")  # of which plain bytes make no tensor, but a crash
+_PLAIN = (bool, int, float, str, bytes, type(None))
 _BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, RuntimeError, OSError)
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _from_json = json.JSONDecoder().raw_decode
@@ -151,6 +158,24 @@ def decode(
         raise DamagedError(f"The entry of {length} bytes is damaged: {error}.") from error
 
 
+def in_batches(entries: Iterable[tuple[Name, bytes]], num_bytes: int) -> Iterator[list[tuple[Name, bytes]]]:
+    """Yield entries in lists, each of which is complete when its contents are `num_bytes` long or longer.
+
+    >>> list(in_batches([("a", b"1234"), ("b", b"5"), ("c", b"6")], 5))
+    [[('a', b'1234'), ('b', b'5')], [('c', b'6')]]
+    """
+    batch: list[tuple[Name, bytes]] = []
+    size = 0
+    for name, content in entries:
+        batch.append((name, content))
+        size += len(content)
+        if size >= num_bytes:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
 class _Writer:
     """Makes nodes of values, and collects what stands outside of the header."""
 
@@ -230,9 +255,9 @@ _WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
     list: lambda writer, value: ["list", writer.nodes(value)],
     tuple: lambda writer, value: ["tuple", writer.nodes(value)],
     dict: _dict_node,
-    np.ndarray: lambda writer, value: ["array", *write_array(writer.add, value)],
-    np.memmap: lambda writer, value: ["array", *write_array(writer.add, np.asarray(value))],
-    torch.Tensor: lambda writer, value: ["tensor", *write_tensor(writer.add, value)],
+    np.ndarray: lambda writer, value: ["array", *_write_array(writer.add, value)],
+    np.memmap: lambda writer, value: ["array", *_write_array(writer.add, np.asarray(value))],
+    torch.Tensor: lambda writer, value: ["tensor", *_write_tensor(writer.add, value)],
 }
 
 
@@ -314,7 +339,7 @@ def _bytes_plan(start: int, size: int) -> _Plan:
 
 
 def _array_plan(*place: Any) -> _Plan:
-    read = read_array(*place)
+    read = _read_array(*place)
     return lambda contents: read(contents.span)
 
 
@@ -354,10 +379,137 @@ _PLANS: dict[str, Callable[..., _Plan]] = {
     "dict": _dict_plan,
     "array": _array_plan,
     "scalar": _scalar_plan,
-    "tensor": lambda *place: lambda contents: read_tensor(contents.span, *place),
+    "tensor": lambda *place: lambda contents: _read_tensor(contents.span, *place),
     "of": _registered_plan,
     "pickle": _pickle_plan,
 }
 
 
-register_type("image", Image.Image, image_as_plain, image_of)
+def _write_array(add: Callable[[Any], int], array: NDArray[Any]) -> list[Any]:
+    """Return dtype, shape, place and whether columns lie together, of an array whose bytes are given to `add`.
+
+    Raises:
+        TypeError: The array holds objects, or is of a dtype that NumPy itself does not know.
+    """
+    dtype = _text_of(array.dtype)
+    is_fortran = array.flags.fnc
+    contiguous = array.T if is_fortran else np.ascontiguousarray(array)
+    content = contiguous.reshape(-1).view(np.uint8) if array.nbytes else b""
+    return [dtype, list(array.shape), add(content), int(is_fortran)]
+
+
+def _read_array(dtype: str, shape: list[int], start: int, is_fortran: int) -> Callable[[Span], NDArray[Any]]:
+    """Return a function that makes the array, a view of the bytes that `span(start, size)` returns."""
+    kind, lengths = _dtype_of(dtype), tuple(shape)
+    order: Any = "F" if is_fortran else "C"
+    num_bytes = _num_bytes(shape, kind.itemsize, start)
+    if not num_bytes:
+        return lambda span: np.ndarray(lengths, kind, b"")
+
+    def read(span: Span) -> NDArray[Any]:
+        flat = np.frombuffer(span(start, num_bytes), kind)  # np.ndarray would keep the view's owner alone
+        array: NDArray[Any] = flat.reshape(lengths, order=order)
+        return array
+
+    return read
+
+
+def _num_bytes(shape: list[int], item_size: int, start: int) -> int:
+    """Return how many bytes an array has, whatever the header says: NumPy would read in front of the buffer."""
+    if start < 0 or min(shape, default=0) < 0:
+        raise ValueError(f"an array of {shape} from {start} on is none")
+    return math.prod(shape) * item_size
+
+
+@functools.lru_cache(maxsize=256)
+def _text_of(dtype: np.dtype[Any]) -> str:
+    if dtype.hasobject:
+        raise TypeError("An array of objects cannot be kept: make it one of numbers or strings, or a list.")
+    try:
+        text = json.dumps(dtype.descr) if dtype.names is not None else dtype.str
+        is_exact = _dtype_of(text) == dtype
+    except (ValueError, TypeError):
+        is_exact = False
+    if not is_exact:
+        raise TypeError(f"An array of dtype {dtype!r} cannot be kept: NumPy cannot describe it as plain data.")
+    return text
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_of(text: str) -> np.dtype[Any]:
+    if text.startswith("["):
+        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(_checked(json.loads(text)))
+    else:
+        dtype = np.dtype(_checked(text))
+    return dtype
+
+
+def _checked(description: Any) -> Any:
+    """Return what describes a dtype, as NumPy has it: tuples in place of lists, nothing that could be an object."""
+    if isinstance(description, str):
+        if not _DTYPE.fullmatch(description):
+            raise ValueError(f"{description!r} is no dtype")
+        return description
+    return [
+        (tuple(name) if isinstance(name, list) else name, _checked(kind), *map(tuple, shape))
+        for name, kind, *shape in description
+    ]
+
+
+def _write_tensor(add: Callable[[Any], int], tensor: torch.Tensor) -> list[Any]:
+    """Return dtype, shape and place of a tensor whose bytes are given to `add`.
+
+    Raises:
+        TypeError: The tensor is not in main memory, sparse, quantized or part of a graph of gradients.
+    """
+    if tensor.requires_grad:
+        raise TypeError("A tensor that requires gradients cannot be kept: pass what its `.detach()` returns.")
+    if tensor.device.type != "cpu":
+        raise TypeError(f"A tensor on {str(tensor.device)!r} cannot be kept: pass what its `.cpu()` returns.")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise TypeError(
+            "A sparse or quantized tensor cannot be kept: pass what `.to_dense()` or `.dequantize()` return."
+        )
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    content = dense.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), add(content)]
+
+
+def _read_tensor(span: Span, dtype: str, shape: list[int], start: int) -> torch.Tensor:
+    """Return a copy of the bytes that `span(start, size)` returns, as a tensor."""
+    kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype) or dtype in _QUANTIZED or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"{dtype!r} is no dtype of torch's")
+    num_bytes = _num_bytes(shape, kind.itemsize, start)
+    if not num_bytes:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(span(start, num_bytes)), dtype=kind).reshape(shape)
+
+
+def _image_as_plain(image: Image.Image) -> tuple[Any, ...]:
+    """Return mode, size, pixels, palette and the entries of `info` that are plain data (transparency, EXIF, ...)."""
+    content = image.tobytes()  # which also reads the palette of a file
+    palette = None
+    if image.mode in ("P", "PA") and image.palette is not None:
+        palette = image.palette.mode, bytes(image.getpalette(image.palette.mode) or b"")
+    info = {key: value for key, value in image.info.items() if type(key) is str and _is_plain(value)}
+    return image.mode, image.size, content, palette, info
+
+
+def _image_of(plain: tuple[Any, ...]) -> Image.Image:
+    """Return an image of what `_image_as_plain` has returned; the class and format of its file are not kept."""
+    mode, (width, height), content, palette, info = plain
+    if not 0 <= width * height <= 8 * len(content):
+        raise ValueError(f"{len(content)} bytes are no image of {width} x {height} pixels")
+    image = Image.frombytes(mode, (width, height), content)
+    if palette is not None:
+        image.putpalette(palette[1], palette[0])
+    image.info = dict(info)
+    return image
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(type(entry) in _PLAIN for entry in value))
+
+
+register_type("image", Image.Image, _image_as_plain, _image_of)

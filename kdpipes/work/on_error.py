@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn
 from kdpipes._sample_pipe import sample_pipe
 from kdpipes.errors import ChainError, DataError, FieldError, check_choice, check_count, is_number, must_be
 from kdpipes.sample import Sample
-from kdpipes.storage.held_files import CAN_HOLD
+from kdpipes.storage.files import CAN_HOLD
 
 __all__ = ["ErrorHandler"]
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdpipes.storage.files import Version
-from kdpipes.storage.joined_indexes import UNCHECKED, JoinedIndexes
-from kdpipes.storage.shard_index import Places, ShardIndex
+from kdpipes.storage.shard_index import UNCHECKED, JoinedIndexes, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 
 LARGE = 1 << 33  # more than 32 bits hold
@@ -40,7 +39,7 @@ def told(index: ShardIndex, name: str, place: int) -> Any:
 
 @given(st.lists(indexes(), max_size=6))
 def test_joined_columns_are_those_of_the_indexes_one_after_the_other(parts: list[ShardIndex]) -> None:
-    joined = JoinedIndexes(len(parts))
+    joined = JoinedIndexes()
     for part in parts:
         joined.add(part)
     every = [(part, place) for part in parts for place in range(len(part.keys))]
@@ -73,7 +72,7 @@ def test_columns_are_as_narrow_as_their_values_allow() -> None:
         return ShardIndex(Version(1, ""), PackedStrings(["a"]), {"x": Places(np.array([5]), np.array([size]))})
 
     for sizes, dtype in (([7, 8], np.uint32), ([7, LARGE], np.int64)):
-        joined = JoinedIndexes(2)
+        joined = JoinedIndexes()
         for size in sizes:
             joined.add(index(size))
         found = joined.fields()["x"]
