@@ -102,15 +102,12 @@ class MemberReader:
     def announce(self, catalog: Catalog, positions: NDArray[Any]) -> None:
         """Start to read samples that will be needed soon."""
         with limited(self._timeout_s):
-            self._announce(catalog, positions)
-
-    def _announce(self, catalog: Catalog, positions: NDArray[Any]) -> None:
-        with self._lock:
-            expected, self._expected = self._expected, ()
-            if expected:
-                self._begin(catalog, np.concatenate(expected))
-        if self._fetch != "members":
-            positions = positions[~self._in_cache(catalog, positions)]
+            with self._lock:
+                expected, self._expected = self._expected, ()
+                if expected:
+                    self._begin(catalog, np.concatenate(expected))
+            if self._fetch != "members":
+                positions = positions[~self._in_cache(catalog, positions)]
         for due in self._habit.due(positions) if len(positions) else ():
             self.announce_fields(catalog, due.tolist(), set(self._habit.fields) or set(catalog.fields))
 
@@ -137,7 +134,10 @@ class MemberReader:
         number, checksum = int(catalog.shards[index]), None
         if places.checksums is not None and places.checksums[index] != UNCHECKED:
             checksum = int(places.checksums[index])
-        content = self._cached(catalog, number, span) if self._is_cached(span.url) else None
+        content = None
+        if self._is_cached(span.url):
+            is_due = self._fetch == "shards" or (self._is_whole and any(number in due for due in self._due))
+            content = self._cache.read(_shard(catalog, number), span.start, span.stop - span.start, fetches=is_due)
         is_copy = content is not None
         content = self._ranges.read(span) if content is None else content
         for num_damaged in range(NUM_TRIES):
@@ -154,10 +154,6 @@ class MemberReader:
     def _is_cached(self, url: str) -> bool:
         """Return whether a shard may be copied to the local cache; local files need not be."""
         return self._fetch != "members" and not is_local(url) and not url.startswith(_ON_DISK)
-
-    def _cached(self, catalog: Catalog, number: int, span: Span) -> bytes | None:
-        is_due = self._fetch == "shards" or (self._is_whole and any(number in due for due in self._due))
-        return self._cache.read(_shard(catalog, number), span.start, span.stop - span.start, fetches=is_due)
 
     def _begin(self, catalog: Catalog, positions: NDArray[Any]) -> None:
         """Choose how to read an epoch; `positions` are empty if its order is not known."""

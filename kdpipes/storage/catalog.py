@@ -22,13 +22,22 @@ from numpy.typing import NDArray
 from kdpipes._masked import masked
 from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
-from kdpipes.storage.files import Version, cache_folder, make_cache_folder, md5_of, read_url, version_of, write_url
+from kdpipes.storage.files import (
+    Version,
+    cache_folder,
+    cached_name,
+    make_cache_folder,
+    md5_of,
+    read_url,
+    version_of,
+    write_url,
+)
 from kdpipes.storage.remote import Threads
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_refused, retried
 from kdpipes.storage.shard_index import IndexBuilder, JoinedIndexes, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar import add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
-from kdpipes.storage.urls import identity_of, is_local
+from kdpipes.storage.urls import is_local
 
 __all__ = [
     "Catalog",
@@ -250,9 +259,8 @@ def _is_of(index: ShardIndex, version: Version) -> bool:
 
 def _cached(url: str) -> str:
     """Return the path of a shard's index in the local cache."""
-    absolute = os.path.abspath(url) if is_local(url) else identity_of(url)  # noqa: PTH100 - links stay as they are
-    name = hashlib.blake2b(absolute.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    return str(cache_folder("indexes") / f"{name}.index")
+    absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay as they are
+    return str(cache_folder("indexes") / f"{cached_name(absolute)}.index")
 
 
 def _write(place: str, content: bytes) -> None:

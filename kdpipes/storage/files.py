@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import importlib.util
 import os
 import re
@@ -30,6 +31,7 @@ __all__ = [
     "HeldFile",
     "Version",
     "cache_folder",
+    "cached_name",
     "create_file",
     "draft_of",
     "file_stamp",
@@ -121,6 +123,12 @@ def _user_cache() -> Path:
     return Path(platformdirs.user_cache_dir("kdpipes", appauthor=False)).expanduser()
 
 
+def cached_name(url: str, *details: str) -> str:
+    """Return the name under which the local cache keeps something of a URL, whoever has signed it."""
+    text = "\n".join([identity_of(url), *details]).encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
 def make_cache_folder(path: Path) -> None:
     """Make a folder for copies of data; below the user's own cache folder, other users cannot read it."""
     path.mkdir(mode=0o700 if path.is_relative_to(_user_cache()) else 0o777, parents=True, exist_ok=True)
@@ -196,15 +204,13 @@ def matching_urls(urls: Sequence[str]) -> list[str]:
     Raises:
         FileNotFoundError: No file matches.
     """
-    return [found for url in urls for found in (_matching(url) if _is_glob(url) else [url])]
-
-
-def _is_glob(url: str) -> bool:
-    """Return whether `url` is a pattern; in remote URLs, `?` and `[` may be part of a query."""
-    return bool(_GLOB.search(url)) and not Path(url).exists() if is_local(url) else "*" in url
+    return [found for url in urls for found in _matching(url)]
 
 
 def _matching(pattern: str) -> list[str]:
+    # In remote URLs, `?` and `[` may be part of a query; local files may be named like a pattern.
+    if not (_GLOB.search(pattern) and not Path(pattern).exists() if is_local(pattern) else "*" in pattern):
+        return [pattern]
     if is_local(pattern):
         found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - paths stay as they were given
     else:

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 import threading
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import fsspec
@@ -127,8 +128,10 @@ async def _guarded_client(**kwargs: Any) -> Any:
 
 
 async def _on_start(session: Any, context: Any, params: Any) -> None:
-    if _is_address(params.url.host or ""):  # the resolver does not see addresses
-        check_hosts(params.url.host, [params.url.host])
+    host = params.url.host or ""
+    with suppress(ValueError):  # a name, which the resolver checks; it does not see addresses
+        ipaddress.ip_address(host.partition("%")[0])
+        check_hosts(host, [host])
 
 
 async def _on_redirect(session: Any, context: Any, params: Any) -> None:
@@ -168,14 +171,6 @@ def _privacy_of(address: str) -> int:
     if found.is_loopback or found.is_unspecified:
         return _LOOPBACK
     return _PUBLIC if found.is_global else _PRIVATE
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 async def _addresses_of(host: str) -> list[str]:

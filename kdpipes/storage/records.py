@@ -171,13 +171,14 @@ class Records:
 
     def version(self, index: int) -> str:
         """Return a text that changes with a sample's contents."""
-        return " ".join(f"{name}:{_version(known, index)}" for name, known in self.fields.items())
-
-
-def _version(known: Any, index: int) -> str:
-    if not isinstance(known, Places):
-        return str(int(known[index]))
-    return f"{int(known.sizes[index])}-{int(known.checksums[index]):08x}"  # type: ignore[index]  # records have them
+        texts = []
+        for name, known in self.fields.items():
+            if isinstance(known, Places):
+                assert known.checksums is not None  # records always have them
+                texts.append(f"{name}:{int(known.sizes[index])}-{int(known.checksums[index]):08x}")
+            else:
+                texts.append(f"{name}:{int(known[index])}")
+        return " ".join(texts)
 
 
 def read_records(folder: Path) -> Records:

@@ -19,6 +19,7 @@ from kdpipes.errors import DataError
 from kdpipes.storage.files import (
     HeldFile,
     Version,
+    cached_name,
     forget_listings,
     locked,
     make_cache_folder,
@@ -27,7 +28,6 @@ from kdpipes.storage.files import (
     write_all,
 )
 from kdpipes.storage.remote import BrokenStreamError, NoRangesError, RemoteStream, Span
-from kdpipes.storage.urls import identity_of
 
 __all__ = ["Entry", "ReplacedError", "Shard", "ShardFolder", "download"]
 
@@ -62,8 +62,7 @@ class Shard(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _name_of(url: str, size: int, tag: str) -> str:
-    text = f"{identity_of(url)}\n{tag}".encode("utf-8", "surrogateescape")
-    return f"{hashlib.blake2b(text, digest_size=16).hexdigest()}-{size}"
+    return f"{cached_name(url, tag)}-{size}"
 
 
 Download = Callable[[Shard, HeldFile], bool]

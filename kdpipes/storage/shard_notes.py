@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -10,13 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from kdpipes.errors import DataError
-from kdpipes.storage.files import cache_folder, make_cache_folder, read_url, replace_file
+from kdpipes.storage.files import cache_folder, cached_name, make_cache_folder, read_url, replace_file
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_refused
-from kdpipes.storage.urls import identity_of, is_local
+from kdpipes.storage.urls import is_local
 
 __all__ = ["NotesPlace", "SavedNotes", "Seen", "class_names_of", "names_beside", "notes_beside", "notes_places"]
 
@@ -135,7 +133,7 @@ def notes_beside(place: NotesPlace) -> SavedNotes | None:
 
 
 def _content_of(url: str) -> bytes:
-    copy = None if is_local(url) else _copy_of(url)
+    copy = None if is_local(url) else cache_folder("indexes") / f"{cached_name(url)}.json"
     known = copy.read_bytes() if copy is not None and copy.exists() else None
     try:
         content = read_url(url, num_tries=NUM_TRIES if known is None else NUM_TRIES_WITH_COPY)
@@ -152,11 +150,6 @@ def _content_of(url: str) -> bytes:
             make_cache_folder(copy.parent)
             replace_file(copy, content)
     return content
-
-
-def _copy_of(url: str) -> Path:
-    name = hashlib.blake2b(identity_of(url).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    return cache_folder("indexes") / f"{name}.json"
 
 
 def names_beside(urls: Sequence[str], look: Callable[[], Mapping[str, Seen]]) -> tuple[str, ...] | None:

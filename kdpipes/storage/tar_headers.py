@@ -256,7 +256,10 @@ class _Headers:
         if not records:
             return self._entry(_name(block), block, size)
         if b"size" in records:
-            size = _decimal(records[b"size"], begin)
+            digits = records[b"size"]
+            if not digits.isdigit() or len(digits) > 20:
+                raise _damaged(begin, f"gives {digits[:20]!r} as a size")
+            size = int(digits)
         path = records.get(b"GNU.sparse.name", records.get(b"path"))
         name = _name(block) if path is None else path.decode("utf-8", "surrogateescape")
         return self._entry(name, block, size, has_map=any(key.startswith(b"GNU.sparse.") for key in records))
@@ -335,17 +338,13 @@ def _checked_size(block: bytes) -> int:
     if block.isascii():  # then the sum is below the modulus of adler32, whose lower half is the sum of all bytes + 1
         found = (adler32(block[156:], adler32(block[:148])) & 0xFFFF) + 255
     else:
-        found = _sum(block)
+        found = sum(block) - sum(block[148:156]) + 256
     if block[148:156] != b"%06o\0 " % found and not _is_odd_sum(block, found):
         return _END
     size = _number(block[124:136])
     if size < 0:
         raise _HeaderError("negative size")
     return size
-
-
-def _sum(block: bytes) -> int:
-    return sum(block) - sum(block[148:156]) + 256
 
 
 def _is_odd_sum(block: bytes, found: int) -> bool:
@@ -391,9 +390,3 @@ def _pax_records(payload: bytes, offset: int) -> dict[bytes, bytes]:
     if b"path" in records:
         records[b"path"] = records[b"path"].rstrip(b"/")
     return records
-
-
-def _decimal(digits: bytes, offset: int) -> int:
-    if not digits.isdigit() or len(digits) > 20:
-        raise _damaged(offset, f"gives {digits[:20]!r} as a size")
-    return int(digits)
