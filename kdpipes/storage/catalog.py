@@ -110,7 +110,7 @@ def open_catalog(
         FileNotFoundError: A shard is missing.
         DataError: A shard cannot be read.
     """
-    joined = JoinedIndexes()
+    joined = JoinedIndexes(len(urls))
     find = partial(_found_or_made, has_copy=has_copy, is_offline=threading.Event())
     for index in shown_if_slow(_in_order(find, urls), len(urls), "indexing", "shards"):
         joined.add(index)

@@ -193,7 +193,7 @@ def read_records(folder: Path) -> Records:
         if not folder.is_dir():
             raise FileNotFoundError(f"There is no folder {str(folder)!r}.")
         raise DataError(f"{str(folder)!r} holds no records: `kdp.write_records` writes them. It has no {HEADER}.")
-    joined = JoinedIndexes()
+    joined = JoinedIndexes(header.num_parts)
     for number in shown_if_slow(range(header.num_parts), header.num_parts, "opening records", "parts"):
         index = finished_index(folder, header, number)
         if index is None:

