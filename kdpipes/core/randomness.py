@@ -304,17 +304,10 @@ class EpochCounter:
 
     Counting calls of `__iter__` alone would give epoch 0 again and again in torch's DataLoader, which makes its
     workers anew for each epoch from a parent that never iterates. That parent calls `set_seed` twice per epoch,
-<<<<<<< ours
     before and after it makes the workers; loaders that iterate themselves call it once. So the number of epochs
     that copies in other processes have run is half of the calls that no iteration followed, rounded down.
     Persistent workers of torch's DataLoader count for themselves. A pipe that is taken out of such a loader begins
     at 0 again, unless `set_epoch` is called.
-=======
-    before and after it makes the workers; loaders that iterate themselves call it once. So the number of epochs that
-    copies in other processes have run is half of the calls that no iteration followed, rounded down. Persistent
-    workers of torch's DataLoader count for themselves. A pipe that is taken out of such a loader begins at 0 again,
-    unless `set_epoch` is called.
->>>>>>> theirs
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdpipes.storage.drafts import replace_file
+from kdpipes.storage.files import replace_file
 
 if TYPE_CHECKING:
     from kdpipes.delivery.timing import Lane

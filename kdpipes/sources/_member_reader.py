@@ -1,4 +1,4 @@
-"""The bytes of members: from files here, from whole shards in the local cache, or by ranges from elsewhere."""
+"""The bytes of members: from local files, from whole shards in the local cache, or by ranges from remote storage."""
 
 from __future__ import annotations
 
@@ -14,41 +14,35 @@ from numpy.typing import NDArray
 from kdpipes._forks import forget_after_fork
 from kdpipes.errors import DataError
 from kdpipes.storage.catalog import Catalog
-from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.files import Version
-from kdpipes.storage.joined_indexes import UNCHECKED
-from kdpipes.storage.ranges import RangeReader, Span, read_range
-from kdpipes.storage.retries import NUM_TRIES
-from kdpipes.storage.shard_cache import Shard, ShardCache
-from kdpipes.storage.shard_index import Places
-from kdpipes.storage.shard_order import goes_by_shards, visits_of
-from kdpipes.storage.time_limit import DEFAULT_S, limited
+from kdpipes.storage.memory import read_span
+from kdpipes.storage.remote import RangeReader, Span, read_range
+from kdpipes.storage.retries import DEFAULT_S, NUM_TRIES, limited
+from kdpipes.storage.shard_cache import Shard, ShardCache, goes_by_shards, visits_of
+from kdpipes.storage.shard_index import UNCHECKED, Places
 from kdpipes.storage.urls import is_local
 
 __all__ = ["Fetch", "MemberReader"]
 
 Fetch = Literal["auto", "members", "shards"]
 _log = logging.getLogger(__name__)
-_KEPT = 4  # announcements that wait: where no field is ever read, there would be more and more
+_KEPT = 4  # announcements that wait; more would pile up where no field is ever read
 _MANY = 1_000  # shards that were announced, by all threads
-_SPARE = 1  # shards besides those that are read side by side: the one that comes
+_SPARE = 1  # shards besides those that are read side by side: the next one
 _ON_DISK = ("file://", "local://")
 _BLOCK = 512  # of tars: a header is one, a content is filled up to whole ones
 
 
 class _Habit:
-    """Which fields are read, as far as this process has seen, and what has been announced before it saw one."""
+    """Which fields this process has read so far, and what was announced before it read the first one."""
 
     def __init__(self) -> None:
         self.fields: set[str] = set()
         self._is_begun = False
         self._waiting: list[NDArray[Any]] = []
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Habit, ()
-
     def due(self, positions: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return the positions to read ahead: the first ones whole, those that follow when the fields are known."""
+        """Return the positions to read ahead: the first ones at once, the others when the fields are known."""
         if not self.fields and self._is_begun:
             self._waiting = [*self._waiting, positions][-_KEPT:]
             return []
@@ -58,16 +52,16 @@ class _Habit:
 
 
 class MemberReader:
-    """Reads members of shards, ahead of need those of shards elsewhere, in the way that moves fewer bytes.
+    """Reads members of shards; those of remote shards ahead of need, and in the way that moves fewer bytes.
 
     Threads of workers share it: one of them begins an epoch, and the others wait until it has chosen how to read. A
-    copy of it knows nothing.
+    copy starts empty.
 
     Args:
-        fetch: How shards elsewhere are read: whole, by members, or ("auto") whole in an epoch that goes shard by shard
+        fetch: How remote shards are read: whole, by members, or ("auto") whole in an epoch that goes shard by shard
             and needs at least half of their bytes.
-        cache: Where whole shards are kept.
-        timeout_s: How long storage may take to answer.
+        cache: Keeps whole shards.
+        timeout_s: The time limit of a request in seconds.
     """
 
     def __init__(self, fetch: Fetch, cache: ShardCache, timeout_s: float | None = DEFAULT_S) -> None:
@@ -86,7 +80,7 @@ class MemberReader:
         forget_after_fork(self)
 
     def forget(self) -> None:
-        """Begin anew with a lock that nobody holds."""
+        """Replace the lock, which another thread may have held when the process was forked."""
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,39 +91,36 @@ class MemberReader:
         return self._is_cached(url) and self._cache.has_version(url, version)
 
     def expect(self, positions: NDArray[Any]) -> None:
-        """Take note of the order of an epoch that begins.
+        """Set the order of an epoch that begins.
 
-        A source that stands in a chain twice is told twice, and each thread of workers tells it the same.
+        A source that is in a chain twice gets two orders, and each thread of workers calls this with the same ones.
         """
         with self._lock:
             if self._fetch != "members" and not any(np.array_equal(one, positions) for one in self._expected):
                 self._expected = (*self._expected, positions)
 
     def announce(self, catalog: Catalog, positions: NDArray[Any]) -> None:
-        """Begin to read what will be asked for soon."""
+        """Start to read samples that will be needed soon."""
         with limited(self._timeout_s):
-            self._announce(catalog, positions)
-
-    def _announce(self, catalog: Catalog, positions: NDArray[Any]) -> None:
-        with self._lock:
-            expected, self._expected = self._expected, ()
-            if expected:
-                self._begin(catalog, np.concatenate(expected))
-        if self._fetch != "members":
-            positions = positions[~self._in_cache(catalog, positions)]
+            with self._lock:
+                expected, self._expected = self._expected, ()
+                if expected:
+                    self._begin(catalog, np.concatenate(expected))
+            if self._fetch != "members":
+                positions = positions[~self._in_cache(catalog, positions)]
         for due in self._habit.due(positions) if len(positions) else ():
             self.announce_fields(catalog, due.tolist(), set(self._habit.fields) or set(catalog.fields))
 
     def announce_fields(self, catalog: Catalog, indices: list[int], fields: set[str]) -> None:
-        """Begin to read some fields by ranges."""
+        """Start to read some fields by ranges."""
         with limited(self._timeout_s):
             self._ranges.announce(span for index in indices for span in _spans(catalog, index, fields))
 
     def read(self, catalog: Catalog, index: int, field: str, places: Places) -> bytes:
-        """Return the content of a member, whose place is among `places`, or what there is of it.
+        """Return the content of a member, or as much of it as the shard has.
 
         Raises:
-            DataError: It cannot be had, or is not what was indexed.
+            DataError: It cannot be read, or has another checksum than its index.
         """
         self._habit.fields.add(field)
         number = int(catalog.shards[index])
@@ -137,13 +128,16 @@ class MemberReader:
         if is_local(url):
             return read_span(url, offset, size, catalog.versions[number])
         with limited(self._timeout_s):
-            return self._read_elsewhere(catalog, index, Span(url, offset, offset + size), places)
+            return self._read_remote(catalog, index, Span(url, offset, offset + size), places)
 
-    def _read_elsewhere(self, catalog: Catalog, index: int, span: Span, places: Places) -> bytes:
+    def _read_remote(self, catalog: Catalog, index: int, span: Span, places: Places) -> bytes:
         number, checksum = int(catalog.shards[index]), None
         if places.checksums is not None and places.checksums[index] != UNCHECKED:
             checksum = int(places.checksums[index])
-        content = self._cached(catalog, number, span) if self._is_cached(span.url) else None
+        content = None
+        if self._is_cached(span.url):
+            is_due = self._fetch == "shards" or (self._is_whole and any(number in due for due in self._due))
+            content = self._cache.read(_shard(catalog, number), span.start, span.stop - span.start, fetches=is_due)
         is_copy = content is not None
         content = self._ranges.read(span) if content is None else content
         for num_damaged in range(NUM_TRIES):
@@ -151,22 +145,18 @@ class MemberReader:
                 if is_copy and num_damaged:
                     self._cache.repair(_shard(catalog, number), span.start, content)
                 return content
-            content = read_range(span)  # damage on the way is not there every time
+            content = read_range(span)  # damage in transit may not happen again
         raise DataError(
             f"Sample {catalog.key(index)!r} is not what was indexed: {len(content)} bytes at offset "
             f"{span.start} of {span.url!r} have another checksum. Index the shard again: `kdpipes index`."
         )
 
     def _is_cached(self, url: str) -> bool:
-        """Return whether a shard may be copied to the local cache, which files of this machine need not be."""
+        """Return whether a shard may be copied to the local cache; local files need not be."""
         return self._fetch != "members" and not is_local(url) and not url.startswith(_ON_DISK)
 
-    def _cached(self, catalog: Catalog, number: int, span: Span) -> bytes | None:
-        is_due = self._fetch == "shards" or (self._is_whole and any(number in due for due in self._due))
-        return self._cache.read(_shard(catalog, number), span.start, span.stop - span.start, fetches=is_due)
-
     def _begin(self, catalog: Catalog, positions: NDArray[Any]) -> None:
-        """Choose how to read an epoch; `positions` are none where it does not go by shards."""
+        """Choose how to read an epoch; `positions` are empty if its order is not known."""
         is_known = self._begun is not None and np.array_equal(self._begun, positions)
         self._begun = positions
         shards = catalog.shards[positions]
@@ -204,11 +194,11 @@ class MemberReader:
         visits = visits_of(shards)
         num_at_once = int((visits.untils() - np.arange(len(visits.shards))).max()) + 1 + _SPARE
         room = min(num_at_once, len(touched)) * catalog.versions[largest].size
-        has_room = self._cache.takes(_shard(catalog, largest)) and self._cache.has_room_for(room)
+        has_room = self._cache.takes(_shard(catalog, largest), room)
         return "" if has_room else f"it has no room for {room:,} bytes of shards that are in use at the same time"
 
     def _in_cache(self, catalog: Catalog, positions: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return which positions will be read from whole shards, and begin to download those where that is due."""
+        """Return which positions will be read from whole shards, and start to download those shards if needed."""
         numbers = catalog.shards[positions]
         distinct = [number for number in dict.fromkeys(numbers.tolist()) if self._is_cached(catalog.urls[number])]
         if self._is_whole:

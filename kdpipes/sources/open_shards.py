@@ -21,12 +21,12 @@ from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.catalog import Catalog, open_catalog
 from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import forget_listings, matching_urls
+from kdpipes.storage.retries import DEFAULT_S, check_timeout, limited
 from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import DottedKeys
-from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 
 __all__ = ["ShardReaderMapDataPipe"]

@@ -15,10 +15,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from kdpipes.core.masked import masked
 from kdpipes.errors import DataError, as_cause
-from kdpipes.storage.drafts import draft_of
-from kdpipes.storage.refusals import what_went_wrong
-from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
-from kdpipes.storage.retries import is_missing, retried
+from kdpipes.storage.files import draft_of
+from kdpipes.storage.remote import BrokenStreamError, RemoteStream
+from kdpipes.storage.retries import is_missing, retried, what_went_wrong
 
 __all__ = ["FULL", "RemoteFile", "chunks_of", "full_error", "in_parallel", "require_room", "write_whole"]
 

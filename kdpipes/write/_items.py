@@ -22,7 +22,7 @@ from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.errors import ChainError, DataError, add_note, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.files import read_url
-from kdpipes.storage.record_part import Record
+from kdpipes.storage.records import Record
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local
 from kdpipes.write._left_out import made_or_left_out

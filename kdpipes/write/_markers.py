@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
-from kdpipes.storage.held_files import CAN_HOLD, HeldFile
+from kdpipes.storage.files import CAN_HOLD, HeldFile
 
 __all__ = ["END", "MARKERS", "PARTIAL", "PARTS", "START", "State", "copied_parts", "held_start", "state_of"]
 

@@ -16,8 +16,7 @@ import fsspec
 
 from kdpipes.errors import DataError, as_cause, must_be
 from kdpipes.storage.catalog import index_beside, index_url
-from kdpipes.storage.files import forget_listings, version_of, write_url
-from kdpipes.storage.held_files import CAN_HOLD
+from kdpipes.storage.files import CAN_HOLD, forget_listings, version_of, write_url
 from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.urls import is_local

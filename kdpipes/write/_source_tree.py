@@ -16,8 +16,7 @@ from kdpipes.core.masked import masked
 from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.files import version_in
 from kdpipes.storage.filesystems import filesystem_of
-from kdpipes.storage.refusals import what_went_wrong
-from kdpipes.storage.retries import is_missing, retried
+from kdpipes.storage.retries import is_missing, retried, what_went_wrong
 from kdpipes.storage.urls import identity_of, join_url
 from kdpipes.write._files import RemoteFile
 from kdpipes.write._markers import MARKERS

@@ -7,8 +7,8 @@ from tarfile import PAX_FORMAT, TarInfo
 from typing import NamedTuple
 
 from kdpipes.storage.files import Version
-from kdpipes.storage.shard_index import ShardIndex
-from kdpipes.storage.tar import IndexBuilder, Member
+from kdpipes.storage.shard_index import IndexBuilder, ShardIndex
+from kdpipes.storage.tar import Member, add_sample
 from kdpipes.write._keys import twice_error
 
 __all__ = ["END_MARK", "TarSample", "TarShard", "as_tar_sample"]
@@ -96,7 +96,7 @@ class TarShard:
             yield header
             yield content
             yield bytes(-size % _BLOCK)
-        self._index.add(group)
+        add_sample(self._index, group)
 
     def index(self, version: Version) -> ShardIndex:
         """Return its index, now that it has been written.

@@ -16,7 +16,7 @@ from typing import IO, NamedTuple, cast
 from fsspec.implementations.local import LocalFileSystem
 
 from kdpipes.errors import DataError
-from kdpipes.storage.ranges import RangeReader, Span
+from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.write._files import RemoteFile
 from kdpipes.write._markers import MARKERS
 from kdpipes.write._source_tree import is_inside

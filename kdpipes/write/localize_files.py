@@ -12,8 +12,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.errors import ChainError, must_be
-from kdpipes.storage.files import remote_info, version_in
-from kdpipes.storage.held_files import CAN_HOLD, HeldFile
+from kdpipes.storage.files import CAN_HOLD, HeldFile, remote_info, version_in
 from kdpipes.storage.urls import identity_of, is_local
 from kdpipes.write._files import RemoteFile, chunks_of, require_room, write_whole
 from kdpipes.write._markers import PARTIAL, state_of

@@ -17,17 +17,16 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import hash_key
 from kdpipes.errors import DataError, check_callable, check_count, check_flag, check_names, check_seed, must_be
 from kdpipes.selection import Permutation
-from kdpipes.storage.drafts import draft_of, replace_file
-from kdpipes.storage.held_files import CAN_HOLD, HeldFile
-from kdpipes.storage.record_folder import (
+from kdpipes.storage.files import CAN_HOLD, HeldFile, draft_of, replace_file
+from kdpipes.storage.records import (
     HEADER,
     Header,
     create_header,
     finished_index,
     part_name,
     read_header,
+    write_part,
 )
-from kdpipes.storage.record_part import write_part
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.urls import is_local
 from kdpipes.write._items import Items, items_of

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
-from kdpipes.storage.held_files import HeldFile
-from kdpipes.storage.shard_cache import ShardCache
+from kdpipes.storage.files import HeldFile
+from kdpipes.storage.shard_cache import Shard, ShardCache
 from kdpipes.testing import Fault, faulty_storage
 from tests.sources.shards_elsewhere import (
     CHAINS,
@@ -273,14 +273,15 @@ def test_workers_wait_until_one_of_them_has_chosen_how_to_read_an_epoch(
         positions = np.arange(36)
         before = len(files.requests())
         other = threading.Thread(target=lambda: source.announce(positions[12:17]))
-        has_room_for = ShardCache.has_room_for
+        takes = ShardCache.takes
 
-        def slowly(self: ShardCache, num_bytes: int) -> bool:
-            other.start()
-            other.join(0.3)  # it cannot end before this does
-            return has_room_for(self, num_bytes)
+        def slowly(self: ShardCache, shard: Shard, num_bytes: int | None = None) -> bool:
+            if num_bytes is not None:  # the question of an epoch that begins
+                other.start()
+                other.join(0.3)  # it cannot end before this does
+            return takes(self, shard, num_bytes)
 
-        monkeypatch.setattr(ShardCache, "has_room_for", slowly)
+        monkeypatch.setattr(ShardCache, "takes", slowly)
         source.expect(positions)
         source.announce(positions[:5])
         other.join()

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from kdpipes.storage import download
-from kdpipes.storage.download import ReplacedError
+from kdpipes.storage import shard_folder
 from kdpipes.storage.files import version_of
-from kdpipes.storage.held_files import HeldFile
 from kdpipes.storage.shard_cache import Shard
+from kdpipes.storage.shard_folder import ReplacedError
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import in_child
 from tests.storage.kept_shards import CONTENTS, NUMBER, RANGE, SIZE, has_read, kept, made, moved, shard, shards
@@ -49,9 +48,9 @@ def test_a_download_that_fails_goes_on_later(origin: str, place: Path) -> None:
 def test_a_killed_download_is_resumed(
     storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch, num_ranges: int
 ) -> None:
-    one, write, num_written = shard(0), download._write, 0
+    one, write, num_written = shard(0), shard_folder.write_all, 0
 
-    def die(file: HeldFile, content: bytes) -> None:
+    def die(file: int, content: bytes) -> None:
         nonlocal num_written
         num_written += 1
         write(file, content[: len(content) // 2] if num_written == 8 else content)
@@ -59,7 +58,7 @@ def test_a_killed_download_is_resumed(
             os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patch:
-        patch.setattr(download, "_write", die)
+        patch.setattr(shard_folder, "write_all", die)
         assert in_child(lambda: made(place, num_ranges=num_ranges).read(one, 0, 9)) == -signal.SIGKILL
     assert (place / f"{one.name}.part").stat().st_size == 7 * RANGE + RANGE // 2
     assert has_read(made(place, num_ranges=num_ranges), one)
@@ -143,4 +142,4 @@ def test_checksums_of_s3_are_those_of_the_content(s3: str, place: Path) -> None:
     one = Shard(f"{s3}/a.tar", version_of(f"{s3}/a.tar"))
     assert md5(CONTENTS[0]) in one.version.tag
     assert made(place).read(one, 0, SIZE) == CONTENTS[0]
-    assert download._without_md5 == set()
+    assert shard_folder._without_md5 == set()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdpipes.storage.forward import FileBytes, ForwardBytes, StreamBytes
+from kdpipes.storage.tar_headers import FileBytes, ForwardBytes, StreamBytes
 
 CONTENT = os.urandom(3 << 20)
 SPANS = st.lists(st.tuples(st.sampled_from([0, 1, 512, 5_000, 700_000]), st.sampled_from([0, 1, 512, 20_000, 1 << 21])))

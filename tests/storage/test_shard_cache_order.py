@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdpipes.storage.download import Shard
 from kdpipes.storage.files import Version
-from kdpipes.storage.shard_order import ShardOrder, goes_by_shards, visits_of
+from kdpipes.storage.shard_cache import ShardOrder, goes_by_shards, visits_of
+from kdpipes.storage.shard_folder import Shard
 
 IN_ORDER = np.repeat(np.arange(40), 50)
 SIDE_BY_SIDE = np.concatenate([np.tile(np.arange(start, start + 8), 50) for start in range(0, 40, 8)])

@@ -18,8 +18,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from kdpipes.errors import DataError
-from kdpipes.storage import remote_stream
-from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream, StreamsAhead
+from kdpipes.storage import remote
+from kdpipes.storage.remote import BrokenStreamError, RemoteStream, StreamsAhead
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.testing import Fault, faulty_storage
 from tests.threads import threads_left
@@ -31,9 +31,9 @@ PASSING = ["reset", "reset_midway", "timeout", "unavailable", "too_many_requests
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 4 to 16 KiB, three at a time, and retries without waits."""
-    monkeypatch.setattr(remote_stream, "_FIRST_CHUNK", 1 << 12)
-    monkeypatch.setattr(remote_stream, "_LARGEST_CHUNK", 1 << 14)
-    monkeypatch.setattr(remote_stream, "_NUM_AHEAD", 3)
+    monkeypatch.setattr(remote, "_FIRST_CHUNK", 1 << 12)
+    monkeypatch.setattr(remote, "_LARGEST_CHUNK", 1 << 14)
+    monkeypatch.setattr(remote, "_NUM_AHEAD", 3)
     monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
 
 
@@ -71,7 +71,7 @@ def test_requests_that_fail_are_made_again_where_they_broke_off(folder: str, kin
 def test_what_fails_for_good_is_an_error_that_names_the_place(
     folder: str, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_stream, "_NUM_AHEAD", 1)
+    monkeypatch.setattr(remote, "_NUM_AHEAD", 1)
     with faulty_storage(folder, faults=[Fault(kind, after=2, on="range")]) as storage:
         stream = RemoteStream("faulty://a.tar")
         assert stream.read(1 << 20) == CONTENT[: 1 << 12]
@@ -112,7 +112,7 @@ def test_the_threads_are_daemons_and_end_with_the_stream(folder: str) -> None:
         for drop in (RemoteStream.close, lambda _: None):
             stream = RemoteStream("faulty://a.tar")
             stream.read(10)
-            assert len(threads()) == remote_stream._NUM_AHEAD
+            assert len(threads()) == remote._NUM_AHEAD
             assert all(thread.daemon for thread in threads())
             drop(stream)
             del stream
@@ -185,8 +185,8 @@ def test_the_next_file_is_begun_while_one_is_read(folder: str) -> None:
 
 
 def test_the_next_file_has_the_places_that_are_free(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_stream, "_NUM_AHEAD", 6)
-    monkeypatch.setattr(remote_stream, "_NUM_BEGUN", 2)
+    monkeypatch.setattr(remote, "_NUM_AHEAD", 6)
+    monkeypatch.setattr(remote, "_NUM_BEGUN", 2)
     streams = in_order(folder, "b.tar", "c.tar")
     with faulty_storage(folder), streams.open("faulty://b.tar") as stream:
         assert streams._begun is not None
@@ -289,7 +289,7 @@ def test_files_without_ranges_are_opened_again(
 
 def test_a_server_that_ignores_ranges_is_read_as_one_file() -> None:
     assert read("careless://a.tar") == CONTENT
-    assert 1 <= len(Careless.num_asked) <= remote_stream._NUM_AHEAD
+    assert 1 <= len(Careless.num_asked) <= remote._NUM_AHEAD
 
 
 Answer = Callable[[BaseHTTPRequestHandler, int], None]

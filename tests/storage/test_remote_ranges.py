@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdpipes.errors import DataError
-from kdpipes.storage import ranges
-from kdpipes.storage.ranges import RangeReader, Span, read_range
+from kdpipes.storage import remote
+from kdpipes.storage.remote import RangeReader, Span, read_range
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import in_child
 
@@ -85,7 +85,7 @@ def test_every_span_lies_in_one_request_and_no_byte_in_two(spans: list[Span], ma
         return (CONTENT + CONTENT)[span.start : span.stop]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges, "read_range", note)
+        patch.setattr(remote, "read_range", note)
         reader = RangeReader(max_gap=max_gap, max_span=max_span)
         reader.announce(spans)
         for span in spans:
@@ -108,7 +108,7 @@ def test_every_span_lies_in_one_request_and_no_byte_in_two(spans: list[Span], ma
 @given(members())
 def test_any_spans_are_read_right_whether_or_not_they_were_announced(spans: list[Span]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges, "read_range", lambda span: (CONTENT + CONTENT)[span.start : span.stop])
+        patch.setattr(remote, "read_range", lambda span: (CONTENT + CONTENT)[span.start : span.stop])
         reader = RangeReader(max_bytes=500, max_gap=50)
         for number, span in enumerate(spans):
             reader.announce(spans[number : number + 3 : 2])
@@ -318,7 +318,7 @@ def test_a_thread_that_waits_gets_its_bytes_though_newer_ones_push_them_out(monk
         is_open.wait(20)
         return CONTENT[span.start : span.stop]
 
-    monkeypatch.setattr(ranges, "read_range", slow)
+    monkeypatch.setattr(remote, "read_range", slow)
     reader = RangeReader(max_gap=0, max_bytes=250, num_threads=1)
     reader.announce([Span(URL, 0, 100), Span(URL, 1_000, 1_100)])
     known = reader._ahead[Span(URL, 1_000, 1_100)].coming
@@ -384,7 +384,7 @@ def test_threads_of_a_child_begin_at_once_without_the_parents_lock(
             assert has_read.wait(20)
             return new_lock()
 
-        monkeypatch.setattr(ranges.threading, "Lock", lock_late)
+        monkeypatch.setattr(remote.threading, "Lock", lock_late)
         read(reader, (0, 9))
 
     with reader._lock:
@@ -404,7 +404,7 @@ def test_a_copy_knows_the_sizes_and_nothing_else(storage: FaultyFileSystem) -> N
 
 EXIT = """
 import sys, threading, fsspec
-from kdpipes.storage.ranges import RangeReader, Span
+from kdpipes.storage.remote import RangeReader, Span
 from fsspec.implementations.memory import MemoryFileSystem
 def cat_file(self, path, start=None, end=None, **kwargs):
     begun.set()

@@ -12,9 +12,8 @@ import fsspec
 import pytest
 
 from kdpipes.demo import write_photo_shards
-from kdpipes.storage.catalog import find_index, index_url, make_index
+from kdpipes.storage.catalog import find_index, index_url, make_index, survey_shards
 from kdpipes.storage.files import cache_folder, version_of
-from kdpipes.storage.survey import survey_shards
 from kdpipes.storage.urls import expand_urls
 from kdpipes.testing import faulty_storage
 

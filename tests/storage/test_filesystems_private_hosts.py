@@ -10,8 +10,8 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.storage.files import read_url, version_of
-from kdpipes.storage.private_hosts import PrivateHostError, check_hosts
-from kdpipes.storage.ranges import Span, read_range
+from kdpipes.storage.filesystems import PrivateHostError, check_hosts
+from kdpipes.storage.remote import Span, read_range
 from tests.http_server import Served, serving, tar
 
 METADATA = "http://169.254.169.254/latest/meta-data/iam"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kdpipes.storage.drafts import create_file, draft_of, replace_file
+from kdpipes.storage.files import create_file, draft_of, locked, replace_file
 from tests.processes import in_child
 
 both = pytest.mark.parametrize("write", [replace_file, create_file])
@@ -122,3 +122,16 @@ def test_a_draft_lies_where_it_is_told_and_goes_unless_it_is_moved(tmp_path: Pat
     assert names_in(tmp_path) == []
     with draft_of(tmp_path / "a") as one, draft_of(tmp_path / "a") as other:
         assert one != other, "two who write at a time do not meet"
+
+
+def test_a_lock_keeps_out_others_until_its_process_ends(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock") as is_held, locked(tmp_path / "lock", timeout_s=0) as is_held_twice:
+        assert (is_held, is_held_twice) == (True, False)
+
+    def die() -> None:
+        with locked(tmp_path / "lock", timeout_s=0) as is_held:
+            os.kill(os.getpid(), signal.SIGKILL if is_held else signal.SIGTERM)
+
+    assert in_child(die) == -signal.SIGKILL
+    with locked(tmp_path / "lock", timeout_s=0) as is_held:
+        assert is_held

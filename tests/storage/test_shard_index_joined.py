@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdpipes.storage.files import Version
-from kdpipes.storage.joined_indexes import UNCHECKED, JoinedIndexes
-from kdpipes.storage.shard_index import Places, ShardIndex
+from kdpipes.storage.shard_index import UNCHECKED, JoinedIndexes, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 
 LARGE = 1 << 33  # more than 32 bits hold

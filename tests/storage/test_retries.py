@@ -15,9 +15,8 @@ import pytest
 import kdpipes as kdp
 from kdpipes.errors import DataError
 from kdpipes.storage.files import open_url, read_url, version_of
-from kdpipes.storage.ranges import RangeReader, Span, read_range
-from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
-from kdpipes.storage.time_limit import SilenceError, check_timeout, in_time, limited, time_limit
+from kdpipes.storage.remote import BrokenStreamError, RangeReader, RemoteStream, Span, read_range
+from kdpipes.storage.retries import SilenceError, check_timeout, in_time, limited, time_limit
 from kdpipes.testing import Fault, faulty_storage
 from tests.threads import threads_left
 
@@ -28,7 +27,7 @@ PART = b"HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: by
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without waits, and hardly more time for large answers."""
-    monkeypatch.setattr("kdpipes.storage.time_limit._SLOWEST", 1 << 27)
+    monkeypatch.setattr("kdpipes.storage.retries._SLOWEST", 1 << 27)
     monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
 
 
