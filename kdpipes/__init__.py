@@ -64,7 +64,7 @@ from kdpipes.work.add_field import FieldAdder
 from kdpipes.work.color_transforms import ColorJitter
 from kdpipes.work.decode_images import DecodedImage, EncodedImage, ImageDecoder
 from kdpipes.work.geometric_transforms import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
-from kdpipes.work.on_error import OnError
+from kdpipes.work.on_error import OnError as ErrorHandler
 from kdpipes.work.record_ctx import CtxRecorder
 from kdpipes.work.rename_fields import FieldRenamer
 from kdpipes.work.replay import replay
@@ -100,6 +100,7 @@ __all__ = [
     "DeviceMoverIterDataPipe",
     "Draw",
     "EncodedImage",
+    "ErrorHandler",
     "FewShotTakerMapDataPipe",
     "FieldAdder",
     "FieldError",
@@ -115,7 +116,6 @@ __all__ = [
     "MixerMapDataPipe",
     "MixerUpIterDataPipe",
     "Normalize",
-    "OnError",
     "OversamplerIterDataPipe",
     "OversamplerMapDataPipe",
     "Peek",
