@@ -19,6 +19,7 @@ from kdpipes.cache.cacher import CacheIterDataPipe, CacheMapDataPipe
 from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
 from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # how torch's DataLoader holds chains
+from kdpipes.delivery.batch_memory import empty_batch
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
@@ -154,6 +155,7 @@ __all__ = [
     "crop_boxes",
     "doctor",
     "draw",
+    "empty_batch",
     "from_dataset",
     "from_ids",
     "from_webdataset",

@@ -9,6 +9,7 @@ from torch.utils.data.datapipes.iter import Collator, Mapper
 from torchdata.datapipes.iter import Filter, FlatMapper, UnBatcher
 
 from kdpipes._graph import sources_of
+from kdpipes.delivery.batch_memory import Allocate
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
 from kdpipes.delivery.dealer import Resumable
 
@@ -21,6 +22,11 @@ class OneToOne(Resumable, IterDataPipe[Any]):
     """What pipes behind `deal` have in common that make one item of each, before they read the next one."""
 
     gives_batches = True
+    _allocate: Allocate | None = None  # where batches are made; None if anywhere
+
+    def make_batches_in(self, allocate: Allocate) -> None:
+        """Make batches in memory that is used again for later ones: nothing may keep them."""
+        self._allocate = allocate
 
 
 _ONE_TO_ONE = (OneToOne, Mapper, Collator)
