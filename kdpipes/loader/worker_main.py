@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import pickle
 import random
 import signal
 import socket
+import sys
 import threading
 import traceback
 from collections import deque
@@ -97,6 +99,7 @@ def work(parcel: Parcel, link: socket.socket, options: Options) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(options.num_threads)
     gc.freeze()  # what is inherited is shared until it is written to, which the collector would do
+    _keep_memory()
     threading.Thread(target=_end_with_parent, name="kdpipes-parent-watch", daemon=True).start()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the main process has closed it
         _work(parcel, Sender(link, options), options)
@@ -129,6 +132,18 @@ def _work(parcel: Parcel, sender: Sender, options: Options) -> None:
                     break
         except BaseException as error:  # such as SystemExit in a user's code, which would end the process silently
             sender.send(Message(Kind.ERROR, content=error))
+
+
+def _keep_memory() -> None:
+    """Let glibc of this worker process keep the memory of a batch for the next one."""
+    # By default, glibc maps blocks of 32 MiB and more anew for each batch, and the system clears all of their pages.
+    # Chains that allocate whole batches besides the one that is sent, as `.collate_samples().cutmix()` on 64 float32
+    # images of 224 x 224, make 1.4 times as many batches per CPU second with this (19.7 against 13.9); others 1.02.
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap as well
+            libc.mallopt(-1, 1 << 29)  # M_TRIM_THRESHOLD: 512 MiB of it are kept
 
 
 def _end_with_parent() -> None:
