@@ -220,6 +220,7 @@ class BorrowedBuffers:
         BorrowedBuffers._all.add(self)
         self.arena: Arena | None = None
         self._is_detached = False
+        self._is_reported = False  # the worker knows that the arena is detached
         self._borrowed: dict[Place, weakref.ref[NDArray[Any]]] = {}  # by arena and buffer
         self._released: deque[Place] = deque()  # appended to in any thread, wherever the last view is dropped
 
@@ -231,7 +232,7 @@ class BorrowedBuffers:
     def attach(self, number: int, file: ReceivedFile) -> None:
         """Use a new arena from now on; batches that have arrived before keep theirs."""
         self.arena = Arena(number, mmap.mmap(file.number, os.fstat(file.number).st_size))
-        self._is_detached = False
+        self._is_detached = self._is_reported = False
 
     def borrow(self, arena: Arena, number: int, places: Sequence[Place]) -> list[memoryview]:
         """Return the arrays in a buffer as views, all of which keep it from being written again."""
@@ -258,9 +259,10 @@ class BorrowedBuffers:
 
     def take_released(self) -> tuple[int, list[int], bool] | None:
         """Return which buffers of which arena the worker may write again, and whether the arena is detached."""
-        if self.arena is None or not (self._released or self._is_detached):
-            return None
         released = [self._released.popleft() for _ in range(len(self._released))]
+        if self.arena is None or self._is_reported:
+            return None
+        self._is_reported = self._is_detached
         free = [] if self._is_detached else [buffer for arena, buffer in released if arena == self.arena.number]
         return (self.arena.number, free, self._is_detached) if free or self._is_detached else None
 

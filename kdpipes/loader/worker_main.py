@@ -192,6 +192,7 @@ class Sender:
             return None
         latest = self._orders.pop()
         self._orders.clear()
+        self.buffers.begin_batch()  # an error may have ended the last epoch within a batch
         self._generation = latest.generation
         order: Order = latest.content
         return order

@@ -120,6 +120,7 @@ def test_a_detached_arena_is_not_written_again(pair: Pair) -> None:
     held = pair.send(filled(pair, (100,), 1))
     BorrowedBuffers.detach_borrowed()  # as before a fork
     pair.acknowledge()
+    assert pair.main.take_released() is None, "the worker is told once"
     later = [pair.send(torch.full((100,), value, dtype=torch.uint8)) for value in (2, 3)]
     assert held.tolist() == [1] * 100
     assert [tensor.unique().tolist() for tensor in later] == [[2], [3]]
