@@ -379,7 +379,8 @@ class ProcessWorker(Worker):
 
     def _acknowledge(self, worker: WorkerProcess, number: int, *, at_once: bool) -> None:
         """Tell the worker that batches have been taken, and which buffers it may write again."""
-        if worker is not self._worker:
+        # A forked child has inherited the socket, but batches are acknowledged by the worker's own parent.
+        if worker is not self._worker or worker.owner != os.getpid():
             return
         self._num_taken += number
         released = worker.buffers.take_released()
