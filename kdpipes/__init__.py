@@ -12,10 +12,11 @@ from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.randomness import SampleKey as Draw
+from kdpipes.core.randomness import SampleKey as SampleKey
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample_pipe import sample_pipe
 from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # how torch's DataLoader holds chains
+from kdpipes.delivery.batch_memory import empty_batch
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
@@ -151,6 +152,7 @@ __all__ = [
     "crop_boxes",
     "doctor",
     "draw",
+    "empty_batch",
     "from_dataset",
     "from_ids",
     "from_webdataset",

@@ -1,15 +1,12 @@
-"""What one worker does in an epoch, wherever it runs: it numbers the items of its copy of the chain."""
+"""What every worker does in an epoch, wherever it runs: it numbers the items of its copy of the chain."""
 
 from __future__ import annotations
 
-import enum
-import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
-import torch
 from torch.utils.data import graph_settings
 from torch.utils.data.datapipes.iter import ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
@@ -20,8 +17,9 @@ from kdpipes.delivery.behind_deal import DEALERS, dealer_of, one_to_one_path
 from kdpipes.delivery.cursor import Cursor
 from kdpipes.delivery.dealer import Dealt
 from kdpipes.delivery.skipping import Skip
+from kdpipes.loader.channel import Kind, Message
 
-__all__ = ["Counting", "Frame", "Kind", "Order", "Position", "Producer"]
+__all__ = ["Counting", "Order", "Position", "Producer", "Worker"]
 
 
 @runtime_checkable
@@ -40,7 +38,7 @@ class Position(NamedTuple):
         epoch: The number of the epoch, from 0.
         number: The number of the batch that is next, or that is being delivered; the number of the item, where nothing
             is dealt.
-        offset: How many items of that batch have been delivered, where a batch becomes several items behind `deal`.
+        offset: How many items of that batch have been delivered, where a batch becomes several items after `deal`.
         cursors: Where a stream of shards stands, by worker, if they read shards of their own; by 0 if not.
     """
 
@@ -49,20 +47,20 @@ class Position(NamedTuple):
     offset: int = 0
     cursors: tuple[tuple[int, Cursor], ...] = ()
 
-    def after(self, frame: Frame, lane: int = 0) -> Position:
-        """Return the position after an item, or the end, of a batch that `lane` has made."""
-        if not frame.is_over:
-            offset = self.offset + 1 if frame.number == self.number else 1
-            return self._replace(number=frame.number, offset=offset)
-        if frame.cursor is None:
-            return Position(self.epoch, frame.number + 1, 0, self.cursors)
-        cursors = {**dict(self.cursors), lane: frame.cursor}
-        return Position(self.epoch, frame.number + 1, 0, tuple(sorted(cursors.items())))
+    def after(self, message: Message, worker: int = 0) -> Position:
+        """Return the position after an item, or the end, of a batch that `worker` has made."""
+        if not message.is_over:
+            offset = self.offset + 1 if message.number == self.number else 1
+            return self._replace(number=message.number, offset=offset)
+        if message.cursor is None:
+            return Position(self.epoch, message.number + 1, 0, self.cursors)
+        cursors = {**dict(self.cursors), worker: message.cursor}
+        return Position(self.epoch, message.number + 1, 0, tuple(sorted(cursors.items())))
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is told when an epoch begins.
+    """What a worker receives when an epoch begins.
 
     Args:
         position: Where it begins.
@@ -75,41 +73,34 @@ class Order:
     banned: Mapping[str, str] = field(default_factory=dict)
 
 
-class Kind(enum.IntEnum):
-    """What a worker says."""
+class Worker(ABC):
+    """One worker as seen by the thread that waits for its messages."""
 
-    ITEM = 0
-    OVER = 1  # a batch is over that became several items, or none
-    END = 2  # of the epoch
-    ERROR = 3
-    SKIP = 4  # a sample has been left out of the batch that comes, or the rest of a shard
-    TIMES = 5  # what the worker has measured of itself so far
+    is_torn = False  # whether a call was interrupted, so that messages may be lost
 
+    @abstractmethod
+    def begin(self, order: Order) -> None:
+        """Let the worker begin an epoch, whatever it was doing."""
 
-@dataclass
-class Frame:
-    """One thing that a worker says.
+    @abstractmethod
+    def peek(self) -> Message:
+        """Wait for the next message, and return it; an item may not be unpacked yet."""
 
-    Args:
-        kind: What it is.
-        number: Of the batch that it belongs to.
-        content: The item or the error, as the lane carries it.
-        is_last: Whether the item is the last one of its batch.
-        num_samples: How many samples the batch has that the item is the first of.
-        cursor: Where a stream of shards stands behind the batch.
-    """
+    @abstractmethod
+    def take(self) -> Any:
+        """Remove the message that `peek` has returned, and return its content."""
 
-    kind: Kind
-    number: int = 0
-    content: Any = None
-    is_last: bool = False
-    num_samples: int = 0
-    cursor: Cursor | None = None
+    def stop(self) -> None:  # noqa: B027 - only threads need it
+        """Ask the worker to end, so that `close` has less to wait for."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the worker."""
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing more comes of the batch."""
-        return self.is_last or self.kind is Kind.OVER
+    def num_waiting(self) -> int:
+        """How many messages have arrived."""
+        return 0
 
 
 class Producer:
@@ -130,71 +121,67 @@ class Producer:
         graph_settings.apply_sharding(chain, num_workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
         self._dealer = dealer_of(chain)
         self._num_skipped = 0  # of the batch that is being made
-        self._is_one_to_one = self._dealer is not None and one_to_one_path(chain)[-1] is self._dealer
+        self.is_one_to_one = self._dealer is not None and one_to_one_path(chain)[-1] is self._dealer
         self._dealers = [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, DEALERS)]
         self._counting = [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, Counting)]
         self._first_epochs = [pipe.next_epoch() for pipe in self._counting]
 
-    def epoch(self, order: Order, first_epoch: int, send: Callable[[Frame], None]) -> Iterator[None]:
+    def epoch(self, order: Order, first_epoch: int, send: Callable[[Message], None]) -> Iterator[None]:
         """Make the items of one epoch, and send each; to be resumed for the next one.
 
         Args:
             order: Where to begin.
             first_epoch: The number of the chain's first epoch, which the order's is counted from.
-            send: Takes what there is to say, in order.
+            send: Takes the messages, in order.
         """
+
+        def skip(skipped: Skip) -> None:
+            self._num_skipped += not (skipped.is_shard or skipped.is_replaced)
+            send(Message(Kind.SKIP, skipped.batch, skipped))
+
         try:
             if order.seeds is not None:
                 _seed_stock_pipes(self._chain, order.seeds)
             for pipe, first in zip(self._counting, self._first_epochs, strict=True):
                 pipe.set_epoch(max(first + order.position.epoch - first_epoch, 0))
             for dealer in self._dealers:
-                dealer.skip(order.banned, lambda skip: self._skip(skip, send))
-            if self._dealer is None:
-                yield from self._counted(order.position, send)
-            else:
-                yield from self._dealt(order.position, send)
+                dealer.skip(order.banned, skip)
+            yield from (self._counted if self._dealer is None else self._dealt)(order.position, send)
         except Exception as error:
-            send(Frame(Kind.ERROR, content=error))
+            send(Message(Kind.ERROR, content=error))
         else:
-            send(Frame(Kind.END))
+            send(Message(Kind.END))
 
-    def _skip(self, skip: Skip, send: Callable[[Frame], None]) -> None:
-        self._num_skipped += not (skip.is_shard or skip.is_replaced)
-        send(Frame(Kind.SKIP, skip.batch, skip))
-
-    def _dealt(self, start: Position, send: Callable[[Frame], None]) -> Iterator[None]:
+    def _dealt(self, start: Position, send: Callable[[Message], None]) -> Iterator[None]:
         batch: Dealt | None = None
         made = 0
 
         def finish() -> None:
-            if batch is not None and not self._is_one_to_one:
-                send(Frame(Kind.OVER, batch.number, cursor=batch.cursor))
+            if batch is not None and not self.is_one_to_one:
+                send(Message(Kind.OVER, batch.number, cursor=batch.cursor))
 
         def listen(dealt: Dealt) -> None:
             nonlocal batch, made
             finish()
             batch, made, self._num_skipped = dealt, 0, 0
 
-        self._dealer.start_at(start.number, listen, cursor=self._cursor_in(start))
+        cursor = dict(start.cursors).get(self._worker if self._dealer.is_split_by_shard else 0)
+        self._dealer.start_at(start.number, listen, cursor=cursor)
         for item in self._chain:
             made += 1
             assert batch is not None
             if batch.number == start.number and made <= start.offset:
                 continue
             num_samples = batch.num_samples - self._num_skipped if made == 1 else 0
-            send(Frame(Kind.ITEM, batch.number, item, self._is_one_to_one, num_samples, batch.cursor))
+            send(Message(Kind.ITEM, batch.number, item, self.is_one_to_one, num_samples, batch.cursor))
             yield
         finish()
 
-    def _cursor_in(self, position: Position) -> Cursor | None:
-        return dict(position.cursors).get(self._worker if self._dealer.is_split_by_shard else 0)
-
-    def _counted(self, start: Position, send: Callable[[Frame], None]) -> Iterator[None]:
+    def _counted(self, start: Position, send: Callable[[Message], None]) -> Iterator[None]:
         for count, item in enumerate(self._chain):
             number = count * self._num_workers + self._worker
             if number >= start.number:
-                send(Frame(Kind.ITEM, number, item, is_last=True))
+                send(Message(Kind.ITEM, number, item, is_last=True))
                 yield
 
 
@@ -209,10 +196,3 @@ def _seed_stock_pipes(chain: Any, seeds: Any) -> None:
         if isinstance(pipe, Seeded):
             is_shared = any(pipe is upstream for upstream in shared)
             pipe.set_seed(seeds.generate_shared_seed() if is_shared else seeds.generate_seed())
-
-
-def seed_process(seeds: Any) -> None:
-    """Seed the global generators of a worker process, which stock pipes and users' code may draw from."""
-    random.seed(seeds.generate_seed())
-    torch.manual_seed(seeds.generate_seed())
-    np.random.seed(seeds.generate_seed() >> 32)
