@@ -225,12 +225,13 @@ def _short_name(pipe: Any) -> str:
     return pipe.name if isinstance(pipe, Named) else short_name(type(pipe))
 
 
-def upstream_of(pipe: AnyPipe) -> list[AnyPipe]:
+def upstream_of(pipe: Any) -> list[AnyPipe]:
     """Return the pipes that `pipe` reads from: its attributes, or entries of collections among them.
 
     Of a collection, only the first entries are looked at: users' data are not searched for pipes.
     """
-    return [source for value in vars(pipe).values() for source in _pipes_in(value)]
+    held = vars(pipe) if hasattr(pipe, "__dict__") else {}
+    return [source for value in held.values() for source in _pipes_in(value)]
 
 
 def _pipes_in(value: Any, depth: int = 0) -> Iterator[AnyPipe]:
