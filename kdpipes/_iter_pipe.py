@@ -1,4 +1,4 @@
-"""Streams of samples: `IterPipe`, and `StreamPlanPipe`, which chooses among a stream's samples as they pass."""
+"""Streams of samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kdpipes._called import CALLED
 from kdpipes._calling import call_drawn
 from kdpipes._draw import Draw, EarlyDraws, EpochCounter, current_epoch, hash_key, is_replaying, made_under
 from kdpipes._graph import shards, sources_of, walk
-from kdpipes._pipe import Shown, Suggesting, gives_samples
+from kdpipes._pipe import Shown, Suggesting
 from kdpipes._pipe_name import note_name, pipe_name
 from kdpipes.callback import Callback
 from kdpipes.errors import ChainError, check_count
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     IterChain = IterDataPipe
 
-__all__ = ["IterPipe", "StreamPlanPipe", "Streaming", "samples_of", "seed_upstream"]
+__all__ = ["IterPipe", "Streaming", "samples_of", "seed_upstream"]
 
 Item = TypeVar("Item")
 _STANDING = (
@@ -247,22 +247,6 @@ def _part_of(pipe: Any) -> tuple[int, int]:
     """Return how the ordinals of a stream without `deal` are spread over the parts of a sharding filter upstream."""
     sharder = next((upstream for upstream in walk(pipe) if isinstance(upstream, ShardingFilter)), None)
     return (1, 0) if sharder is None else (sharder.num_of_instances, sharder.instance_id)
-
-
-class StreamPlanPipe(IterPipe):
-    """A choice of a stream's samples, made as they pass."""
-
-    is_plan = True
-
-    def __init__(self, source_datapipe: IterDataPipe[Any], name: str) -> None:
-        super().__init__()
-        self._source = gives_samples(source_datapipe, name)
-
-    def class_names(self) -> tuple[str, ...] | None:
-        return self._source.class_names() if isinstance(self._source, IterPipe) else None
-
-    def field_names(self) -> frozenset[str] | None:
-        return self._source.field_names() if isinstance(self._source, IterPipe) else None
 
 
 def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:

@@ -18,6 +18,7 @@ from kdpipes._iter_pipe import IterPipe, samples_of
 from kdpipes._map_pipe import MapPipe, is_key
 from kdpipes._pipe import gives_samples
 from kdpipes.callback import Callback
+from kdpipes.core.order import Order
 from kdpipes.errors import ChainError
 from kdpipes.sample import Sample, as_sample
 
@@ -119,16 +120,12 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
             return self.apply(self._source.fetch(index))
         return self.apply(as_sample(self._source[index], index, self._name))
 
-    def announce(self, positions: NDArray[Any]) -> None:
+    def prefetch(self, order: Order) -> None:
         if isinstance(self._source, MapPipe):
-            self._source.announce(positions)
+            self._source.prefetch(order)
 
     def shard_numbers(self) -> NDArray[Any] | None:
         return self._source.shard_numbers() if isinstance(self._source, MapPipe) else None
-
-    def expect(self, positions: NDArray[Any]) -> None:
-        if isinstance(self._source, MapPipe):
-            self._source.expect(positions)
 
     def pick(self, indices: Any) -> MapPipe:
         if self.is_selected and isinstance(self._source, MapPipe):

@@ -9,7 +9,6 @@ from contextlib import nullcontext, suppress
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kdpipes._draw import Draw
 from kdpipes._graph import random_name, walk
@@ -21,6 +20,7 @@ from kdpipes.cache.shared_tally import SharedTally
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
+from kdpipes.core.order import Order
 from kdpipes.errors import ChainError, check_choice, check_flag, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
@@ -368,20 +368,15 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
         super().__init__(source_datapipe, operation, name)
         self._begin()
 
-    def announce(self, positions: NDArray[Any]) -> None:
-        """Say which positions will be fetched soon, but for those that are cached."""
+    def prefetch(self, order: Order) -> None:
+        """Pass on what is not cached; an epoch's order unless a probe of it is cached completely."""
         if self._reads_ahead():
-            positions = positions[[not self._is_there(position) for position in positions.tolist()]]
-        if len(positions):
-            super().announce(positions)
-
-    def expect(self, positions: NDArray[Any]) -> None:
-        """Say the positions of an epoch, if it will need the source, as far as a few of them tell."""
-        if len(positions) and self._reads_ahead():
-            probes = positions[np.linspace(0, len(positions) - 1, _NUM_PROBES).astype(np.int64)].tolist()
-            if all(map(self._is_there, probes)):
+            positions = order.probe(_NUM_PROBES) if order.is_epoch else order.positions()
+            missing = positions[[not self._is_there(position) for position in positions.tolist()]]
+            if len(positions) and not len(missing):
                 return
-        super().expect(positions)
+            order = order if order.is_epoch else Order.of_next(missing)
+        super().prefetch(order)
 
     def _reads_ahead(self) -> bool:
         return not self._eager and any(getattr(pipe, "is_elsewhere", False) for pipe in walk(self._source))

@@ -14,8 +14,8 @@ from torchdata.datapipes.iter import Prefetcher
 from kdpipes._fingerprint import digest_with_globals
 from kdpipes._graph import shards, sources_of, walk
 from kdpipes._iter_pipe import IterPipe
-from kdpipes._map_pipe import MapPipe
 from kdpipes._sample_pipe import SampleMapper
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.errors import ChainError
 from kdpipes.sample import Sample
 
@@ -110,7 +110,9 @@ def _parts(pipe: Any, route: tuple[int, ...], unhashed: list[str]) -> Iterator[A
         elif getattr(upstream, "is_plan", False):
             changed = getattr(type(upstream), "changes", None)  # of `map_classes`, which decides on labels
             if changed is not None and not all(_ignores(operation, changed) for operation in read_on_the_way):
-                yield MapPipe.identity(upstream) if isinstance(upstream, MapPipe) else upstream.identity()
+                is_indexed = isinstance(upstream, PlanPipe)
+                # Streams name their source, and so do the keys of existing entries; a pipe itself adds no bytes.
+                yield [*upstream.identity(), ("_source", upstream)] if is_indexed else upstream.identity()
         elif not _orders(upstream):
             yield from _source_parts(upstream, unhashed)
 
@@ -124,19 +126,19 @@ def _path(pipe: Any, route: tuple[int, ...]) -> Iterator[Any]:
         is_passed = isinstance(pipe, SampleMapper) or getattr(pipe, "is_plan", False) or _orders(pipe)
         if not is_passed or not sources:
             return
-        pipe = pipe._sources[left.pop()] if hasattr(pipe, "_sources") else sources[0]
+        pipe = sources[left.pop()] if len(sources) > 1 else sources[0]
 
 
 def _routes_of(pipe: Any) -> Iterator[tuple[int, ...]]:
     while True:
-        if hasattr(pipe, "_sources"):
-            for number, source in enumerate(pipe._sources):
-                yield from ((*route, number) for route in _routes_of(source))
-            return
         sources = sources_of(pipe)
         is_passed = isinstance(pipe, SampleMapper) or getattr(pipe, "is_plan", False) or _orders(pipe)
         if not is_passed or not sources:
             yield ()
+            return
+        if len(sources) > 1:
+            for number, source in enumerate(sources):
+                yield from ((*route, number) for route in _routes_of(source))
             return
         pipe = sources[0]
 

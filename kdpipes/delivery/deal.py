@@ -15,8 +15,10 @@ from kdpipes._functional import functional_pipe
 from kdpipes._giving_up import given_up_by
 from kdpipes._graph import walk
 from kdpipes._iter_pipe import IterPipe, seed_upstream
-from kdpipes._map_pipe import MapPipe, indexed, warn_of_fixed
+from kdpipes._map_pipe import MapPipe, indexed
 from kdpipes._pipe_name import pipe_name
+from kdpipes.core.order import Order
+from kdpipes.core.plan_pipe import warn_of_fixed
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
@@ -30,7 +32,7 @@ from kdpipes.storage.shared import Shared
 
 __all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
 
-_AHEAD = 2  # how many batches beyond the one that is made are announced to sources that lie elsewhere
+_AHEAD = 2  # how many batches beyond the one that is made remote sources prefetch
 _NUM_SUBSTITUTES = 32  # how many samples are tried as a substitute for one
 Split = Literal["samples", "shards"]
 
@@ -207,12 +209,12 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         planned = 0 if self._is_fixed else number  # the epoch whose samples are delivered
         if is_elsewhere:
             with planning(planned):
-                self._source.expect(epoch.order(first))
+                self._source.prefetch(Order(partial(epoch.windows, first), is_epoch=True))
         for place, batch in enumerate(batches):
             if is_elsewhere:
                 for later in batches[place + (_AHEAD if place else 0) : place + _AHEAD + 1]:
                     with planning(planned):
-                        self._source.announce(epoch.positions(later))
+                        self._source.prefetch(Order.of_next(epoch.positions(later)))
             ordinals = epoch.ordinals(batch)
             self._announce(Dealt(batch, len(ordinals)))
             draws = (self._draw(number, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)

@@ -17,7 +17,7 @@ from kdpipes.sample import Sample
 
 __all__ = ["Probes", "copy_pipes"]
 
-_BESIDES = {"finish": "giving samples", "announce": "reading ahead", "expect": "reading ahead"}  # methods
+_BESIDES = {"finish": "giving samples", "prefetch": "reading ahead"}  # methods
 _NUM_EVENTS = 20_000  # of a thread, for a trace
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from kdpipes._functional import functional_pipe, refuse_flavour
-from kdpipes._map_pipe import MapPipe, PlanPipe
+from kdpipes._map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.errors import DataError, check_count, check_seed
 from kdpipes.plan._classes import labels_of, shown
 from kdpipes.selection import UNLABELLED, class_counts, take_per_class
@@ -38,19 +39,19 @@ class FewShotTakerMapDataPipe(PlanPipe):
         2
     """
 
-    _goes_by = "labels"
+    goes_by = "labels"
 
     def __init__(self, source_datapipe: MapPipe, shots: int, *, seed: int = 0) -> None:
-        super().__init__(source_datapipe, "few_shot")
+        super().__init__(source_datapipe)
         self._shots = check_count("shots", shots)
         self._choice_seed = check_seed(seed)
 
-    def _plan(self) -> NDArray[Any]:
-        labels = labels_of(self._source, "few_shot")
+    def plan(self, epoch: int) -> NDArray[Any]:
+        labels = labels_of(self.source, "few_shot")
         counts = {label: count for label, count in class_counts(labels).items() if label != UNLABELLED}
         rare = next((label for label, count in counts.items() if count < self._shots), None)
         if rare is not None:
-            name = shown(rare, self._source.class_names())
+            name = shown(rare, self.source.class_names())
             raise DataError(
                 f"Class {name} has {counts[rare]} samples, fewer than the {self._shots} of `few_shot`. "
                 f"`.take_per_class(num_samples={self._shots}, seed=...)` takes what there is."

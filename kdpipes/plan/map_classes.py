@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe
-from kdpipes._iter_pipe import StreamPlanPipe, samples_of
-from kdpipes._map_pipe import MapPipe, PlanPipe, as_column
+from kdpipes._iter_pipe import samples_of
+from kdpipes._map_pipe import MapPipe, as_column
+from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.errors import DataError, check_choice, check_names, must_be
 from kdpipes.plan._classes import label_of, shown, to_labels
 from kdpipes.sample import Sample
@@ -132,18 +133,19 @@ class ClassMapperMapDataPipe(PlanPipe):
     lists are not mapped.
 
     Args:
-        source_datapipe: An indexed pipe of samples.
+        source_datapipe: A pipe of samples, indexed or a stream.
         mapping: New classes, numbers or names, by old ones, numbers or names.
         unmapped: What becomes of samples of other classes, and of unlabelled ones: "drop", "keep" as they are, or
             "raise".
         class_names: The names of the new classes 0, 1, ...
 
-    Length: the number of samples that are kept.
+    Length: the number of samples that are kept; not known on a stream.
 
     Raises:
-        ValueError: A new class is not among `class_names`; or, when the plan is made, an old one is not among those of
-            the source.
-        DataError: `unmapped="raise"`, and there is a sample of another class. (When the plan is made.)
+        ValueError: A new class is not among `class_names`; or, when the plan is made or the first sample of a stream
+            passes, an old one is not among those of the source.
+        DataError: `unmapped="raise"`, and there is a sample of another class. (When the plan is made, or the
+            sample of a stream passes.)
 
     Example:
         >>> pets = kdp.from_dataset(["a", "b", "c"], "x", labels=[0, 1, 2], class_names=["cat", "pony", "dog"])
@@ -162,20 +164,20 @@ class ClassMapperMapDataPipe(PlanPipe):
         unmapped: Unmapped = "drop",
         class_names: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(source_datapipe, "map_classes")
+        super().__init__(source_datapipe)
         self._mapping = _Mapping(mapping, unmapped, class_names)
         self._labels: Shared[NDArray[Any]] | None = None
 
     _computed = (*PlanPipe._computed, "_labels")
-    _goes_by = "labels"
+    goes_by = "labels"
 
-    def _plan(self) -> NDArray[Any]:
-        labels = self._source.column("y")
+    def plan(self, epoch: int) -> NDArray[Any]:
+        labels = self.source.column("y")
         if not len(labels):
             self._labels = Shared(labels)
             return np.zeros(0, dtype=np.int32)
         values, inverse = _distinct(labels)
-        known, is_labelled = self._source.class_names(), any(map(_is_class, values))
+        known, is_labelled = self.source.class_names(), any(map(_is_class, values))
         are_names = any(isinstance(value, str) for value in values)
         table = self._mapping.table(known, are_names=are_names) if is_labelled else {}
         firsts = np.unique(inverse, return_index=True)[1].tolist()
@@ -189,7 +191,7 @@ class ClassMapperMapDataPipe(PlanPipe):
         return positions.astype(smallest_int(len(labels)))
 
     def _key_of(self, position: int) -> str:
-        return self._source.fetch(position).key
+        return self.source.fetch(position).key
 
     def fetch(self, index: int) -> Sample:
         sample = super().fetch(index)
@@ -199,12 +201,12 @@ class ClassMapperMapDataPipe(PlanPipe):
     def column(self, name: str) -> NDArray[Any]:
         if name != "y":
             return super().column(name)
-        self.positions()
+        self.chosen()
         assert self._labels is not None
         return self._labels.value
 
     def class_names(self) -> tuple[str, ...] | None:
-        return self._mapping.names(self._source.class_names())
+        return self._mapping.names(self.source.class_names())
 
 
 def _distinct(labels: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
@@ -217,31 +219,8 @@ def _distinct(labels: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
     return list(numbers), np.asarray([numbers[value] for value in plain])
 
 
-@functional_pipe("map_classes", flavour="iter")
+@functional_pipe("map_classes", flavour="iter", doc_of=ClassMapperMapDataPipe)
 class ClassMapperIterDataPipe(StreamPlanPipe):
-    """Renames and merges classes, and drops others, as samples pass (functional name: ``map_classes``).
-
-    Reads only the labels, field `y`. If the source knows the names of its classes and the new classes are names, the
-    classes are numbered anew: in the order of `class_names`, or else in the order in which the mapping first names
-    them. Without `class_names`, text labels stay text, and classes that are mapped to numbers have no names. A label
-    may be a list, as in detection data, with one entry for each object: a list of one label counts as that label, other
-    lists are not mapped.
-
-    Args:
-        source_datapipe: A stream of samples.
-        mapping: New classes, numbers or names, by old ones, numbers or names.
-        unmapped: What becomes of samples of other classes, and of unlabelled ones: "drop", "keep" as they are, or
-            "raise".
-        class_names: The names of the new classes 0, 1, ...
-
-    Length: none.
-
-    Raises:
-        ValueError: A new class is not among `class_names`; or, when the first sample passes, an old one is not among
-            those of the source.
-        DataError: `unmapped="raise"`, and a sample of another class passes.
-    """
-
     is_straight = True
 
     changes = "y"
@@ -254,7 +233,7 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
         unmapped: Unmapped = "drop",
         class_names: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(source_datapipe, "map_classes")
+        super().__init__(source_datapipe)
         self._mapping = _Mapping(mapping, unmapped, class_names)
 
     def samples(self) -> Iterator[Sample]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes._functional import functional_pipe
-from kdpipes._iter_pipe import StreamPlanPipe, samples_of, seed_upstream
-from kdpipes._map_pipe import MapPipe, indexed
+from kdpipes._iter_pipe import samples_of, seed_upstream
+from kdpipes._map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe, join_shards
 from kdpipes.errors import DataError, check_count, check_one_of
-from kdpipes.plan._several import joined_shards
 from kdpipes.sample import Sample
+from kdpipes.selection import Rounds
 
 __all__ = ["RepeaterUntilIterDataPipe", "RepeaterUntilMapDataPipe"]
 
@@ -39,17 +39,17 @@ class _Goal:
 
 
 @functional_pipe("repeat_until", flavour="map")
-class RepeaterUntilMapDataPipe(MapPipe):
+class RepeaterUntilMapDataPipe(PlanPipe):
     """Gives the whole source again and again, round robin (functional name: ``repeat_until``).
 
-    Upstream's `repeat` gives each item n times in a row, and only on streams. A repeated sample is augmented anew.
+    Upstream's `repeat` gives each item of a stream n times in a row. A repeated sample is augmented anew.
 
     Args:
-        source_datapipe: An indexed pipe of samples.
+        source_datapipe: A pipe of samples, indexed or a stream, which is read again for each round.
         min_size: Whole rounds until there are at least this many samples.
         repetitions: This many rounds; exactly one of the two is given.
 
-    Length: the source's, times the number of rounds.
+    Length: the source's, times the number of rounds, if the source has one.
 
     Memory: none; positions are computed.
 
@@ -63,66 +63,31 @@ class RepeaterUntilMapDataPipe(MapPipe):
         array(['a', 'b', 'a', 'b'], dtype='<U1')
     """
 
-    is_plan = True
+    goes_by = "number"
 
     def __init__(
         self, source_datapipe: MapPipe, *, min_size: int | None = None, repetitions: int | None = None
     ) -> None:
-        self._source = indexed(source_datapipe, "repeat_until")
+        super().__init__(source_datapipe)
         self._goal = _Goal(min_size, repetitions)
 
-    def __len__(self) -> int:
-        size = len(self._source)
-        return size * self._goal.rounds(size)
-
-    def fetch(self, index: int) -> Sample:
-        return self._source.fetch(index % len(self._source))
-
-    def announce(self, positions: NDArray[Any]) -> None:
-        self._source.announce(positions % len(self._source))
+    def plan(self, epoch: int) -> Rounds:
+        size = len(self.source)
+        return Rounds(size, self._goal.rounds(size))
 
     def shard_numbers(self) -> NDArray[Any] | None:
-        numbers = self._source.shard_numbers()
-        return None if numbers is None else joined_shards([numbers] * self._goal.rounds(len(self._source)))
-
-    def expect(self, positions: NDArray[Any]) -> None:
-        self._source.expect(positions % len(self._source))
-
-    def column(self, name: str) -> NDArray[Any]:
-        return np.tile(self._source.column(name), self._goal.rounds(len(self._source)))
-
-    def class_names(self) -> tuple[str, ...] | None:
-        return self._source.class_names()
-
-    def field_names(self) -> frozenset[str] | None:
-        return self._source.field_names()
+        numbers = self.source.shard_numbers()
+        return None if numbers is None else join_shards([numbers] * self.chosen().num_rounds)
 
 
-@functional_pipe("repeat_until", flavour="iter")
+@functional_pipe("repeat_until", flavour="iter", doc_of=RepeaterUntilMapDataPipe)
 class RepeaterUntilIterDataPipe(StreamPlanPipe):
-    """Gives the whole stream again and again (functional name: ``repeat_until``).
-
-    Upstream's `repeat` gives each item n times in a row. A repeated sample is augmented anew.
-
-    Args:
-        source_datapipe: A stream of samples; read again for each round.
-        min_size: Whole rounds until there are at least this many samples.
-        repetitions: This many rounds; exactly one of the two is given.
-
-    Length: the source's, if it has one, times the number of rounds.
-
-    Raises:
-        DataError: The source is empty and `min_size` cannot be reached.
-
-    Source: KappaData's RepeatWrapper.
-    """
-
     is_about_whole = True
 
     def __init__(
         self, source_datapipe: IterDataPipe[Any], *, min_size: int | None = None, repetitions: int | None = None
     ) -> None:
-        super().__init__(source_datapipe, "repeat_until")
+        super().__init__(source_datapipe)
         self._goal = _Goal(min_size, repetitions)
 
     def __len__(self) -> int:

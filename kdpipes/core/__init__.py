@@ -1,0 +1,1 @@
+"""What every pipe is made of."""
