@@ -264,7 +264,8 @@ def by_label(labels: NDArray[Any], values: Mapping[Any, float]) -> NDArray[np.fl
         classes, places = np.unique(labels, return_inverse=True)
         known = classes.tolist()
     table: NDArray[np.float64] = np.asarray([values.get(label, 0.0) for label in known], dtype=np.float64)
-    return table[places.reshape(-1)]
+    found: NDArray[np.float64] = table[places.reshape(-1)]
+    return found
 
 
 def draw_weighted(
@@ -282,13 +283,13 @@ def draw_weighted(
     if replacement:
         return _find(_cumulated(shares), generator.random(number)).astype(kind, copy=False)
     left, found, drawn = shares.copy(), np.zeros(number, dtype=kind), 0
+    first = np.empty(len(shares), dtype=kind)
     while drawn < number:
-        left[found[:drawn]] = 0
         new = _find(_cumulated(left), generator.random(number - drawn))
-        first = np.empty(len(shares), dtype=kind)
         first[new[::-1]] = np.arange(len(new))[::-1]  # of equal indices, NumPy keeps what is assigned last
         new = new[first[new] == np.arange(len(new))]
         found[drawn : drawn + len(new)] = new
+        left[new] = 0
         drawn += len(new)
     return found
 
@@ -306,7 +307,7 @@ def _find(sums: NDArray[np.float64], values: NDArray[np.float64]) -> Ints:
     exact numbers.
     """
     size = 1 << (len(sums) - 1).bit_length()
-    if size < _LARGE:
+    if size < _LARGE or len(values) < size // 16:  # no table pays for itself
         return sums.searchsorted(values, side="right")
     kind = smallest_int(len(sums))
     table, found = np.empty(size, dtype=kind), np.empty(len(values), dtype=kind)
