@@ -44,6 +44,13 @@ class PlanPipe(MapPipe):
         goes_by: What `plan` depends on, besides the arguments: "number" (how many samples there are), "labels" or
             "values".
         warns_of_fixed: Whether to warn that pipes upstream keep the choice of epoch 0.
+
+    Example:
+        >>> class EveryOther(PlanPipe):
+        ...     def plan(self, epoch):
+        ...         return np.arange(0, len(self.source), 2)
+        >>> EveryOther(kdp.from_dataset(["a", "b", "c"], "x")).column("x")
+        array(['a', 'c'], dtype='<U1')
     """
 
     _computed: ClassVar[tuple[str, ...]] = (
