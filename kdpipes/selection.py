@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -225,15 +227,18 @@ class Joined:
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self._stops = np.cumsum(sizes)
-        self._starts = self._stops - sizes
+        self._starts = [0, *accumulate(sizes)]
 
     def __len__(self) -> int:
-        return int(self._stops[-1])
+        return self._starts[-1]
 
     def __getitem__(self, index: Any) -> tuple[Any, Any]:
-        numbers = self._stops.searchsorted(index, side="right")
-        return numbers, index - self._starts[numbers]
+        if type(index) is int:  # NumPy takes ten times as long for one position
+            number = bisect_right(self._starts, index) - 1
+            return number, index - self._starts[number]
+        starts = np.asarray(self._starts)
+        numbers = starts.searchsorted(index, side="right") - 1
+        return numbers, index - starts[numbers]
 
 
 class Pairs:

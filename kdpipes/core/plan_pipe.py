@@ -113,20 +113,24 @@ class PlanPipe(MapPipe):
             epoch: The number of the epoch, from 0.
         """
         found = self.chosen(epoch)[index]
-        return found if isinstance(found, tuple) else (0, found)
+        return found if len(self.sources) > 1 else (0, found)
 
     def __len__(self) -> int:
         return len(self.chosen())
 
     def fetch(self, index: int) -> Sample:
-        number, position = self.locate(index, plan_epoch())
-        source = self.sources[number]
+        planned = self._planned
+        if planned is None or self.redraws:
+            found = self.chosen(plan_epoch())[index]
+        else:  # called for each sample: `locate` would take as long as the rest of this method
+            found = planned.value[index]
+        number, position = found if len(self.sources) > 1 else (0, found)
         if self._is_fixed:
             with planning(0):
-                sample: Sample = source.fetch(int(position))
+                sample = self.sources[number].fetch(int(position))
         else:
-            sample = source.fetch(int(position))
-        return sample if len(self.sources) == 1 else sample.come_from(int(number))
+            sample = self.sources[number].fetch(int(position))
+        return sample.come_from(int(number)) if len(self.sources) > 1 else sample
 
     def redrawn_by(self, *, of_labels: bool = False) -> str | None:
         self.chosen()
@@ -167,7 +171,7 @@ class PlanPipe(MapPipe):
     def _all(self, epoch: int) -> Any:
         """Return the positions of all samples in the sources, put one after the other; a slice if it is all of them."""
         chosen = self.chosen(epoch)
-        if isinstance(chosen, Joined) and len(self.sources) > 1:
+        if isinstance(chosen, Joined):
             return slice(None)
         if isinstance(chosen, np.ndarray):
             return chosen

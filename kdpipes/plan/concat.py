@@ -8,7 +8,7 @@ from kdpipes._map_pipe import MapPipe
 from kdpipes._pipe_name import called_as
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.errors import ChainError
-from kdpipes.selection import Joined
+from kdpipes.selection import Joined, Stretch
 
 __all__ = ["ConcatenatorMapDataPipe"]
 
@@ -43,5 +43,6 @@ class ConcatenatorMapDataPipe(PlanPipe):
             raise ChainError("`concat` takes at least one source, one after the other: `kdp.concat(one, other)`.")
         super().__init__(*source_datapipes)
 
-    def plan(self, epoch: int) -> Joined:
-        return Joined([len(source) for source in self.sources])
+    def plan(self, epoch: int) -> Joined | Stretch:
+        sizes = [len(source) for source in self.sources]
+        return Joined(sizes) if len(sizes) > 1 else Stretch(range(sizes[0]))
