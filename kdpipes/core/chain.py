@@ -73,6 +73,11 @@ class Node:
         return self.traits.role == "device" or not is_replicable(self.pipe)
 
     @property
+    def is_join(self) -> bool:
+        """Whether the pipe passes on samples of several sources."""
+        return self.passes_samples and len(self.upstream) > 1
+
+    @property
     def passes_samples(self) -> bool:
         """Whether the pipe passes on samples that were made upstream, changed or not."""
         is_passing = self.operation is not None or self.traits.is_plan or self.traits.role == "order"
@@ -173,7 +178,7 @@ class Chain:
         waiting: list[tuple[Node, tuple[int, ...]]] = [(self.end, ())]
         while waiting:
             node, route = waiting.pop()
-            if node.traits.role == "join":
+            if node.is_join:
                 waiting += [(source, (number, *route)) for number, source in list(enumerate(node.upstream))[::-1]]
             elif node.passes_samples:
                 waiting.append((node.upstream[0], route))
@@ -184,7 +189,7 @@ class Chain:
         """Return the nodes that a sample of a route came through, the end of the chain first, the source last."""
         path, left = [self.end], list(route)
         while path[-1].passes_samples:
-            path.append(path[-1].upstream[left.pop() if path[-1].traits.role == "join" else 0])
+            path.append(path[-1].upstream[left.pop() if path[-1].is_join else 0])
         return path
 
     def error_handler(self) -> ErrorHandler | None:

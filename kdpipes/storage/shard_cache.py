@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import warnings
 import weakref
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +27,7 @@ from kdpipes.storage.remote import Threads, read_range
 from kdpipes.storage.retries import limited, time_limit
 from kdpipes.storage.shard_folder import Entry, ReplacedError, Shard, ShardFolder, download
 
-__all__ = ["Shard", "ShardCache", "ShardOrder", "Visits", "goes_by_shards", "visits_of"]
+__all__ = ["Shard", "ShardCache", "ShardOrder", "Survey", "Visits"]
 
 _AT_ONCE = 16  # how many shards an order may go through side by side
 _NUM_HELD = 2  # shards that stay open in a process between reads, and so cannot be removed by others: at least
@@ -369,47 +371,88 @@ class Visits(NamedTuple):
         return untils
 
 
-def visits_of(shards: NDArray[np.int64]) -> Visits:
-    """Return the visits of an epoch; a shard that is needed again soon is still being visited.
+class Survey:
+    """Which shards an epoch needs, and when, read from its positions window by window.
+
+    Positions are not kept: an epoch of 10^7 samples takes one byte for each sample of the source.
 
     Args:
-        shards: Of each sample of the epoch, `[n]`.
+        shards: The shard of each sample of the source, `[size]`.
+        is_counted: For each shard, whether it counts.
+        orders: The positions of the epoch, in windows; each is iterated twice.
 
-    >>> visits_of(np.array([3, 3, 0, 1, 0, 1])).shards
+    >>> Survey(np.array([3, 3, 0, 1, 0, 1]), np.ones(4, dtype=bool), [np.arange(6)]).visits().shards
     array([3, 0, 1])
     """
-    runs = _runs(shards)
-    order = np.argsort(runs.shards, kind="stable")
-    which, starts, stops = (column[order] for column in runs)
-    far = _AT_ONCE * len(shards) // max(len(np.unique(which)), 1)
-    is_new = np.ones(len(which), dtype=bool)
-    is_new[1:] = (which[1:] != which[:-1]) | (starts[1:] - stops[:-1] > far)
-    first = np.flatnonzero(is_new)
-    last = np.append(first[1:], len(which)) - 1 if len(first) else first
-    by_start = np.argsort(starts[first], kind="stable")
-    return Visits(which[first][by_start], starts[first][by_start], stops[last][by_start])
 
+    def __init__(self, shards: NDArray[Any], is_counted: NDArray[np.bool_], *orders: Iterable[NDArray[Any]]) -> None:
+        self._shards, self._is_counted, self.orders = shards, is_counted, orders
+        self.is_used = np.zeros(len(shards), dtype=bool)  # which samples of the source are needed
+        self.counts = np.zeros(len(is_counted), dtype=np.int64)  # how many samples of each shard are needed
+        self._num_runs = 0  # how many times the epoch goes on to another shard
+        self._visits: Visits | None = None
+        digest, last = hashlib.blake2b(digest_size=16), -1
+        for positions, numbers in self._counted(digest.update):
+            self.is_used[positions] = True
+            self.counts += np.bincount(numbers, minlength=len(self.counts))
+            self._num_runs += int(np.count_nonzero(np.diff(numbers, prepend=last)))
+            last = int(numbers[-1])
+        self.num_samples = int(self.counts.sum())
+        self.digest = digest.digest()  # of all positions
 
-def _runs(shards: NDArray[np.int64]) -> Visits:
-    edges = np.flatnonzero(np.diff(shards)) + 1
-    starts = np.concatenate([np.zeros(min(len(shards), 1), dtype=np.int64), edges])
-    stops = np.append(edges, len(shards)) if len(shards) else edges
-    return Visits(shards[starts], starts, stops)
+    def _counted(self, note: Callable[[bytes], None] | None = None) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Yield positions and their shards, window by window, without those whose shards do not count."""
+        for positions in chain.from_iterable(self.orders):
+            if note is not None:
+                note(positions.astype(np.int64, copy=False).tobytes())
+            numbers = self._shards[positions]
+            is_counted = self._is_counted[numbers]
+            if is_counted.any():
+                yield positions[is_counted], numbers[is_counted]
 
+    def visits(self) -> Visits:
+        """Return the visits of the epoch; a shard that is needed again soon is still being visited."""
+        if self._visits is None:
+            self._visits = self._found_visits()
+        return self._visits
 
-def goes_by_shards(shards: NDArray[np.int64], num_rounds: float = 1.0) -> bool:
-    """Return whether an epoch reads shard after shard, or a few side by side.
+    def _found_visits(self) -> Visits:
+        far = _AT_ONCE * self.num_samples // max(int(np.count_nonzero(self.counts)), 1)
+        latest = np.zeros(len(self.counts), dtype=np.int64)  # the last visit of each shard so far
+        ends = np.full(len(self.counts), -far - 1)  # where that ends; long before the epoch where there is none
+        shards, begins, places, stops = ([np.zeros(0, dtype=np.int64)] for _ in range(4))
+        size = done = 0
+        for _, numbers in self._counted():
+            edges = np.flatnonzero(np.diff(numbers)) + 1
+            starts = np.concatenate([[0], edges])
+            order = np.argsort(numbers[starts], kind="stable")  # runs by shard
+            which, starts = numbers[starts][order], starts[order] + done
+            ends_of_runs = np.append(edges, len(numbers))[order] + done
+            is_first = np.diff(which, prepend=-1) != 0  # of its shard, in this window
+            is_new = starts - np.where(is_first, ends[which], np.roll(ends_of_runs, 1)) > far
+            known = np.where(is_new, size + np.cumsum(is_new) - 1, latest[which])
+            visits = known[np.maximum.accumulate(np.where(is_new | is_first, np.arange(len(which)), 0))]
+            latest[which], ends[which] = visits, ends_of_runs  # of equal indices, NumPy keeps what comes last
+            shards.append(which[is_new])
+            begins.append(starts[is_new])
+            is_last = np.append(visits[1:] != visits[:-1], True)
+            places.append(visits[is_last])
+            stops.append(ends_of_runs[is_last])
+            size, done = size + int(is_new.sum()), done + len(numbers)
+        stop_of = np.zeros(size, dtype=np.int64)
+        stop_of[np.concatenate(places)] = np.concatenate(stops)
+        start_of = np.concatenate(begins)
+        by_start = np.argsort(start_of, kind="stable")
+        return Visits(np.concatenate(shards)[by_start], start_of[by_start], stop_of[by_start])
 
-    Args:
-        shards: Of each sample of the epoch, `[n]`.
-        num_rounds: How often it needs each sample.
-    """
-    if not len(shards):
-        return False
-    num_shards = len(np.unique(shards))
-    if len(_runs(shards).shards) <= 2 * num_rounds * num_shards:
-        return True
-    visits = visits_of(shards)
-    num_at_once = (visits.stops - visits.starts).sum() / len(shards)
-    is_short = len(visits.shards) <= 2 * num_rounds * num_shards
-    return bool(is_short and num_at_once <= min(_AT_ONCE, num_shards / 2))
+    def goes_by_shards(self) -> bool:
+        """Return whether the epoch reads shard after shard, or a few side by side."""
+        if not self.num_samples:
+            return False
+        num_shards = int(np.count_nonzero(self.counts))
+        most = 2 * num_shards * self.num_samples / np.count_nonzero(self.is_used)  # twice for each round
+        if self._num_runs <= most:
+            return True
+        visits = self.visits()
+        num_at_once = (visits.stops - visits.starts).sum() / self.num_samples
+        return bool(len(visits.shards) <= most and num_at_once <= min(_AT_ONCE, num_shards / 2))

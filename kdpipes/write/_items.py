@@ -17,6 +17,7 @@ from kdpipes.callback import Callback, call_seeded
 from kdpipes.core.chain import Chain
 from kdpipes.core.fingerprint import digest, digest_values
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.order import Order
 from kdpipes.core.pipe import gives_samples
 from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.errors import ChainError, DataError, add_note, must_be
@@ -29,7 +30,7 @@ from kdpipes.write._left_out import made_or_left_out
 
 __all__ = ["Items", "items_of"]
 
-_AT_ONCE = 256  # positions that are announced together, to sources that lie elsewhere
+_AT_ONCE = 256  # positions that remote sources prefetch together
 _LISTS = (".txt", ".csv")
 
 Encode = Callable[[Any], Any]
@@ -74,7 +75,7 @@ class Items:
         listed = {} if handler is None else handler.listed()
         for place, position in shown_if_slow(enumerate(positions.tolist()), len(positions), what):
             if place % _AT_ONCE == 0 and self._chain is not None:
-                self._chain.announce(positions[place : place + _AT_ONCE])
+                self._chain.prefetch(Order.of_next(positions[place : place + _AT_ONCE]))
             record = self._tried(position, handler, listed)
             if record is not None:
                 yield record

@@ -14,6 +14,7 @@ from kdpipes.callback import Callback
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import seed_chain
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.order import Order
 from kdpipes.sample import Sample, as_sample
 from kdpipes.write._keys import as_tar_key, check_tar_key, hashes_of
 from kdpipes.write._left_out import made_or_left_out
@@ -134,7 +135,7 @@ class Recipe:
             if isinstance(self.pipe, MapPipe):
                 due = np.arange(start if start == span.start else start + _BLOCK, min(start + 2 * _BLOCK, span.stop))
                 if len(due):
-                    self.pipe.announce(due)
+                    self.pipe.prefetch(Order.of_next(due))
             for index in range(start, min(start + _BLOCK, span.stop)):
                 yield Coming(index, partial(self._sample, index))
 
