@@ -63,6 +63,7 @@ from kdpipes.write.members import (
 __all__ = ["ShardPlaces", "ShardsResult", "write_shards"]
 
 Made = TypeVar("Made")
+Coming = tuple[int, Callable[[], Sample]]  # a position in the chain, and a function that makes the sample, or fails
 _NUMBER = re.compile(r"%(?:0\d+)?d")
 _NUM_THREADS = 16
 _AHEAD = 64  # samples that a remote source is told to prefetch at a time
@@ -462,13 +463,6 @@ class _Span(NamedTuple):
         return f"{shard}samples {self.start} to {self.stop - 1}"
 
 
-class _Coming(NamedTuple):
-    """A sample that has not been made yet: its position in the chain, and a function that returns it, or fails."""
-
-    position: int
-    fetch: Callable[[], Sample]
-
-
 class _Recipe(NamedTuple):
     """How samples become members.
 
@@ -482,7 +476,7 @@ class _Recipe(NamedTuple):
     encoder: MemberEncoder
     key: Callback | None
 
-    def samples(self, start: int, stop: int) -> Iterator[_Coming]:
+    def samples(self, start: int, stop: int) -> Iterator[Coming]:
         """Yield the samples of an indexed chain; its source is told two blocks ahead which ones it will need."""
         announced = start
         for index in range(start, stop):
@@ -490,16 +484,16 @@ class _Recipe(NamedTuple):
                 due = np.arange(announced, min(index + 2 * _AHEAD, stop))
                 announced += len(due)
                 self.pipe.announce(due)
-            yield _Coming(index, partial(self._sample, index))
+            yield index, partial(self._sample, index)
 
     def _sample(self, index: int) -> Sample:
         return _as_sample(self.pipe[index], index)
 
-    def stream(self) -> Iterator[_Coming]:
+    def stream(self) -> Iterator[Coming]:
         """Yield the samples of epoch 0 of a stream, whatever its position is."""
         copied = copy_streams(self.pipe)
         seed_chain(copied, 0, 0)
-        return (_Coming(index, partial(_as_sample, item, index)) for index, item in enumerate(copied))
+        return ((index, partial(_as_sample, item, index)) for index, item in enumerate(copied))
 
     def key_of(self, sample: Sample) -> str:
         """Return the key of a sample in its tar."""
@@ -509,7 +503,7 @@ class _Recipe(NamedTuple):
         """Return a sample as it is written."""
         return as_tar_sample(self.key_of(sample), self.encoder(sample))
 
-    def made(self, samples: Iterable[_Coming], make: Callable[[Sample], Made]) -> Iterator[Made | None]:
+    def made(self, samples: Iterable[Coming], make: Callable[[Sample], Made]) -> Iterator[Made | None]:
         """Yield what `make` makes of each sample, and None for those that `on_error` leaves out."""
         handler = handler_in(self.pipe)
         for position, fetch in samples:
@@ -656,7 +650,7 @@ class _Run:
             num_samples, num_bytes = num_samples + 1, num_bytes + size
             yield number, sample
 
-    def _skip_written(self, samples: Iterator[_Coming]) -> None:
+    def _skip_written(self, samples: Iterator[Coming]) -> None:
         """Take from `samples` those of existing shards, and those in between that `on_error` leaves out."""
         due = np.concatenate([np.zeros(0, dtype=np.uint64), *(report.hashes for report in self._reports.values())])
         place, keys = 0, self._recipe.made(samples, self._recipe.key_of)
