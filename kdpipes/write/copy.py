@@ -50,7 +50,7 @@ __all__ = [
     "disk_full_error",
     "is_inside",
     "state_of",
-    "whole_file",
+    "write_whole",
 ]
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -467,14 +467,13 @@ class _Writer:
         self._is_stopped = True
 
     def _write(self, name: str, chunks: Iterable[bytes], size: int, advance: Callable[[int], object]) -> int:
-        with whole_file(self._folder / name, size, self._parts / f"{os.urandom(8).hex()}.part") as draft:
-            with draft.open("wb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
-                    if self._is_stopped:
-                        raise _StoppedError
-                    advance(len(chunk))
-            return draft.stat().st_size
+        def report(num_bytes: int) -> None:
+            if self._is_stopped:
+                raise _StoppedError
+            advance(num_bytes)
+
+        draft = self._parts / f"{os.urandom(8).hex()}.part"
+        return write_whole(self._folder / name, chunks, size, draft, report)
 
     def _make_folders(self, names: Iterable[str]) -> None:
         for name in names:
@@ -494,38 +493,48 @@ class _Writer:
         return status.st_size != size
 
 
-@contextmanager
-def whole_file(target: Path, size: int, draft: Path | None = None) -> Iterator[Path]:
-    """Yield the path of a draft, which is moved to its place if the block ends without an error, or removed.
+def write_whole(
+    target: Path,
+    chunks: Iterable[bytes],
+    size: int = -1,
+    draft: Path | None = None,
+    advance: Callable[[int], object] = lambda num_bytes: None,
+) -> int:
+    """Write a file that appears when it is complete, and return its size.
 
     Args:
-        target: The place; a file that is there stays until the draft is complete.
+        target: The path; a file that is there stays until the new one is complete.
+        chunks: The content.
         size: The expected size in bytes; -1 if unknown.
-        draft: The path of the draft, on the same file system; None is hidden beside the place.
+        draft: The path until then, on the same file system; None is hidden beside `target`.
+        advance: Called with the number of bytes after each chunk.
 
     Raises:
         DataError: The size is different.
-        OSError: The draft cannot be written; if the disk is full, the error says how much is needed and free.
+        OSError: The file cannot be written; if the disk is full, the error says how much is needed and free.
     """
-    with draft_of(target, draft) as path:
-        try:
-            yield path
-            num_bytes = path.stat().st_size
+    num_bytes = 0
+    try:
+        with draft_of(target, draft) as path:
+            with path.open("wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                    num_bytes += len(chunk)
+                    advance(len(chunk))
             if size not in (-1, num_bytes):
                 raise DataError(f"{str(target)!r} is to have {size} bytes, but {num_bytes} came.")
             path.replace(target)
-        except OSError as error:
-            if error.errno in FULL:
-                num_bytes = path.stat().st_size if path.exists() else 0
-                raise disk_full_error(target.parent, max(size, num_bytes), f"{target.name!r}") from error
-            raise
+    except OSError as error:
+        if error.errno in FULL:
+            raise disk_full_error(target.parent, max(size, num_bytes), f"{target.name!r}") from error
+        raise
+    return num_bytes
 
 
 def copy_file(file: SourceFile, target: Path, draft: Path) -> None:
-    """Copy one file, which appears as a whole."""
+    """Copy one file, which appears when it is complete."""
     _require_room(target.parent, max(file.size, 0), repr(file.url))
-    with whole_file(target, file.size, draft) as path, path.open("wb") as opened:
-        opened.writelines(_chunks(file))
+    write_whole(target, _chunks(file), file.size, draft)
 
 
 def _require_room(folder: Path, num_bytes: int, what: str) -> None:

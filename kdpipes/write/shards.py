@@ -46,7 +46,7 @@ from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import SavedNotes
 from kdpipes.storage.urls import is_local
-from kdpipes.write.copy import FULL, disk_full_error, whole_file
+from kdpipes.write.copy import FULL, disk_full_error, write_whole
 from kdpipes.write.jobs import check_workers, in_parallel, run_jobs
 from kdpipes.write.members import (
     END_MARK,
@@ -334,8 +334,7 @@ class ShardPlaces:
         url = self.url(number)
         shard = TarShard(url)
         if self.is_local:
-            with whole_file(Path(url), -1) as draft, draft.open("wb") as file:
-                file.writelines(shard.chunks(samples))
+            write_whole(Path(url), shard.chunks(samples))
         else:
             _upload(url, shard, samples)
         version = version_of(url)
