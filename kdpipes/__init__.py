@@ -72,10 +72,10 @@ from kdpipes.work.replay import replay
 from kdpipes.work.select import Selector
 from kdpipes.work.tensor_transforms import Normalize, ToTensor
 from kdpipes.work.transform import RecordedTransform, Transformer
-from kdpipes.write.copy_to_local import CopyResult, copy_to_local
-from kdpipes.write.localize_files import FileLocalizer
-from kdpipes.write.write_records import RecordsResult, write_records
-from kdpipes.write.write_shards import ShardsResult, write_shards
+from kdpipes.write.copy import CopyResult, copy_to_local
+from kdpipes.write.localize import FileLocalizer
+from kdpipes.write.records import RecordsResult, write_records
+from kdpipes.write.shards import ShardsResult, write_shards
 
 __all__ = [
     "CacheIterDataPipe",

@@ -23,7 +23,7 @@ import kdpipes as kdp
 from kdpipes.storage import records
 from kdpipes.storage.codec import decode
 from kdpipes.storage.records import HEADER
-from kdpipes.write import write_records as module
+from kdpipes.write import records as module
 from tests.processes import in_child
 
 SIZES = [10, 3_000, 5_000, 100_000]  # bytes: within a page, near its half, in pages of their own

@@ -15,7 +15,7 @@ from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.testing import Fault, faulty_storage
-from kdpipes.write import _shard_job
+from kdpipes.write import shards
 from tests.write.shards import LIMITS, QUIET, tars_in, write
 
 pytestmark = QUIET
@@ -100,4 +100,4 @@ def test_sources_elsewhere_are_told_what_will_be_read(photo_shards: str, tmp_pat
     write(Telling(), tmp_path, max_samples=100)
     assert sorted(chain.from_iterable(told)) == list(range(150)), "each once, and so kept until it is read once"
     assert all(told)
-    assert max(map(len, told)) <= 2 * _shard_job._BLOCK
+    assert max(map(len, told)) <= 2 * shards._AHEAD

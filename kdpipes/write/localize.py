@@ -12,11 +12,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.errors import ChainError, must_be
-from kdpipes.storage.files import CAN_HOLD, HeldFile, remote_info, version_in
+from kdpipes.storage.files import CAN_HOLD, HeldFile, remote_info
 from kdpipes.storage.urls import identity_of, is_local
-from kdpipes.write._files import RemoteFile, chunks_of, require_room, write_whole
-from kdpipes.write._markers import PARTIAL, state_of
-from kdpipes.write._source_tree import is_inside
+from kdpipes.write.copy import PARTIAL, SourceFile, copy_file, is_inside, state_of
 
 __all__ = ["FileLocalizer"]
 
@@ -80,39 +78,29 @@ class FileLocalizer:
         return name
 
     def _copy(self, url: str, target: Path) -> None:
-        filesystem, path, info = remote_info(url)
-        file = RemoteFile(url, filesystem, path, version_in({"size": None, **info}).size)
-        self._mark()
+        file = SourceFile.of("", url, *remote_info(url))
+        root = Path(self._root)
+        if state_of(root, root) == "missing":  # the marker says that the folder is not a complete copy
+            root.mkdir(parents=True, exist_ok=True)
+            (root / PARTIAL).write_text("kdpipes copies single files to here, as they are needed.\n", encoding="utf-8")
         target.parent.mkdir(parents=True, exist_ok=True)
         if not CAN_HOLD:
-            _fill(file, target, target.with_name(f".{target.name}.{os.getpid()}.part"))
+            copy_file(file, target, target.with_name(f".{target.name}.{os.getpid()}.part"))
             return
         while not target.exists():
             part = target.with_name(f".{target.name}.part")
             with HeldFile(part, os.O_RDWR | os.O_CREAT) as held:
                 held.hold_alone(waits=True)
                 if held.is_in_place() and not target.exists():
-                    _fill(file, target, part)
+                    copy_file(file, target, part)
                 elif held.is_in_place():
                     part.unlink()
-
-    def _mark(self) -> None:
-        """Say that the folder is filled file by file, so that nobody takes it for whole."""
-        root = Path(self._root)
-        if state_of(root, root) == "missing":
-            root.mkdir(parents=True, exist_ok=True)
-            (root / PARTIAL).write_text("kdpipes copies single files to here, as they are needed.\n", encoding="utf-8")
 
 
 def _plain(url: str) -> str:
     """Return a path or URL in the one way in which it is compared."""
     url = url.removeprefix("file://") if "::" not in url else url
     return posixpath.normpath(Path(url).expanduser().as_posix()) if is_local(url) else url
-
-
-def _fill(file: RemoteFile, target: Path, part: Path) -> None:
-    require_room(target.parent, max(file.size, 0), repr(file.url))
-    write_whole(target, part, chunks_of(file), file.size, lambda num_bytes: None)
 
 
 def localize_files(
