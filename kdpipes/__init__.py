@@ -12,7 +12,7 @@ from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.randomness import SampleKey as SampleKey
+from kdpipes.core.randomness import SampleKey as Draw
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample_pipe import sample_pipe
 from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # how torch's DataLoader holds chains
