@@ -132,12 +132,12 @@ def parsed() -> dict[Path, ast.Module]:
 
 
 def foreign_private_reads(tree: ast.AST) -> int:
-    """Count reads of `x._name` where `x` is neither `self` nor `cls`: private attributes of other objects."""
+    """Count reads of `x._name`, a private attribute, where `x` is not `self`, `cls`, `super()` or `type(self)`."""
     return sum(
         isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
-        and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+        and ast.unparse(node.value) not in {"self", "cls", "super()", "type(self)"}
         for node in ast.walk(tree)
     )
 
