@@ -21,6 +21,7 @@ SLOW = [
     "cli/test_inspect.py",
     "cli/test_main.py",
     "cli/test_replay.py",
+    "core/test_own_pipes.py",
     "delivery/test_by_length.py::test_batches_waste_little_and_meet_others_in_every_epoch",
     "delivery/test_by_length.py::test_the_batches_of_an_epoch_do_not_depend_on_workers",
     "delivery/test_chain_state.py",
