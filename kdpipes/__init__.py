@@ -13,11 +13,13 @@ from kdpipes.cache.store import CacheStats
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.operation import Operation
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import SampleKey as Draw
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample_pipe import sample_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # how torch's DataLoader holds chains
+from kdpipes.delivery.batch_memory import empty_batch
 from kdpipes.delivery.behind_deal import BatchPipe
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe
@@ -67,17 +69,17 @@ from kdpipes.work.add_field import FieldAdder
 from kdpipes.work.color_transforms import ColorJitter
 from kdpipes.work.decode_images import DecodedImage, EncodedImage, ImageDecoder
 from kdpipes.work.geometric_transforms import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
-from kdpipes.work.on_error import OnError
+from kdpipes.work.on_error import OnError as ErrorHandler
 from kdpipes.work.record_ctx import CtxRecorder
 from kdpipes.work.rename_fields import FieldRenamer
 from kdpipes.work.replay import replay
 from kdpipes.work.select import Selector
 from kdpipes.work.tensor_transforms import Normalize, ToTensor
 from kdpipes.work.transform import RecordedTransform, Transformer
-from kdpipes.write.copy_to_local import CopyResult, copy_to_local
-from kdpipes.write.localize_files import FileLocalizer
-from kdpipes.write.write_records import RecordsResult, write_records
-from kdpipes.write.write_shards import ShardsResult, write_shards
+from kdpipes.write.copy import CopyResult, copy_to_local
+from kdpipes.write.localize import FileLocalizer
+from kdpipes.write.records import RecordsResult, write_records
+from kdpipes.write.shards import ShardsResult, write_shards
 
 __all__ = [
     "BatchPipe",
@@ -104,6 +106,7 @@ __all__ = [
     "DeviceMoverIterDataPipe",
     "Draw",
     "EncodedImage",
+    "ErrorHandler",
     "FewShotTakerMapDataPipe",
     "FieldAdder",
     "FieldError",
@@ -119,7 +122,6 @@ __all__ = [
     "MixerMapDataPipe",
     "MixerUpIterDataPipe",
     "Normalize",
-    "OnError",
     "Operation",
     "OversamplerIterDataPipe",
     "OversamplerMapDataPipe",
@@ -127,6 +129,7 @@ __all__ = [
     "PerClassTakerMapDataPipe",
     "PercentTakerMapDataPipe",
     "PermuterMapDataPipe",
+    "PlanPipe",
     "ProcessReadingService",
     "Profile",
     "RandomResizedCrop",
@@ -157,6 +160,7 @@ __all__ = [
     "crop_boxes",
     "doctor",
     "draw",
+    "empty_batch",
     "from_dataset",
     "from_ids",
     "from_webdataset",

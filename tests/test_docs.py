@@ -242,7 +242,8 @@ def test_every_public_name_every_pipe_and_every_command_is_in_the_api(api: dict[
 def test_the_api_has_arguments_and_examples_and_no_marks_of_docstrings(api: dict[str, str]) -> None:
     oversample = api["api/plan.md"].split("## `.oversample()`")[1].split("\n## ")[0]
     assert "*On indexed sources.*" in oversample
-    assert "- `class_counts`: The number of samples of each class" in oversample
+    assert "*On streams.*\n\n```text\n.oversample(*, mode='multiply', redraw=True, class_counts=None)" in oversample
+    assert "- `class_counts`: On a stream only" in oversample
     assert "```pycon\n>>> pipe = kdp.from_dataset" in oversample
     assert not [line for text in api.values() for line in text.splitlines() if line in ("Args:", "Raises:", "Example:")]
     assert "### `Loader.state_dict`" in api["api/delivery.md"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from kdpipes._record import Record, read_record
-from kdpipes.delivery.shared_slots import anonymous_file
+from kdpipes.loader.buffers import anonymous_file
 from kdpipes.sample import Sample
 
 

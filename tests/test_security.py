@@ -65,7 +65,7 @@ PROOFS = {
         "A zip is unpacked only": "test_a_zip_that_reaches_out_of_the_folder_is_refused",
         "A zip that claims to hold": "test_a_zip_that_would_fill_the_disk_is_refused",
     },
-    "storage/test_private_hosts.py": {
+    "storage/test_filesystems_private_hosts.py": {
         "HTTP redirects are not": "test_a_redirect_leads_to_no_network_that_is_more_private",
         "HTTP requests never go": "test_readers_do_not_reach_link_local_addresses",
         "Lists of files on web pages": "test_a_listing_leads_to_no_other_host",
@@ -95,7 +95,7 @@ PROOFS = {
     "cache/test_lmdb_store.py": {
         "A folder in shared memory that": "test_a_folder_that_is_open_to_others_is_not_taken",
     },
-    "storage/test_drafts.py": {
+    "storage/test_files_atomic.py": {
         "Files appear complete": "test_an_error_leaves_what_was_there_and_no_draft",
     },
     "test_secrets.py": {

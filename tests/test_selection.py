@@ -14,6 +14,7 @@ from kdpipes.selection import (
     UNLABELLED,
     Permutation,
     class_counts,
+    draw_weighted,
     keep_classes,
     oversample_exact,
     oversample_multiply,
@@ -123,3 +124,29 @@ def test_labels_of_a_narrow_type_do_not_wrap_around() -> None:
     assert class_counts(labels) == {-100: 1, 100: 2}
     assert keep_classes(labels, [100], keep=True).tolist() == [1, 2]
     assert oversample_exact(labels).tolist() == [0, 0, 1, 2]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(0, 1e6) | st.just(0.0) | st.floats(0, 1e-9), min_size=1, max_size=300),
+    st.integers(0, 400),
+    st.integers(0, 2**32),
+)
+def test_weighted_draws_are_numpys(weights: list[float], number: int, seed: int) -> None:
+    weights[0] = weights[0] or 1.0
+    shares = np.asarray(weights) / np.sum(weights)
+    drawn = draw_weighted(np.random.default_rng(seed), shares, number, replacement=True)
+    assert np.array_equal(drawn, np.random.default_rng(seed).choice(len(shares), number, p=shares))
+    number = min(number, np.count_nonzero(shares))
+    drawn = draw_weighted(np.random.default_rng(seed), shares, number, replacement=False)
+    assert np.array_equal(drawn, np.random.default_rng(seed).choice(len(shares), number, replace=False, p=shares))
+
+
+@pytest.mark.parametrize("power", [0, 1, 40])
+def test_many_weighted_draws_are_numpys(power: int) -> None:
+    shares = np.random.default_rng(0).random(200_000) ** power
+    shares /= shares.sum()
+    drawn = draw_weighted(np.random.default_rng(1), shares, 150_000, replacement=True)
+    assert np.array_equal(drawn, np.random.default_rng(1).choice(len(shares), 150_000, p=shares))
+    drawn = draw_weighted(np.random.default_rng(1), shares, 60_000, replacement=False)
+    assert np.array_equal(drawn, np.random.default_rng(1).choice(len(shares), 60_000, replace=False, p=shares))

@@ -152,9 +152,11 @@ def pipe_text(name: str, flavours: dict[str, Callable[..., Any]], classes: list[
     words = {"map": "indexed sources", "iter": "streams"}
     parts = [f"## `.{name}()` {{: #{name} }}"]
     for docstring, where in told.items():
-        on = "On " + " and ".join(words[each] for each in where)
-        skip = 1
-        parts += [f"*{on}.*", f"```text\n{signature_of('.' + name, flavours[where[0]], skip=skip)}\n```"]
+        by_signature: dict[str, list[str]] = {}
+        for each in where:
+            by_signature.setdefault(signature_of("." + name, flavours[each], skip=1), []).append(words[each])
+        for signature, sources in by_signature.items():
+            parts += [f"*On {' and '.join(sources)}.*", f"```text\n{signature}\n```"]
         parts.append(rendered(docstring))
     if classes:
         parts.append("Classes: " + ", ".join(f"`kdp.{each}`" for each in classes) + ".")

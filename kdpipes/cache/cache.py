@@ -10,7 +10,6 @@ from contextlib import nullcontext, suppress
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kdpipes.cache.counters import Counters
 from kdpipes.cache.file_store import FileStore
@@ -24,6 +23,7 @@ from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
 from kdpipes.core.chain import Chain
 from kdpipes.core.operation import Operation
+from kdpipes.core.order import Order
 from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample_pipe import SampleMapper, SampleMapperIterDataPipe, SampleMapperMapDataPipe, register_operation
 from kdpipes.core.traits import Traits
@@ -348,20 +348,15 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
         super().__init__(source_datapipe, operation, name)
         self._begin()
 
-    def announce(self, positions: NDArray[Any]) -> None:
-        """Announce the positions that will be fetched soon, except for cached ones."""
+    def prefetch(self, order: Order) -> None:
+        """Pass on what is not cached; an epoch's order unless a probe of it is cached completely."""
         if self._reads_ahead():
-            positions = positions[[not self._is_there(position) for position in positions.tolist()]]
-        if len(positions):
-            super().announce(positions)
-
-    def expect(self, positions: NDArray[Any]) -> None:
-        """Pass the epoch's order on unless a probe of 32 samples is fully cached."""
-        if len(positions) and self._reads_ahead():
-            probes = positions[np.linspace(0, len(positions) - 1, _NUM_PROBES).astype(np.int64)].tolist()
-            if all(map(self._is_there, probes)):
+            positions = order.probe(_NUM_PROBES) if order.is_epoch else order.positions()
+            missing = positions[[not self._is_there(position) for position in positions.tolist()]]
+            if len(positions) and not len(missing):
                 return
-        super().expect(positions)
+            order = order if order.is_epoch else Order.of_next(missing)
+        super().prefetch(order)
 
     def _reads_ahead(self) -> bool:
         return not self._eager and any(node.traits.is_remote for node in Chain.of(self.source))

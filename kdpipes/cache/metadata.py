@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kdpipes.errors import DataError
-from kdpipes.storage.drafts import create_file
-from kdpipes.storage.files import read_url
+from kdpipes.storage.files import create_file, read_url
 from kdpipes.storage.urls import is_local, join_url
 
 __all__ = ["METADATA", "Layout", "create_metadata", "layout_in", "metadata_bytes", "parse_metadata", "read_metadata"]

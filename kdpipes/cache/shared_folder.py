@@ -16,7 +16,7 @@ from typing import Any
 from kdpipes._interrupts import uninterrupted
 from kdpipes.cache.folder_watcher import unwatch, watch
 from kdpipes.errors import must_be
-from kdpipes.storage.held_files import CAN_HOLD
+from kdpipes.storage.files import CAN_HOLD
 
 # filelock cannot do this: the folder itself is locked, shared by several processes, and never a file inside it.
 with suppress(ImportError):  # Windows does not have it

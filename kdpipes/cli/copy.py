@@ -37,7 +37,7 @@ def command(global_root: str, local_root: str, relative_path: str | None, num_wo
        "num_files": 160, "num_bytes": 812345}
       was_deleted: an incomplete copy of an older state was removed first.
     """
-    from kdpipes.write.copy_to_local import copy_to_local
+    from kdpipes.write.copy import copy_to_local
 
     result = copy_to_local(global_root, local_root, relative_path=relative_path, num_workers=num_workers)
     if as_json:

@@ -83,8 +83,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Write samples as tar shards."""
-    from kdpipes.write._members import check_encoding, check_extension
-    from kdpipes.write.write_shards import write_shards
+    from kdpipes.write.members import check_encoding, check_extension
+    from kdpipes.write.shards import write_shards
 
     if (quarantine is not None) != (on_error == "quarantine"):
         raise ValueError("`--quarantine FILE` must be given with `--on-error quarantine`, and only there.")

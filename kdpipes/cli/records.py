@@ -45,7 +45,7 @@ def command(
     source: str, folder: str, num_parts: int, shuffle: bool, seed: int, num_workers: int, as_json: bool
 ) -> None:
     """Write samples into record files."""
-    from kdpipes.write.write_records import write_records
+    from kdpipes.write.records import write_records
 
     samples = source if source.endswith(_LISTS) else samples_of(source)
     result = write_records(samples, folder, num_parts=num_parts, shuffle=shuffle, seed=seed, num_workers=num_workers)

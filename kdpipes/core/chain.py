@@ -75,6 +75,11 @@ class Node:
         return self.traits.role == "device" or not is_replicable(self.pipe)
 
     @property
+    def is_join(self) -> bool:
+        """Whether the pipe passes on samples of several sources."""
+        return self.passes_samples and len(self.upstream) > 1
+
+    @property
     def passes_samples(self) -> bool:
         """Whether the pipe passes on samples that were made upstream, changed or not."""
         is_passing = self.operation is not None or self.traits.is_plan or self.traits.role == "order"
@@ -175,7 +180,7 @@ class Chain:
         waiting: list[tuple[Node, tuple[int, ...]]] = [(self.end, ())]
         while waiting:
             node, route = waiting.pop()
-            if node.traits.role == "join":
+            if node.is_join:
                 waiting += [(source, (number, *route)) for number, source in list(enumerate(node.upstream))[::-1]]
             elif node.passes_samples:
                 waiting.append((node.upstream[0], route))
@@ -186,7 +191,7 @@ class Chain:
         """Return the nodes that a sample of a route came through, the end of the chain first, the source last."""
         path, left = [self.end], list(route)
         while path[-1].passes_samples:
-            path.append(path[-1].upstream[left.pop() if path[-1].traits.role == "join" else 0])
+            path.append(path[-1].upstream[left.pop() if path[-1].is_join else 0])
         return path
 
     def error_handler(self) -> ErrorHandler | None:
@@ -227,12 +232,13 @@ def _short_name(pipe: Any) -> str:
     return pipe.name if isinstance(pipe, Named) else short_name(type(pipe))
 
 
-def upstream_of(pipe: AnyPipe) -> list[AnyPipe]:
+def upstream_of(pipe: Any) -> list[AnyPipe]:
     """Return the pipes that `pipe` reads from: its attributes, or entries of collections among them.
 
     Of a collection, only the first entries are looked at: users' data are not searched for pipes.
     """
-    return [source for value in vars(pipe).values() for source in _pipes_in(value)]
+    held = vars(pipe) if hasattr(pipe, "__dict__") else {}
+    return [source for value in held.values() for source in _pipes_in(value)]
 
 
 def _pipes_in(value: Any, depth: int = 0) -> Iterator[AnyPipe]:

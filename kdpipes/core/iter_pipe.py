@@ -1,4 +1,4 @@
-"""Streams of samples: `IterPipe`, and `StreamPlanPipe`, which chooses among a stream's samples as they pass."""
+"""Streams of samples."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from torchdata.datapipes.iter import SampleMultiplexer
 
 from kdpipes.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain
-from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
+from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import EpochCounter, SampleKey, current_epoch, hash_key, is_replaying, with_stream_keys
 from kdpipes.core.registry import note_name, pipe_name
 from kdpipes.core.stock import Seeded, has_own_seed, shards
-from kdpipes.core.traits import Traits
 from kdpipes.errors import ChainError, check_count
 from kdpipes.sample import Sample, as_sample
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 else:
     IterChain = IterDataPipe
 
-__all__ = ["IterPipe", "StreamPlanPipe", "Streaming", "samples_of", "seed_upstream"]
+__all__ = ["IterPipe", "Streaming", "samples_of", "seed_upstream"]
 
 Item = TypeVar("Item")
 _STANDING = (
@@ -233,22 +232,6 @@ def _part_of(pipe: Any) -> tuple[int, int]:
     """Return how the ordinals of a stream without `deal` are spread over the parts of a sharding filter upstream."""
     sharder = next(iter(Chain.of(pipe).of_type(ShardingFilter)), None)
     return (1, 0) if sharder is None else (sharder.num_of_instances, sharder.instance_id)
-
-
-class StreamPlanPipe(IterPipe):
-    """A choice of a stream's samples, made as they pass."""
-
-    traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
-
-    def __init__(self, source_datapipe: IterDataPipe[Any], name: str) -> None:
-        super().__init__()
-        self.source = gives_samples(source_datapipe, name)
-
-    def class_names(self) -> tuple[str, ...] | None:
-        return class_names_of(self.source)
-
-    def field_names(self) -> frozenset[str] | None:
-        return fields_of(self.source)
 
 
 def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:

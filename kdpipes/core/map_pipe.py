@@ -1,12 +1,10 @@
-"""Indexed pipes of samples: `MapPipe`, and `PlanPipe`, which chooses among a source's samples."""
+"""Indexed pipes of samples."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import nullcontext
 from numbers import Number
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
 
 import numpy as np
 import torch
@@ -19,10 +17,10 @@ from torch.utils.data.datapipes.map.callable import default_fn
 from kdpipes._progress import shown_if_slow
 from kdpipes.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, gives_samples
-from kdpipes.core.randomness import SampleKey, current_epoch, current_key, plan_epoch, planning, using_key
+from kdpipes.core.randomness import SampleKey, current_epoch, current_key, planning, using_key
 from kdpipes.core.registry import note_name, pipe_name
-from kdpipes.core.traits import Traits
 from kdpipes.errors import ChainError, check_count, must_be
 from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 else:
     MapChain = MapDataPipe
 
-__all__ = ["MapPipe", "PlanPipe", "as_column", "indexed", "is_key", "warn_of_fixed"]
+__all__ = ["MapPipe", "as_column", "indexed", "is_key"]
 
 _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
 _EPOCH = "_kdpipes_epoch"
@@ -41,8 +39,7 @@ _EPOCH = "_kdpipes_epoch"
 class MapPipe(Pipe, MapChain):
     """An indexed pipe of samples: `len(pipe)`, `pipe[3]`, `pipe[5:-3:2]`, `pipe.column("y")`.
 
-    A pipe of one's own implements `__len__` and `fetch`; a plan pipe also `column`, if it can do so without opening
-    samples.
+    A pipe of one's own implements `__len__` and `fetch`. One that chooses among the samples of others is a `PlanPipe`.
     """
 
     computed: ClassVar[tuple[str, ...]] = (_KEPT_LABELS, _EPOCH)
@@ -58,8 +55,12 @@ class MapPipe(Pipe, MapChain):
         """Return what leaves the chain for `sample`: the sample, or what `select` makes of it."""
         return sample
 
-    def announce(self, positions: NDArray[Any]) -> None:
-        """Say which positions will be fetched soon: a source that lies elsewhere begins to read them."""
+    def prefetch(self, order: Order) -> None:
+        """Begin to read what will be fetched, where reading takes long: a source of remote data overrides it.
+
+        It is called at the start of an epoch with the order of the epoch (`order.is_epoch`), and then, again and again,
+        with the positions of the next batches.
+        """
 
     def shard_numbers(self) -> NDArray[Any] | None:
         """Return which shard each sample lies in, `[len(self)]` integers; None where they lie in none.
@@ -68,18 +69,11 @@ class MapPipe(Pipe, MapChain):
         """
         return None
 
-    def expect(self, positions: NDArray[Any]) -> None:
-        """Say the positions of an epoch that begins, in the order in which they will be fetched.
-
-        That is said where the order goes shard by shard (in order, or shuffled by shards), of all workers of this
-        machine; none are said where it does not.
-        """
-
     def redrawn_by(self, *, of_labels: bool = False) -> str | None:
         """Return the name of this pipe, or one upstream, if it chooses other samples in each epoch; else None.
 
-        In that case, `fetch`, `announce`, `expect` and `shard_numbers` refer to the samples of the epoch that `deal` is
-        in. Without `deal`, and for columns, they refer to those of epoch 0. The length is the same in every epoch.
+        In that case, `fetch`, `prefetch` and `shard_numbers` refer to the samples of the epoch that `deal` is in.
+        Without `deal`, and for columns, they refer to those of epoch 0. The length is the same in every epoch.
 
         Args:
             of_labels: Whether to ignore pipes that keep the label at each position.
@@ -262,128 +256,3 @@ def indexed(source_datapipe: Any, name: str, *, takes_samples: bool = True) -> M
             + (hint or "Make samples of it first: `.to_samples(...)`.")
         )
     return gives_samples(source_datapipe, name) if takes_samples else source_datapipe
-
-
-def warn_of_fixed(redrawn: str, by: str) -> None:
-    """Warn that a pipe keeps the draw of epoch 0, because the length of an epoch would change downstream."""
-    warnings.warn(
-        f"`{redrawn}` gives the same samples in every epoch here, because `{by}` after it depends on their values, "
-        f"and the length of an epoch must not change. Put `{by}` before `{redrawn}`, or write "
-        f"`{redrawn}(..., redraw=False)`.",
-        stacklevel=2,
-    )
-
-
-class _Recent:
-    """The positions of the last two epochs in this process, as worker threads may be in either; copies start empty."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, NDArray[Any]] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Recent, ()
-
-    def of(self, epoch: int, choose: Callable[[int], NDArray[Any]]) -> NDArray[Any]:
-        """Return the positions of an epoch."""
-        positions = self._kept.get(epoch)
-        if positions is None:
-            with planning(0):  # labels are those of epoch 0
-                positions = choose(epoch)
-            positions.flags.writeable = False
-            self._kept = {**dict(list(self._kept.items())[-1:]), epoch: positions}
-        return positions
-
-
-class PlanPipe(MapPipe):
-    """A choice of the source's samples, computed from its columns when it is first needed, and then kept.
-
-    Subclasses implement `_plan`, which returns the positions of the source's samples. A subclass that chooses anew in
-    each epoch sets `_redraws` in the constructor or in `_plan`, and implements `_replan`.
-
-    A choice by values is valid only for the samples of epoch 0, so pipes upstream of it keep the draw of epoch 0.
-    `_goes_by` is "labels" if the choice depends only on labels, "number" if it depends on no values at all.
-    """
-
-    computed: ClassVar[tuple[str, ...]] = (*MapPipe.computed, "_positions", "_redraws", "_recent", "_is_fixed")
-    traits = Traits(role="plan", reads=frozenset(), changes=frozenset(), holds_back=False)
-    _goes_by: ClassVar[Literal["number", "labels", "values"]] = "values"
-    _warns_of_fixed: ClassVar[bool] = True
-
-    def __init__(self, source_datapipe: MapPipe, name: str, *, redraws: bool = False) -> None:
-        self.source = indexed(source_datapipe, name)
-        self._positions: Shared[NDArray[Any]] | None = None
-        self._redraws = redraws
-        self._recent = _Recent()
-        self._is_fixed = False
-
-    def _plan(self) -> NDArray[Any]:
-        raise TypeError(f"{type(self).__name__} must implement `_plan`.")
-
-    def _replan(self, epoch: int) -> NDArray[Any]:
-        """Return the positions of an epoch from 1 on, as many as those of `_plan`."""
-        raise TypeError(f"{type(self).__name__} must implement `_replan`.")
-
-    def positions(self) -> NDArray[Any]:
-        """Return which samples of the source these are, in order, `[len(self)]`. Not to be modified."""
-        if self._positions is None:
-            self._positions = self._planned()
-        if self._redraws and (epoch := plan_epoch()):
-            return self._recent.of(epoch, self._replan)
-        return self._positions.value
-
-    def _planned(self) -> Shared[NDArray[Any]]:
-        with planning(0):
-            positions = self._plan()
-        positions.flags.writeable = False
-        goes_by = self._goes_by
-        redrawn = None if goes_by == "number" else self.source.redrawn_by(of_labels=goes_by == "labels")
-        self._is_fixed = redrawn is not None
-        if redrawn is not None and self._warns_of_fixed:
-            warn_of_fixed(redrawn, pipe_name(self))
-        return Shared(positions)
-
-    def redrawn_by(self, *, of_labels: bool = False) -> str | None:
-        self.positions()
-        if self._redraws:
-            return pipe_name(self)
-        return None if self._is_fixed else super().redrawn_by(of_labels=of_labels)
-
-    def __len__(self) -> int:
-        return len(self.positions())
-
-    def fetch(self, index: int) -> Sample:
-        position = int(self.positions()[index])
-        if self._is_fixed:
-            with planning(0):
-                return self.source.fetch(position)
-        return self.source.fetch(position)
-
-    def _upstream(self) -> Any:
-        return planning(0) if self._is_fixed else nullcontext()
-
-    def announce(self, positions: NDArray[Any]) -> None:
-        positions = self.positions()[positions]
-        with self._upstream():
-            self.source.announce(positions)
-
-    def shard_numbers(self) -> NDArray[Any] | None:
-        positions = self.positions()
-        with self._upstream():
-            numbers = self.source.shard_numbers()
-        return None if numbers is None else numbers[positions]
-
-    def expect(self, positions: NDArray[Any]) -> None:
-        positions = self.positions()[positions]
-        with self._upstream():
-            self.source.expect(positions)
-
-    def column(self, name: str) -> NDArray[Any]:
-        with planning(0):
-            column: NDArray[Any] = self.source.column(name)[self.positions()]
-        return column
-
-    def class_names(self) -> tuple[str, ...] | None:
-        return self.source.class_names()
-
-    def field_names(self) -> frozenset[str] | None:
-        return self.source.field_names()

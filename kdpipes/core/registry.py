@@ -65,13 +65,18 @@ def refuse_taken(name: str, function: Callable[..., Any], *, flavour: Flavour) -
         raise ValueError(f"`.{name}()` belongs to torch or torchdata; {_place(function)} needs a name of its own.")
 
 
-def functional_pipe(name: str, *, flavour: Flavour) -> Callable[[PipeClass], PipeClass]:
+def functional_pipe(name: str, *, flavour: Flavour, doc_of: type | None = None) -> Callable[[PipeClass], PipeClass]:
     """Register a pipe class whose first parameter is `source_datapipe` as `.name(...)` on pipes of `flavour`.
 
-    `flavour` is that of the *source*: a pipe that turns an indexed chain into a stream is registered on "map".
+    Args:
+        name: The functional name.
+        flavour: That of the *source*: a pipe that turns an indexed chain into a stream is registered on "map".
+        doc_of: The class of the other flavour, whose docstring is that of this class, too.
     """
 
     def decorate(pipe_class: PipeClass) -> PipeClass:
+        if doc_of is not None:
+            pipe_class.__doc__ = doc_of.__doc__
         register(name, pipe_class, flavour=flavour)
         return pipe_class
 

@@ -16,6 +16,7 @@ from kdpipes.core.call_text import note_call
 from kdpipes.core.iter_pipe import IterPipe, samples_of
 from kdpipes.core.map_pipe import MapPipe, is_key
 from kdpipes.core.operation import Operation
+from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
 from kdpipes.core.registry import Named, refuse_taken, register
 from kdpipes.core.traits import UNDECLARED, Traits
@@ -99,16 +100,12 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
             return self.apply(self.source.fetch(index))
         return self.apply(as_sample(self.source[index], index, self.name))
 
-    def announce(self, positions: NDArray[Any]) -> None:
+    def prefetch(self, order: Order) -> None:
         if isinstance(self.source, MapPipe):
-            self.source.announce(positions)
+            self.source.prefetch(order)
 
     def shard_numbers(self) -> NDArray[Any] | None:
         return self.source.shard_numbers() if isinstance(self.source, MapPipe) else None
-
-    def expect(self, positions: NDArray[Any]) -> None:
-        if isinstance(self.source, MapPipe):
-            self.source.expect(positions)
 
     def pick(self, indices: Any) -> MapPipe:
         if self._selects and isinstance(self.source, MapPipe):

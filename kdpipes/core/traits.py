@@ -11,7 +11,7 @@ from kdpipes.errors import check_choice, must_be
 
 __all__ = ["UNDECLARED", "Gives", "Role", "Traits"]
 
-Role = Literal["source", "plan", "join", "order", "work", "cache", "deal", "batch", "device"]
+Role = Literal["source", "plan", "order", "work", "cache", "deal", "batch", "device"]
 Gives = Literal["samples", "items", "batches"]
 _PASSING = ("plan", "join", "order", "cache")  # the roles of pipes that pass samples on unchanged
 
@@ -24,8 +24,8 @@ class Traits:
     unchanged (roles "plan", "join", "order" and "cache"), the defaults of `reads` and `changes` are no fields.
 
     Args:
-        role: "source": makes samples. "plan": chooses among them; those chosen pass unchanged. "join": plans over
-            several sources. "order": changes only their order, or which worker gets them. "work": changes samples.
+        role: "source": makes samples. "plan": chooses among them, or joins several sources; those chosen pass
+            unchanged. "order": changes only their order, or which worker gets them. "work": changes samples.
             "cache": keeps their values. "deal": makes batches. "batch": makes one item of each batch. "device": runs
             in the main process, as do all pipes after it.
         gives: "samples"; "items", which `select` makes of them; or "batches".
@@ -80,7 +80,7 @@ class Traits:
     @property
     def is_plan(self) -> bool:
         """Whether samples pass unchanged, if they pass."""
-        return self.role in ("plan", "join")
+        return self.role == "plan"
 
     def fields_after(self, known: frozenset[str]) -> frozenset[str] | None:
         """Return the fields that every sample has after the operation; None if that is unknown.

@@ -63,6 +63,12 @@ class SampleMixing(OneToOne):
         """Return the images and labels of a batch, mixed as `params` say."""
         raise TypeError(f"{type(self).__name__} must implement `apply`.")
 
+    def empty_like(self, x: torch.Tensor) -> torch.Tensor:
+        """Return memory for mixed images: where they are sent, if this pipe is the last one of a worker's."""
+        if self._allocate is None or x.device.type != "cpu" or not x.is_contiguous():
+            return torch.empty_like(x)
+        return self._allocate(x.shape, x.dtype)
+
     def _partners(self, size: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return each sample's partner, and its own weight; how a batch is mixed does not depend on `p`."""
         is_mixed = rng.random() < self._p

@@ -7,7 +7,7 @@ from typing import Any
 from torchdata.dataloader2.dataloader2 import DataLoader2Iterator
 
 from kdpipes._interrupts import uninterrupted
-from kdpipes.delivery.producer import Position
+from kdpipes.loader.worker import Position
 
 __all__ = ["Batches"]
 

@@ -13,6 +13,7 @@ from torchdata.datapipes.iter import Filter, FlatMapper, UnBatcher
 from kdpipes.core.chain import upstream_of
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.traits import Traits
+from kdpipes.delivery.batch_memory import Allocate
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
 from kdpipes.delivery.dealer import Resumable
 from kdpipes.errors import ChainError, must_be
@@ -26,6 +27,12 @@ class OneToOne(Resumable, IterDataPipe[Any]):
     """What pipes behind `deal` have in common that make one item of each, before they read the next one."""
 
     traits = Traits(role="batch", gives="batches", holds_back=False)
+    computed = ("_allocate",)
+    _allocate: Allocate | None = None  # where batches are made; None if anywhere
+
+    def make_batches_in(self, allocate: Allocate) -> None:
+        """Make batches in memory that is used again for later ones: nothing may keep them."""
+        self._allocate = allocate
 
 
 class BatchPipe(OneToOne):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -252,9 +252,9 @@ class LengthEpoch:
         positions: NDArray[Any] = self._order.positions[start + places]
         return positions
 
-    def order(self, batch: int) -> NDArray[Any]:
-        """Return no positions: samples of like length come from all shards."""
-        return np.zeros(0, dtype=np.int64)
+    def windows(self, batch: int) -> Iterator[NDArray[Any]]:
+        """Return no positions: samples of similar length come from all shards."""
+        return iter(())
 
     def _permutation(self, bucket: int, size: int, key: tuple[int, int]) -> Permutation:
         if bucket not in self._in_bucket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.order import in_windows, ranges
 from kdpipes.core.randomness import hash_key
 from kdpipes.errors import ChainError
 from kdpipes.selection import Permutation, smallest_int
@@ -17,7 +19,7 @@ from kdpipes.selection import Permutation, smallest_int
 __all__ = ["ShardOrder", "WindowedOrder", "read_shards"]
 
 _NUM_SHARDS = 8  # of which a window has the samples, unless it is told
-_KEPT_WINDOWS = 4  # permutations: a batch may lie across windows, and later ones are announced
+_KEPT_WINDOWS = 4  # permutations: a batch may lie across windows, and later ones are prefetched
 
 
 class ShardOrder(Fingerprinted):
@@ -97,8 +99,8 @@ class WindowedOrder:
             places[chosen] = start + self._within(window)[places[chosen] - start]
         return self._in_sequence(places)
 
-    def by_shard(self, first: int) -> NDArray[Any]:
-        """Return positions that tell when shards are needed, from the window of an ordinal on.
+    def by_shard(self, first: int) -> Iterator[NDArray[Any]]:
+        """Yield positions that tell when shards are needed, from the window of an ordinal on.
 
         All positions, shard after shard; and in a window of several shards one of each at its beginning and its end,
         since they are needed all the time.
@@ -107,16 +109,18 @@ class WindowedOrder:
         start = int(self._window_of(np.asarray(first))) if first < size else self._num_windows
         begin = self._start(start)
         if self._num_windows >= self._shards.num_shards:
-            return self._in_sequence(np.arange(begin, size))
-        edges = [self._start(window) for window in range(start, self._num_windows + 1)]
-        parts = [self._around(begin, end) for begin, end in pairwise(edges)]
-        return self._in_sequence(np.concatenate([np.zeros(0, dtype=np.int64), *parts]))
+            return map(self._in_sequence, ranges(begin, size))
+        edges = (self._start(window) for window in range(start, self._num_windows + 1))
+        parts = (part for begin, end in pairwise(edges) for part in self._around(begin, end))
+        return map(self._in_sequence, in_windows(parts))
 
-    def _around(self, begin: int, end: int) -> NDArray[Any]:
-        """Return the places of a window, and at its beginning and its end one of each of its shards."""
+    def _around(self, begin: int, end: int) -> Iterator[NDArray[Any]]:
+        """Yield the places of a window, and at its beginning and its end one of each of its shards."""
         low, high = np.searchsorted(self._stops, [begin, end - 1], side="right")
         starts = np.concatenate([[begin], self._stops[low:high]])
-        return np.concatenate([starts, np.arange(begin, end), starts])
+        yield starts
+        yield from ranges(begin, end)
+        yield starts
 
     def _in_sequence(self, places: NDArray[Any]) -> NDArray[Any]:
         return self._shards[places + self._shifts[np.searchsorted(self._stops, places, side="right")]]

@@ -21,8 +21,8 @@ from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.behind_deal import DEALERS, one_to_one_path
 from kdpipes.delivery.checkpoint import Checkpointer
 from kdpipes.delivery.dealer import Dealer
-from kdpipes.delivery.producer import Position
 from kdpipes.errors import ChainError, must_be
+from kdpipes.loader.worker import Position
 
 __all__ = ["DealtDataset", "IndexedDataset", "load_state", "state_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Number
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.utils.data import IterDataPipe
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.delivery.batch_memory import Allocate, allocate
 from kdpipes.delivery.behind_deal import OneToOne
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
@@ -24,13 +25,6 @@ __all__ = ["SampleCollatorIterDataPipe", "collate", "split_ctx"]
 
 
 refuse_flavour("collate_samples", flavour="map", way_out="Put `.deal(batch_size=...)` before it.")
-
-
-class BatchMemory(Protocol):
-    """Gives memory to the arrays of one batch after the other."""
-
-    def begin(self) -> None: ...
-    def empty(self, shape: Sequence[int], dtype: torch.dtype, /) -> torch.Tensor | None: ...
 
 
 @functional_pipe("collate_samples", flavour="iter")
@@ -62,8 +56,6 @@ class SampleCollatorIterDataPipe(OneToOne):
         ([[1, 2], [3, 0]], [0, 1])
     """
 
-    _memory: BatchMemory | None = None
-
     def __init__(self, source_datapipe: IterDataPipe[Any], *, pad: Mapping[str, float] | None = None) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(
@@ -81,10 +73,6 @@ class SampleCollatorIterDataPipe(OneToOne):
         if unknown is not None:
             raise ValueError(must_be("pad", f"for the fields {', '.join(names)}", unknown) + closest(unknown, names))
 
-    def use_memory(self, memory: BatchMemory) -> None:
-        """Put batches together in memory that is used again for others: nobody may keep one."""
-        self._memory = memory
-
     def __len__(self) -> int:
         return len(self.source)
 
@@ -101,8 +89,6 @@ class SampleCollatorIterDataPipe(OneToOne):
             yield self._collated(items)
 
     def _collated(self, items: list[Any]) -> Any:
-        if self._memory is not None:
-            self._memory.begin()
         if self._form.has_ctx:
             return self._fields([item for item, _ in items]), collate(
                 [ctx for _, ctx in items], name="ctx", ragged=True
@@ -121,7 +107,7 @@ class SampleCollatorIterDataPipe(OneToOne):
         return collate(items)
 
     def _field(self, name: str, values: list[Any]) -> Any:
-        return collate(values, name=name, pad=self._pad.get(name), memory=self._memory)
+        return collate(values, name=name, pad=self._pad.get(name), empty=self._allocate)
 
 
 def collate(
@@ -130,7 +116,7 @@ def collate(
     name: str = "item",
     pad: float | None = None,
     ragged: bool = False,
-    memory: BatchMemory | None = None,
+    empty: Allocate | None = None,
 ) -> Any:
     """Return a batch of values of one kind, as `collate_samples` does.
 
@@ -139,7 +125,7 @@ def collate(
         name: The field's name, for errors.
         pad: What fills up ragged values.
         ragged: Whether values of different shapes become a list, as those of a ctx do.
-        memory: Where to put tensors and numbers together.
+        empty: Makes the tensors of a shape and a dtype that the batch consists of; `kdp.empty_batch`, for example.
 
     Raises:
         DataError: The shapes differ, and there is no `pad`.
@@ -151,12 +137,12 @@ def collate(
     if ragged and _is_ragged(kind, values):
         return list(values)
     if kind == "image":
-        return _stacked([_channels_first(image) for image in values], name, pad, memory)
+        return _stacked([_channels_first(image) for image in values], name, pad, empty)
     if kind in {"array", "tensor", "numbers"}:
-        return _stacked([_as_array(value) if kind == "numbers" else value for value in values], name, pad, memory)
+        return _stacked([_as_array(value) if kind == "numbers" else value for value in values], name, pad, empty)
     if kind == "number":
         numbers = np.asarray(values).reshape(len(values))
-        return list(values) if numbers.dtype == object else _put(_numbers(numbers), memory)
+        return list(values) if numbers.dtype == object else _put(_numbers(numbers), empty)
     if kind == "mapping":
         keys = dict.fromkeys(key for value in values for key in value)
         return {key: collate([value.get(key) for value in values], name=f"{name}.{key}", ragged=ragged) for key in keys}
@@ -245,24 +231,22 @@ def _channels_first(image: Any) -> torch.Tensor:
     return pixels if is_mask else pixels[None]
 
 
-def _put(values: torch.Tensor, memory: BatchMemory | None) -> torch.Tensor:
-    place = None if memory is None else memory.empty(values.shape, values.dtype)
-    return values if place is None else place.copy_(values)
+def _put(values: torch.Tensor, empty: Allocate | None) -> torch.Tensor:
+    return values if empty is None else empty(values.shape, values.dtype).copy_(values)
 
 
-def _stack(values: list[torch.Tensor], memory: BatchMemory | None) -> torch.Tensor:
-    if memory is not None and len({value.dtype for value in values}) == 1 and all(map(_is_plain, values)):
-        return torch.stack(values, out=memory.empty((len(values), *values[0].shape), values[0].dtype))
+def _stack(values: list[torch.Tensor], empty: Allocate | None) -> torch.Tensor:
+    if empty is not None and len({value.dtype for value in values}) == 1 and all(map(_is_plain, values)):
+        return torch.stack(values, out=empty((len(values), *values[0].shape), values[0].dtype))
     return torch.stack(values)
 
 
-def _stack_arrays(values: list[NDArray[Any]], memory: BatchMemory | None) -> torch.Tensor:
+def _stack_arrays(values: list[NDArray[Any]], empty: Allocate | None) -> torch.Tensor:
     kind = values[0].dtype
-    if memory is not None and kind.isnative and all(value.dtype == kind for value in values):
-        place = memory.empty((len(values), *values[0].shape), _dtype_of(kind))
-        if place is not None:
-            np.stack(values, out=place.numpy())
-            return place
+    if empty is not None and kind.isnative and all(value.dtype == kind for value in values):
+        batch = empty((len(values), *values[0].shape), _dtype_of(kind))
+        np.stack(values, out=batch.numpy())
+        return batch
     return torch.from_numpy(np.stack(values))
 
 
@@ -275,10 +259,10 @@ def _is_plain(value: torch.Tensor) -> bool:
     return type(value) is torch.Tensor and not value.requires_grad and value.device.type == "cpu"
 
 
-def _stacked(values: list[Any], name: str, pad: float | None, memory: BatchMemory | None = None) -> torch.Tensor:
+def _stacked(values: list[Any], name: str, pad: float | None, empty: Allocate | None) -> torch.Tensor:
     shapes = [tuple(value.shape) for value in values]
     if len(set(shapes)) == 1:
-        return _stack(values, memory) if isinstance(values[0], torch.Tensor) else _stack_arrays(values, memory)
+        return _stack(values, empty) if isinstance(values[0], torch.Tensor) else _stack_arrays(values, empty)
     if len({len(shape) for shape in shapes}) > 1 or pad is None:
         can_pad = pad is None and name.isidentifier()
         way_out = f' Give them one shape, or fill them up: `.collate_samples(pad={{"{name}": 0}})`.' if can_pad else ""
@@ -286,7 +270,7 @@ def _stacked(values: list[Any], name: str, pad: float | None, memory: BatchMemor
         raise DataError(f"Field {name!r} has different shapes in one batch: {shown}.{way_out}")
     tensors = [_as_tensor(value) for value in values]
     largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    batch = torch.full([len(tensors), *largest], pad, dtype=_common_dtype(tensors, name, pad))
+    batch = (empty or allocate)([len(tensors), *largest], _common_dtype(tensors, name, pad)).fill_(pad)
     for row, tensor in zip(batch, tensors, strict=True):
         row[tuple(slice(size) for size in tensor.shape)] = tensor
     return batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class CutMixerIterDataPipe(SampleMixing):
         return {name: torch.from_numpy(value) for name, value in {"partner": partner, "weight": kept, **box}.items()}
 
     def apply(self, x: torch.Tensor, y: torch.Tensor, params: Params) -> tuple[torch.Tensor, torch.Tensor]:
-        return _pasted(x, params), mixed_labels(y, params, self._num_classes)
+        return _pasted(x, params, self.empty_like), mixed_labels(y, params, self._num_classes)
 
 
 def _span(half: NDArray[np.float64], size: int, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -100,8 +101,8 @@ def _span(half: NDArray[np.float64], size: int, rng: np.random.Generator) -> tup
     return np.maximum(centre - reach, 0), np.minimum(centre + reach, size)
 
 
-def _pasted(x: torch.Tensor, params: Params) -> torch.Tensor:
-    pasted = x.clone()
+def _pasted(x: torch.Tensor, params: Params, empty_like: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    pasted = empty_like(x).copy_(x)
     names = ("partner", "top", "left", "height", "width")
     for row, (partner, top, left, height, width) in enumerate(zip(*(params[n].tolist() for n in names), strict=True)):
         box = (..., slice(top, top + height), slice(left, left + width))

@@ -13,7 +13,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes._giving_up import given_up_by
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import IterPipe, seed_upstream
-from kdpipes.core.map_pipe import MapPipe, indexed, warn_of_fixed
+from kdpipes.core.map_pipe import MapPipe, indexed
+from kdpipes.core.order import Order
+from kdpipes.core.plan_pipe import warn_of_fixed
 from kdpipes.core.randomness import SampleKey, hash_key, planning, using_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
@@ -29,7 +31,7 @@ from kdpipes.storage.shared import Shared
 
 __all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
 
-_AHEAD = 2  # how many batches beyond the one that is made are announced to sources that lie elsewhere
+_AHEAD = 2  # how many batches beyond the one that is made remote sources prefetch
 _NUM_SUBSTITUTES = 32  # how many samples are tried as a substitute for one
 Split = Literal["samples", "shards"]
 
@@ -206,12 +208,12 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         planned = 0 if self._is_fixed else number  # the epoch whose samples are delivered
         if is_elsewhere:
             with planning(planned):
-                self.source.expect(epoch.order(first))
+                self.source.prefetch(Order(partial(epoch.windows, first), is_epoch=True))
         for place, batch in enumerate(batches):
             if is_elsewhere:
                 for later in batches[place + (_AHEAD if place else 0) : place + _AHEAD + 1]:
                     with planning(planned):
-                        self.source.announce(epoch.positions(later))
+                        self.source.prefetch(Order.of_next(epoch.positions(later)))
             ordinals = epoch.ordinals(batch)
             self._announce(Dealt(batch, len(ordinals)))
             keys = (self._sample_key(number, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)

@@ -14,7 +14,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import Cycler
 
-from kdpipes.core.chain import Chain
+from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.pipe import Pipe, form_of
@@ -453,7 +453,8 @@ def _is_shared_out_by_accelerate(pipe: Any) -> bool:
 
 
 def _holds(dataset: Any, pipe: Any) -> bool:
-    return any(upstream is pipe for upstream in Chain.of(dataset).pipes)
+    """Return whether a dataset is a chain with `pipe`, or another library's object that holds one."""
+    return any(pipe in Chain.of(held) for held in upstream_of(dataset))
 
 
 def _draws(pipe: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -13,6 +13,8 @@ import torch.distributed
 from numpy.typing import NDArray
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
+from kdpipes.core.order import ranges
+from kdpipes.delivery.by_shard import WindowedOrder
 from kdpipes.errors import check_choice, check_count, check_one_of
 
 __all__ = [
@@ -207,7 +209,7 @@ class EqualEpoch:
     def __init__(self, num_samples: int, layout: Layout, sharding: Sharding, order: Any = None) -> None:
         self._num_samples, self._layout, self._sharding = num_samples, layout, sharding
         self._order = order
-        self._blocks: deque[dict[int, NDArray[Any]]] = deque(maxlen=4)  # some batches are announced ahead
+        self._blocks: deque[dict[int, NDArray[Any]]] = deque(maxlen=4)  # some batches are prefetched
         self.num_batches = layout.num_batches(num_samples, sharding.num_ranks)
         self.full_size = layout.size_of(sharding.num_ranks)
 
@@ -236,13 +238,15 @@ class EqualEpoch:
         ends = np.cumsum([len(part) for part in parts])
         return dict(zip(batches, np.split(positions, ends[:-1]), strict=True))
 
-    def order(self, batch: int) -> NDArray[Any]:
-        """Return the positions that this machine needs from a batch on, as shards follow each other; else none."""
+    def windows(self, batch: int) -> Iterator[NDArray[Any]]:
+        """Yield the positions that this machine needs from a batch on, if the epoch goes shard by shard; else none."""
         first = batch * self.full_size
         if self._order is None:
-            positions = np.arange(first, self._num_samples)
             ranks, num_ranks = self._sharding.ranks_here(), self._sharding.num_ranks
-            place, size = positions % self.full_size, self.full_size
-            return positions[(place >= size * ranks.start // num_ranks) & (place < size * ranks.stop // num_ranks)]
-        by_shard: Callable[[int], NDArray[Any]] | None = getattr(self._order, "by_shard", None)
-        return np.zeros(0, dtype=np.int64) if by_shard is None else by_shard(first)
+            size = self.full_size
+            for positions in ranges(first, self._num_samples):
+                place = positions % size
+                is_here = (place >= size * ranks.start // num_ranks) & (place < size * ranks.stop // num_ranks)
+                yield positions[is_here]
+        elif isinstance(self._order, WindowedOrder):
+            yield from self._order.by_shard(first)

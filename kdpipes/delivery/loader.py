@@ -28,12 +28,12 @@ from kdpipes.delivery.checkpoint import Checkpointer, main_part, seed_in
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.foreign_arguments import refuses_foreign_arguments
 from kdpipes.delivery.layout import ranks_now
-from kdpipes.delivery.producer import Counting, Position
 from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadingService, ReadingService
 from kdpipes.delivery.shipped import Shipped
-from kdpipes.delivery.timing import Measured, measured
 from kdpipes.delivery.torch_parts import BatchNumbers, EpochSampler, NumberedBatches
 from kdpipes.errors import ChainError, check_count, check_flag, check_seed, must_be
+from kdpipes.loader.profile import Measured, measured
+from kdpipes.loader.worker import Counting, Position
 from kdpipes.storage.shared import sharing
 
 __all__ = ["Loader"]

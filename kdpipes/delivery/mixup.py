@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -74,16 +75,16 @@ class MixerUpIterDataPipe(SampleMixing):
         return {"partner": torch.from_numpy(partner), "weight": torch.from_numpy(weight)}
 
     def apply(self, x: torch.Tensor, y: torch.Tensor, params: Params) -> tuple[torch.Tensor, torch.Tensor]:
-        return _mean(x, params), mixed_labels(y, params, self._num_classes)
+        return _mean(x, params, self.empty_like), mixed_labels(y, params, self._num_classes)
 
 
-def _mean(x: torch.Tensor, params: Params) -> torch.Tensor:
+def _mean(x: torch.Tensor, params: Params, empty_like: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     if not x.is_floating_point() and x.dtype != torch.uint8:
         raise DataError(f"`mixup` takes images of uint8 or floats, but got {x.dtype}. `.float()` makes them floats.")
     weight, kind = params["weight"], torch.promote_types(x.dtype, torch.float32)
     if bool((weight == 1).all()):
         return x
-    means = torch.empty_like(x)
+    means = empty_like(x)
     weights = torch.stack([weight, 1 - weight], dim=1).to(x.device, kind)
     for row, partner in enumerate(params["partner"].tolist()):  # one by one, they stay in the processor's cache
         mean = x[row].to(kind) * weights[row, 0] + x[partner].to(kind) * weights[row, 1]

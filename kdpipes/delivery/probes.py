@@ -17,7 +17,7 @@ from kdpipes.sample import Sample
 
 __all__ = ["Probes", "copy_pipes"]
 
-_BESIDES = {"finish": "giving samples", "announce": "reading ahead", "expect": "reading ahead"}  # methods
+_BESIDES = {"finish": "giving samples", "prefetch": "reading ahead"}  # methods
 _NUM_EVENTS = 20_000  # of a thread, for a trace
 
 
@@ -261,4 +261,4 @@ class _Holder:
 
 
 def _holds_pipes(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple | set) and bool(upstream_of(_Holder(value)))  # type: ignore[arg-type]
+    return isinstance(value, Mapping | list | tuple | set) and bool(upstream_of(_Holder(value)))

@@ -25,18 +25,16 @@ from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import NEW_LOADER, Ranks, check_ranks, ranks_now
-from kdpipes.delivery.merger import Lane, Merger, Tally
-from kdpipes.delivery.packing import name_classes
 from kdpipes.delivery.probes import Probes
-from kdpipes.delivery.process_lane import NUM_LENT, DeathPolicy, ProcessLane
-from kdpipes.delivery.producer import Order, Position
 from kdpipes.delivery.shipped import Shipped
 from kdpipes.delivery.skipping import SkipLimits
-from kdpipes.delivery.thread_lane import InlineLane, ThreadLane
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
-from kdpipes.delivery.worker import Options, Parcel
-from kdpipes.delivery.worker_process import ProcessPool
 from kdpipes.errors import ChainError, check_choice, check_count, must_be
+from kdpipes.loader.merge import Counters, Merger
+from kdpipes.loader.processes import NUM_BORROWED, DeathPolicy, ProcessPool, ProcessWorker, name_classes
+from kdpipes.loader.threads import InlineWorker, ThreadWorker
+from kdpipes.loader.worker import Order, Position, Worker
+from kdpipes.loader.worker_main import Options, Parcel
 
 __all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "ThreadReadingService"]
 
@@ -56,7 +54,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     def _forget(self) -> None:
         self._chain: Any = None
-        self._lanes: list[Lane] = []
+        self._lanes: list[Worker] = []
         self._seeds: Any = None
         self._seed_of: Callable[[int], int] | None = None
         self._start: Position | None = None
@@ -70,9 +68,9 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._items: IterDataPipe[Any] | None = None
         self.main_probes: Probes | None = None  # of the part of the chain that runs in the main process
         self._checkpointer = Checkpointer(None, 1)
-        self.tally = Tally()
+        self.tally = Counters()
 
-    def _open_lanes(self) -> list[Lane]:
+    def _open_lanes(self) -> list[Worker]:
         raise TypeError(f"{type(self).__name__} must implement `_open_lanes`.")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -229,8 +227,8 @@ class InlineReadingService(ReadingService):
 
     has_workers = False
 
-    def _open_lanes(self) -> list[Lane]:
-        return [InlineLane(self._chain, self._first_epoch, is_profiled=self.is_profiled)]
+    def _open_lanes(self) -> list[Worker]:
+        return [InlineWorker(self._chain, self._first_epoch, is_profiled=self.is_profiled)]
 
 
 class ThreadReadingService(ReadingService):
@@ -258,17 +256,16 @@ class ThreadReadingService(ReadingService):
         self.prefetch = check_count("prefetch", prefetch)
         self.timeout_s = _check_timeout(timeout_s)
 
-    def _open_lanes(self) -> list[Lane]:
+    def _open_lanes(self) -> list[Worker]:
         chains = [Chain.of(self._chain).copy_streams() for _ in range(self.num_workers)]
         return [
-            ThreadLane(
+            ThreadWorker(
                 chain,
                 worker,
                 self.num_workers,
                 first_epoch=self._first_epoch,
                 prefetch=self.prefetch,
                 timeout_s=self.timeout_s,
-                tally=self.tally,
                 is_profiled=self.is_profiled,
             )
             for worker, chain in enumerate(chains)
@@ -340,7 +337,7 @@ class ProcessReadingService(ReadingService):
         self.timeout_s = _check_timeout(timeout_s)
         self.threads_per_worker = check_count("threads_per_worker", threads_per_worker)
 
-    def _open_lanes(self) -> list[Lane]:
+    def _open_lanes(self) -> list[Worker]:
         if multiprocessing.current_process().daemon:
             raise RuntimeError(
                 f"Process {multiprocessing.current_process().name!r} is daemonic and may not have worker processes. "
@@ -355,16 +352,16 @@ class ProcessReadingService(ReadingService):
             max_worker_deaths=self.max_worker_deaths,
             handler=Chain.of(self._chain).error_handler(),
         )
-        lanes: list[Lane] = []
+        lanes: list[Worker] = []
         try:
             for worker in range(self.num_workers):
-                lane = ProcessLane(
+                lane = ProcessWorker(
                     parcel,
                     self._options(worker),
                     pool,
                     start_method=self.start_method,
                     policy=policy,
-                    tally=self.tally,
+                    counters=self.tally,
                     cursor_place=worker if self._is_split_by_shard else 0,
                 )
                 lanes.append(lane)
@@ -379,7 +376,7 @@ class ProcessReadingService(ReadingService):
             num_workers=self.num_workers,
             first_epoch=self._first_epoch,
             prefetch=self.prefetch,
-            num_slots=self.prefetch + NUM_LENT,
+            num_buffers=self.prefetch + NUM_BORROWED,
             max_bytes=self.max_bytes // self.num_workers,
             num_threads=self.threads_per_worker,
             is_profiled=self.is_profiled,

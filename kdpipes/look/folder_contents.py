@@ -15,7 +15,7 @@ from kdpipes.look.shard_contents import look_at_shards
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import IMAGE_SUFFIXES, ImageFolderMapDataPipe
 from kdpipes.storage.files import list_files, list_versions, version_of
-from kdpipes.storage.record_folder import read_header
+from kdpipes.storage.records import read_header
 from kdpipes.storage.urls import is_local, join_url
 
 __all__ = ["TAR_SUFFIXES", "look_at_folder"]

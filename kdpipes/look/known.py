@@ -12,7 +12,8 @@ from torch.utils.data import MapDataPipe
 
 from kdpipes.cache.open_cache import CacheReaderMapDataPipe
 from kdpipes.core.chain import upstream_of
-from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.delivery.by_length import ByLength
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
@@ -49,8 +50,9 @@ _BY_LABEL = (
     PerClassTakerMapDataPipe,
     WeightedSamplerMapDataPipe,
 )
-_BY_POSITION = (PercentTakerMapDataPipe, PermuterMapDataPipe, SubsetterMapDataPipe)
-_PASSING = (ConcatenatorMapDataPipe, MixerMapDataPipe, RepeaterUntilMapDataPipe, *_BY_LABEL, *_BY_POSITION)
+_BY_POSITION = (MixerMapDataPipe, PermuterMapDataPipe, SubsetterMapDataPipe)
+_COUNTED = (ConcatenatorMapDataPipe, PercentTakerMapDataPipe, RepeaterUntilMapDataPipe)  # whose plans take no time
+_PASSING = (*_COUNTED, *_BY_LABEL, *_BY_POSITION)
 _LIBRARIES = ("torch.", "torchdata.", "kdpipes.")
 
 
@@ -90,14 +92,12 @@ class Knowledge:
     def _is_counted(self, pipe: Any) -> bool:
         """Return whether the length of a pipe costs nothing."""
         sources = upstream_of(pipe)
-        if isinstance(pipe, PlanPipe) and pipe._positions is not None:
+        if isinstance(pipe, PlanPipe) and pipe.is_planned:
             return True
         if any(self._lengths.get(id(source)) is None for source in sources):
             return False
-        if isinstance(pipe, PlanPipe):
+        if isinstance(pipe, PlanPipe) and not isinstance(pipe, _COUNTED):
             return self._is_few(sources) and _is_planned_quickly(pipe)
-        if isinstance(pipe, MixerMapDataPipe):
-            return pipe._plan is not None or self._is_few(sources)
         if isinstance(pipe, DealerMapDataPipe):
             return not isinstance(pipe._layout, ByLength) or pipe._lengths is not None
         return bool(sources) or self._is_source_counted(pipe)

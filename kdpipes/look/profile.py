@@ -13,8 +13,8 @@ from kdpipes import _meter
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.loader import Loader
-from kdpipes.delivery.timing import Lane, Measured, Row
 from kdpipes.errors import ChainError, check_callable, is_number, must_be
+from kdpipes.loader.profile import Measured, Row, WorkerTimes
 from kdpipes.look.figure import Figure
 from kdpipes.look.pipe_kinds import Kind, kind_of
 from kdpipes.look.profile_chart import as_chart
@@ -91,7 +91,7 @@ class Profile:
     main_s: float
     work_s: float
     idle_s: float
-    lanes: tuple[Lane, ...] = ()
+    lanes: tuple[WorkerTimes, ...] = ()
     names: tuple[str, ...] = ()
 
     @property
@@ -145,7 +145,7 @@ class Profile:
             before: What caches had counted before, by the place of the pipe.
         """
         names = tuple(pipe_name(pipe) for pipe in measured.pipes)
-        work_s = sum(lane.work_s for lane in measured.lanes)
+        work_s = sum(lane.work_s for lane in measured.workers)
         return cls(
             pipes=_pipe_times(measured, names, work_s, before or {}),
             num_batches=measured.num_batches,
@@ -155,8 +155,8 @@ class Profile:
             wait_s=measured.wait_s,
             main_s=sum(row.seconds for row in measured.main_rows),
             work_s=work_s,
-            idle_s=sum(lane.idle_s for lane in measured.lanes) if measured.has_workers else 0.0,
-            lanes=tuple(measured.lanes),
+            idle_s=sum(lane.idle_s for lane in measured.workers) if measured.has_workers else 0.0,
+            lanes=tuple(measured.workers),
             names=names,
         )
 

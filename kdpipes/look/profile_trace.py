@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdpipes.storage.drafts import replace_file
+from kdpipes.storage.files import replace_file
 
 if TYPE_CHECKING:
-    from kdpipes.delivery.timing import Lane
+    from kdpipes.loader.profile import WorkerTimes
     from kdpipes.look.profile import Profile
 
 __all__ = ["trace_events", "write_trace"]
@@ -38,10 +38,10 @@ def trace_events(profile: Profile) -> Iterator[dict[str, Any]]:
             yield _event(what or name, name, lane, start - begin, end - start)
 
 
-def _name(kind: str, lane: Lane, name: str) -> dict[str, Any]:
+def _name(kind: str, lane: WorkerTimes, name: str) -> dict[str, Any]:
     return {"name": kind, "ph": "M", "pid": lane.process, "tid": lane.worker, "args": {"name": name}}
 
 
-def _event(name: str, category: str, lane: Lane, start_s: float, seconds: float) -> dict[str, Any]:
+def _event(name: str, category: str, lane: WorkerTimes, start_s: float, seconds: float) -> dict[str, Any]:
     place = {"pid": lane.process, "tid": lane.worker}
     return {"name": name, "cat": category, "ph": "X", "ts": start_s * 1e6, "dur": seconds * 1e6, **place}

@@ -11,7 +11,7 @@ import numpy as np
 from kdpipes._progress import shown_if_slow
 from kdpipes.look.contents import ClassSeen, Contents, FieldSeen, JobSeen, PartState, SampleSeen, classes_seen
 from kdpipes.plan.class_counts import class_counts
-from kdpipes.storage.record_folder import HEADER, Header, finished_index, part_name
+from kdpipes.storage.records import HEADER, Header, finished_index, part_name
 from kdpipes.storage.shard_index import Places, ShardIndex
 
 __all__ = ["look_at_records"]

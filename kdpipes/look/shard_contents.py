@@ -13,11 +13,11 @@ from kdpipes._progress import shown_if_slow
 from kdpipes.errors import DataError
 from kdpipes.look.contents import Contents, FieldSeen, JobSeen, SampleSeen, ShardState, classes_seen
 from kdpipes.plan.class_counts import class_counts
+from kdpipes.storage.catalog import ShardSeen, survey_shards
 from kdpipes.storage.decoding import decode_member
-from kdpipes.storage.descriptors import read_span
+from kdpipes.storage.memory import read_span
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shard_notes import Seen, class_names_of, notes_beside, notes_places
-from kdpipes.storage.survey import ShardSeen, survey_shards
 from kdpipes.storage.urls import is_local, relative_names
 
 __all__ = ["look_at_shards"]

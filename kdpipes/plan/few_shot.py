@@ -6,7 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.errors import DataError, check_count, check_seed
 from kdpipes.plan._classes import labels_of, shown
@@ -38,14 +39,14 @@ class FewShotTakerMapDataPipe(PlanPipe):
         2
     """
 
-    _goes_by = "labels"
+    goes_by = "labels"
 
     def __init__(self, source_datapipe: MapPipe, shots: int, *, seed: int = 0) -> None:
-        super().__init__(source_datapipe, "few_shot")
+        super().__init__(source_datapipe)
         self._shots = check_count("shots", shots)
         self._choice_seed = check_seed(seed)
 
-    def _plan(self) -> NDArray[Any]:
+    def plan(self, epoch: int) -> NDArray[Any]:
         labels = labels_of(self.source, "few_shot")
         counts = {label: count for label, count in class_counts(labels).items() if label != UNLABELLED}
         rare = next((label for label, count in counts.items() if count < self._shots), None)

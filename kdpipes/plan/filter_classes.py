@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes.core.iter_pipe import StreamPlanPipe, samples_of
-from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.iter_pipe import samples_of
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.errors import check_one_of
 from kdpipes.plan._classes import check_classes, label_of, labels_of, to_labels
@@ -42,15 +43,16 @@ class ClassFilterMapDataPipe(PlanPipe):
     (-1 or None) are a class -1: `invalid=[-1]` drops them.
 
     Args:
-        source_datapipe: An indexed pipe of samples.
+        source_datapipe: A pipe of samples, indexed or a stream.
         valid: The classes to keep, by number or by name.
         invalid: The classes to drop; exactly one of the two is given.
 
-    Length: the number of samples of these classes.
+    Length: the number of samples of these classes; not known on a stream.
 
     Raises:
-        ValueError: A class is not among the source's names, or is named where the source has none. (When the plan is
-            made; a choice by number that leaves nothing is a warning.)
+        ValueError: A class is not among the source's names, or is a name where labels are numbers and the source has no
+            names. (When the plan is made, or the first sample of a stream passes. A choice by number that leaves
+            nothing of an indexed source is a warning.)
 
     Source: KappaData's ClassFilterWrapper.
 
@@ -60,15 +62,15 @@ class ClassFilterMapDataPipe(PlanPipe):
         array(['a', 'c'], dtype='<U1')
     """
 
-    _goes_by = "labels"
+    goes_by = "labels"
 
     def __init__(
         self, source_datapipe: MapPipe, *, valid: Classes | None = None, invalid: Classes | None = None
     ) -> None:
-        super().__init__(source_datapipe, "filter_classes")
+        super().__init__(source_datapipe)
         self._choice = _Choice(valid, invalid)
 
-    def _plan(self) -> NDArray[Any]:
+    def plan(self, epoch: int) -> NDArray[Any]:
         labels = labels_of(self.source, "filter_classes")
         if not len(labels):
             return np.zeros(0, dtype=np.int32)
@@ -88,33 +90,14 @@ class ClassFilterMapDataPipe(PlanPipe):
         return positions
 
 
-@functional_pipe("filter_classes", flavour="iter")
+@functional_pipe("filter_classes", flavour="iter", doc_of=ClassFilterMapDataPipe)
 class ClassFilterIterDataPipe(StreamPlanPipe):
-    """Keeps or drops the samples of some classes, as they pass (functional name: ``filter_classes``).
-
-    Reads the labels, field `y`, and nothing else. The labels of what is kept stay as they are. Samples without a label
-    (-1 or None) are a class -1: `invalid=[-1]` drops them.
-
-    Args:
-        source_datapipe: A stream of samples.
-        valid: The classes to keep, by number or by name.
-        invalid: The classes to drop; exactly one of the two is given.
-
-    Length: none.
-
-    Raises:
-        ValueError: A class is not among the source's names, or is a name where labels are numbers and the source has
-            none. (When the first sample passes.)
-
-    Source: KappaData's ClassFilterWrapper.
-    """
-
     traits = replace(StreamPlanPipe.traits, holds_back=False)
 
     def __init__(
         self, source_datapipe: IterDataPipe[Any], *, valid: Classes | None = None, invalid: Classes | None = None
     ) -> None:
-        super().__init__(source_datapipe, "filter_classes")
+        super().__init__(source_datapipe)
         self._choice = _Choice(valid, invalid)
 
     def samples(self) -> Iterator[Sample]:

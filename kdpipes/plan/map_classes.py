@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.iter_pipe import StreamPlanPipe, samples_of
-from kdpipes.core.map_pipe import MapPipe, PlanPipe, as_column
+from kdpipes.core.iter_pipe import samples_of
+from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.errors import DataError, check_choice, check_names, must_be
 from kdpipes.plan._classes import label_of, shown, to_labels
@@ -33,7 +33,7 @@ def _as_plain(entry: Any) -> Any:
     return int(entry) if isinstance(entry, np.integer) else entry
 
 
-class _Mapping(Fingerprinted):
+class _Mapping:
     """The arguments, and what they make of labels."""
 
     def __init__(self, mapping: Any, unmapped: Unmapped, class_names: Sequence[str] | None) -> None:
@@ -53,7 +53,7 @@ class _Mapping(Fingerprinted):
             new = to_labels("mapping", list(mapping.values()), self._class_names, are_names=False)
             self._mapping = dict(zip(mapping, new, strict=True))
 
-    def fingerprint(self) -> Any:
+    def fingerprinted(self) -> Any:
         """Return the data that identifies it, in the form that states of kdpipes 0.1 have."""
         known = {name: value for name, value in vars(self).items() if name != "_class_names"}
         return known if self._class_names is None else (known, self._class_names)
@@ -134,18 +134,19 @@ class ClassMapperMapDataPipe(PlanPipe):
     lists are not mapped.
 
     Args:
-        source_datapipe: An indexed pipe of samples.
+        source_datapipe: A pipe of samples, indexed or a stream.
         mapping: New classes, numbers or names, by old ones, numbers or names.
         unmapped: What becomes of samples of other classes, and of unlabelled ones: "drop", "keep" as they are, or
             "raise".
         class_names: The names of the new classes 0, 1, ...
 
-    Length: the number of samples that are kept.
+    Length: the number of samples that are kept; not known on a stream.
 
     Raises:
-        ValueError: A new class is not among `class_names`; or, when the plan is made, an old one is not among those of
-            the source.
-        DataError: `unmapped="raise"`, and there is a sample of another class. (When the plan is made.)
+        ValueError: A new class is not among `class_names`; or, when the plan is made or the first sample of a stream
+            passes, an old one is not among those of the source.
+        DataError: `unmapped="raise"`, and there is a sample of another class. (When the plan is made, or the
+            sample of a stream passes.)
 
     Example:
         >>> pets = kdp.from_dataset(["a", "b", "c"], "x", labels=[0, 1, 2], class_names=["cat", "pony", "dog"])
@@ -164,14 +165,14 @@ class ClassMapperMapDataPipe(PlanPipe):
         unmapped: Unmapped = "drop",
         class_names: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(source_datapipe, "map_classes")
+        super().__init__(source_datapipe)
         self._mapping = _Mapping(mapping, unmapped, class_names)
         self._labels: Shared[NDArray[Any]] | None = None
 
     computed = (*PlanPipe.computed, "_labels")
-    _goes_by = "labels"
+    goes_by = "labels"
 
-    def _plan(self) -> NDArray[Any]:
+    def plan(self, epoch: int) -> NDArray[Any]:
         labels = self.source.column("y")
         if not len(labels):
             self._labels = Shared(labels)
@@ -201,7 +202,7 @@ class ClassMapperMapDataPipe(PlanPipe):
     def column(self, name: str) -> NDArray[Any]:
         if name != "y":
             return super().column(name)
-        self.positions()
+        self.chosen()
         assert self._labels is not None
         return self._labels.value
 
@@ -219,31 +220,8 @@ def _distinct(labels: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
     return list(numbers), np.asarray([numbers[value] for value in plain])
 
 
-@functional_pipe("map_classes", flavour="iter")
+@functional_pipe("map_classes", flavour="iter", doc_of=ClassMapperMapDataPipe)
 class ClassMapperIterDataPipe(StreamPlanPipe):
-    """Renames and merges classes, and drops others, as samples pass (functional name: ``map_classes``).
-
-    Reads only the labels, field `y`. If the source knows the names of its classes and the new classes are names, the
-    classes are numbered anew: in the order of `class_names`, or else in the order in which the mapping first names
-    them. Without `class_names`, text labels stay text, and classes that are mapped to numbers have no names. A label
-    may be a list, as in detection data, with one entry for each object: a list of one label counts as that label, other
-    lists are not mapped.
-
-    Args:
-        source_datapipe: A stream of samples.
-        mapping: New classes, numbers or names, by old ones, numbers or names.
-        unmapped: What becomes of samples of other classes, and of unlabelled ones: "drop", "keep" as they are, or
-            "raise".
-        class_names: The names of the new classes 0, 1, ...
-
-    Length: none.
-
-    Raises:
-        ValueError: A new class is not among `class_names`; or, when the first sample passes, an old one is not among
-            those of the source.
-        DataError: `unmapped="raise"`, and a sample of another class passes.
-    """
-
     traits = replace(StreamPlanPipe.traits, changes=frozenset({"y"}), holds_back=False)
 
     def __init__(
@@ -254,7 +232,7 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
         unmapped: Unmapped = "drop",
         class_names: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(source_datapipe, "map_classes")
+        super().__init__(source_datapipe)
         self._mapping = _Mapping(mapping, unmapped, class_names)
 
     def samples(self) -> Iterator[Sample]:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_upstream
-from kdpipes.core.map_pipe import MapPipe, as_column, indexed
-from kdpipes.core.pipe import a_datapipe, gives_samples
-from kdpipes.core.randomness import plan_epoch, planning
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import gives_samples
+from kdpipes.core.plan_pipe import PlanPipe, shared_class_names
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.errors import ChainError, check_choice, check_flag, check_seed, is_number, must_be
-from kdpipes.plan._several import joined_shards, shared_class_names, shared_fields
 from kdpipes.sample import Sample
 from kdpipes.selection import interleave, smallest_int
-from kdpipes.storage.shared import Shared
 
 __all__ = ["MixerIterDataPipe", "MixerMapDataPipe"]
 
@@ -48,20 +47,53 @@ def _as_tuple(others: Any) -> tuple[Any, ...]:
     return sources
 
 
-class _MixPlan(NamedTuple):
-    """The source of each sample of epoch 0, and its position there.
+def _checked(num_sources: int, weights: Any, seed: int, stop: Stop) -> tuple[tuple[float, ...], int, Stop]:
+    """Return the arguments of both flavours, or raise."""
+    check_choice("stop", stop, ("first", "all"))
+    return _check_weights(weights, num_sources), check_seed(seed), stop
 
-    Each epoch begins `shifts[n]` samples further on in source n, which has `lengths[n]` samples.
+
+def _turns(weights: Sequence[float], seed: int) -> Iterator[int]:
+    """Yield for ever whose turn it is."""
+    chosen, size = 0, 1024
+    while True:
+        turns, _ = interleave([size] * len(weights), weights, seed, until_all=False)
+        yield from turns[chosen:].tolist()
+        chosen, size = len(turns), 2 * size
+
+
+class _Mix:
+    """The source of each sample, and its position there.
+
+    Each epoch begins `shifts[n]` samples further on in source n, which has `lengths[n]` samples, so that all epochs
+    share the arrays of epoch 0.
     """
 
-    chosen: NDArray[Any]
-    positions: NDArray[Any]
-    lengths: NDArray[Any]
-    shifts: NDArray[Any]
+    def __init__(
+        self, chosen: NDArray[Any], positions: NDArray[Any], lengths: NDArray[Any], shifts: NDArray[Any]
+    ) -> None:
+        self._chosen, self._positions, self._lengths, self._shifts = chosen, positions, lengths, shifts
+        self._epoch = 0
+
+    def at(self, epoch: int) -> _Mix:
+        """Return the mix of another epoch."""
+        mix = copy.copy(self)
+        mix._epoch = epoch
+        return mix
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: Any) -> tuple[Any, Any]:
+        chosen, positions = self._chosen[index], self._positions[index]
+        if self._epoch:
+            lengths = self._lengths[chosen]
+            positions = (positions + self._epoch * self._shifts[chosen] % lengths) % lengths
+        return chosen, positions
 
 
 @functional_pipe("mix", flavour="map")
-class MixerMapDataPipe(MapPipe):
+class MixerMapDataPipe(PlanPipe):
     """Mixes several sources in given proportions (functional name: ``mix``).
 
     Each source gives its samples in its own order. If an epoch uses only a part of a source, the next epoch continues
@@ -69,17 +101,23 @@ class MixerMapDataPipe(MapPipe):
     `permute(seed)` it first. In any stretch of the mix, the number of samples of a source differs from its exact share
     by less than the number of sources. `deal(shuffle=True)` changes the order.
 
+    A stream begins anew in every epoch. If an epoch uses only a part of it, put `.shuffle(buffer_size=...)` before the
+    mix, or `deal(shuffle="shards")` after it.
+
     Args:
-        source_datapipe: An indexed pipe of samples.
-        others: One other indexed pipe, or several; those that know the names of their classes must agree on them.
+        source_datapipe: A pipe of samples, indexed or a stream.
+        others: One other pipe of the same kind, or several; those that know the names of their classes must agree on
+            them.
         weights: The proportions, this source's first; equal by default.
         seed: Of which source comes first where several could, from 0 up to 2**64.
-        stop: "first": the mix ends when the first source is used up. "all": when all are, sources that are used up
-            before being read again from their start.
-        redraw: Whether each epoch of `deal` continues in each source where the previous epoch stopped. False: every
-            epoch begins with the first samples of each source.
+        stop: "first": the mix ends when the first source is used up; on streams, when one that is due has ended. "all":
+            when all are, sources that are used up before being read again from their start.
+        redraw: Of indexed sources only: whether each epoch of `deal` continues in each source where the previous epoch
+            stopped. False: every epoch begins with the first samples of each source.
 
-    Length: known from the sources' lengths.
+    Length: known from the sources' lengths; not known on streams.
+
+    Memory: eight bytes for each sample, shared by all workers; on streams, one sample.
 
     Raises:
         ChainError: The sources number their classes differently: `map_classes` makes them agree.
@@ -90,7 +128,7 @@ class MixerMapDataPipe(MapPipe):
         '1ab2cd'
     """
 
-    traits = Traits(role="join", reads=frozenset(), changes=frozenset())
+    goes_by = "number"
 
     def __init__(
         self,
@@ -102,114 +140,25 @@ class MixerMapDataPipe(MapPipe):
         stop: Stop = "first",
         redraw: bool = True,
     ) -> None:
-        self.sources = tuple(indexed(source, "mix") for source in (source_datapipe, *_as_tuple(others)))
-        self._weights = _check_weights(weights, len(self.sources))
-        self._mix_seed = check_seed(seed)
-        check_choice("stop", stop, ("first", "all"))
-        self._stop = stop
-        self._redraw = check_flag("redraw", redraw)
-        self._names = shared_class_names("mix", self.sources)
-        self._plan: Shared[_MixPlan] | None = None
+        super().__init__(source_datapipe, *_as_tuple(others), redraws=check_flag("redraw", redraw))
+        self._weights, self._mix_seed, self._stop = _checked(len(self.sources), weights, seed, stop)
 
-    def fingerprint(self) -> Any:
-        known = self._weights, self._mix_seed, self._stop, self._names
-        return (*known, "redraw") if self._moves_on() else known
-
-    def redrawn_by(self, *, of_labels: bool = False) -> str | None:
-        return "mix" if self._moves_on() else super().redrawn_by(of_labels=of_labels)
-
-    def _moves_on(self) -> bool:
-        """Return whether epochs take different parts of a source."""
-        return self._redraw and bool(self._planned().shifts.any())
-
-    def __len__(self) -> int:
-        return len(self._planned().chosen)
-
-    def fetch(self, index: int) -> Sample:
-        number, position = self._places(index)
-        return self.sources[int(number)].fetch(int(position)).come_from(int(number))
-
-    def announce(self, positions: NDArray[Any]) -> None:
-        chosen, places = self._places(positions)
-        for number, source in enumerate(self.sources):
-            source.announce(places[chosen == number])
-
-    def shard_numbers(self) -> NDArray[Any] | None:
-        numbers = joined_shards([source.shard_numbers() for source in self.sources])
-        return None if numbers is None else self._mixed(numbers)
-
-    def expect(self, positions: NDArray[Any]) -> None:
-        chosen, places = self._places(positions)
-        for number, source in enumerate(self.sources):
-            source.expect(places[chosen == number])
-
-    def column(self, name: str) -> NDArray[Any]:
-        columns = [source.column(name) for source in self.sources]
-        with planning(0):
-            if len({column.dtype.kind for column in columns}) == 1:
-                return self._mixed(np.concatenate(columns))
-            chosen, positions = self._places(slice(None))
-        pairs = zip(chosen.tolist(), positions.tolist(), strict=True)
-        return as_column([columns[source][place] for source, place in pairs])
-
-    def _mixed(self, column: NDArray[Any]) -> NDArray[Any]:
-        """Return a column of all sources, one after the other, in the order of the mix."""
-        chosen, positions = self._places(slice(None))
-        starts = np.cumsum([0, *map(len, self.sources)])[:-1]
-        mixed: NDArray[Any] = column[starts[chosen] + positions]
-        return mixed
-
-    def class_names(self) -> tuple[str, ...] | None:
-        return self._names
-
-    def field_names(self) -> frozenset[str] | None:
-        return shared_fields(self.sources)
-
-    def _places(self, index: Any) -> tuple[Any, Any]:
-        """Return the source of some samples, and their positions there, in the epoch that is planned."""
-        plan = self._planned()
-        chosen, positions = plan.chosen[index], plan.positions[index]
-        if self._redraw and (epoch := plan_epoch()):
-            lengths = plan.lengths[chosen]
-            positions = (positions + epoch * plan.shifts[chosen] % lengths) % lengths
-        return chosen, positions
-
-    def _planned(self) -> _MixPlan:
-        if self._plan is None:
-            sizes = [len(source) for source in self.sources]
-            chosen, counts = interleave(sizes, self._weights, self._mix_seed, until_all=self._stop == "all")
-            lengths = np.asarray([max(size, 1) for size in sizes])
-            positions = (counts % lengths[chosen]).astype(smallest_int(max(sizes)))
-            shifts = np.bincount(chosen, minlength=len(sizes)) % lengths
-            self._plan = Shared(_MixPlan(chosen, positions, lengths, shifts))
-        return self._plan.value
+    def plan(self, epoch: int) -> _Mix:
+        if epoch:
+            mix: _Mix = self.chosen().at(epoch)
+            return mix
+        sizes = [len(source) for source in self.sources]
+        chosen, counts = interleave(sizes, self._weights, self._mix_seed, until_all=self._stop == "all")
+        lengths = np.asarray([max(size, 1) for size in sizes])
+        positions = (counts % lengths[chosen]).astype(smallest_int(max(sizes)))
+        shifts = np.bincount(chosen, minlength=len(sizes)) % lengths
+        self.redraws = self.redraws and bool(shifts.any())
+        return _Mix(chosen, positions, lengths, shifts)
 
 
-@functional_pipe("mix", flavour="iter")
+@functional_pipe("mix", flavour="iter", doc_of=MixerMapDataPipe)
 class MixerIterDataPipe(IterPipe):
-    """Mixes several streams in given proportions, as they pass (functional name: ``mix``).
-
-    In every epoch, each stream gives its samples in its own order, from its start. If an epoch uses only a part of a
-    stream, put `.shuffle(buffer_size=...)` before the mix, or `deal(shuffle="shards")` after it. In any stretch of the
-    mix, the number of samples of a stream differs from its exact share by less than the number of streams.
-
-    Args:
-        source_datapipe: A stream of samples.
-        others: One other stream, or several; those that know the names of their classes must agree on them.
-        weights: The proportions, this stream's first; equal by default.
-        seed: Of which stream comes first where several could, from 0 up to 2**64.
-        stop: "first": the mix ends when a stream that is due has ended. "all": when all have ended, streams that end
-            before being read again from their start.
-
-    Length: none.
-
-    Memory: one sample.
-
-    Raises:
-        ChainError: The streams number their classes differently: `map_classes` makes them agree.
-    """
-
-    traits = Traits(role="join", counts_whole=True, reads=frozenset(), changes=frozenset())
+    traits = Traits(role="plan", counts_whole=True, reads=frozenset(), changes=frozenset())
 
     def __init__(
         self,
@@ -221,13 +170,8 @@ class MixerIterDataPipe(IterPipe):
         stop: Stop = "first",
     ) -> None:
         super().__init__()
-        self.sources = tuple(
-            gives_samples(a_datapipe(source), "mix") for source in (source_datapipe, *_as_tuple(others))
-        )
-        self._weights = _check_weights(weights, len(self.sources))
-        self._mix_seed = check_seed(seed)
-        check_choice("stop", stop, ("first", "all"))
-        self._stop = stop
+        self.sources = tuple(gives_samples(source, "mix") for source in (source_datapipe, *_as_tuple(others)))
+        self._weights, self._mix_seed, self._stop = _checked(len(self.sources), weights, seed, stop)
         known = [source for source in self.sources if isinstance(source, IterPipe)]
         self._names = shared_class_names("mix", known)
 
@@ -253,13 +197,3 @@ class MixerIterDataPipe(IterPipe):
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._names
-
-
-def _turns(weights: Sequence[float], seed: int) -> Iterator[int]:
-    """Yield for ever whose turn it is."""
-    chosen = 0
-    size = 1024
-    while True:
-        turns, _ = interleave([size] * len(weights), weights, seed, until_all=False)
-        yield from turns[chosen:].tolist()
-        chosen, size = len(turns), 2 * size

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes.core.iter_pipe import StreamPlanPipe, samples_of
-from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.iter_pipe import samples_of
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.randomness import plan_epoch
 from kdpipes.core.registry import functional_pipe
 from kdpipes.errors import DataError, check_choice, check_count, check_flag, must_be
@@ -33,15 +34,23 @@ class OversamplerMapDataPipe(PlanPipe):
     None) do not count as a class: "multiply" gives them once, "exact" leaves them out. In "exact" mode, the samples of
     a class that an epoch repeats once more than the others change from epoch to epoch.
 
+    On a stream, the repetitions of a sample follow it directly; a shuffle after this pipe spreads them.
+
     Args:
-        source_datapipe: An indexed pipe of samples.
+        source_datapipe: A pipe of samples, indexed or a stream.
         mode: "multiply": all samples, then each rarer class again as often as it fits into the largest, by whole
             numbers: not one that has more than half as many. "exact": class after class, each repeated up to exactly
             the size of the largest.
         redraw: In "exact" mode, whether other samples get the extra repetition in each epoch. False: the same samples
             get it in every epoch.
+        class_counts: On a stream only, which cannot count ahead: the number of samples of each class, by number, or by
+            name where the source knows names.
 
     Length: "exact": number of classes times the size of the largest; "multiply": at most that, more than half of it.
+        Not known on a stream.
+
+    Raises:
+        DataError: The class of a stream's sample is not in `class_counts`.
 
     Source: KappaData's OversamplingWrapper; "multiply" is that of KappaData 1.0.7, sample for sample.
 
@@ -51,54 +60,29 @@ class OversamplerMapDataPipe(PlanPipe):
         array(['a', 'b', 'c', 'b'], dtype='<U1')
     """
 
-    _goes_by = "labels"
+    goes_by = "labels"
 
     def __init__(self, source_datapipe: MapPipe, *, mode: Mode = "multiply", redraw: bool = True) -> None:
         check_choice("mode", mode, ("multiply", "exact"))
-        super().__init__(source_datapipe, "oversample", redraws=check_flag("redraw", redraw) and mode == "exact")
+        super().__init__(source_datapipe, redraws=check_flag("redraw", redraw) and mode == "exact")
         self._mode = mode
 
-    def _plan(self) -> NDArray[Any]:
+    def plan(self, epoch: int) -> NDArray[Any]:
         labels = labels_of(self.source, "oversample")
         if self._mode == "multiply":
             return oversample_multiply(labels)
-        positions = oversample_exact(labels)
-        if self._redraws:  # not if every class is repeated in whole rounds
-            self._redraws = not np.array_equal(positions, oversample_exact(labels, epoch=1))
+        positions = oversample_exact(labels, epoch)
+        if epoch == 0 and self.redraws:  # not if every class is repeated in whole rounds
+            self.redraws = not np.array_equal(positions, oversample_exact(labels, epoch=1))
         return positions
 
     def redrawn_by(self, *, of_labels: bool = False) -> str | None:
         redrawn = super().redrawn_by(of_labels=of_labels)
-        return None if of_labels and self._redraws else redrawn  # each class keeps its positions
-
-    def _replan(self, epoch: int) -> NDArray[Any]:
-        return oversample_exact(labels_of(self.source, "oversample"), epoch)
+        return None if of_labels and self.redraws else redrawn  # each class keeps its positions
 
 
-@functional_pipe("oversample", flavour="iter")
+@functional_pipe("oversample", flavour="iter", doc_of=OversamplerMapDataPipe)
 class OversamplerIterDataPipe(StreamPlanPipe):
-    """Balances classes by repeating the samples of the rarer ones, as they pass (functional name: ``oversample``).
-
-    A sample's repetitions follow it directly; a shuffle behind this pipe spreads them. A repeated sample is augmented
-    anew. Samples without a label (-1 or None) are no class: "multiply" gives them once, "exact" leaves them out.
-
-    Args:
-        source_datapipe: A stream of samples.
-        mode: "multiply": each sample as often as its class fits into the largest, by whole numbers. "exact": so often
-            that all classes end at the size of the largest, if `class_counts` is true of the stream.
-        redraw: In "exact" mode, whether other samples get the extra repetition in each epoch. False: the same samples
-            get it in every epoch.
-        class_counts: The number of samples of each class, by number, or by name where the source knows names. A stream
-            cannot count ahead.
-
-    Length: none.
-
-    Raises:
-        DataError: A sample's class is not in `class_counts`.
-
-    Source: KappaData's OversamplingWrapper.
-    """
-
     traits = replace(StreamPlanPipe.traits, counts_whole=True)
 
     def __init__(
@@ -109,7 +93,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         redraw: bool = True,
         class_counts: Mapping[Any, int] | None = None,
     ) -> None:
-        super().__init__(source_datapipe, "oversample")
+        super().__init__(source_datapipe)
         check_choice("mode", mode, ("multiply", "exact"))
         if class_counts is None:
             raise ValueError(

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.errors import check_seed
 from kdpipes.selection import smallest_int
@@ -34,13 +35,13 @@ class PermuterMapDataPipe(PlanPipe):
         array(['d', 'b', 'c', 'a'], dtype='<U1')
     """
 
-    _goes_by = "number"
+    goes_by = "number"
 
     def __init__(self, source_datapipe: MapPipe, seed: int) -> None:
-        super().__init__(source_datapipe, "permute")
+        super().__init__(source_datapipe)
         self._order_seed = check_seed(seed)
 
-    def _plan(self) -> NDArray[Any]:
+    def plan(self, epoch: int) -> NDArray[Any]:
         size = len(self.source)
         positions = np.arange(size)
         np.random.default_rng(self._order_seed).shuffle(positions)

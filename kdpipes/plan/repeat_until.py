@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes.core.iter_pipe import StreamPlanPipe, samples_of, seed_upstream
-from kdpipes.core.map_pipe import MapPipe, indexed
+from kdpipes.core.iter_pipe import samples_of, seed_upstream
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe, join_shards
 from kdpipes.core.registry import functional_pipe
-from kdpipes.core.traits import Traits
 from kdpipes.errors import DataError, check_count, check_one_of
-from kdpipes.plan._several import joined_shards
 from kdpipes.sample import Sample
+from kdpipes.selection import Rounds
 
 __all__ = ["RepeaterUntilIterDataPipe", "RepeaterUntilMapDataPipe"]
 
@@ -41,17 +40,17 @@ class _Goal:
 
 
 @functional_pipe("repeat_until", flavour="map")
-class RepeaterUntilMapDataPipe(MapPipe):
+class RepeaterUntilMapDataPipe(PlanPipe):
     """Gives the whole source again and again, round robin (functional name: ``repeat_until``).
 
-    Upstream's `repeat` gives each item n times in a row, and only on streams. A repeated sample is augmented anew.
+    Upstream's `repeat` gives each item of a stream n times in a row. A repeated sample is augmented anew.
 
     Args:
-        source_datapipe: An indexed pipe of samples.
+        source_datapipe: A pipe of samples, indexed or a stream, which is read again for each round.
         min_size: Whole rounds until there are at least this many samples.
         repetitions: This many rounds; exactly one of the two is given.
 
-    Length: the source's, times the number of rounds.
+    Length: the source's, times the number of rounds, if the source has one.
 
     Memory: none; positions are computed.
 
@@ -65,66 +64,31 @@ class RepeaterUntilMapDataPipe(MapPipe):
         array(['a', 'b', 'a', 'b'], dtype='<U1')
     """
 
-    traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
+    goes_by = "number"
 
     def __init__(
         self, source_datapipe: MapPipe, *, min_size: int | None = None, repetitions: int | None = None
     ) -> None:
-        self.source = indexed(source_datapipe, "repeat_until")
+        super().__init__(source_datapipe)
         self._goal = _Goal(min_size, repetitions)
 
-    def __len__(self) -> int:
+    def plan(self, epoch: int) -> Rounds:
         size = len(self.source)
-        return size * self._goal.rounds(size)
-
-    def fetch(self, index: int) -> Sample:
-        return self.source.fetch(index % len(self.source))
-
-    def announce(self, positions: NDArray[Any]) -> None:
-        self.source.announce(positions % len(self.source))
+        return Rounds(size, self._goal.rounds(size))
 
     def shard_numbers(self) -> NDArray[Any] | None:
         numbers = self.source.shard_numbers()
-        return None if numbers is None else joined_shards([numbers] * self._goal.rounds(len(self.source)))
-
-    def expect(self, positions: NDArray[Any]) -> None:
-        self.source.expect(positions % len(self.source))
-
-    def column(self, name: str) -> NDArray[Any]:
-        return np.tile(self.source.column(name), self._goal.rounds(len(self.source)))
-
-    def class_names(self) -> tuple[str, ...] | None:
-        return self.source.class_names()
-
-    def field_names(self) -> frozenset[str] | None:
-        return self.source.field_names()
+        return None if numbers is None else join_shards([numbers] * self.chosen().num_rounds)
 
 
-@functional_pipe("repeat_until", flavour="iter")
+@functional_pipe("repeat_until", flavour="iter", doc_of=RepeaterUntilMapDataPipe)
 class RepeaterUntilIterDataPipe(StreamPlanPipe):
-    """Gives the whole stream again and again (functional name: ``repeat_until``).
-
-    Upstream's `repeat` gives each item n times in a row. A repeated sample is augmented anew.
-
-    Args:
-        source_datapipe: A stream of samples; read again for each round.
-        min_size: Whole rounds until there are at least this many samples.
-        repetitions: This many rounds; exactly one of the two is given.
-
-    Length: the source's, if it has one, times the number of rounds.
-
-    Raises:
-        DataError: The source is empty and `min_size` cannot be reached.
-
-    Source: KappaData's RepeatWrapper.
-    """
-
     traits = replace(StreamPlanPipe.traits, counts_whole=True)
 
     def __init__(
         self, source_datapipe: IterDataPipe[Any], *, min_size: int | None = None, repetitions: int | None = None
     ) -> None:
-        super().__init__(source_datapipe, "repeat_until")
+        super().__init__(source_datapipe)
         self._goal = _Goal(min_size, repetitions)
 
     def __len__(self) -> int:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.errors import DataError, check_count, check_flag, check_seed, must_be
 from kdpipes.plan._classes import labels_of, to_labels
-from kdpipes.selection import smallest_int
+from kdpipes.selection import by_label, draw_weighted
 from kdpipes.storage.shared import Shared
 
 __all__ = ["WeightedSamplerMapDataPipe"]
@@ -60,7 +61,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         seed: int = 0,
         redraw: bool = True,
     ) -> None:
-        super().__init__(source_datapipe, "sample_weighted", redraws=check_flag("redraw", redraw))
+        super().__init__(source_datapipe, redraws=check_flag("redraw", redraw))
         values = np.asarray(list(weights.values()) if isinstance(weights, Mapping) else weights)
         if values.ndim != 1 or values.dtype.kind not in "iuf":
             raise TypeError(must_be("weights", "numbers, one for each sample or by class", weights))
@@ -75,7 +76,9 @@ class WeightedSamplerMapDataPipe(PlanPipe):
 
     computed = (*PlanPipe.computed, "_shares")
 
-    def _plan(self) -> NDArray[Any]:
+    def plan(self, epoch: int) -> NDArray[Any]:
+        if epoch:
+            return self.chosen() if self._shares is None else self._drawn(len(self), self._shares.value, epoch)
         size = len(self.source)
         weights = self._weights_of_samples(size)
         number = size if self._num_samples is None else self._num_samples
@@ -87,19 +90,12 @@ class WeightedSamplerMapDataPipe(PlanPipe):
                 f"`sample_weighted` is to draw {number} samples of {size}, but only {possible} weigh more than nothing."
             )
         shares = weights / weights.sum()
-        self._shares = Shared(shares) if self._redraws else None
+        self._shares = Shared(shares) if self.redraws else None
         return self._drawn(number, shares, 0)
-
-    def _replan(self, epoch: int) -> NDArray[Any]:
-        if self._shares is None:  # no samples are drawn
-            return np.zeros(0, dtype=np.int32)
-        return self._drawn(len(self), self._shares.value, epoch)
 
     def _drawn(self, number: int, shares: NDArray[Any], epoch: int) -> NDArray[Any]:
         seeds = np.random.SeedSequence(self._choice_seed, spawn_key=(epoch,) if epoch else ())
-        size = len(shares)
-        drawn = np.random.default_rng(seeds).choice(size, number, replace=self._replacement, p=shares)
-        return drawn.astype(smallest_int(size))
+        return draw_weighted(np.random.default_rng(seeds), shares, number, replacement=self._replacement)
 
     def _weights_of_samples(self, size: int) -> NDArray[Any]:
         weights = self._weights.value.astype(np.float64)
@@ -110,9 +106,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         labels = labels_of(self.source, "sample_weighted")
         are_names = labels.dtype.kind == "U"
         classes = to_labels("weights", list(self._classes), self.source.class_names(), are_names=are_names)
-        of_samples = np.zeros(size)
-        for label, weight in zip(classes, weights.tolist(), strict=True):
-            of_samples[labels == label] = weight
+        of_samples = by_label(labels, dict(zip(classes, weights.tolist(), strict=True)))
         if not of_samples.any() and size:
             raise DataError("No sample has one of the classes that `weights` names.")
         return of_samples

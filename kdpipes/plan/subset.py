@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.errors import must_be
-from kdpipes.selection import smallest_int
+from kdpipes.selection import Stretch, smallest_int
 from kdpipes.storage.shared import Shared
 
 __all__ = ["SubsetterMapDataPipe"]
@@ -30,6 +31,8 @@ class SubsetterMapDataPipe(PlanPipe):
 
     Length: n.
 
+    Memory: four bytes for each position, shared by all workers; none for a slice or a `range`.
+
     Raises:
         IndexError: A position lies outside the source.
 
@@ -38,23 +41,30 @@ class SubsetterMapDataPipe(PlanPipe):
         array(['c', 'a'], dtype='<U1')
     """
 
-    _warns_of_fixed = False  # a slice is often only used to look at some samples
+    warns_of_fixed = False  # a slice is often only used to look at some samples
 
     def __init__(self, source_datapipe: MapPipe, indices: Sequence[int] | NDArray[Any]) -> None:
-        super().__init__(source_datapipe, "subset")
+        super().__init__(source_datapipe)
         if not hasattr(indices, "__len__"):
             raise TypeError(must_be("indices", "a sequence of integers", indices))
-        wanted = np.asarray(indices, dtype=None if len(indices) else np.int64)
-        if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
-            raise TypeError(must_be("indices", "a sequence of integers", indices))
-        self._wanted = Shared(wanted.astype(np.int64))
+        if not isinstance(indices, range):  # a slice of 10^8 samples takes no memory
+            indices = np.asarray(indices, dtype=None if len(indices) else np.int64)
+            if indices.ndim != 1 or indices.dtype.kind not in "iu":
+                raise TypeError(must_be("indices", "a sequence of integers", indices))
+            indices = indices.astype(np.int64)
+        self._wanted: Shared[range | NDArray[np.int64]] = Shared(indices)
 
-    def _plan(self) -> NDArray[Any]:
+    def plan(self, epoch: int) -> Stretch | NDArray[Any]:
         size, wanted = len(self.source), self._wanted.value
+        if isinstance(wanted, range):
+            if not wanted or (min(wanted[0], wanted[-1]) >= 0 and max(wanted[0], wanted[-1]) < size):
+                return Stretch(wanted)
+            wanted = np.asarray(wanted)
         outside = wanted[(wanted < -size) | (wanted >= size)]
         if len(outside):
             raise IndexError(f"`indices` must be from {-size} up to {size - 1}, but {int(outside[0])} is among them.")
-        return np.where(wanted < 0, wanted + size, wanted).astype(smallest_int(size))
+        positions: NDArray[Any] = np.where(wanted < 0, wanted + size, wanted).astype(smallest_int(size))
+        return positions
 
 
 refuse_flavour(

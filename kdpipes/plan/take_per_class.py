@@ -7,7 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.errors import check_count, check_one_of, check_seed, is_number, must_be
 from kdpipes.plan._classes import labels_of
@@ -36,7 +37,7 @@ class PerClassTakerMapDataPipe(PlanPipe):
         array(['a', 'b', 'c'], dtype='<U1')
     """
 
-    _goes_by = "labels"
+    goes_by = "labels"
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class PerClassTakerMapDataPipe(PlanPipe):
         share: float | None = None,
         seed: int | None = None,
     ) -> None:
-        super().__init__(source_datapipe, "take_per_class")
+        super().__init__(source_datapipe)
         check_one_of(num_samples=num_samples, share=share)
         rule = "above 0.0 up to 1.0"
         if share is not None and not is_number(share):
@@ -57,7 +58,7 @@ class PerClassTakerMapDataPipe(PlanPipe):
         self._share = None if share is None else float(share)
         self._choice_seed = None if seed is None else check_seed(seed)
 
-    def _plan(self) -> NDArray[Any]:
+    def plan(self, epoch: int) -> NDArray[Any]:
         return take_per_class(labels_of(self.source, "take_per_class"), self._number_of, self._choice_seed)
 
     def _number_of(self, size: int) -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kdpipes.core.map_pipe import MapPipe, PlanPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.errors import is_number, must_be
-from kdpipes.selection import smallest_int
+from kdpipes.selection import Stretch
 
 __all__ = ["PercentTakerMapDataPipe"]
 
@@ -32,6 +30,8 @@ class PercentTakerMapDataPipe(PlanPipe):
 
     Length: int(to_percent * n) - int(from_percent * n), with the rounding above.
 
+    Memory: none; positions are computed.
+
     Source: KappaData's PercentFilterWrapper; there, `to_percent=0.0` takes everything.
 
     Example:
@@ -40,7 +40,7 @@ class PercentTakerMapDataPipe(PlanPipe):
         array(['b', 'c'], dtype='<U1')
     """
 
-    _goes_by = "number"
+    goes_by = "number"
 
     def __init__(
         self,
@@ -51,16 +51,16 @@ class PercentTakerMapDataPipe(PlanPipe):
         ceil_from_index: bool = False,
         ceil_to_index: bool = False,
     ) -> None:
-        super().__init__(source_datapipe, "take_percent")
+        super().__init__(source_datapipe)
         self._begin = _check_share("from_percent", from_percent, 0.0)
         self._end = _check_share("to_percent", to_percent, self._begin)
         self._round_begin = math.ceil if ceil_from_index else math.floor
         self._round_end = math.ceil if ceil_to_index else math.floor
 
-    def _plan(self) -> NDArray[Any]:
+    def plan(self, epoch: int) -> Stretch:
         size = len(self.source)
         begin, end = self._round_begin(self._begin * size), self._round_end(self._end * size)
-        return np.arange(begin, end, dtype=smallest_int(size))
+        return Stretch(range(begin, end))
 
 
 def _check_share(param: str, value: Any, minimum: float) -> float:

@@ -6,38 +6,37 @@ import logging
 import threading
 import zlib
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes._forks import forget_after_fork
+from kdpipes.core.order import WINDOW, Order
 from kdpipes.errors import DataError
 from kdpipes.storage.catalog import Catalog
-from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.files import Version
-from kdpipes.storage.joined_indexes import UNCHECKED
-from kdpipes.storage.ranges import RangeReader, Span, read_range
-from kdpipes.storage.retries import NUM_TRIES
-from kdpipes.storage.shard_cache import Shard, ShardCache
-from kdpipes.storage.shard_index import Places
-from kdpipes.storage.shard_order import goes_by_shards, visits_of
-from kdpipes.storage.time_limit import DEFAULT_S, limited
+from kdpipes.storage.memory import read_span
+from kdpipes.storage.remote import RangeReader, Span, read_range
+from kdpipes.storage.retries import DEFAULT_S, NUM_TRIES, limited
+from kdpipes.storage.shard_cache import Shard, ShardCache, Survey
+from kdpipes.storage.shard_index import UNCHECKED, Places
 from kdpipes.storage.urls import is_local
 
 __all__ = ["Fetch", "MemberReader"]
 
 Fetch = Literal["auto", "members", "shards"]
 _log = logging.getLogger(__name__)
-_KEPT = 4  # announcements that wait: where no field is ever read, there would be more and more
-_MANY = 1_000  # shards that were announced, by all threads
+_KEPT = 4  # orders that wait: where no field is ever read, there would be more and more
+_MANY = 1_000  # shards that were prefetched, by all threads
 _SPARE = 1  # shards besides those that are read side by side: the one that comes
 _ON_DISK = ("file://", "local://")
 _BLOCK = 512  # of tars: a header is one, a content is filled up to whole ones
 
 
 class _Habit:
-    """Which fields are read, as far as this process has seen, and what has been announced before it saw one."""
+    """Which fields are read, as far as this process has seen, and what was to be prefetched before it saw one."""
 
     def __init__(self) -> None:
         self.fields: set[str] = set()
@@ -76,12 +75,12 @@ class MemberReader:
         self._cache = cache
         self._ranges = RangeReader()
         self._habit = _Habit()
-        self._expected: tuple[NDArray[Any], ...] = ()  # of the epoch that begins
-        self._begun: NDArray[Any] | None = None
+        self._expected: tuple[Order, ...] = ()  # of the epoch that begins
+        self._begun: bytes | None = None  # the digest of its positions
         self._is_ordered = False
         self._is_whole = fetch == "shards"
-        self._soon: deque[list[int]] = deque(maxlen=_KEPT)  # shards that were announced last
-        self._due: tuple[set[int], set[int]] = set(), set()  # shards that were announced, and those before them
+        self._soon: deque[list[int]] = deque(maxlen=_KEPT)  # shards that were prefetched last
+        self._due: tuple[set[int], set[int]] = set(), set()  # shards that were prefetched, and those before them
         self.forget()
         forget_after_fork(self)
 
@@ -96,31 +95,24 @@ class MemberReader:
         """Return whether a version of a shard can be read from the local cache."""
         return self._is_cached(url) and self._cache.has_version(url, version)
 
-    def expect(self, positions: NDArray[Any]) -> None:
-        """Take note of the order of an epoch that begins.
-
-        A source that stands in a chain twice is told twice, and each thread of workers tells it the same.
-        """
-        with self._lock:
-            if self._fetch != "members" and not any(np.array_equal(one, positions) for one in self._expected):
-                self._expected = (*self._expected, positions)
-
-    def announce(self, catalog: Catalog, positions: NDArray[Any]) -> None:
-        """Begin to read what will be asked for soon."""
+    def prefetch(self, catalog: Catalog, order: Order) -> None:
+        """Take note of the order of an epoch that begins, or begin to read what is fetched next."""
+        if order.is_epoch:
+            with self._lock:
+                self._expected = (*self._expected, order)
+            return
         with limited(self._timeout_s):
-            self._announce(catalog, positions)
+            with self._lock:
+                expected, self._expected = self._expected, ()
+                if expected and self._fetch != "members":
+                    self._begin(catalog, expected)
+            for positions in order:
+                if self._fetch != "members":
+                    positions = positions[~self._in_cache(catalog, positions)]
+                for due in self._habit.due(positions) if len(positions) else ():
+                    self.prefetch_fields(catalog, due.tolist(), set(self._habit.fields) or set(catalog.fields))
 
-    def _announce(self, catalog: Catalog, positions: NDArray[Any]) -> None:
-        with self._lock:
-            expected, self._expected = self._expected, ()
-            if expected:
-                self._begin(catalog, np.concatenate(expected))
-        if self._fetch != "members":
-            positions = positions[~self._in_cache(catalog, positions)]
-        for due in self._habit.due(positions) if len(positions) else ():
-            self.announce_fields(catalog, due.tolist(), set(self._habit.fields) or set(catalog.fields))
-
-    def announce_fields(self, catalog: Catalog, indices: list[int], fields: set[str]) -> None:
+    def prefetch_fields(self, catalog: Catalog, indices: list[int], fields: set[str]) -> None:
         """Begin to read some fields by ranges."""
         with limited(self._timeout_s):
             self._ranges.announce(span for index in indices for span in _spans(catalog, index, fields))
@@ -165,46 +157,50 @@ class MemberReader:
         is_due = self._fetch == "shards" or (self._is_whole and any(number in due for due in self._due))
         return self._cache.read(_shard(catalog, number), span.start, span.stop - span.start, fetches=is_due)
 
-    def _begin(self, catalog: Catalog, positions: NDArray[Any]) -> None:
-        """Choose how to read an epoch; `positions` are none where it does not go by shards."""
-        is_known = self._begun is not None and np.array_equal(self._begun, positions)
-        self._begun = positions
-        shards = catalog.shards[positions]
+    def _begin(self, catalog: Catalog, orders: Sequence[Order]) -> None:
+        """Choose how to read an epoch.
+
+        Args:
+            catalog: What lies where.
+            orders: The order of the epoch: one for each place of this source in the chain, from each thread of workers.
+                They are empty if the epoch does not go shard by shard.
+        """
         is_cached = np.array([self._is_cached(url) for url in catalog.urls], dtype=bool)
-        positions, shards = positions[is_cached[shards]], shards[is_cached[shards]]
-        self._is_ordered = len(positions) > 0
+        surveys = {survey.digest: survey for survey in (Survey(catalog.shards, is_cached, order) for order in orders)}
+        survey, *others = surveys.values()
+        if others:
+            survey = Survey(catalog.shards, is_cached, survey.orders[0], *(other.orders[0] for other in others))
+        is_known, self._begun = self._begun == survey.digest, survey.digest
+        self._is_ordered = survey.num_samples > 0
         if not is_known:  # a worker that is late does not choose again, by the fields that others have read so far
-            reason = "" if self._fetch == "shards" else self._against_whole(catalog, positions, shards)
+            reason = "" if self._fetch == "shards" else self._against_whole(catalog, survey)
             self._is_whole = not reason
             if reason and is_cached.any() and self._cache.has_own_folder:
                 _log.info(
                     '`cache_dir` is not used for new shards, because %s. `fetch="shards"` always uses it.', reason
                 )
-        visits = visits_of(shards if self._is_whole else shards[:0])
-        self._cache.expect([_shard(catalog, number) for number in visits.shards.tolist()], visits.untils().tolist())
+        if self._is_whole:
+            visits = survey.visits()
+            shards = [_shard(catalog, number) for number in visits.shards.tolist()]
+            self._cache.expect(shards, visits.untils().tolist())
+        else:
+            self._cache.expect([])
 
-    def _against_whole(self, catalog: Catalog, positions: NDArray[Any], shards: NDArray[Any]) -> str:
+    def _against_whole(self, catalog: Catalog, survey: Survey) -> str:
         """Return why an epoch should read members; empty if it should read whole shards."""
         if not self._is_ordered:
             return "the epoch does not go shard by shard"
-        touched = np.unique(shards)
-        is_used = np.zeros(len(catalog), dtype=bool)
-        is_used[positions] = True
-        read = _sizes(catalog, set(self._habit.fields) or set(catalog.fields)) * is_used
-        used, whole = (
-            np.bincount(catalog.shards, sizes, len(catalog.urls))[touched].sum()
-            for sizes in (read, _sizes(catalog, set(catalog.fields)))
-        )
-        is_ordered = goes_by_shards(shards, len(positions) / np.count_nonzero(is_used))
-        largest = max(touched.tolist(), key=lambda number: catalog.versions[number].size)
-        if not is_ordered:
+        touched = np.flatnonzero(survey.counts)
+        if not survey.goes_by_shards():
             return "the epoch does not go shard by shard, or its window spans too many of them"
-        if 2 * used < whole:
+        used, whole = _bytes_of(catalog, set(self._habit.fields) or set(catalog.fields), survey.is_used)
+        if 2 * used[touched].sum() < whole[touched].sum():
             return "the epoch needs less than half of the shards' bytes"
-        visits = visits_of(shards)
+        largest = max(touched.tolist(), key=lambda number: catalog.versions[number].size)
+        visits = survey.visits()
         num_at_once = int((visits.untils() - np.arange(len(visits.shards))).max()) + 1 + _SPARE
         room = min(num_at_once, len(touched)) * catalog.versions[largest].size
-        has_room = self._cache.takes(_shard(catalog, largest)) and self._cache.has_room_for(room)
+        has_room = self._cache.takes(_shard(catalog, largest), room)
         return "" if has_room else f"it has no room for {room:,} bytes of shards that are in use at the same time"
 
     def _in_cache(self, catalog: Catalog, positions: NDArray[Any]) -> NDArray[np.bool_]:
@@ -234,11 +230,25 @@ def _places(catalog: Catalog, fields: set[str]) -> list[Places]:
     return [places for field in fields if isinstance(places := catalog.fields[field], Places)]
 
 
-def _sizes(catalog: Catalog, fields: set[str]) -> NDArray[np.int64]:
-    """Return how many bytes of its shard each sample takes with some of its fields."""
-    sizes = np.zeros(len(catalog), dtype=np.int64)
+def _bytes_of(
+    catalog: Catalog, fields: set[str], is_used: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return how many bytes of each shard are those of some fields of the used samples, and of all fields of all."""
+    used, whole = (np.zeros(len(catalog.urls)) for _ in range(2))
+    for start in range(0, len(catalog), WINDOW):  # in windows, because sizes are large arrays
+        window = slice(start, start + WINDOW)
+        shards = catalog.shards[window]
+        used += np.bincount(shards, _sizes(catalog, fields, window) * is_used[window], len(catalog.urls))
+        whole += np.bincount(shards, _sizes(catalog, set(catalog.fields), window), len(catalog.urls))
+    return used, whole
+
+
+def _sizes(catalog: Catalog, fields: set[str], window: slice) -> NDArray[np.int64]:
+    """Return how many bytes of its shard each sample of a window takes with some of its fields."""
+    sizes = np.zeros(len(catalog.shards[window]), dtype=np.int64)
     for places in _places(catalog, fields):
-        sizes += np.where(places.offsets < 0, 0, _BLOCK + -(-places.sizes // _BLOCK) * _BLOCK)
+        padded = _BLOCK + -(-places.sizes[window] // _BLOCK) * _BLOCK
+        sizes += np.where(places.offsets[window] < 0, 0, padded)
     return sizes
 
 

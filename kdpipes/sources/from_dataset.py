@@ -28,7 +28,7 @@ _PREFIX = "getitem_"
 _LABELS = ("targets", "labels")  # attributes of datasets
 _IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)
 _RESERVED = frozenset(
-    "announce value_fingerprint class_names column expect fetch field_names finish identity key_of pick "  # noqa: SIM905
+    "value_fingerprint class_names column fetch field_names finish identity key_of pick prefetch "  # noqa: SIM905
     "read_column redrawn_by shard_numbers".split()
 )
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes

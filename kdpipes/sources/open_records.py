@@ -16,8 +16,8 @@ from kdpipes.core.registry import called_as
 from kdpipes.errors import DataError, check_choice, check_count, must_be, refuse_field
 from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import checksum_of, decode
-from kdpipes.storage.mapped_files import MappedFiles
-from kdpipes.storage.record_folder import Records, read_records
+from kdpipes.storage.memory import MappedFiles
+from kdpipes.storage.records import Records, read_records
 from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.urls import is_local

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kdpipes._progress import shown_if_slow
 from kdpipes.core.map_pipe import MapPipe, as_column, is_key
+from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
 from kdpipes.core.traits import Traits
 from kdpipes.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, refuse_field
@@ -21,12 +22,12 @@ from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.catalog import Catalog, open_catalog
 from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import forget_listings, matching_urls
+from kdpipes.storage.retries import DEFAULT_S, check_timeout, limited
 from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import DottedKeys
-from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 
 __all__ = ["ShardReaderMapDataPipe"]
@@ -175,13 +176,9 @@ class ShardReaderMapDataPipe(MapPipe):
         """Return the data that identifies it in caches, besides the versions of the shards."""
         return () if self._decode else "bytes"
 
-    def announce(self, positions: NDArray[Any]) -> None:
+    def prefetch(self, order: Order) -> None:
         if self._is_remote:
-            self._members.announce(self._indexed(), positions)
-
-    def expect(self, positions: NDArray[Any]) -> None:
-        if self._is_remote:
-            self._members.expect(positions)
+            self._members.prefetch(self._indexed(), order)
 
     def shard_numbers(self) -> NDArray[Any]:
         return self._indexed().shards
@@ -239,7 +236,7 @@ class ShardReaderMapDataPipe(MapPipe):
         indices = iter(range(len(self)))
         while part := list(islice(indices, _AT_ONCE)):
             if self._is_remote:
-                self._members.announce_fields(self._indexed(), part, {field})
+                self._members.prefetch_fields(self._indexed(), part, {field})
             yield from (self._read(self._indexed(), index, field) for index in part)
 
     def _lazy(self, catalog: Catalog, index: int, field: str) -> Lazy:

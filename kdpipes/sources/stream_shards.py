@@ -20,13 +20,11 @@ from kdpipes.selection import Permutation
 from kdpipes.storage.catalog import find_index
 from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, version_of
-from kdpipes.storage.ranges import Span, read_range
-from kdpipes.storage.remote_stream import StreamsAhead
-from kdpipes.storage.retries import NUM_TRIES
+from kdpipes.storage.remote import Span, StreamsAhead, read_range
+from kdpipes.storage.retries import DEFAULT_S, NUM_TRIES, check_timeout, limited
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import MAX_MEMBER_BYTES, DottedKeys, Member, compression_of, read_members
-from kdpipes.storage.time_limit import DEFAULT_S, check_timeout, limited
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 
 __all__ = ["ShardStreamerIterDataPipe"]

@@ -1,4 +1,4 @@
-"""The indexes of many shards: read beside them or from the local cache, made where there are none, and joined."""
+"""The indexes of many shards: found beside them or in the local cache, made where they are missing, and joined."""
 
 from __future__ import annotations
 
@@ -22,35 +22,42 @@ from numpy.typing import NDArray
 from kdpipes._progress import shown_if_slow
 from kdpipes.core.masked import masked
 from kdpipes.errors import DataError
-from kdpipes.storage.files import Version, cache_folder, make_cache_folder, md5_of, read_url, version_of, write_url
-from kdpipes.storage.joined_indexes import JoinedIndexes
-from kdpipes.storage.ranges import Threads
-from kdpipes.storage.refusals import is_refused
-from kdpipes.storage.retries import NUM_TRIES, retried
-from kdpipes.storage.shard_index import Places, ShardIndex
+from kdpipes.storage.files import (
+    Version,
+    cache_folder,
+    cached_name,
+    make_cache_folder,
+    md5_of,
+    read_url,
+    version_of,
+    write_url,
+)
+from kdpipes.storage.remote import Threads
+from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_refused, retried
+from kdpipes.storage.shard_index import IndexBuilder, JoinedIndexes, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
-from kdpipes.storage.tar import ends_early, index_shard, is_index_of
-from kdpipes.storage.urls import identity_of, is_local
+from kdpipes.storage.tar import add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
+from kdpipes.storage.urls import is_local
 
 __all__ = [
     "Catalog",
     "IndexFound",
     "IndexState",
+    "ShardSeen",
     "find_index",
-    "in_order",
     "index_beside",
     "index_url",
     "keep_index",
     "make_index",
     "open_catalog",
+    "survey_shards",
 ]
 
 IndexState = Literal["fresh", "stale", "damaged", "missing"]
 Result = TypeVar("Result")
 
-_NUM_THREADS, _NUM_THREADS_HERE = 16, 4
-_NUM_TRIES_WITH_COPY = 2
-_NUM_READINGS = 3  # of a shard that is damaged, on the way perhaps
+_NUM_THREADS, _NUM_THREADS_LOCAL = 16, 4
+_NUM_READINGS = 3  # of a shard that arrives damaged
 _log = logging.getLogger(__name__)
 
 
@@ -59,12 +66,12 @@ class Catalog:
     """Where each field of each sample of some shards lies.
 
     Args:
-        names: What the shards are called in keys.
+        names: The names of the shards in keys.
         versions: Of the shards, when they were opened.
-        shards: Which shard each sample lies in, `[n]`.
+        shards: The number of the shard of each sample, `[n]`.
         short_keys: The samples' keys in their shards, `[n]`.
         fields: The places of each field, `[n]`; or its values, `[n] int64`, where the indexes hold all of them: labels.
-        urls: Where the shards lie.
+        urls: Of the shards.
     """
 
     names: Sequence[str]
@@ -105,14 +112,14 @@ def open_catalog(
     """
     joined = JoinedIndexes(len(urls))
     find = partial(_found_or_made, has_copy=has_copy, is_offline=threading.Event())
-    for index in shown_if_slow(in_order(find, urls), len(urls), "indexing", "shards"):
+    for index in shown_if_slow(_in_order(find, urls), len(urls), "indexing", "shards"):
         joined.add(index)
     return Catalog(names, joined.versions, joined.shards(), joined.keys(), joined.fields(), urls)
 
 
-def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:
-    """Yield what `read` returns of each shard, called ahead by threads that hold up nobody who leaves."""
-    num_threads = _NUM_THREADS_HERE if all(map(is_local, urls)) else _NUM_THREADS
+def _in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:
+    """Yield what `read` returns of each shard; threads, which do not delay the end of the process, read ahead."""
+    num_threads = _NUM_THREADS_LOCAL if all(map(is_local, urls)) else _NUM_THREADS
     threads, num_ahead = Threads(min(num_threads, len(urls)), "kdpipes-indexes"), 4 * num_threads
     rest, coming = iter(urls), deque[Future[Result]]()
     try:
@@ -131,7 +138,7 @@ def _found_or_made(url: str, has_copy: Callable[[str, Version], bool], is_offlin
     if copy is not None and is_offline.is_set():
         return copy
     try:
-        version = version_of(url, num_tries=NUM_TRIES if copy is None else _NUM_TRIES_WITH_COPY)
+        version = version_of(url, num_tries=NUM_TRIES if copy is None else NUM_TRIES_WITH_COPY)
     except DataError as error:
         if copy is None or is_refused(error):
             raise
@@ -139,8 +146,14 @@ def _found_or_made(url: str, has_copy: Callable[[str, Version], bool], is_offlin
             is_offline.set()
             _log.warning("%s. The local copies are used.", str(error).rstrip("."))
         return copy
-    found = _found(url, version)
-    return replace(found, version=version) if found is not None else make_index(url, version)
+    found = find_index(url, version)
+    for damage in found.damage:
+        _log.warning("%s It is made anew.", damage)
+    if found.index is None:
+        return make_index(url, version)
+    if not _is_of(found.index, version):
+        _keep(found.index, url, version)
+    return replace(found.index, version=version)
 
 
 def _copied(url: str, has_copy: Callable[[str, Version], bool]) -> ShardIndex | None:
@@ -155,15 +168,20 @@ def _copied(url: str, has_copy: Callable[[str, Version], bool]) -> ShardIndex | 
 
 def keep_index(url: str, version: Version) -> None:
     """Keep the index of a shard in the local cache, so that a copy of the shard opens without its storage."""
-    if (
-        _copied(url, lambda _, known: known == version) is None
-        and (found := find_index(url, version).index) is not None
-    ):
-        _kept(found, url, version)
+    if _copied(url, lambda _, known: known == version) is None:
+        index = find_index(url, version).index
+        if index is not None:
+            _keep(index, url, version)
+
+
+def _keep(index: ShardIndex, url: str, version: Version) -> None:
+    """Write an index that fits a version of a shard to the local cache, so that it need not be compared again."""
+    with suppress(Exception):  # the cache may be read-only
+        _write(_cached(url), replace(index, version=version).to_bytes())
 
 
 def make_index(url: str, version: Version | None = None, *, with_checksums: bool = False) -> ShardIndex:
-    """Index a shard, and keep the index beside it, or in the local cache where nothing can be written there.
+    """Index a shard, and write the index beside it, or to the local cache if the storage is read-only.
 
     Args:
         url: Of the tar.
@@ -171,7 +189,7 @@ def make_index(url: str, version: Version | None = None, *, with_checksums: bool
         with_checksums: Whether to read all contents, too, and keep their checksums.
     """
     known = version or version_of(url)
-    index = index_shard(url, known, with_checksums=with_checksums) if is_local(url) else _read_through(url, known)
+    index = index_shard(url, known, with_checksums=with_checksums) if is_local(url) else _index_remote(url, known)
     content = index.to_bytes()
     for place in (index_url(url), _cached(url)):
         try:
@@ -182,8 +200,8 @@ def make_index(url: str, version: Version | None = None, *, with_checksums: bool
     return index
 
 
-def _read_through(url: str, version: Version) -> ShardIndex:
-    """Index a shard that lies elsewhere; what comes damaged, by its structure or its MD5, is read again."""
+def _index_remote(url: str, version: Version) -> ShardIndex:
+    """Index a remote shard; if it arrives damaged, judging by its structure or its MD5, it is read again."""
     due, seen = md5_of(version), set[str]()
 
     def read() -> tuple[ShardIndex, str]:
@@ -192,14 +210,14 @@ def _read_through(url: str, version: Version) -> ShardIndex:
 
     for _ in range(_NUM_READINGS):
         index, found = retried(read, num_tries=_NUM_READINGS)
-        if due in (None, found) or found in seen:  # the same bytes twice: the tag is no checksum
+        if due in (None, found) or found in seen:  # the same bytes twice: the tag is not a checksum
             return index
         seen.add(found)
     raise DataError(f"Shard {url!r} came damaged {_NUM_READINGS} times: its MD5 is {found}, and its tag says {due}.")
 
 
 def index_url(url: str) -> str:
-    """Return where the index of a shard lies: beside it.
+    """Return the URL of the index of a shard, which lies beside it.
 
     >>> index_url("s3://bucket/birds-000.tar")
     's3://bucket/birds-000.tar.index'
@@ -210,7 +228,7 @@ def index_url(url: str) -> str:
 
 
 def index_beside(url: str) -> ShardIndex | None:
-    """Return the index beside a shard, if both are there and it is that of the shard as it is now, or of a copy."""
+    """Return the index beside a shard, if both exist and it describes the shard as it is now, or a copy of it."""
     try:
         content, version = read_url(index_url(url)), version_of(url)
     except FileNotFoundError:
@@ -225,7 +243,7 @@ def index_beside(url: str) -> ShardIndex | None:
 
 
 def _is_proven(index: ShardIndex, url: str, version: Version) -> bool:
-    """Return whether a shard has the contents whose checksums its index holds: all of it is read."""
+    """Return whether a shard has the contents whose checksums its index holds; all of the shard is read."""
     if index.version.size != version.size:
         return False
     try:
@@ -240,9 +258,9 @@ def _is_of(index: ShardIndex, version: Version) -> bool:
 
 
 def _cached(url: str) -> str:
-    absolute = os.path.abspath(url) if is_local(url) else identity_of(url)  # noqa: PTH100 - links stay as they are
-    name = hashlib.blake2b(absolute.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    return str(cache_folder("indexes") / f"{name}.index")
+    """Return the path of a shard's index in the local cache."""
+    absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay as they are
+    return str(cache_folder("indexes") / f"{cached_name(absolute)}.index")
 
 
 def _write(place: str, content: bytes) -> None:
@@ -254,12 +272,12 @@ def _write(place: str, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class IndexFound:
-    """What there is of a shard's index, beside it or in the local cache.
+    """The index of a shard, beside it or in the local cache.
 
     Args:
-        state: "fresh": it is that of the shard as it is now; "stale": of another one; "damaged"; "missing".
+        state: "fresh": it describes the shard as it is now; "stale": another one; "damaged"; "missing".
         index: If it is fresh. Its version may be that of the shard's original, of which shard and index are copies.
-        damage: Why an index that is there cannot be read.
+        damage: Why existing indexes cannot be read.
     """
 
     state: IndexState
@@ -268,7 +286,7 @@ class IndexFound:
 
 
 def find_index(url: str, version: Version) -> IndexFound:
-    """Return what there is of a shard's index; nothing is written.
+    """Look for a shard's index; nothing is written.
 
     Args:
         url: Of the tar.
@@ -304,30 +322,12 @@ def _content_of(place: str) -> bytes | None:
         return None
     except DataError as error:
         if is_local(place) or is_refused(error):
-            return None  # so do stores answer that do not say what is missing
+            return None  # some stores answer "forbidden" for missing files
         raise
 
 
-def _found(url: str, version: Version) -> ShardIndex | None:
-    """Return the index that is there, if it is that of the shard as it is now."""
-    found = find_index(url, version)
-    for error in found.damage:
-        _log.warning("%s It is made anew.", error)
-    if found.index is None or _is_of(found.index, version):
-        return found.index
-    return _kept(found.index, url, version)
-
-
-def _kept(index: ShardIndex, url: str, version: Version) -> ShardIndex:
-    """Return an index that has been found to be that of a shard; the next time, nobody has to look again."""
-    index = replace(index, version=version)
-    with suppress(Exception):  # of a cache that cannot be written
-        _write(_cached(url), index.to_bytes())
-    return index
-
-
 def _may_fit(then: Version, now: Version, sidecar: str) -> bool:
-    """Return whether a shard may be what it was: a copy of both files is, although its tag is another one."""
+    """Return whether an index may describe a shard: if both files were copied, the shard has another tag."""
     kinds = [version.tag.partition(":")[0] for version in (then, now)]
     if then.size != now.size or then.tag == now.tag or kinds[0] != kinds[1]:
         return then.size == now.size
@@ -336,3 +336,55 @@ def _may_fit(then: Version, now: Version, sidecar: str) -> bool:
 
 def _changed(version: Version) -> int:
     return int(version.tag.partition(":")[2])
+
+
+@dataclass(frozen=True)
+class ShardSeen:
+    """The contents of a shard.
+
+    Args:
+        url: Of the shard.
+        num_bytes: Its size.
+        state: Of its index: "fresh", "stale" (of another shard), "damaged", "missing"; "impossible" for a compressed
+            tar, which has no positions.
+        index: The contents; None if the shard was not read. Of a compressed tar, the sizes are right and the offsets
+            mean nothing.
+    """
+
+    url: str
+    num_bytes: int
+    state: Literal["fresh", "stale", "damaged", "missing", "impossible"]
+    index: ShardIndex | None
+
+
+def survey_shards(urls: Sequence[str], *, scan: bool = True) -> Iterator[ShardSeen]:
+    """Yield the contents of each shard, in order. Nothing is written, beside the shards or to the local cache.
+
+    Args:
+        urls: Of tars, which may be compressed.
+        scan: Whether to read shards without a fresh index: of local plain tars the headers, of others everything.
+
+    Raises:
+        FileNotFoundError: A shard is missing.
+        DataError: A shard cannot be read.
+    """
+    return _in_order(partial(_seen, scan=scan), urls)
+
+
+def _seen(url: str, scan: bool) -> ShardSeen:
+    version = version_of(url)
+    if compression_of(url) is not None:
+        return ShardSeen(url, version.size, "impossible", _read_through(url) if scan else None)
+    found = find_index(url, version)
+    if found.index is not None or not scan:
+        return ShardSeen(url, version.size, found.state, found.index)
+    index = index_shard(url, version) if is_local(url) else _read_through(url)
+    return ShardSeen(url, version.size, found.state, index)
+
+
+def _read_through(url: str) -> ShardIndex:
+    """Return the contents of a tar that may be compressed; offsets are those in the unpacked tar."""
+    builder = IndexBuilder()
+    for group in read_members(url):
+        add_sample(builder, group)
+    return builder.index(Version(-1, ""))

@@ -1,46 +1,55 @@
-"""Values as tagged plain data with a checksum, from which they come back exactly; nothing that is read is executed.
+"""Encode values as tagged plain data with a checksum, and decode them exactly; nothing that is read is executed.
 
 An entry is a frame (mark, format, CRC-32 of all that follows, length, length of the header), a header in JSON and the
-raw contents of arrays, tensors, bytes and long strings, each at a multiple of 64 bytes. In the header, JSON's own
-values stand for themselves and its arrays for all else: `["tuple", [1, 2]]`, `["array", "<f4", [2, 3], 0, 0]`. In
-format 2, the CRC-32 begins with the entry's key, so that an entry under another key counts as damaged.
+raw contents of arrays, tensors, bytes and long strings, each at a multiple of 64 bytes. In the header, JSON arrays are
+tagged values, such as `["tuple", [1, 2]]` or `["array", "<f4", [2, 3], 0, 0]`; other JSON values stand for themselves.
+In format 2, the CRC-32 starts with the entry's key, so that an entry under another key counts as damaged.
+
+Record files hold entries of format 1 and must stay byte-equal, so the format is the same in caches and records.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import pickle
+import re
 import struct
 import zlib
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from kdpipes.errors import DataError, must_be
-from kdpipes.storage.codec_arrays import read_array, read_tensor, write_array, write_tensor
-from kdpipes.storage.codec_images import image_as_plain, image_of
 
-__all__ = ["DamagedError", "PickledError", "checksum_of", "decode", "encode", "register_type"]
+__all__ = ["DamagedError", "PickledError", "checksum_of", "decode", "encode", "in_batches", "register_type"]
 
 _MARK, _FORMAT, _FORMAT_WITH_KEY = b"kdp", 1, 2
 _FRAME = struct.Struct("<3sBIQI")
 _START_OF_CHECKED = 8
 _ALIGNMENT = 64
-_LONG = 256  # characters, from which on a string stands outside of the header
-_SHORT_HEADER = 256  # bytes, up to which it may be that of other entries as well
+_LONG = 256  # characters; strings from this length on are stored after the header
+_SHORT_HEADER = 256  # bytes; other entries may have the same header, so its plan is cached
 _MOST_LEVELS = 64
 _NATIVE = frozenset([bool, float, type(None)])
+Name = TypeVar("Name")
+Span = Callable[[int, int], memoryview]
+_DTYPE = re.compile(r"[<>|][biufcmMSUV]\d+(\[\w+\])?")
+_MOST_DIMENSIONS = 64
+_QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")  # torch.frombuffer crashes with these
+_PLAIN = (bool, int, float, str, bytes, type(None))
 _BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, RuntimeError, OSError)
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _from_json = json.JSONDecoder().raw_decode
 
 
 class DamagedError(DataError):
-    """An entry that is not what was written, or was written in another format: as good as none."""
+    """An entry is damaged, truncated or in another format, and counts as missing."""
 
 
 class PickledError(DataError):
@@ -62,10 +71,10 @@ def register_type(tag: str, kind: type, to_plain: Callable[[Any], Any], from_pla
     """Let values of exactly the type `kind` be encoded.
 
     Args:
-        tag: What the type is called in entries: once and for all.
+        tag: The name of the type in entries, which must never change.
         kind: The type.
-        to_plain: Returns of a value what `encode` knows, such as a tuple.
-        from_plain: Returns the value of that again. It must trust nothing: an entry may come from anywhere.
+        to_plain: Converts a value to types that `encode` knows, such as a tuple.
+        from_plain: Converts that back. It must check its input, because entries may come from anywhere.
     """
     known = _by_tag.get(tag)
     if known is not None and (known.kind.__module__, known.kind.__qualname__) != (kind.__module__, kind.__qualname__):
@@ -76,18 +85,18 @@ def register_type(tag: str, kind: type, to_plain: Callable[[Any], Any], from_pla
 def encode(value: Any, *, allow_pickle: bool = False, key: bytes = b"") -> list[Any]:
     """Return an entry as a list of buffers, to be written one after the other.
 
-    Known are None, bool, int, float, str, bytes, bytearray, list, tuple, dict, NumPy's arrays and scalars of any dtype
-    but object, tensors in main memory, images of Pillow's and what `register_type` was told; no subclasses of these,
-    but for Pillow's images and `numpy.memmap`, which becomes an array. A memoryview becomes bytes. Arrays and images
-    may be shared with the buffers until they are written.
+    Supported are None, bool, int, float, str, bytes, bytearray, list, tuple, dict, NumPy arrays and scalars of any
+    dtype but object, tensors in main memory, Pillow images and types given to `register_type`. Subclasses are not,
+    except of Pillow images and `numpy.memmap`, which becomes an array. A memoryview becomes bytes. Arrays and images
+    may share memory with the buffers.
 
     Args:
-        value: What is to be kept.
-        allow_pickle: Whether to pickle what is not known.
+        value: The value.
+        allow_pickle: Whether to pickle values of other types.
         key: The key of the entry; under another key, `decode` reports it as damaged.
 
     Raises:
-        TypeError: A type is not known.
+        TypeError: A type is not supported.
     """
     writer = _Writer(allow_pickle)
     header = _to_json(writer.node(value)).encode("utf-8", "surrogatepass")
@@ -102,7 +111,7 @@ def encode(value: Any, *, allow_pickle: bool = False, key: bytes = b"") -> list[
 
 
 def checksum_of(entry: list[Any]) -> int:
-    """Return the checksum of an entry, as `encode` has made it: a CRC-32 of all that it says."""
+    """Return the checksum of an entry that `encode` has returned: a CRC-32 of its whole content."""
     checksum: int = _FRAME.unpack_from(entry[0])[2]
     return checksum
 
@@ -112,12 +121,12 @@ def decode(
 ) -> Any:
     """Return the value of an entry. Arrays are read-only views of the buffer, which they keep; all else is copied.
 
-    Whatever the entry says, decoding takes at most a small multiple of its length in memory.
+    Decoding takes at most a small multiple of the entry's length in memory, also for malicious entries.
 
     Args:
         buffer: The bytes of the entry, or a view of them.
-        verify: Whether to compare the checksum. Without it a damaged entry may give another value, but no more.
-        allow_pickle: Whether to read what was pickled, and so to execute what the entry says.
+        verify: Whether to compare the checksum. Without that, a damaged entry may give another value.
+        allow_pickle: Whether to load pickles, which can execute code.
         bytes_as_views: Whether bytes come as read-only memoryviews of the buffer, too.
         key: The key of the entry; ignored for entries that were encoded without a key.
 
@@ -151,8 +160,26 @@ def decode(
         raise DamagedError(f"The entry of {length} bytes is damaged: {error}.") from error
 
 
+def in_batches(entries: Iterable[tuple[Name, bytes]], num_bytes: int) -> Iterator[list[tuple[Name, bytes]]]:
+    """Yield entries in lists, each of which is complete when its contents are `num_bytes` long or longer.
+
+    >>> list(in_batches([("a", b"1234"), ("b", b"5"), ("c", b"6")], 5))
+    [[('a', b'1234'), ('b', b'5')], [('c', b'6')]]
+    """
+    batch: list[tuple[Name, bytes]] = []
+    size = 0
+    for name, content in entries:
+        batch.append((name, content))
+        size += len(content)
+        if size >= num_bytes:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
 class _Writer:
-    """Makes nodes of values, and collects what stands outside of the header."""
+    """Converts values to nodes of the header, and collects the contents that are stored after it."""
 
     def __init__(self, allow_pickle: bool) -> None:
         self.parts: list[Any] = []
@@ -161,7 +188,7 @@ class _Writer:
         self._level = 0
 
     def add(self, content: Any) -> int:
-        """Return where a content will stand, counted from the end of the header."""
+        """Return the offset of a content from the end of the header."""
         padding = -self.end % _ALIGNMENT
         if padding:
             self.parts.append(bytes(padding))
@@ -204,7 +231,7 @@ class _Writer:
 
 
 def _int_node(writer: _Writer, value: int) -> Any:
-    return value if -(1 << 63) <= value < 1 << 63 else ["int", hex(value)]  # which has no limit, unlike decimals
+    return value if -(1 << 63) <= value < 1 << 63 else ["int", hex(value)]  # decimals have a limit of digits
 
 
 def _str_node(writer: _Writer, value: str) -> Any:
@@ -230,14 +257,14 @@ _WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
     list: lambda writer, value: ["list", writer.nodes(value)],
     tuple: lambda writer, value: ["tuple", writer.nodes(value)],
     dict: _dict_node,
-    np.ndarray: lambda writer, value: ["array", *write_array(writer.add, value)],
-    np.memmap: lambda writer, value: ["array", *write_array(writer.add, np.asarray(value))],
-    torch.Tensor: lambda writer, value: ["tensor", *write_tensor(writer.add, value)],
+    np.ndarray: lambda writer, value: ["array", *_write_array(writer.add, value)],
+    np.memmap: lambda writer, value: ["array", *_write_array(writer.add, np.asarray(value))],
+    torch.Tensor: lambda writer, value: ["tensor", *_write_tensor(writer.add, value)],
 }
 
 
 class _Contents:
-    """The bytes after a header, and how they may be read."""
+    """The bytes after a header, and how to read them."""
 
     __slots__ = ("_left", "allow_pickle", "bytes_as_views", "memory")
 
@@ -248,7 +275,7 @@ class _Contents:
         self._left = [len(memory)]
 
     def span(self, start: int, size: int) -> memoryview:
-        """Return some bytes; raise if all spans together exceed the contents, as `encode` writes each byte once."""
+        """Return some bytes; raise if spans overlap, judging by their sum, because `encode` writes each byte once."""
         span = self.memory[start : start + size]
         if start < 0 or len(span) != size:
             raise ValueError(f"{size} bytes from offset {start} are missing")
@@ -270,7 +297,7 @@ _Plan = Callable[[_Contents], Any]
 
 
 def _plan(node: Any) -> _Plan:
-    """Return what makes the value of a node of the contents: worked out once for entries with the same header."""
+    """Return a function that makes the value of a node from the contents; entries with the same header share it."""
     if type(node) is list:
         return _PLANS[node[0]](*node[1:])
     if type(node) is dict:
@@ -285,11 +312,11 @@ def _plan_of(header: bytes) -> _Plan:
     return _plan(_from_json(str(header, "utf-8", "surrogatepass"))[0])
 
 
-_plan_again = functools.lru_cache(maxsize=256)(_plan_of)  # of arrays of one shape, say
+_plan_again = functools.lru_cache(maxsize=256)(_plan_of)  # for arrays of one shape, for example
 
 
 def _list_plan(nodes: list[Any]) -> _Plan:
-    if not any(type(node) in (list, dict) for node in nodes):  # a thousand numbers are quicker copied
+    if not any(type(node) in (list, dict) for node in nodes):  # copying a thousand numbers is faster
         return lambda contents: list(nodes)
     parts = [_plan(node) for node in nodes]
     return lambda contents: [make(contents) for make in parts]
@@ -314,7 +341,7 @@ def _bytes_plan(start: int, size: int) -> _Plan:
 
 
 def _array_plan(*place: Any) -> _Plan:
-    read = read_array(*place)
+    read = _read_array(*place)
     return lambda contents: read(contents.span)
 
 
@@ -354,10 +381,137 @@ _PLANS: dict[str, Callable[..., _Plan]] = {
     "dict": _dict_plan,
     "array": _array_plan,
     "scalar": _scalar_plan,
-    "tensor": lambda *place: lambda contents: read_tensor(contents.span, *place),
+    "tensor": lambda *place: lambda contents: _read_tensor(contents.span, *place),
     "of": _registered_plan,
     "pickle": _pickle_plan,
 }
 
 
-register_type("image", Image.Image, image_as_plain, image_of)
+def _write_array(add: Callable[[Any], int], array: NDArray[Any]) -> list[Any]:
+    """Pass the bytes of an array to `add`, and return its dtype, shape, offset and whether it is in Fortran order.
+
+    Raises:
+        TypeError: The array holds objects, or has a dtype that NumPy cannot describe as text.
+    """
+    dtype = _text_of(array.dtype)
+    is_fortran = array.flags.fnc
+    contiguous = array.T if is_fortran else np.ascontiguousarray(array)
+    content = contiguous.reshape(-1).view(np.uint8) if array.nbytes else b""
+    return [dtype, list(array.shape), add(content), int(is_fortran)]
+
+
+def _read_array(dtype: str, shape: list[int], start: int, is_fortran: int) -> Callable[[Span], NDArray[Any]]:
+    """Return a function that makes the array, a view of the bytes that `span(start, size)` returns."""
+    kind, lengths = _dtype_of(dtype), tuple(shape)
+    order: Any = "F" if is_fortran else "C"
+    num_bytes = _num_bytes(shape, kind.itemsize, start)
+    if not num_bytes:
+        return lambda span: np.ndarray(lengths, kind, b"")
+
+    def read(span: Span) -> NDArray[Any]:
+        flat = np.frombuffer(span(start, num_bytes), kind)  # np.ndarray would keep only the view's owner alive
+        array: NDArray[Any] = flat.reshape(lengths, order=order)
+        return array
+
+    return read
+
+
+def _num_bytes(shape: list[int], item_size: int, start: int) -> int:
+    """Return the size of an array in bytes; raise for negative numbers, with which NumPy reads before the buffer."""
+    if start < 0 or min(shape, default=0) < 0:
+        raise ValueError(f"an array of {shape} from {start} on is none")
+    return math.prod(shape) * item_size
+
+
+@functools.lru_cache(maxsize=256)
+def _text_of(dtype: np.dtype[Any]) -> str:
+    if dtype.hasobject:
+        raise TypeError("An array of objects cannot be kept: make it one of numbers or strings, or a list.")
+    try:
+        text = json.dumps(dtype.descr) if dtype.names is not None else dtype.str
+        is_exact = _dtype_of(text) == dtype
+    except (ValueError, TypeError):
+        is_exact = False
+    if not is_exact:
+        raise TypeError(f"An array of dtype {dtype!r} cannot be kept: NumPy cannot describe it as plain data.")
+    return text
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_of(text: str) -> np.dtype[Any]:
+    if text.startswith("["):
+        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(_checked(json.loads(text)))
+    else:
+        dtype = np.dtype(_checked(text))
+    return dtype
+
+
+def _checked(description: Any) -> Any:
+    """Return the description of a dtype as NumPy needs it: with tuples instead of lists, and without objects."""
+    if isinstance(description, str):
+        if not _DTYPE.fullmatch(description):
+            raise ValueError(f"{description!r} is no dtype")
+        return description
+    return [
+        (tuple(name) if isinstance(name, list) else name, _checked(kind), *map(tuple, shape))
+        for name, kind, *shape in description
+    ]
+
+
+def _write_tensor(add: Callable[[Any], int], tensor: torch.Tensor) -> list[Any]:
+    """Pass the bytes of a tensor to `add`, and return its dtype, shape and offset.
+
+    Raises:
+        TypeError: The tensor is not in main memory, is sparse or quantized, or requires gradients.
+    """
+    if tensor.requires_grad:
+        raise TypeError("A tensor that requires gradients cannot be kept: pass what its `.detach()` returns.")
+    if tensor.device.type != "cpu":
+        raise TypeError(f"A tensor on {str(tensor.device)!r} cannot be kept: pass what its `.cpu()` returns.")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise TypeError(
+            "A sparse or quantized tensor cannot be kept: pass what `.to_dense()` or `.dequantize()` return."
+        )
+    dense = tensor.resolve_conj().resolve_neg().contiguous()
+    content = dense.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), add(content)]
+
+
+def _read_tensor(span: Span, dtype: str, shape: list[int], start: int) -> torch.Tensor:
+    """Return the tensor, a copy of the bytes that `span(start, size)` returns."""
+    kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype) or dtype in _QUANTIZED or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"{dtype!r} is no dtype of torch's")
+    num_bytes = _num_bytes(shape, kind.itemsize, start)
+    if not num_bytes:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(span(start, num_bytes)), dtype=kind).reshape(shape)
+
+
+def _image_as_plain(image: Image.Image) -> tuple[Any, ...]:
+    """Return mode, size, pixels, palette and the entries of `info` that are plain data (transparency, EXIF, ...)."""
+    content = image.tobytes()  # which also reads the palette of a file
+    palette = None
+    if image.mode in ("P", "PA") and image.palette is not None:
+        palette = image.palette.mode, bytes(image.getpalette(image.palette.mode) or b"")
+    info = {key: value for key, value in image.info.items() if type(key) is str and _is_plain(value)}
+    return image.mode, image.size, content, palette, info
+
+
+def _image_of(plain: tuple[Any, ...]) -> Image.Image:
+    """Return the image that `_image_as_plain` has converted; the class and format of its file are lost."""
+    mode, (width, height), content, palette, info = plain
+    if not 0 <= width * height <= 8 * len(content):
+        raise ValueError(f"{len(content)} bytes are no image of {width} x {height} pixels")
+    image = Image.frombytes(mode, (width, height), content)
+    if palette is not None:
+        image.putpalette(palette[1], palette[0])
+    image.info = dict(info)
+    return image
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN or (type(value) is tuple and all(type(entry) in _PLAIN for entry in value))
+
+
+register_type("image", Image.Image, _image_as_plain, _image_of)

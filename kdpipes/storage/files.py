@@ -1,183 +1,81 @@
-"""Files by path or URL, through fsspec. Nothing is opened before it is read, and no handle is kept."""
+"""Local and remote files: read, list, identify by version, write atomically, and lock."""
 
 from __future__ import annotations
 
 import glob
+import hashlib
+import importlib.util
 import os
 import re
+import secrets
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Any, NamedTuple, cast
 
 import fsspec
+import platformdirs
+from filelock import FileLock, Timeout
 
 from kdpipes.core.masked import masked
 from kdpipes.errors import DataError, as_cause
-from kdpipes.storage.drafts import replace_file
 from kdpipes.storage.filesystems import filesystem_of, not_installed
-from kdpipes.storage.refusals import what_went_wrong
-from kdpipes.storage.retries import NUM_TRIES, is_missing, retried
-from kdpipes.storage.time_limit import SilenceError, ask, in_time
+from kdpipes.storage.retries import NUM_TRIES, SilenceError, ask, in_time, is_missing, retried, what_went_wrong
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
 __all__ = [
+    "CAN_HOLD",
+    "HeldFile",
     "Version",
     "cache_folder",
+    "cached_name",
+    "create_file",
+    "draft_of",
     "file_stamp",
     "forget_listings",
     "list_files",
     "list_stamps",
     "list_versions",
+    "locked",
     "make_cache_folder",
     "matching_urls",
     "md5_of",
+    "naming",
     "open_url",
+    "pread",
     "read_url",
     "remote_info",
+    "replace_file",
     "version_in",
     "version_of",
+    "write_all",
     "write_url",
 ]
 
-
-_INDEX, _LISTING = 1 << 23, 1 << 27  # how large answers may be of which that is not known
+CAN_HOLD = importlib.util.find_spec("fcntl") is not None  # Windows has none
+_INDEX, _LISTING = 1 << 23, 1 << 27  # bytes that answers of unknown size may have
 _GLOB = re.compile(r"[*?\[]")
 _MD5 = re.compile(r"tag:\"?([0-9a-f]{32})\"?")
 _TAGS = (
     *("ETag", "etag", "generation", "md5Hash", "crc32c"),
     *("LastModified", "last_modified", "Last-Modified", "mtime", "created"),
 )
+_POLL_S = 0.01  # between two attempts to get a lock
 
 
 class Version(NamedTuple):
-    """What tells a file from the one that it was before.
+    """What tells the contents of a file from earlier ones.
 
     Args:
-        size: In bytes.
-        tag: Its ETag or the like, or when it was changed last, with a word before that says which; empty where the
-            storage has nothing.
+        size: In bytes; -1 if it is unknown.
+        tag: The kind and value of its ETag or modification time; empty if the storage has neither.
     """
 
     size: int
     tag: str
-
-
-def md5_of(version: Version) -> str | None:
-    """Return the MD5 of a file, in hexadecimal, if its tag may be that: the ETag of an object uploaded in one piece."""
-    found = _MD5.fullmatch(version.tag)
-    return None if found is None else found[1]
-
-
-def cache_folder(name: str) -> Path:
-    """Return the folder of this machine where kdpipes keeps what later runs can use; it need not be there.
-
-    Args:
-        name: What for: "indexes", "shards".
-    """
-    return Path(os.environ.get("KDPIPES_CACHE_DIR") or _home()).expanduser() / name
-
-
-def _home() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "kdpipes").expanduser()
-
-
-def make_cache_folder(path: Path) -> None:
-    """Make a folder for copies of data; below the user's own cache folder, other users cannot read it."""
-    path.mkdir(mode=0o700 if path.is_relative_to(_home()) else 0o777, parents=True, exist_ok=True)
-
-
-def matching_urls(urls: Sequence[str]) -> list[str]:
-    """Return the URLs with each glob ("birds-*.tar") replaced by the files that match it, sorted.
-
-    Raises:
-        FileNotFoundError: No file matches.
-    """
-    return [found for url in urls for found in (_matching(url) if _is_glob(url) else [url])]
-
-
-def _is_glob(url: str) -> bool:
-    """Return whether `url` is no file's name; elsewhere, `?` and `[` may be part of a query."""
-    return bool(_GLOB.search(url)) and not Path(url).exists() if is_local(url) else "*" in url
-
-
-def _matching(pattern: str) -> list[str]:
-    if is_local(pattern):
-        found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - paths stay as they were given
-    else:
-        with _naming(pattern):
-            filesystem, path = filesystem_of(pattern)
-            rest = "".join(pattern.partition("::")[1:])
-            names = in_time(lambda: filesystem.glob(path), pattern, _LISTING)
-            found = sorted(filesystem.unstrip_protocol(name) + rest for name in names)
-    if not found:
-        raise FileNotFoundError(f"No file matches {masked(pattern)!r}.")
-    return found
-
-
-class Bounded:
-    """A file elsewhere whose storage must answer in time.
-
-    Args:
-        file: That is open for reading.
-        url: Of it.
-    """
-
-    def __init__(self, file: Any, url: str) -> None:
-        self._file, self._url = file, url
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def read(self, size: int = -1) -> bytes:
-        """Return some bytes, as files do.
-
-        Raises:
-            SilenceError: They do not come in time.
-        """
-        content: bytes = in_time(lambda: self._file.read(size), self._url, max(size, _INDEX if size < 0 else 0))
-        return content
-
-
-@contextmanager
-def open_url(url: str, *, compression: str | None = None) -> Iterator[IO[bytes]]:
-    """Open `url` for reading; an error names the URL."""
-    with _naming(url):
-        if is_local(url):
-            file = fsspec.open(url, "rb", compression=compression).open()
-        else:
-            filesystem, path = filesystem_of(url)
-            file = in_time(lambda: filesystem.open(path, "rb", compression=compression), url)
-    with file:
-        yield file if is_local(url) else cast("IO[bytes]", Bounded(file, url))
-
-
-def read_url(url: str, *, num_tries: int = NUM_TRIES) -> bytes:
-    """Return the whole content of a file; temporary errors are retried."""
-    with _naming(url):
-        if is_local(url):
-            return Path(url).read_bytes()
-        filesystem, path = filesystem_of(url)
-        content: bytes = retried(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX), num_tries=num_tries)
-    return content
-
-
-def write_url(url: str, content: bytes) -> None:
-    """Write a whole file so that nobody sees half of it; what was there before is replaced."""
-    if not is_local(url):
-        filesystem, place = filesystem_of(url)
-        filesystem.pipe_file(place, content)
-        return
-    replace_file(Path(url), content)
-
-
-def forget_listings(urls: Sequence[str]) -> None:
-    """Let nothing be taken from listings of folders elsewhere that file systems have kept."""
-    for url in {url.rpartition("/")[0]: url for url in urls if not is_local(url)}.values():
-        with _naming(url):
-            filesystem, path = filesystem_of(url)
-            folder = filesystem._parent(path)
-            filesystem.invalidate_cache(None if "*" in folder else folder)
 
 
 def version_of(url: str, *, num_tries: int = NUM_TRIES) -> Version:
@@ -191,56 +89,16 @@ def version_of(url: str, *, num_tries: int = NUM_TRIES) -> Version:
     return version_in(remote_info(url, num_tries=num_tries)[2])
 
 
-def remote_info(url: str, *, num_tries: int = NUM_TRIES) -> tuple[Any, str, dict[str, Any]]:
-    """Return the file system of a remote file, its path there, and its entry there.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DataError: The file system cannot be reached.
-    """
-    with _naming(url):
-        filesystem, path = filesystem_of(url)
-        return filesystem, path, retried(lambda: ask(filesystem, "info", url, path), num_tries=num_tries)
-
-
 def version_in(info: Mapping[str, Any]) -> Version:
-    """Return what tells a file from the one that it was before, of what a file system knows of it.
-
-    A size that it does not know is -1.
-    """
+    """Return the version of a file from its entry in a remote file system."""
     tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
     return Version(-1 if info["size"] is None else int(info["size"]), f"tag:{tag}" if tag else "")
 
 
-@contextmanager
-def _naming(url: str) -> Iterator[None]:
-    """Let errors name `url`: of any class, since those of botocore and aiohttp are no OSErrors."""
-    try:
-        yield
-    except Exception as error:
-        raise _as_unreadable(url, error) from as_cause(error)
-
-
-def _as_unreadable(url: str, error: Exception) -> Exception:
-    if is_missing(error):
-        hint = " Globs are not expanded: give a list, or a brace range." if "*" in url else ""
-        if "bucket does not exist" in str(error):
-            hint += " Its bucket does not exist either: are its name and the endpoint right?"
-        return FileNotFoundError(f"There is no file {masked(url)!r}.{hint}")
-    if isinstance(error, IsADirectoryError):
-        pattern = f"{url.rstrip('/')}/*.tar"
-        return DataError(f"{url!r} is a folder; a file is needed. Write {pattern!r} for the shards in it.")
-    if isinstance(error, ImportError):
-        return not_installed(url, error)
-    if isinstance(error, SilenceError):
-        return DataError(f"{error}.")
-    return DataError(f"{url!r} cannot be read: {what_went_wrong(url, error)}")
-
-
-def list_files(root: str, suffixes: Sequence[str]) -> list[str]:
-    """Return the files below `root` that end with one of `suffixes` (lower case), sorted; hidden ones are left out."""
-    found = _list_local(root) if is_local(root) else _list_remote(root)
-    return sorted(path for path in found if path.lower().endswith(tuple(suffixes)) and "/." not in f"/{path}")
+def md5_of(version: Version) -> str | None:
+    """Return the MD5 of a file, in hexadecimal, if its tag may be that: the ETag of an object uploaded in one piece."""
+    found = _MD5.fullmatch(version.tag)
+    return None if found is None else found[1]
 
 
 def file_stamp(url: str) -> str:
@@ -252,9 +110,138 @@ def file_stamp(url: str) -> str:
     return f"{path} {size} {tag}"
 
 
+def cache_folder(name: str) -> Path:
+    """Return the local folder for data that later runs can use; it may not exist yet.
+
+    Args:
+        name: The purpose: "indexes", "shards".
+    """
+    return Path(os.environ.get("KDPIPES_CACHE_DIR") or _user_cache()).expanduser() / name
+
+
+def _user_cache() -> Path:
+    return Path(platformdirs.user_cache_dir("kdpipes", appauthor=False)).expanduser()
+
+
+def cached_name(url: str, *details: str) -> str:
+    """Return the name under which the local cache keeps something of a URL, whoever has signed it."""
+    text = "\n".join([identity_of(url), *details]).encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def make_cache_folder(path: Path) -> None:
+    """Make a folder for copies of data; below the user's own cache folder, other users cannot read it."""
+    path.mkdir(mode=0o700 if path.is_relative_to(_user_cache()) else 0o777, parents=True, exist_ok=True)
+
+
+@contextmanager
+def open_url(url: str, *, compression: str | None = None) -> Iterator[IO[bytes]]:
+    """Open `url` for reading; an error names the URL."""
+    with naming(url):
+        if is_local(url):
+            file = fsspec.open(url, "rb", compression=compression).open()
+        else:
+            filesystem, path = filesystem_of(url)
+            file = in_time(lambda: filesystem.open(path, "rb", compression=compression), url)
+    with file:
+        yield file if is_local(url) else cast("IO[bytes]", _Bounded(file, url))
+
+
+class _Bounded:
+    """A remote file whose reads have a time limit."""
+
+    def __init__(self, file: Any, url: str) -> None:
+        self._file, self._url = file, url
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, size: int = -1) -> bytes:
+        content: bytes = in_time(lambda: self._file.read(size), self._url, _INDEX if size < 0 else size)
+        return content
+
+
+def read_url(url: str, *, num_tries: int = NUM_TRIES) -> bytes:
+    """Return the whole content of a file; temporary errors are retried."""
+    with naming(url):
+        if is_local(url):
+            return Path(url).read_bytes()
+        filesystem, path = filesystem_of(url)
+        content: bytes = retried(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX), num_tries=num_tries)
+    return content
+
+
+def pread(descriptor: int, size: int, offset: int) -> bytes:
+    """Return `size` bytes at `offset`, or fewer at the end: the system returns at most 2 GiB per call."""
+    content = os.pread(descriptor, size, offset)
+    while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
+        content += more
+    return content
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write all bytes: one call of the system may write fewer."""
+    view = memoryview(content)
+    while view.nbytes:
+        view = view[os.write(descriptor, view) :]
+
+
+def remote_info(url: str, *, num_tries: int = NUM_TRIES) -> tuple[Any, str, dict[str, Any]]:
+    """Return the file system of a remote file, its path there, and its entry there.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        DataError: The file system cannot be reached.
+    """
+    with naming(url):
+        filesystem, path = filesystem_of(url)
+        return filesystem, path, retried(lambda: ask(filesystem, "info", url, path), num_tries=num_tries)
+
+
+def matching_urls(urls: Sequence[str]) -> list[str]:
+    """Return the URLs with each glob ("birds-*.tar") replaced by the files that match it, sorted.
+
+    Raises:
+        FileNotFoundError: No file matches.
+    """
+    return [found for url in urls for found in _matching(url)]
+
+
+def _matching(pattern: str) -> list[str]:
+    # In remote URLs, `?` and `[` may be part of a query; local files may be named like a pattern.
+    if not (_GLOB.search(pattern) and not Path(pattern).exists() if is_local(pattern) else "*" in pattern):
+        return [pattern]
+    if is_local(pattern):
+        found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - paths stay as they were given
+    else:
+        with naming(pattern):
+            filesystem, path = filesystem_of(pattern)
+            rest = "".join(pattern.partition("::")[1:])
+            names = in_time(lambda: filesystem.glob(path), pattern, _LISTING)
+            found = sorted(filesystem.unstrip_protocol(name) + rest for name in names)
+    if not found:
+        raise FileNotFoundError(f"No file matches {masked(pattern)!r}.")
+    return found
+
+
+def forget_listings(urls: Sequence[str]) -> None:
+    """Drop the listings of remote folders that file systems have cached."""
+    for url in {url.rpartition("/")[0]: url for url in urls if not is_local(url)}.values():
+        with naming(url):
+            filesystem, path = filesystem_of(url)
+            folder = filesystem._parent(path)
+            filesystem.invalidate_cache(None if "*" in folder else folder)
+
+
+def list_files(root: str, suffixes: Sequence[str]) -> list[str]:
+    """Return the files below `root` that end with one of `suffixes` (lower case), sorted; hidden ones are left out."""
+    found = _list_local(root) if is_local(root) else _list_remote(root)
+    return sorted(path for path in found if path.lower().endswith(tuple(suffixes)) and "/." not in f"/{path}")
+
+
 def list_versions(root: str) -> dict[str, Version]:
-    """Return the version of each file below a folder elsewhere, by its path there."""
-    with _naming(root):
+    """Return the version of each file below a remote folder, by its path there."""
+    with naming(root):
         filesystem, path = filesystem_of(root)
         found: dict[str, Any] = retried(lambda: ask(filesystem, "find", root, path, detail=True, num_bytes=_LISTING))
     return {str(file).removeprefix(path).lstrip("/"): version_in(info) for file, info in found.items()}
@@ -289,10 +276,213 @@ def _raise(error: OSError) -> None:
 
 
 def _list_remote(root: str) -> Iterator[str]:
-    with _naming(root):
+    with naming(root):
         filesystem, path = filesystem_of(root)
         is_folder = ask(filesystem, "isdir", root, path)
         found: list[Any] = ask(filesystem, "find", root, path, num_bytes=_LISTING) if is_folder else []
     if not is_folder:
         raise FileNotFoundError(f"There is no folder {masked(root)!r}.")
     yield from (str(file).removeprefix(path).lstrip("/") for file in found)
+
+
+@contextmanager
+def naming(url: str) -> Iterator[None]:
+    """Replace errors by ones that name `url`: of any class, since those of botocore and aiohttp are not OSErrors."""
+    try:
+        yield
+    except Exception as error:
+        raise _as_unreadable(url, error) from as_cause(error)
+
+
+def _as_unreadable(url: str, error: Exception) -> Exception:
+    if is_missing(error):
+        hint = " Globs are not expanded: give a list, or a brace range." if "*" in url else ""
+        if "bucket does not exist" in str(error):
+            hint += " Its bucket does not exist either: are its name and the endpoint right?"
+        return FileNotFoundError(f"There is no file {masked(url)!r}.{hint}")
+    if isinstance(error, IsADirectoryError):
+        pattern = f"{url.rstrip('/')}/*.tar"
+        return DataError(f"{url!r} is a folder; a file is needed. Write {pattern!r} for the shards in it.")
+    if isinstance(error, ImportError):
+        return not_installed(url, error)
+    if isinstance(error, SilenceError):
+        return DataError(f"{error}.")
+    return DataError(f"{url!r} cannot be read: {what_went_wrong(url, error)}")
+
+
+@contextmanager
+def draft_of(path: Path, draft: Path | None = None) -> Iterator[Path]:
+    """Yield the path at which to write a draft of a file; a draft that has not been moved is removed.
+
+    Args:
+        path: The final path of the file.
+        draft: The path of the draft, in the same file system. By default it is hidden beside the file,
+            `.NAME.RANDOM.part`; what a killed process leaves behind is recognized by that name.
+    """
+    draft = draft or path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, content: bytes, *, is_synced: bool = False) -> None:
+    """Write a file atomically; an existing file is replaced.
+
+    Args:
+        path: Of the file.
+        content: All of it.
+        is_synced: Whether the content is on the disk before the name is, so that a loss of power cannot part them.
+    """
+    with draft_of(path) as draft:
+        _write_draft(draft, content, is_synced)
+        draft.replace(path)
+
+
+def create_file(path: Path, content: bytes, *, is_synced: bool = False) -> None:
+    """Write a file atomically, unless it exists: of several processes, the first one decides.
+
+    Args: as those of `replace_file`.
+    """
+    with draft_of(path) as draft:
+        _write_draft(draft, content, is_synced)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            if not path.exists():  # a faster process may have removed the draft
+                raise
+        except OSError:  # of file systems without hard links
+            draft.replace(path)
+
+
+def _write_draft(draft: Path, content: bytes, is_synced: bool) -> None:
+    with draft.open("wb") as file:
+        file.write(content)
+        if is_synced:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def write_url(url: str, content: bytes) -> None:
+    """Write a whole file atomically; an existing file is replaced."""
+    if is_local(url):
+        replace_file(Path(url), content)
+    else:
+        filesystem, place = filesystem_of(url)
+        filesystem.pipe_file(place, content)
+
+
+@contextmanager
+def locked(path: Path, *, timeout_s: float | None = None) -> Iterator[bool]:
+    """Hold an exclusive lock on a file between processes and threads, and yield whether it is held.
+
+    The lock ends with the process, however that ends; the file stays.
+
+    Args:
+        path: The lock file, which is created; never a file with data.
+        timeout_s: How long to wait for the lock; None waits for ever, 0 does not wait.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=-1 if timeout_s is None else timeout_s, poll_interval=_POLL_S)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+_opening = threading.Lock()
+_files: weakref.WeakSet[HeldFile] = weakref.WeakSet()
+
+
+class HeldFile:
+    """An open data file that readers share and one writer holds alone, between processes and threads.
+
+    `locked` cannot do this: filelock's locks are exclusive, and its lock files must not be moved. A forked process does
+    not inherit the hold.
+
+    Args:
+        path: Of the file.
+        flags: As `os.open` takes them.
+    """
+
+    def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:
+        self.path = path
+        self.is_alone = False
+        with _opening:  # a fork in between would leave the file, and later its lock, to the child
+            self.descriptor = os.open(path, flags, 0o666)
+            self._release = weakref.finalize(self, _let_go, self.descriptor)
+            _files.add(self)
+
+    def __enter__(self) -> HeldFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def hold_together(self, *, waits: bool = True) -> bool:
+        """Share the file with other readers; return whether that worked, at once unless `waits`."""
+        return self._hold(is_alone=False, waits=waits)
+
+    def hold_alone(self, *, waits: bool = False) -> bool:
+        """Hold the file against all others; return whether that worked, at once unless `waits`."""
+        return self._hold(is_alone=True, waits=waits)
+
+    def _hold(self, *, is_alone: bool, waits: bool) -> bool:
+        import fcntl
+
+        try:
+            fcntl.flock(
+                self.descriptor, (fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH) | (0 if waits else fcntl.LOCK_NB)
+            )
+        except BlockingIOError:
+            return False
+        self.is_alone = is_alone
+        return True
+
+    def is_in_place(self) -> bool:
+        """Return whether its path still leads to this file."""
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self.descriptor))
+        except FileNotFoundError:
+            return False
+
+    def num_bytes(self) -> int:
+        """Return its length."""
+        return os.fstat(self.descriptor).st_size
+
+    def remove(self) -> None:
+        """Delete the file, and free its space even if another process has it open. Only for files held alone."""
+        self.path.unlink(missing_ok=True)
+        os.ftruncate(self.descriptor, 0)
+
+    def close(self) -> None:
+        """Close the file, which ends the hold."""
+        self._release()
+
+
+def _let_go(descriptor: int) -> None:
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing it does not, while a forked process has it open
+    finally:
+        os.close(descriptor)
+
+
+def _disown() -> None:
+    """Close the parent's held files in a forked process: their locks would outlive the parent."""
+    for file in list(_files):
+        if file._release.detach() is not None:
+            os.close(file.descriptor)
+    _files.clear()
+    _opening.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_disown)

@@ -1,9 +1,13 @@
-"""The file systems of URLs: each is looked up once in a process, as that takes longer than it seems."""
+"""The file system of a URL, looked up once per process, and the guard that keeps HTTP out of private networks."""
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import os
+import socket
 import threading
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import fsspec
@@ -11,24 +15,30 @@ from fsspec.spec import AbstractFileSystem
 
 from kdpipes.core.masked import masked
 from kdpipes.errors import must_be
-from kdpipes.storage.private_hosts import guarded_client
 
-__all__ = ["check_filesystem", "filesystem_of", "not_installed"]
+__all__ = ["PrivateHostError", "check_filesystem", "check_hosts", "filesystem_of", "not_installed"]
 
 _MANY = 4_096  # URLs
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
 _HTTP = ("http", "https")
+_PUBLIC, _PRIVATE, _LOOPBACK, _LINK_LOCAL = range(4)
+_ALLOWED = "KDPIPES_ALLOW_PRIVATE_HOSTS"
+_METADATA = {"100.100.100.200", "fd00:ec2::254"}  # metadata servers of clouds, besides 169.254.169.254
+
+
+class PrivateHostError(PermissionError):
+    """A request was not sent, because a public server would have directed it into a private network."""
 
 
 class _Known(NamedTuple):
-    """A file system, and what it was found by."""
+    """A file system, with the process and the settings that it was made in."""
 
     filesystem: Any
     process: int
     settings: dict[str, Any]
 
     def holds(self, settings: dict[str, Any]) -> bool:
-        """Return whether fsspec would say the same now."""
+        """Return whether fsspec would return the same file system now."""
         kind = type(self.filesystem)
         is_kept = not kind.cachable or kind._cache.get(self.filesystem._fs_token) is self.filesystem
         return is_kept and self.process == os.getpid() and self.settings == settings
@@ -39,11 +49,11 @@ _own = threading.local()
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL and the path there, as `fsspec.core.url_to_fs` does, but sooner the next time.
+    """Return the file system of a URL and the path there, like `fsspec.core.url_to_fs`, but faster when called again.
 
-    Threads share those that are made for that, which are the asynchronous ones; each has its own of others, one for all
-    URLs of a protocol, unless URLs say more than where a file is (`sftp://user@host/`). What is set in
-    `fsspec.config.conf`, and `clear_instance_cache()`, hold from the next call on.
+    Threads share asynchronous file systems; of others, each thread has its own. One is used for all URLs of a protocol,
+    unless they hold more than the place of a file (`sftp://user@host/`). Changes of `fsspec.config.conf` and
+    `clear_instance_cache()` take effect at the next call.
     """
     found: tuple[Any, str]
     if "::" in url:
@@ -61,14 +71,9 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     table = _shared if getattr(filesystem, "async_impl", False) else mine
     if len(table) >= _MANY:
         table.clear()
-    table[of_all if _is_one_for_all(filesystem) else url] = _Known(filesystem, os.getpid(), dict(settings))
+    is_one_for_all = type(filesystem)._get_kwargs_from_urls is AbstractFileSystem._get_kwargs_from_urls
+    table[of_all if is_one_for_all else url] = _Known(filesystem, os.getpid(), dict(settings))
     return found
-
-
-def _guard(protocol: str) -> dict[str, Any]:
-    """Return the options that keep HTTP out of private networks, unless the user has configured `get_client`."""
-    is_users = "get_client" in fsspec.config.conf.get(protocol, {})
-    return {"get_client": guarded_client} if protocol in _HTTP and not is_users else {}
 
 
 def check_filesystem(param: str, url: str) -> None:
@@ -96,5 +101,81 @@ def not_installed(url: str, error: ImportError) -> ImportError:
     return ImportError(f"{masked(url)!r} needs a file system that is not installed: {str(error).rstrip('.')}.{hint}")
 
 
-def _is_one_for_all(filesystem: Any) -> bool:
-    return type(filesystem)._get_kwargs_from_urls is AbstractFileSystem._get_kwargs_from_urls
+def _guard(protocol: str) -> dict[str, Any]:
+    """Return the options that keep HTTP out of private networks, unless the user has configured `get_client`."""
+    is_users = "get_client" in fsspec.config.conf.get(protocol, {})
+    return {"get_client": _guarded_client} if protocol in _HTTP and not is_users else {}
+
+
+async def _guarded_client(**kwargs: Any) -> Any:
+    """Return fsspec's HTTP client with these checks; a connector in `client_kwargs` is used unchanged."""
+    import aiohttp
+    from fsspec.implementations.http import get_client
+
+    class Resolver(aiohttp.DefaultResolver):  # type: ignore[misc, valid-type]
+        async def resolve(self, host: str, *args: Any, **options: Any) -> list[Any]:
+            found: list[Any] = await super().resolve(host, *args, **options)
+            check_hosts(host, [entry["host"] for entry in found])
+            return found
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(_on_start)
+    trace.on_request_redirect.append(_on_redirect)
+    kwargs["trace_configs"] = [*(kwargs.get("trace_configs") or ()), trace]
+    if "connector" not in kwargs:
+        kwargs["connector"] = aiohttp.TCPConnector(resolver=Resolver())
+    return await get_client(**kwargs)
+
+
+async def _on_start(session: Any, context: Any, params: Any) -> None:
+    host = params.url.host or ""
+    with suppress(ValueError):  # a name, which the resolver checks; it does not see addresses
+        ipaddress.ip_address(host.partition("%")[0])
+        check_hosts(host, [host])
+
+
+async def _on_redirect(session: Any, context: Any, params: Any) -> None:
+    location = params.response.headers.get("Location") or params.response.headers.get("URI") or ""
+    target = params.url.join(type(params.url)(location)).host or ""
+    try:
+        check_hosts(target, await _addresses_of(target), params.url.host, await _addresses_of(params.url.host))
+    except PrivateHostError:
+        params.response.close()
+        raise
+
+
+def check_hosts(host: str, addresses: list[str], origin: str = "", origin_addresses: list[str] | None = None) -> None:
+    """Raise an error if a request must not be sent.
+
+    Requests never go to link-local addresses, where clouds hand out credentials. A redirect may lead to a private or
+    loopback address only from an address that is at least as private.
+
+    Args:
+        host: The host of the request.
+        addresses: The addresses of `host`; empty if only a proxy can resolve it.
+        origin: The host that redirects; empty without a redirect.
+        origin_addresses: The addresses of `origin`.
+    """
+    allowed = _LOOPBACK if origin_addresses is None else min(map(_privacy_of, origin_addresses), default=_PUBLIC)
+    if max(map(_privacy_of, addresses), default=_PUBLIC) <= min(allowed, _LOOPBACK) or os.environ.get(_ALLOWED) == "1":
+        return
+    what = f"{origin!r} redirects to {host!r}," if origin else f"{host!r} is"
+    raise PrivateHostError(f"{what} an address in a private network; `{_ALLOWED}=1` allows that")
+
+
+def _privacy_of(address: str) -> int:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    found = getattr(found, "ipv4_mapped", None) or found
+    if found.is_link_local or str(found) in _METADATA:
+        return _LINK_LOCAL
+    if found.is_loopback or found.is_unspecified:
+        return _LOOPBACK
+    return _PUBLIC if found.is_global else _PRIVATE
+
+
+async def _addresses_of(host: str) -> list[str]:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [str(entry[4][0]) for entry in found]

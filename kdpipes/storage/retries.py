@@ -1,4 +1,4 @@
-"""What may fail once and succeed the next time: requests to storage elsewhere."""
+"""The one policy for requests to remote storage: what to retry, how long to wait, and how to explain a failure."""
 
 from __future__ import annotations
 
@@ -6,26 +6,74 @@ import asyncio
 import logging
 import math
 import random
+import re
+import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotDone
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from kdpipes.core.masked import masked
-from kdpipes.storage.refusals import is_refused, reason_of
-from kdpipes.storage.time_limit import SilenceError
+from kdpipes.errors import is_number, must_be
+from kdpipes.storage.filesystems import PrivateHostError
 
-__all__ = ["NUM_SILENT", "NUM_TRIES", "is_missing", "retried"]
+__all__ = [
+    "DEFAULT_S",
+    "NUM_SILENT",
+    "NUM_TRIES",
+    "NUM_TRIES_WITH_COPY",
+    "SilenceError",
+    "answer_of",
+    "ask",
+    "check_timeout",
+    "in_time",
+    "is_missing",
+    "is_refused",
+    "limited",
+    "retried",
+    "time_limit",
+    "waiting",
+    "what_went_wrong",
+]
 
 Result = TypeVar("Result")
+
 NUM_TRIES = 6
-NUM_SILENT = 2  # tries: each has taken its time
+NUM_TRIES_WITH_COPY = 2  # where a local copy can be used instead
+NUM_SILENT = 2  # tries that may time out: each takes the whole time limit
+DEFAULT_S = 30.0  # the time limit of a request
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
-_NOT_TO_BE_HELPED = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
-_MAY_PASS = (408, 425, 429)
+_SLOWEST = 1 << 18  # bytes per second; large answers get that much more time
+_PAUSE_S = 10.0  # between two warnings, because many threads may wait for the same server
+_PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
+_TEMPORARY_STATUSES = (408, 425, 429)
 _jitter = random.Random()
 _log = logging.getLogger(__name__)
-_PAUSE_S = 10.0  # between two warnings, because many threads may wait for the same server
 _told_at = -math.inf
+
+_URL = re.compile(r"\S+://\S+")
+_REFUSED_STATUSES = (401, 403, 407)
+_REFUSED_CLASSES = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")  # of botocore
+_OF_S3 = (
+    "Are there credentials (`AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, or `AWS_PROFILE`; for a public bucket "
+    """`FSSPEC_S3='{{"anon": true}}'`), may they read this, and is the endpoint right (`AWS_ENDPOINT_URL`)?"""
+)
+_OF_GS = (
+    "Are there credentials (`GOOGLE_APPLICATION_CREDENTIALS`; for a public bucket "
+    """`FSSPEC_GS='{{"token": "anon"}}'`), and may they read this?"""
+)
+_OF_HTTP = (
+    "Does it need a name or a token? They are set as fsspec has it: "
+    """`fsspec.config.conf["{0}"] = {{"client_kwargs": {{"headers": {{"Authorization": "..."}}}}}}`."""
+)
+_OF_ALL = 'Are there credentials, and may they read this? They are set as fsspec has it: `fsspec.config.conf["{0}"]`.'
+_HINTS = {"s3": _OF_S3, "s3a": _OF_S3, "gs": _OF_GS, "gcs": _OF_GS, "http": _OF_HTTP, "https": _OF_HTTP}
+
+
+class SilenceError(TimeoutError):
+    """Storage has not answered within the time limit. The message names the URL and the limit."""
 
 
 def retried(
@@ -35,57 +83,208 @@ def retried(
     num_silent: int = NUM_SILENT,
     final: tuple[type[Exception], ...] = (),
 ) -> Result:
-    """Return what an action returns; if it fails, try again, at growing intervals that are drawn at random.
+    """Return the result of an action; on a temporary error, try again after growing, randomized waits.
 
-    Errors of any class count, as those of botocore and aiohttp are no OSErrors; but not what is missing or forbidden.
-    The last error is raised.
+    Errors of any class are retried, because those of botocore and aiohttp are not OSErrors. Missing files and refused
+    requests are not. The last error is raised.
 
     Args:
-        action: What to do.
-        num_tries: How often, at most.
-        num_silent: How often at most where no answer comes in time.
+        action: The request.
+        num_tries: The maximum number of tries.
+        num_silent: The maximum number of tries that time out.
         final: Errors that are raised at once.
     """
-    num_seen = 0
+    num_timeouts = 0
     for attempt in range(1, num_tries):
         try:
             return action()
         except Exception as error:
-            num_seen += isinstance(error, SilenceError)
-            if num_seen == num_silent:
+            num_timeouts += isinstance(error, SilenceError)
+            is_permanent = isinstance(error, _PERMANENT) and not _is_disguised(error)
+            if num_timeouts == num_silent or isinstance(error, final) or is_permanent or is_refused(error):
                 raise
-            if (
-                isinstance(error, final)
-                or is_refused(error)
-                or (isinstance(error, _NOT_TO_BE_HELPED) and not _is_disguised(error))
-            ):
-                raise
-            _tell(attempt, num_tries, error)
+            _log_retry(attempt, num_tries, error)
             time.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * _jitter.uniform(0.5, 1.5))
     return action()
 
 
-def _tell(attempt: int, num_tries: int, error: Exception) -> None:
-    """Log a retry: the first failure at level INFO, further ones as a warning, at most one per `_PAUSE_S`."""
+def _log_retry(attempt: int, num_tries: int, error: Exception) -> None:
+    """Log the first failure at level INFO and further ones as warnings, at most one per `_PAUSE_S`."""
     global _told_at
     now = time.monotonic()
     is_due = attempt > 1 and now - _told_at >= _PAUSE_S
     _told_at = now if is_due else _told_at
-    text = masked(f"Storage does not answer, trying again ({attempt + 1} of {num_tries}): {reason_of(error)}")
+    text = masked(f"Storage does not answer, trying again ({attempt + 1} of {num_tries}): {_reason_of(error)}")
     _log.log(logging.WARNING if is_due else logging.INFO, "%s", text)
 
 
 def is_missing(error: Exception) -> bool:
-    """Return whether an error says that there is no such file."""
+    """Return whether an error means that the file does not exist."""
     return isinstance(error, FileNotFoundError) and not _is_disguised(error) and not is_refused(error)
 
 
 def _is_disguised(error: Exception) -> bool:
-    """Return whether an error is no missing file at all: fsspec makes one of everything that HTTP servers refuse."""
+    """Return whether a FileNotFoundError has another cause: fsspec raises one for every HTTP error status."""
     cause = error.__cause__
     if not isinstance(error, FileNotFoundError) or cause is None or isinstance(cause, FileNotFoundError):
         return False
     status = getattr(cause, "status", None)
     if isinstance(status, int):
-        return status in _MAY_PASS or status >= 500
+        return status in _TEMPORARY_STATUSES or status >= 500
     return type(cause).__module__.startswith("aiohttp") or isinstance(cause, TimeoutError | asyncio.TimeoutError)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return whether storage has refused a request (credentials, permissions), so that a retry cannot help."""
+    return any(_is_refusal(one) for one in _with_causes(error))
+
+
+def what_went_wrong(url: str, error: BaseException) -> str:
+    """Return the reason for an error, with a hint if storage has refused the request; without a full stop."""
+    refusal = next((one for one in _with_causes(error) if _is_refusal(one)), None)
+    if refusal is None:
+        return _reason_of(error)
+    if isinstance(refusal, PrivateHostError):
+        return str(refusal)
+    protocol = url.rpartition("::")[2].partition("://")[0]
+    hint = _HINTS.get(protocol, _OF_ALL).format(protocol)
+    return f"it is refused ({str(refusal) or type(refusal).__name__}). {hint}".rstrip(".")
+
+
+def _reason_of(error: BaseException) -> str:
+    """Return the text of an error; if that is only a URL, the text of its cause, such as a refused connection."""
+    texts = [str(one) or type(one).__name__ for one in _with_causes(error)]
+    return next((text for text in texts if not _URL.fullmatch(text)), texts[0])
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _is_refusal(error: BaseException) -> bool:
+    status = getattr(error, "status", None) or getattr(error, "code", None)  # of aiohttp; of gcsfs
+    is_known = status in _REFUSED_STATUSES or type(error).__name__ in _REFUSED_CLASSES
+    return is_known or isinstance(error, PermissionError)
+
+
+class _Own(threading.local):
+    """The time limit of a thread, and whether the thread itself may wait without one."""
+
+    seconds: float | None = DEFAULT_S
+    waits = False
+
+
+_own = _Own()
+
+
+def check_timeout(timeout_s: Any) -> float | None:
+    """Return `timeout_s` as seconds, or None for no limit; raise if it is neither."""
+    if timeout_s is None:
+        return None
+    if not is_number(timeout_s):
+        raise TypeError(must_be("timeout_s", "a number of seconds, or None", timeout_s))
+    if not (timeout_s > 0 and math.isfinite(timeout_s)):
+        raise ValueError(must_be("timeout_s", "above 0 and finite", timeout_s, "None waits for ever."))
+    return float(timeout_s)
+
+
+def time_limit() -> float | None:
+    """Return how many seconds this thread waits for an answer; None means for ever."""
+    return _own.seconds
+
+
+@contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """Set the time limit of this thread, and of the threads that it hands work to; None means no limit."""
+    before, _own.seconds = _own.seconds, seconds
+    try:
+        yield
+    finally:
+        _own.seconds = before
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Let this thread wait without a limit, because the thread that wants its result watches the time."""
+    _own.waits = True
+    try:
+        yield
+    finally:
+        _own.waits = False
+
+
+def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, **kwargs: Any) -> Any:
+    """Call a method of a file system within the time limit.
+
+    Args:
+        filesystem: An fsspec file system.
+        method: Its name, such as "info" or "cat_file".
+        url: The URL that errors name.
+        args: Positional arguments of the method.
+        num_bytes: The size of the answer; large answers get more time.
+        kwargs: Keyword arguments of the method.
+
+    Raises:
+        SilenceError: It takes longer than the time limit.
+    """
+    call, seconds = getattr(filesystem, method), _own.seconds
+    # fsspec generates the synchronous methods of asynchronous file systems; only these take a timeout.
+    is_generated = getattr(filesystem, "async_impl", False) and method in vars(filesystem)
+    if seconds is None or not is_generated:
+        return in_time(lambda: call(*args, **kwargs), url, num_bytes)
+    seconds, begin = seconds + num_bytes / _SLOWEST, time.monotonic()
+    try:
+        return call(*args, timeout=seconds, **kwargs)  # on a timeout, fsspec also drops the connection
+    except TimeoutError as error:
+        if time.monotonic() - begin < seconds:
+            raise
+        raise _silence(url, seconds) from error
+
+
+def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Result:
+    """Return the result of an action that cannot be cancelled; when it is late, a daemon thread is left with it.
+
+    Args:
+        action: The request.
+        url: The URL that errors name.
+        num_bytes: The size of the answer; large answers get more time.
+
+    Raises:
+        SilenceError: It takes longer than the time limit.
+    """
+    if _own.seconds is None or _own.waits:
+        return action()
+    future: Future[Result] = Future()
+
+    def answer() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=answer, name="kdpipes-request", daemon=True).start()
+    return answer_of(future, url, num_bytes)
+
+
+def answer_of(future: Future[Result], url: str, num_bytes: int = 0) -> Result:
+    """Return the result of another thread's request, which has the time limit from now on.
+
+    Raises:
+        SilenceError: It takes longer than the time limit.
+    """
+    limit = None if _own.seconds is None else _own.seconds + num_bytes / _SLOWEST
+    try:
+        return future.result(limit)
+    except NotDone as error:
+        if limit is None or future.done():  # the request itself raised a TimeoutError
+            raise
+        raise _silence(url, limit) from error
+
+
+def _silence(url: str, seconds: float) -> SilenceError:
+    return SilenceError(
+        f"{masked(url)!r} has not answered within {seconds:.4g} s. Is its endpoint right, and can it be reached? "
+        "A larger `timeout_s=` waits longer"
+    )

@@ -1,25 +1,69 @@
-"""A folder of whole shards from elsewhere that many processes fill together, and of which none takes too much."""
+"""A local folder of whole remote shards, which several processes fill and share within a limit of bytes."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kdpipes.storage.download import ReplacedError, Shard
-from kdpipes.storage.files import make_cache_folder
-from kdpipes.storage.held_files import HeldFile
+from kdpipes.errors import DataError
+from kdpipes.storage.files import (
+    HeldFile,
+    Version,
+    cached_name,
+    forget_listings,
+    locked,
+    make_cache_folder,
+    md5_of,
+    version_of,
+    write_all,
+)
+from kdpipes.storage.remote import BrokenStreamError, NoRangesError, RemoteStream, Span
 
-__all__ = ["Entry", "ShardFolder"]
+__all__ = ["Entry", "ReplacedError", "Shard", "ShardFolder", "download"]
 
 _NAME = re.compile(r"([0-9a-f]{32}-([0-9]+))\.(tar|part)")
 _WHOLE, _PART, _LOCK = ".tar", ".part", "lock"
 _PATIENCE_S, _POLL_S = 60.0, 0.01
+_CHUNK = 1 << 20
+_with_ranges: set[str] = set()  # folders on servers that support range requests
+_without_md5: set[str] = set()  # folders whose tags look like checksums but are not
+
+
+class ReplacedError(DataError):
+    """A shard is no longer what it was when its index was read."""
+
+
+class Shard(NamedTuple):
+    """A remote shard, as it was when its index was read."""
+
+    url: str
+    version: Version
+
+    @property
+    def name(self) -> str:
+        """The name of its local files; another version has another name."""
+        return _name_of(self.url, *self.version)
+
+    @property
+    def folder(self) -> str:
+        """The URL of its folder."""
+        return self.url.rpartition("/")[0]
+
+
+@lru_cache(maxsize=1024)
+def _name_of(url: str, size: int, tag: str) -> str:
+    return f"{cached_name(url, tag)}-{size}"
+
 
 Download = Callable[[Shard, HeldFile], bool]
 Expendable = Callable[[list["Entry"]], Iterable["Entry"]]
@@ -29,9 +73,9 @@ class Entry(NamedTuple):
     """A file in the folder.
 
     Args:
-        path: Where it lies.
+        path: Of the file.
         name: The shard's.
-        size: In bytes; of a part, that of the whole, for which there must be room.
+        size: Of the whole shard in bytes: a part needs room for all of it.
         used: When it was used last.
     """
 
@@ -42,15 +86,15 @@ class Entry(NamedTuple):
 
 
 class ShardFolder:
-    """Whole shards as files, `NAME.tar`, and those that are on their way, `NAME.part`.
+    """Whole shards as files, `NAME.tar`, and unfinished ones, `NAME.part`.
 
-    Who fills a part holds it alone; who reads a shard holds it together with others; what nobody holds may be removed.
-    Room is made by one at a time, who holds the file `lock`. The system lets go of what a process held that was killed,
-    and the next one goes on with its part.
+    A process that fills a part holds it alone; processes that read a shard share it; files that no process holds may be
+    removed. One process at a time makes room, with the file `lock` locked. When a process is killed, the system
+    releases what it held, and the next process continues with its part.
 
     Args:
         path: The folder; made when it is first needed.
-        max_bytes: How much it may have; None is half of what is free where it lies, its own shards counted as free.
+        max_bytes: The maximum size; None is half of what is free on the disk, counting its own shards as free.
     """
 
     def __init__(self, path: Path, max_bytes: int | None) -> None:
@@ -58,7 +102,7 @@ class ShardFolder:
         self._max_bytes = max_bytes
 
     def max_bytes(self) -> int:
-        """Return how much it may have."""
+        """Return the maximum size in bytes."""
         if self._max_bytes is None:
             make_cache_folder(self.path)
             held = sum(entry.path.stat().st_size for entry in self.entries())
@@ -71,17 +115,17 @@ class ShardFolder:
         with os.scandir(self.path) as files:
             for file in files:
                 match = _NAME.fullmatch(file.name)
-                with suppress(FileNotFoundError):  # just removed, or made whole, by another process
+                with suppress(FileNotFoundError):  # another process has just removed or finished it
                     if match is not None:
                         found.append(Entry(Path(file.path), match[1], int(match[2]), file.stat().st_mtime))
         return found
 
     def has(self, shard: Shard) -> bool:
-        """Return whether a shard is there, as far as its name says."""
+        """Return whether a shard is there, judging by file names."""
         return os.path.exists(self._path_of(shard, _WHOLE))  # noqa: PTH110 - False where nothing can be seen
 
     def find(self, shard: Shard) -> HeldFile | None:
-        """Return the file of a shard, held together, if it is there."""
+        """Return the file of a shard, shared with other readers, if it is there."""
         while True:
             try:
                 file = HeldFile(self._path_of(shard, _WHOLE))
@@ -92,26 +136,26 @@ class ShardFolder:
                 break
             file.close()
         if file.num_bytes() == shard.version.size:
-            with suppress(OSError):  # others may read what they may not touch
+            with suppress(OSError):  # the file may belong to another user
                 os.utime(file.descriptor)
             return file
         file.close()
-        if (broken := self._seized(file.path)) is not None:
+        if (broken := _seized(file.path)) is not None:
             with broken:
                 broken.remove()
         return None
 
     def fetch(self, shard: Shard, download: Download, expendable: Expendable, *, waits: bool) -> HeldFile | None:
-        """Return the file of a shard, held together; one that is not there is downloaded, by one process alone.
+        """Return the file of a shard, shared with other readers; a missing one is downloaded by one process.
 
         Args:
-            shard: What is wanted.
+            shard: Which one.
             download: Fills a part, and returns whether it is whole.
-            expendable: Which of the other files may go for it, those that go first in front.
-            waits: Whether to wait for another one who is downloading it, as long as that goes on.
+            expendable: Returns which of the other files may be removed, first ones first.
+            waits: Whether to wait while another process makes progress in downloading it.
 
         Returns:
-            None if there is no room, another one is downloading it, or the download was given up.
+            None if there is no room, another process is downloading it, or the download was stopped.
         """
         if shard.version.size > self.max_bytes():
             return None
@@ -133,7 +177,7 @@ class ShardFolder:
                     return None
 
     def repair(self, shard: Shard, offset: int, content: bytes) -> None:
-        """Write some bytes of a shard again, for all who hold it."""
+        """Write some bytes of a shard again, for all processes that hold it."""
         held = self.find(shard)
         if held is not None:
             with held, HeldFile(held.path, os.O_RDWR) as file:
@@ -145,16 +189,10 @@ class ShardFolder:
     def _path_of(self, shard: Shard, suffix: str) -> Path:
         return self.path / f"{shard.name}{suffix}"
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with HeldFile(self.path / _LOCK, os.O_RDWR | os.O_CREAT) as file:
-            file.hold_alone(waits=True)
-            yield
-
     def _begin(self, shard: Shard, expendable: Expendable) -> HeldFile | None:
-        """Return the part to fill, held alone if nobody else has it, or the whole that has appeared meanwhile."""
+        """Return the part to fill, held alone unless another process has it; or the whole if it has appeared."""
         make_cache_folder(self.path)
-        with self._locked():
+        with locked(self.path / _LOCK):
             found = self.find(shard)
             if found is not None:
                 return found
@@ -170,13 +208,13 @@ class ShardFolder:
             return None
 
     def _make_room(self, shard: Shard, expendable: Expendable) -> bool:
-        """Remove what others need less, if that is enough for a shard, and return whether it is."""
+        """Remove files that are needed less, if that is enough for a shard, and return whether it is."""
         others = [entry for entry in self.entries() if entry.name != shard.name]
         missing = sum(entry.size for entry in others) + shard.version.size - self.max_bytes()
         seized: list[HeldFile] = []
         try:
             for entry in expendable(others) if missing > 0 else ():
-                if (file := self._seized(entry.path)) is not None:
+                if (file := _seized(entry.path)) is not None:
                     seized.append(file)
                     missing -= entry.size
                 if missing <= 0:
@@ -188,25 +226,14 @@ class ShardFolder:
                 file.close()
         return missing <= 0
 
-    def _seized(self, path: Path) -> HeldFile | None:
-        """Return a file, held alone, if nobody else holds it."""
-        try:
-            file = HeldFile(path, os.O_RDWR)
-        except FileNotFoundError:
-            return None
-        if file.hold_alone() and file.is_in_place():
-            return file
-        file.close()
-        return None
-
     def _is_filled(self, shard: Shard, part: HeldFile, download: Download) -> bool:
-        """Download what a part lacks, and return whether it has become the whole shard, held together."""
+        """Download what a part lacks, and return whether it has become the whole shard, which is then shared."""
         try:
             if not download(shard, part):
                 return False
             os.fsync(part.descriptor)
-            with self._locked():
-                part.move(self._path_of(shard, _WHOLE))
+            with locked(self.path / _LOCK):
+                part.path = part.path.replace(self._path_of(shard, _WHOLE))
             part.hold_together()
         except BaseException as error:
             with part:
@@ -216,8 +243,20 @@ class ShardFolder:
         return True
 
 
+def _seized(path: Path) -> HeldFile | None:
+    """Return a file, held alone, if no other process holds it."""
+    try:
+        file = HeldFile(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    if file.hold_alone() and file.is_in_place():
+        return file
+    file.close()
+    return None
+
+
 def _has_ended(part: HeldFile) -> bool:
-    """Wait until nobody fills a part any more; return False if it does not grow: who fills it may have been stopped."""
+    """Wait until the process that fills a part has ended; return False if the part stops growing before that."""
     size, since = part.num_bytes(), time.monotonic()
     while not part.hold_together(waits=False):
         if size != part.num_bytes():
@@ -226,3 +265,122 @@ def _has_ended(part: HeldFile) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+def download(
+    shard: Shard,
+    file: HeldFile,
+    submit: Callable[[Span], Future[bytes]],
+    *,
+    range_size: int,
+    num_ranges: int,
+    is_wanted: Callable[[], bool],
+) -> bool:
+    """Append what a file lacks of a shard, and return whether the shard is complete and verified.
+
+    Ranges are read in parallel and written in order, so that the file's length says what is there, also after the
+    process was killed.
+
+    Args:
+        shard: Which one.
+        file: Open for appending and held alone; it has the beginning of this version of the shard.
+        submit: Starts to read a range.
+        range_size: The size of a range in bytes.
+        num_ranges: How many are under way; at most so many are lost when the process is killed.
+        is_wanted: Called after each range; returns whether to go on.
+
+    Raises:
+        ReplacedError: The shard has been replaced.
+        DataError: It cannot be read, or arrives damaged again and again.
+        OSError: The file cannot be written.
+    """
+    earlier, due = None, md5_of(shard.version)
+    for _ in range(2):
+        try:
+            is_whole = _append(shard, file, submit, range_size, num_ranges, is_wanted)
+        except NoRangesError:
+            is_whole = _append_front_to_back(shard, file, is_wanted)
+        if not is_whole:
+            return False
+        _refuse_other(shard)
+        if due is None or shard.folder in _without_md5:
+            return True
+        found = _md5(file)
+        if found == due:
+            return True
+        if found == earlier:  # the same bytes twice: the tag is not a checksum, as with S3's own encryption keys
+            _without_md5.add(shard.folder)
+            return True
+        earlier = found
+        os.ftruncate(file.descriptor, 0)
+    raise DataError(f"Shard {shard.url!r} came damaged twice: its MD5 is {found}, and its tag {shard.version.tag!r}.")
+
+
+def _append(
+    shard: Shard,
+    file: HeldFile,
+    submit: Callable[[Span], Future[bytes]],
+    range_size: int,
+    num_ranges: int,
+    is_wanted: Callable[[], bool],
+) -> bool:
+    size = shard.version.size
+    if file.num_bytes() > size:
+        os.ftruncate(file.descriptor, 0)
+    starts = range(file.num_bytes(), size, range_size)
+    spans = (Span(shard.url, start, min(start + range_size, size)) for start in starts)
+    # A server without range requests would send the whole file for each request.
+    is_known = not shard.url.startswith("http") or shard.folder in _with_ranges
+    num_at_once = num_ranges if is_known else 1
+    pending: deque[Future[bytes]] = deque()
+    try:
+        while True:
+            while len(pending) < num_at_once and (span := next(spans, None)) is not None:
+                pending.append(submit(span))
+            if not pending:
+                return True
+            if not is_wanted():
+                return False
+            write_all(file.descriptor, pending.popleft().result())
+            num_at_once = num_ranges
+            _with_ranges.add(shard.folder)
+    finally:
+        for coming in pending:
+            coming.cancel()
+
+
+def _append_front_to_back(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> bool:
+    """Write a shard from a server without range requests, from the start; earlier parts are dropped."""
+    os.ftruncate(file.descriptor, 0)
+    try:
+        with RemoteStream(shard.url) as stream:
+            while content := stream.read(_CHUNK):
+                if not is_wanted():
+                    return False
+                write_all(file.descriptor, content)
+    except BrokenStreamError as error:
+        raise DataError(f"Shard {shard.url!r} {error}.") from error
+    return True
+
+
+def _refuse_other(shard: Shard) -> None:
+    """Raise if the shard has been replaced while it was read."""
+    try:
+        forget_listings([shard.url])
+        now = version_of(shard.url)
+    except FileNotFoundError as error:
+        raise ReplacedError(f"Shard {shard.url!r} has been removed while it was read.") from error
+    if now != shard.version:
+        then, new = (f"{version.size} bytes ({version.tag or 'no tag'})" for version in (shard.version, now))
+        raise ReplacedError(
+            f"Shard {shard.url!r} has been replaced since its index was read: it was {then}, and is {new} now. "
+            "Open the shards again."
+        )
+
+
+def _md5(file: HeldFile) -> str:
+    checksum, place = hashlib.md5(usedforsecurity=False), 0
+    while chunk := os.pread(file.descriptor, _CHUNK, place):
+        checksum.update(chunk)
+        place += len(chunk)
+    return checksum.hexdigest()

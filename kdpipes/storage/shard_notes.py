@@ -1,8 +1,7 @@
-"""What `write_shards` has noted beside shards: of which job they are, and what their classes are called."""
+"""The notes that `write_shards` keeps beside shards: their job, their sizes and the names of their classes."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -10,20 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from kdpipes.errors import DataError
-from kdpipes.storage.drafts import replace_file
-from kdpipes.storage.files import cache_folder, make_cache_folder, read_url
-from kdpipes.storage.refusals import is_refused
-from kdpipes.storage.retries import NUM_TRIES
-from kdpipes.storage.urls import identity_of, is_local
+from kdpipes.storage.files import cache_folder, cached_name, make_cache_folder, read_url, replace_file
+from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_refused
+from kdpipes.storage.urls import is_local
 
 __all__ = ["NotesPlace", "SavedNotes", "Seen", "class_names_of", "names_beside", "notes_beside", "notes_places"]
 
 _FORMAT = 1
-_NUM_TRIES_WITH_COPY = 2
 _DIGITS = re.compile(r"\d+")
 _log = logging.getLogger(__name__)
 
@@ -37,8 +32,8 @@ class SavedNotes:
     Args:
         job: What the bytes of the shards depend on, as plain data: the chain's fingerprints, and the arguments.
         class_names: The names of the classes 0, 1, ...
-        stops: Up to which position of the chain each shard goes, as far as it has been found out.
-        shards: Of each shard, how many samples and bytes it has, once all of them are there.
+        stops: The position of the chain at which each shard ends, as far as it is known.
+        shards: The numbers of samples and bytes of each shard, once all shards are complete.
         format: Of the notes.
     """
 
@@ -50,37 +45,33 @@ class SavedNotes:
 
     @classmethod
     def from_bytes(cls: type[Notes], content: bytes, url: str) -> Notes:
-        """Return what a file says.
+        """Return the notes in a file.
 
         Raises:
-            DataError: It is that of another version, or no notes.
+            DataError: The file has another format, or does not hold notes.
         """
         try:
             found = json.loads(content.decode("utf-8", "surrogateescape"))
             if found["format"] != _FORMAT:
                 raise DataError(f"{url!r} is of format {found['format']}, but this kdpipes reads format {_FORMAT}.")
             notes = cls(**found)
-            notes._refuse_others()
+            names, shards = notes.class_names or [], notes.shards or ()
+            are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+            are_sizes = all(len(each) == 2 and all(isinstance(size, int) for size in each) for each in shards)
+            if not isinstance(notes.job, dict) or not are_names or not are_sizes:
+                raise TypeError("what it says is of another kind")
             return notes
         except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
-            way_out = "To start over, remove it and the shards beside it."
-            raise DataError(f"{url!r} cannot be read as notes of shards: {error}. {way_out}") from error
-
-    def _refuse_others(self) -> None:
-        names = [] if self.class_names is None else self.class_names
-        are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
-        shards = self.shards or ()
-        are_sizes = all(len(each) == 2 and all(isinstance(size, int) for size in each) for each in shards)
-        if not isinstance(self.job, dict) or not are_names or not are_sizes:
-            raise TypeError("what it says is of another kind")
+            hint = "To start over, remove it and the shards beside it."
+            raise DataError(f"{url!r} cannot be read as notes of shards: {error}. {hint}") from error
 
 
 class Seen(NamedTuple):
-    """What is known of a shard that is there.
+    """What is known of an existing shard.
 
     Args:
-        num_bytes: Its size; -1 if it is not known.
-        num_samples: None if it is not known.
+        num_bytes: Its size; -1 if it is unknown.
+        num_samples: None if it is unknown.
     """
 
     num_bytes: int
@@ -88,11 +79,11 @@ class Seen(NamedTuple):
 
 
 class NotesPlace(NamedTuple):
-    """Where the notes of some shards lie, if there are any.
+    """Where the notes of some shards lie, if they exist.
 
     Args:
         url: Of the notes.
-        numbers: Of the shards, as their URLs have them.
+        numbers: The number of each shard in its name, by its URL.
     """
 
     url: str
@@ -100,7 +91,7 @@ class NotesPlace(NamedTuple):
 
 
 def notes_places(urls: Sequence[str]) -> list[NotesPlace]:
-    """Return where the notes of shards would lie, by the way `write_shards` calls them; nothing is read.
+    """Return where the notes of shards would lie, by the naming of `write_shards`; nothing is read.
 
     >>> notes_places(["a/p-000.tar", "a/p-001.tar"])
     [NotesPlace(url='a/p-shards.json', numbers={'a/p-000.tar': 0, 'a/p-001.tar': 1})]
@@ -116,7 +107,7 @@ def notes_places(urls: Sequence[str]) -> list[NotesPlace]:
 
 
 def _candidates(url: str) -> dict[str, int]:
-    """Return where a shard's notes would lie for each number in its name that may be the shard's, last one first."""
+    """Return the possible places of a shard's notes, one for each number in its name, last one first."""
     folder, slash, name = url.rpartition("/")
     if not name.endswith(".tar"):
         return {}
@@ -126,28 +117,26 @@ def _candidates(url: str) -> dict[str, int]:
 
 
 def notes_beside(place: NotesPlace) -> SavedNotes | None:
-    """Return the notes of shards; None if there are none, or none that can be read.
+    """Return the notes of shards; None if they are missing or cannot be read.
+
+    The local cache keeps a copy of remote notes.
 
     Raises:
         DataError: The storage cannot be reached, and there is no copy of the notes.
     """
     content = _content_of(place.url)
-    if not content:
-        return None
     try:
-        notes = SavedNotes.from_bytes(content, place.url)
+        return SavedNotes.from_bytes(content, place.url) if content else None
     except DataError as error:
         _log.warning("%s The shards are taken for those of nobody.", error)
         return None
-    return notes
 
 
 def _content_of(url: str) -> bytes:
-    """Return the content of notes, empty if there are none; the local cache keeps a copy of remote notes."""
-    copy = None if is_local(url) else _copy_of(url)
+    copy = None if is_local(url) else cache_folder("indexes") / f"{cached_name(url)}.json"
     known = copy.read_bytes() if copy is not None and copy.exists() else None
     try:
-        content = read_url(url, num_tries=NUM_TRIES if known is None else _NUM_TRIES_WITH_COPY)
+        content = read_url(url, num_tries=NUM_TRIES if known is None else NUM_TRIES_WITH_COPY)
     except (FileNotFoundError, NotADirectoryError):
         content = b""
     except DataError as error:
@@ -163,19 +152,12 @@ def _content_of(url: str) -> bytes:
     return content
 
 
-def _copy_of(url: str) -> Path:
-    name = hashlib.blake2b(identity_of(url).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    return cache_folder("indexes") / f"{name}.json"
-
-
 def names_beside(urls: Sequence[str], look: Callable[[], Mapping[str, Seen]]) -> tuple[str, ...] | None:
-    """Return the names of the classes 0, 1, ... that `write_shards` has noted beside shards; None if it has not.
-
-    One file is read.
+    """Return the names of the classes 0, 1, ... in the notes beside shards; None if they have none. One file is read.
 
     Args:
         urls: Of shards of one job.
-        look: Returns what is known of each shard, by its URL; called only if there are names.
+        look: Returns what is known of each shard, by its URL; called only if the notes have names.
 
     Raises:
         DataError: The storage cannot be reached.
@@ -190,20 +172,19 @@ def names_beside(urls: Sequence[str], look: Callable[[], Mapping[str, Seen]]) ->
 
 
 def class_names_of(notes: SavedNotes, place: NotesPlace, seen: Mapping[str, Seen]) -> tuple[str, ...] | None:
-    """Return the names of the classes 0, 1, ...; None where there are none, or the notes are not of these shards.
+    """Return the names of the classes 0, 1, ...; None if the notes have none, or are those of other shards.
 
     Args:
         notes: The notes.
         place: Where they lie.
         seen: What is known of each shard, by its URL.
     """
-    if notes.class_names is None or not all(_is_noted(notes, place.numbers[url], seen[url]) for url in place.numbers):
+    if notes.class_names is None:
         return None
+    for url, number in place.numbers.items():
+        if notes.shards is None or number >= len(notes.shards):
+            return None
+        num_samples, num_bytes = notes.shards[number]
+        if seen[url].num_bytes not in (num_bytes, -1) or seen[url].num_samples not in (num_samples, None):
+            return None
     return tuple(notes.class_names)
-
-
-def _is_noted(notes: SavedNotes, number: int, seen: Seen) -> bool:
-    if notes.shards is None or number >= len(notes.shards):
-        return False
-    num_samples, num_bytes = notes.shards[number]
-    return seen.num_bytes in (num_bytes, -1) and seen.num_samples in (num_samples, None)

@@ -1,4 +1,4 @@
-"""Reading plain webdataset tars: front to back, or by member through an index of their headers."""
+"""Plain webdataset tars: read front to back, or indexed, so that members can be read by position."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ import os
 import stat
 import warnings
 import zlib
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
-import numpy as np
 from fsspec.compression import compr
 from webdataset.tariterators import base_plus_ext
 
 from kdpipes.errors import DataError
 from kdpipes.storage.decoding import INTEGER, NUMBERS
-from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.files import Version, open_url
-from kdpipes.storage.forward import FileBytes, ForwardBytes, StreamBytes
-from kdpipes.storage.ranges import NoRangesError, Span, read_range
-from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream
-from kdpipes.storage.shard_index import Places, ShardIndex
-from kdpipes.storage.shared import PackedStrings
-from kdpipes.storage.tar_headers import NoTarError, UnreadableTarError, read_entries, truncated
+from kdpipes.storage.memory import read_span
+from kdpipes.storage.remote import BrokenStreamError, NoRangesError, RemoteStream, Span, read_range
+from kdpipes.storage.shard_index import IndexBuilder, Places, ShardIndex
+from kdpipes.storage.tar_headers import (
+    FileBytes,
+    ForwardBytes,
+    NoTarError,
+    StreamBytes,
+    UnreadableTarError,
+    read_entries,
+    truncated,
+)
 from kdpipes.storage.urls import is_local, path_of
 
 __all__ = [
     "MAX_MEMBER_BYTES",
     "DottedKeys",
-    "IndexBuilder",
     "Member",
+    "add_sample",
     "compression_of",
     "ends_early",
     "index_shard",
@@ -62,6 +65,56 @@ class Member(NamedTuple):
     size: int
 
 
+def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield (key, content of each field) of a tar's samples: see `read_members`."""
+    for group in read_members(url):
+        yield group[0][0].key, {member.field: content for member, content in group}
+
+
+def read_members(
+    url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream, max_member_bytes: int = MAX_MEMBER_BYTES
+) -> Iterator[list[tuple[Member, bytes]]]:
+    """Yield the members of each of a tar's samples with their contents, front to back.
+
+    Tars are unpacked according to their suffix. Remote tars are read ahead, and reading continues where a request has
+    failed.
+
+    Args:
+        url: A path or URL.
+        open_stream: Opens a remote tar.
+        max_member_bytes: The maximum size of a member; a small compressed file can hold very large members.
+
+    Raises:
+        FileNotFoundError: The tar does not exist.
+        DataError: The tar is truncated, damaged, or not a tar; two members of a sample have the same extension.
+    """
+    compression = compression_of(url)
+    with _opened(url, compression, open_stream) as file:
+        has_positions = is_local(url) and compression is None and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        source: ForwardBytes = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
+        with _naming(url, source, "a tar"):
+            yield from _grouped(url, _contents(url, source, max_member_bytes))
+
+
+def compression_of(url: str) -> str | None:
+    """Return how a tar is compressed, by its suffix; None if it is not."""
+    return next((name for suffix, name in _COMPRESSIONS.items() if path_of(url).endswith(suffix)), None)
+
+
+@contextmanager
+def _opened(url: str, compression: str | None, open_stream: Callable[[str], RemoteStream]) -> Iterator[Any]:
+    """Open a tar; remote ones are unpacked locally, so that reading can continue where a request broke off."""
+    if is_local(url):
+        with open_url(url, compression=compression) as file:
+            yield file
+        return
+    unpack = None if compression is None else compr.get(compression)
+    if compression is not None and unpack is None:
+        raise DataError(f"{url!r} cannot be read: Compression type {compression} not supported")
+    with open_stream(url) as raw:
+        yield raw if unpack is None else unpack(raw, mode="r")
+
+
 def _members(url: str, source: ForwardBytes) -> Iterator[Member]:
     """Yield the members that belong to samples."""
     for entry in read_entries(source):
@@ -75,7 +128,7 @@ def _members(url: str, source: ForwardBytes) -> Iterator[Member]:
 
 
 def _split(name: str) -> tuple[str | None, str | None]:
-    """Return key and field as webdataset's `base_plus_ext` does, which takes longer."""
+    """Return key and field like webdataset's `base_plus_ext`, which is slower."""
     folder, slash, file = name.rpartition("/")
     stem, dot, field = file.partition(".")
     if stem and dot and "\n" not in name:
@@ -107,7 +160,7 @@ def _contents(url: str, source: ForwardBytes, max_bytes: int) -> Iterator[tuple[
 
 @contextmanager
 def _naming(url: str, source: ForwardBytes, what: str, hint: Callable[[], str] = str) -> Iterator[None]:
-    """Let what cannot be read be an error that names the shard and the place."""
+    """Replace errors by ones that name the shard and the place."""
     try:
         yield
     except (UnreadableTarError, BrokenStreamError) as error:
@@ -119,7 +172,7 @@ def _naming(url: str, source: ForwardBytes, what: str, hint: Callable[[], str] =
 
 
 def _grouped(url: str, members: Iterable[tuple[Member, Any]]) -> Iterator[list[tuple[Member, Any]]]:
-    """Yield the members of one sample at a time: neighbours with the same key, as webdataset groups them."""
+    """Yield the members of one sample at a time: consecutive ones with the same key, as in webdataset."""
     group: list[tuple[Member, Any]] = []
     fields: set[str] = set()
     seen: set[str] = set()
@@ -147,6 +200,129 @@ def _grouped(url: str, members: Iterable[tuple[Member, Any]]) -> Iterator[list[t
         yield group
 
 
+class _Hashed:
+    """A file that is read front to back, and hashed."""
+
+    def __init__(self, file: IO[bytes], checksum: Any) -> None:
+        self._file, self._checksum = file, checksum
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._file.read(size)
+        self._checksum.update(content)
+        return content
+
+
+def index_shard(url: str, version: Version, *, with_checksums: bool = False, checksum: Any = None) -> ShardIndex:
+    """Read the headers of a plain tar, and return where its members lie.
+
+    Of local files, only headers and integers such as classes are read; remote files are read completely.
+
+    Args:
+        url: A path or URL.
+        version: Of the tar.
+        with_checksums: Whether to read all contents and keep their CRC-32.
+        checksum: Of hashlib; updated with all bytes of a remote tar.
+
+    Raises:
+        DataError: The tar is truncated, damaged, compressed, or not a tar.
+    """
+    builder, is_here = IndexBuilder(), is_local(url)
+    with open_url(url) as opened:
+        file: Any = opened if is_here or checksum is None else _Hashed(opened, checksum)
+        source: ForwardBytes = FileBytes(file.fileno()) if is_here else StreamBytes(file)
+        with _naming(url, source, "a plain tar", lambda: _hint(file)):
+            wanted = _wanted(url, source, with_checksums=with_checksums or not is_here)
+            for group in _grouped(url, wanted):
+                add_sample(builder, group)
+            while checksum is not None and not is_here and file.read(_CHUNK):
+                pass
+    return builder.index(version)
+
+
+def _wanted(url: str, source: ForwardBytes, *, with_checksums: bool) -> Iterator[tuple[Member, bytes | None]]:
+    """Yield the members, with the contents that the index needs."""
+    for member in _members(url, source):
+        is_value = member.size <= _LONGEST_NUMBER and member.field.rsplit(".", 1)[-1] in NUMBERS
+        content = source.take(member.offset, member.size) if with_checksums or is_value else None
+        if content is not None and len(content) < member.size:
+            raise truncated(member.name, member.offset, member.size, len(content))
+        yield member, content
+
+
+def is_index_of(index: ShardIndex, url: str) -> bool:
+    """Return whether an index describes a tar, judging by the sizes and classes of a few samples."""
+    last = len(index.keys) - 1
+    probed = sorted({last * part // _NUM_PROBES for part in range(_NUM_PROBES + 1)}) if last >= 0 else []
+    labels = [places for places in index.fields.values() if places.values is not None]
+    shard = _Parts(url)
+    return all(_is_there(shard, places, sample) for places in labels or index.fields.values() for sample in probed)
+
+
+def ends_early(index: ShardIndex, url: str) -> bool:
+    """Return whether an index stops at zeros that data follow; kdpipes 0.1 made such indexes of damaged tars."""
+    ends = [int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()]
+    start, stop = max((end + -end % _HEADER for end in ends), default=0), index.version.size
+    shard = _Parts(url)
+    if stop - start <= _PADDING or shard.read(start, start + _HEADER).strip(b"\0"):
+        return False  # the usual end, or members that do not belong to samples
+    parts = (shard.read(place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK))
+    return any(part.strip(b"\0") for part in parts)
+
+
+class _Parts:
+    """Reads parts of a shard; if the server sends the whole file instead, that is requested only once."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._whole = url, b""
+
+    def read(self, start: int, stop: int) -> bytes:
+        if is_local(self._url):
+            return read_span(self._url, start, stop - start)
+        if not self._whole:
+            try:
+                return read_range(Span(self._url, start, stop))
+            except NoRangesError as error:
+                self._whole = error.content
+        return self._whole[start:stop]
+
+
+def _is_there(shard: _Parts, places: Places, sample: int) -> bool:
+    offset, size = int(places.offsets[sample]), int(places.sizes[sample])
+    if offset < 0:
+        return True
+    start, stop = offset - _HEADER, offset + (0 if places.values is None else size)
+    found = shard.read(start, stop)
+    digits = found[_SIZE_IN_HEADER].strip(b" \0")
+    is_plain = digits.isdigit()  # larger sizes than 8 GiB are in another notation
+    if len(found) < stop - start or (is_plain and int(digits, 8) != size):
+        return False
+    text = _text(found[_HEADER:])
+    return places.values is None or bool(INTEGER.fullmatch(text) and int(text) == places.values[sample])
+
+
+def add_sample(builder: IndexBuilder, group: Sequence[tuple[Member, bytes | None]]) -> None:
+    """Add the members of one sample to an index, each with its content, if that has been read."""
+    rows: list[tuple[str, int, int, int | None, int | None]] = []
+    for (_, field, _, offset, size), content in group:
+        checksum = value = None
+        if content is not None:
+            checksum = zlib.crc32(content)
+            is_number = size <= _LONGEST_NUMBER and field.rsplit(".", 1)[-1] in NUMBERS
+            if is_number and INTEGER.fullmatch(text := _text(content)):
+                value = int(text)
+        rows.append((field, offset, size, checksum, value))
+    builder.add(group[0][0].key, rows)
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "replace").strip()
+
+
+def _hint(file: IO[bytes]) -> str:
+    is_compressed = file.read(4).startswith((b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd"))
+    return " Compressed tars have no positions: read them with `kdp.stream_shards`." if is_compressed else ""
+
+
 class DottedKeys:
     """Warns once about samples that were merged because their keys have dots.
 
@@ -165,7 +341,7 @@ class DottedKeys:
         self._first: tuple[str, dict[str, set[str]]] | None = None
 
     def see(self, key: str, fields: Iterable[str]) -> None:
-        """Look at a sample and its fields."""
+        """Check a sample and its fields."""
         if self._is_decided or not all("." in field for field in fields):
             return
         parts: dict[str, set[str]] = defaultdict(set)
@@ -203,199 +379,3 @@ class DottedKeys:
         )
         if self._warns:
             warnings.warn(self.message, stacklevel=2)
-
-
-def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield (key, content of each field) of a tar's samples: see `read_members`."""
-    for group in read_members(url):
-        yield group[0][0].key, {member.field: content for member, content in group}
-
-
-def read_members(
-    url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream, max_member_bytes: int = MAX_MEMBER_BYTES
-) -> Iterator[list[tuple[Member, bytes]]]:
-    """Yield the members of each of a tar's samples with their contents, front to back.
-
-    Tars are unpacked by their suffix. Of a tar elsewhere, what comes next is read ahead, and reading goes on where a
-    request has failed.
-
-    Args:
-        url: A path or URL.
-        open_stream: Opens a tar elsewhere.
-        max_member_bytes: The maximum size of a member; a small compressed file can hold very large members.
-
-    Raises:
-        FileNotFoundError: There is no such tar.
-        DataError: The tar is truncated, or is none; it cannot be read on; two members of a sample have the same
-            extension.
-    """
-    compression = compression_of(url)
-    with _opened(url, compression, open_stream) as file:
-        has_positions = is_local(url) and compression is None and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-        source: ForwardBytes = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
-        with _naming(url, source, "a tar"):
-            yield from _grouped(url, _contents(url, source, max_member_bytes))
-
-
-def compression_of(url: str) -> str | None:
-    """Return how a tar is compressed, by its suffix; None if it is not."""
-    return next((name for suffix, name in _COMPRESSIONS.items() if path_of(url).endswith(suffix)), None)
-
-
-@contextmanager
-def _opened(url: str, compression: str | None, open_stream: Callable[[str], RemoteStream]) -> Iterator[Any]:
-    """Open a tar; what is compressed elsewhere is unpacked here, so that reading it can go on where it broke off."""
-    if is_local(url):
-        with open_url(url, compression=compression) as file:
-            yield file
-        return
-    unpack = None if compression is None else compr.get(compression)
-    if compression is not None and unpack is None:
-        raise DataError(f"{url!r} cannot be read: Compression type {compression} not supported")
-    with open_stream(url) as raw:
-        yield raw if unpack is None else unpack(raw, mode="r")
-
-
-class _Hashed:
-    """A file that is read front to back, and what all of it hashes to."""
-
-    def __init__(self, file: IO[bytes], checksum: Any) -> None:
-        self._file, self._checksum = file, checksum
-
-    def read(self, size: int = -1) -> bytes:
-        content = self._file.read(size)
-        self._checksum.update(content)
-        return content
-
-
-def index_shard(url: str, version: Version, *, with_checksums: bool = False, checksum: Any = None) -> ShardIndex:
-    """Read the headers of a plain tar, and return where its members lie.
-
-    Of a file on this machine, contents are passed over, but for classes and the like; other storage is read through.
-
-    Args:
-        url: A path or URL.
-        version: Of the tar.
-        with_checksums: Whether to read all contents and keep their CRC-32.
-        checksum: Of hashlib; updated with all bytes of a tar that lies elsewhere.
-
-    Raises:
-        DataError: The tar is truncated, damaged, compressed, or none.
-    """
-    builder, is_here = IndexBuilder(), is_local(url)
-    with open_url(url) as opened:
-        file: Any = opened if is_here or checksum is None else _Hashed(opened, checksum)
-        source: ForwardBytes = FileBytes(file.fileno()) if is_here else StreamBytes(file)
-        with _naming(url, source, "a plain tar", lambda: _hint(file)):
-            wanted = _wanted(url, source, with_checksums=with_checksums or not is_here)
-            for group in _grouped(url, wanted):
-                builder.add(group)
-            while checksum is not None and not is_here and file.read(_CHUNK):
-                pass
-    return builder.index(version)
-
-
-def _wanted(url: str, source: ForwardBytes, *, with_checksums: bool) -> Iterator[tuple[Member, bytes | None]]:
-    """Yield the members, with the contents that an index is made of."""
-    for member in _members(url, source):
-        is_value = member.field.rsplit(".", 1)[-1] in NUMBERS and member.size <= _LONGEST_NUMBER
-        content = source.take(member.offset, member.size) if with_checksums or is_value else None
-        if content is not None and len(content) < member.size:
-            raise truncated(member.name, member.offset, member.size, len(content))
-        yield member, content
-
-
-def is_index_of(index: ShardIndex, url: str) -> bool:
-    """Return whether an index is that of a tar, as far as a few samples tell: their sizes, and their classes."""
-    last = len(index.keys) - 1
-    probed = sorted({last * part // _NUM_PROBES for part in range(_NUM_PROBES + 1)}) if last >= 0 else []
-    labels = [places for places in index.fields.values() if places.values is not None]
-    shard = _Parts(url)
-    return all(_is_there(shard, places, sample) for places in labels or index.fields.values() for sample in probed)
-
-
-def ends_early(index: ShardIndex, url: str) -> bool:
-    """Return whether an index stops at zeros that data follow; kdpipes 0.1 made such indexes of damaged tars."""
-    ends = [int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()]
-    start, stop = max((end + -end % _HEADER for end in ends), default=0), index.version.size
-    shard = _Parts(url)
-    if stop - start <= _PADDING or shard.read(start, start + _HEADER).strip(b"\0"):
-        return False  # the usual end, or members that belong to no sample
-    parts = (shard.read(place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK))
-    return any(part.strip(b"\0") for part in parts)
-
-
-class _Parts:
-    """Reads parts of a shard; if the server sends the whole file instead, that is requested only once."""
-
-    def __init__(self, url: str) -> None:
-        self._url, self._whole = url, b""
-
-    def read(self, start: int, stop: int) -> bytes:
-        if is_local(self._url):
-            return read_span(self._url, start, stop - start)
-        if not self._whole:
-            try:
-                return read_range(Span(self._url, start, stop))
-            except NoRangesError as error:
-                self._whole = error.content
-        return self._whole[start:stop]
-
-
-def _is_there(shard: _Parts, places: Places, sample: int) -> bool:
-    offset, size = int(places.offsets[sample]), int(places.sizes[sample])
-    if offset < 0:
-        return True
-    start, stop = offset - _HEADER, offset + (0 if places.values is None else size)
-    found = shard.read(start, stop)
-    digits = found[_SIZE_IN_HEADER].strip(b" \0")
-    is_plain = digits.isdigit()  # sizes above 8 GiB stand elsewhere
-    if len(found) < stop - start or (is_plain and int(digits, 8) != size):
-        return False
-    text = _text(found[_HEADER:])
-    return places.values is None or bool(INTEGER.fullmatch(text) and int(text) == places.values[sample])
-
-
-class IndexBuilder:
-    """Gathers the members of a shard."""
-
-    def __init__(self) -> None:
-        self._keys: list[str] = []
-        self._rows = defaultdict[str, "array[int]"](
-            lambda: array("q")
-        )  # of each member: sample, offset, size, checksum
-        self._values = defaultdict[str, "array[int]"](lambda: array("q"))
-        self._has_checksums = True
-
-    def add(self, group: Sequence[tuple[Member, bytes | None]]) -> None:
-        """Take the members of one sample, each with its content, if that has been read."""
-        for member, content in group:
-            checksum = 0 if content is None else zlib.crc32(content)
-            self._has_checksums &= content is not None
-            self._rows[member.field].extend((len(self._keys), member.offset, member.size, checksum))
-            if content is not None and len(content) <= _LONGEST_NUMBER and INTEGER.fullmatch(text := _text(content)):
-                self._values[member.field].append(int(text))
-        self._keys.append(group[0][0].key)
-
-    def index(self, version: Version) -> ShardIndex:
-        """Return the index of the samples so far."""
-        return ShardIndex(version, PackedStrings(self._keys), {field: self._places(field) for field in self._rows})
-
-    def _places(self, field: str) -> Places:
-        rows = np.frombuffer(self._rows[field], dtype=np.int64).reshape(-1, 4)
-        columns = np.zeros((3, len(self._keys)), dtype=np.int64)
-        columns[0] = -1
-        columns[:, rows[:, 0]] = rows[:, 1:].T
-        values = np.frombuffer(self._values[field], dtype=np.int64) if field in self._values else None
-        is_number = field.rsplit(".", 1)[-1] in NUMBERS and values is not None and len(values) == len(self._keys)
-        checksums = columns[2].astype(np.uint32) if self._has_checksums else None
-        return Places(columns[0], columns[1], checksums, values if is_number else None)
-
-
-def _text(content: bytes) -> str:
-    return content.decode("utf-8", "replace").strip()
-
-
-def _hint(file: IO[bytes]) -> str:
-    is_compressed = file.read(4).startswith((b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd"))
-    return " Compressed tars have no positions: read them with `kdp.stream_shards`." if is_compressed else ""

@@ -1,21 +1,37 @@
-"""The headers of tars: ustar, pax, GNU and v7."""
+"""The headers of tars (ustar, pax, GNU and v7), and the bytes of files and streams by offset that they are read from.
+
+webdataset's reader, which uses tarfile, takes four times as long, and tarfile takes a damaged header for the end.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, NoReturn
+from typing import IO, Literal, NamedTuple, NoReturn
 from zlib import adler32
 
-from kdpipes.storage.forward import ForwardBytes
+from kdpipes.storage.files import pread
 
-__all__ = ["Entry", "NoTarError", "UnreadableTarError", "read_entries", "truncated"]
+__all__ = [
+    "Entry",
+    "FileBytes",
+    "ForwardBytes",
+    "NoTarError",
+    "StreamBytes",
+    "UnreadableTarError",
+    "read_entries",
+    "truncated",
+]
 
 _BLOCK = 512
-_TIMES = re.compile(rb"([0-9]+ [acm]time=[0-9.]+\n)+")  # all that webdataset's writer says; it tells nothing
-_TELLING = frozenset({b"path", b"size"})
+_TIMES = re.compile(rb"([0-9]+ [acm]time=[0-9.]+\n)+")  # all that webdataset's writer notes; not needed here
+_USED = frozenset({b"path", b"size"})
 _MAX_EXTENSION = 1 << 24
 _CHUNK = 1 << 16
+_STREAM_CHUNK, _STREAM_STEP = 1 << 20, 1 << 24
+_STRAIGHT = 1 << 14
+_SMALL, _LARGE = 1 << 12, 1 << 18
 _MANY = 8
 _END = -1  # in the place of a size
 _PAX, _GLOBAL, _SOLARIS, _LONG_NAME, _LONG_LINK, _SPARSE = map(ord, "xgXLKS")
@@ -25,6 +41,89 @@ _EMPTY = frozenset(b"123456")  # links, devices, folders and pipes have no conte
 
 Kind = Literal["file", "link", "sparse", "other"]
 _KINDS: dict[int, Kind] = {**dict.fromkeys(_FILES, "file"), **dict.fromkeys(_LINKS, "link"), _SPARSE: "sparse"}
+
+
+class FileBytes:
+    """The bytes of an open local file by offset. If the file shrinks meanwhile, fewer bytes are returned.
+
+    Large reads go directly into the result, small ones through a window, which grows while all of the file is read and
+    stays small while most of it is skipped.
+    """
+
+    goes_back = True
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._window = b""
+        self._begin = 0
+        self._ahead = _SMALL
+        self._position = 0
+        self.size: int | None = os.fstat(descriptor).st_size
+
+    @property
+    def position(self) -> int:
+        """The offset up to which bytes have been read."""
+        return self._position
+
+    def take(self, offset: int, size: int, /) -> bytes:
+        start = offset - self._begin
+        stop = start + size
+        return self._window[start:stop] if stop <= len(self._window) else self._read(offset, size)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        if size > _STRAIGHT:
+            content = pread(self._descriptor, size, offset)
+            self._position = offset + len(content)
+            return content
+        is_next = offset <= self._begin + len(self._window)
+        self._ahead = min(2 * self._ahead, _LARGE) if is_next else _SMALL
+        self._window, self._begin = pread(self._descriptor, max(size, self._ahead), offset), offset
+        self._position = offset + len(self._window)
+        return self._window[:size]
+
+
+class StreamBytes:
+    """The bytes of a file that cannot seek: offsets only grow. Memory is taken as bytes arrive, not as requested."""
+
+    goes_back = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._read = getattr(file, "read1", file.read)  # so that all bytes before damage are seen
+        self._chunk = b""
+        self._begin = 0
+        self.size: int | None = None
+
+    @property
+    def position(self) -> int:
+        """The offset up to which bytes have been read."""
+        return self._begin + len(self._chunk)
+
+    def take(self, offset: int, size: int, /) -> bytes:
+        start = offset - self._begin
+        stop = start + size
+        return self._chunk[start:stop] if stop <= len(self._chunk) else self._take_more(offset, size)
+
+    def _take_more(self, offset: int, size: int) -> bytes:
+        while self.position < offset and self._advance(_STREAM_CHUNK):
+            pass
+        parts = [self._chunk[max(offset - self._begin, 0) :]]
+        missing = size - len(parts[0])
+        while missing > 0 and self._advance(missing):
+            parts.append(self._chunk)
+            missing -= len(self._chunk)
+        if missing < 0:
+            parts[-1] = parts[-1][:missing]
+        return b"".join(parts)
+
+    def _advance(self, wanted: int) -> bool:
+        chunk = self._read(min(max(wanted, _STREAM_CHUNK), _STREAM_STEP))
+        self._begin, self._chunk = self.position, chunk
+        if not chunk:
+            self.size = self._begin
+        return bool(chunk)
+
+
+ForwardBytes = FileBytes | StreamBytes
 
 
 class Entry(NamedTuple):
@@ -44,15 +143,15 @@ class Entry(NamedTuple):
 
 
 class UnreadableTarError(Exception):
-    """A tar that is cut or damaged: says so in words that follow its name."""
+    """A tar that is truncated or damaged; the message follows its name."""
 
 
 class NoTarError(Exception):
-    """A file that does not begin as a tar: says why."""
+    """A file that does not begin like a tar; the message is the reason."""
 
 
 class _HeaderError(Exception):
-    """A block that is no header: says why."""
+    """A block that is not a header; the message is the reason."""
 
 
 def read_entries(source: ForwardBytes) -> Iterator[Entry]:
@@ -70,13 +169,13 @@ def read_entries(source: ForwardBytes) -> Iterator[Entry]:
 
 
 class _Headers:
-    """The headers of a tar, one after the other."""
+    """Reads the headers of a tar, one after the other."""
 
     def __init__(self, source: ForwardBytes) -> None:
         self._take = source.take
         self._source = source
         self._offset = 0
-        self._known: dict[bytes, int] = {}  # pax headers, of which many are the same, and the sizes in them
+        self._known: dict[bytes, int] = {}  # pax headers, many of which are equal, and the sizes in them
 
     def next(self) -> Entry | None:
         """Return the next member, or None at the end mark."""
@@ -102,7 +201,7 @@ class _Headers:
             self._offset += len(chunk)
 
     def _like_others(self) -> Entry | None:
-        """Return the next member, if its headers are what webdataset's writer makes of most; all of them at once."""
+        """Return the next member if its headers are like most of webdataset's, which are then read in one piece."""
         headers = self._take(self._offset, 3 * _BLOCK)
         size = self._known.get(headers[:_BLOCK], _BLOCK + 1)
         if size > _BLOCK or not _TIMES.fullmatch(headers, _BLOCK, _BLOCK + size):
@@ -144,7 +243,7 @@ class _Headers:
         raise UnreadableTarError(f"is truncated: no end mark stands at offset {offset}") from None
 
     def _extended(self, block: bytes, size: int) -> Entry:
-        """Return the member behind extended headers; of two that say the same of it, the first holds, as in tarfile."""
+        """Return the member after extended headers; of two values for the same key, the first holds, as in tarfile."""
         begin, records = self._offset - _BLOCK, dict[bytes, bytes]()
         kind = block[156]
         while kind in _EXTENSIONS:
@@ -157,13 +256,16 @@ class _Headers:
         if not records:
             return self._entry(_name(block), block, size)
         if b"size" in records:
-            size = _decimal(records[b"size"], begin)
+            digits = records[b"size"]
+            if not digits.isdigit() or len(digits) > 20:
+                raise _damaged(begin, f"gives {digits[:20]!r} as a size")
+            size = int(digits)
         path = records.get(b"GNU.sparse.name", records.get(b"path"))
         name = _name(block) if path is None else path.decode("utf-8", "surrogateescape")
         return self._entry(name, block, size, has_map=any(key.startswith(b"GNU.sparse.") for key in records))
 
     def _records(self, kind: int, size: int) -> dict[bytes, bytes]:
-        """Return what an extended header says of a member's path, size and holes."""
+        """Return the path, size and holes of a member in an extended header."""
         begin = self._offset
         if size > _MAX_EXTENSION:
             raise _damaged(begin, f"claims {size} bytes")
@@ -187,7 +289,7 @@ class _Headers:
         return {}
 
     def _entry(self, name: str, block: bytes, size: int, *, has_map: bool = False) -> Entry:
-        """Return a member, and go on behind it."""
+        """Return a member, and skip its content."""
         kind = block[156]
         if kind == _SPARSE:
             self._pass_map(block)
@@ -201,7 +303,7 @@ class _Headers:
         return entry
 
     def _pass_map(self, block: bytes) -> None:
-        """Go on behind the map of a sparse file of GNU's."""
+        """Skip the map of a sparse file in GNU's format."""
         has_more = block[482]
         while has_more:
             block = self._take(self._offset, _BLOCK)
@@ -212,7 +314,7 @@ class _Headers:
 
 
 def truncated(name: str, offset: int, size: int, num_there: int) -> UnreadableTarError:
-    """Return the error for a member whose content is cut."""
+    """Return the error for a member whose content is truncated."""
     return UnreadableTarError(
         f"is truncated in member {name!r} at offset {offset}: {size} bytes are due, {num_there} are there"
     )
@@ -236,7 +338,7 @@ def _checked_size(block: bytes) -> int:
     if block.isascii():  # then the sum is below the modulus of adler32, whose lower half is the sum of all bytes + 1
         found = (adler32(block[156:], adler32(block[:148])) & 0xFFFF) + 255
     else:
-        found = _sum(block)
+        found = sum(block) - sum(block[148:156]) + 256
     if block[148:156] != b"%06o\0 " % found and not _is_odd_sum(block, found):
         return _END
     size = _number(block[124:136])
@@ -245,12 +347,8 @@ def _checked_size(block: bytes) -> int:
     return size
 
 
-def _sum(block: bytes) -> int:
-    return sum(block) - sum(block[148:156]) + 256
-
-
 def _is_odd_sum(block: bytes, found: int) -> bool:
-    """Return whether the sum is right, if written in another way or of signed bytes; only an end mark has none."""
+    """Return whether the sum is right in another notation, or of signed bytes; only an end mark has no sum."""
     num_negative = sum(byte > 127 for byte in block[:148] + block[156:])
     if _number(block[148:156]) in {found, found - 256 * num_negative}:
         return True
@@ -274,7 +372,7 @@ def _number(field: bytes) -> int:
 
 
 def _pax_records(payload: bytes, offset: int) -> dict[bytes, bytes]:
-    """Return the records of a pax header ("<length of the record> <key>=<value>\\n") that tell path, size or holes."""
+    """Return the records of a pax header ("<length of the record> <key>=<value>\\n") with path, size or holes."""
     records: dict[bytes, bytes] = {}
     begin = 0
     while begin < len(payload):
@@ -286,15 +384,9 @@ def _pax_records(payload: bytes, offset: int) -> dict[bytes, bytes]:
             if not payload[begin:].strip(b"\0"):
                 break
             raise _damaged(offset, f"has no record at byte {begin}")
-        if key in _TELLING or key.startswith(b"GNU.sparse."):
+        if key in _USED or key.startswith(b"GNU.sparse."):
             records[key] = value
         begin = end
     if b"path" in records:
         records[b"path"] = records[b"path"].rstrip(b"/")
     return records
-
-
-def _decimal(digits: bytes, offset: int) -> int:
-    if not digits.isdigit() or len(digits) > 20:
-        raise _damaged(offset, f"gives {digits[:20]!r} as a size")
-    return int(digits)

@@ -12,7 +12,7 @@ from kdpipes.core.operation import ErrorHandler
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.errors import ChainError, DataError, FieldError, check_choice, check_count, is_number, must_be
 from kdpipes.sample import Sample
-from kdpipes.storage.held_files import CAN_HOLD
+from kdpipes.storage.files import CAN_HOLD
 
 __all__ = ["OnError"]
 

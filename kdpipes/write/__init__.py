@@ -1,1 +1,1 @@
-"""What is written: local copies of files, and record files."""
+"""Write data sets: as shards, as records, and as local copies."""

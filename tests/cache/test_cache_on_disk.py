@@ -249,16 +249,19 @@ def test_a_remote_source_is_not_read_ahead_for_what_is_cached(
 ) -> None:
     shards = kdp.open_shards(photo_shards).rename_fields(x="jpg", y="cls")
     source = shards.source
-    announced: list[int] = []
+    prefetched: list[int] = []
+
+    def note(_: Any, order: Any) -> None:
+        prefetched.extend([-1] if order.is_epoch else order.positions().tolist())
+
     monkeypatch.setattr(source, "_is_remote", True)
-    monkeypatch.setattr(source._members, "announce", lambda catalog, positions: announced.extend(positions.tolist()))
-    monkeypatch.setattr(source._members, "expect", lambda positions: announced.append(-1))
+    monkeypatch.setattr(source._members, "prefetch", note)
     chain = shards.cache_on_disk(tmp_path / "cache", is_durable=False).select("x").deal(batch_size=40)
     first = list(chain)
-    assert sorted(announced) == [-1, *range(160)]
-    announced.clear()
+    assert sorted(prefetched) == [-1, *range(160)]
+    prefetched.clear()
     assert list(chain) == first
-    assert announced == []
+    assert prefetched == []
 
 
 def test_a_folder_without_a_name_is_refused() -> None:

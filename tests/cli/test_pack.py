@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes.write.write_shards import write_shards
+from kdpipes.write.shards import write_shards
 
 
 def contents(folder: Path) -> dict[str, bytes]:

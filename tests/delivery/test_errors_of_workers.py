@@ -229,7 +229,7 @@ for limit in (*range(before + 2, before + 30, 3), before + 100):
         print(len(list(loader)))
     except OSError as error:
         assert error.errno == 24
-        needed = "4 workers need up to 40 file descriptors in addition to those that are open"
+        needed = "4 workers need up to 32 file descriptors in addition to those that are open"
         assert error.strerror.startswith(f"Too many open files. {needed}; `ulimit -n` is {limit}."), error
         print("reported")
         del error

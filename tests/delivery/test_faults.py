@@ -17,9 +17,10 @@ import torch
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.delivery import shared_slots
-from kdpipes.delivery.merger import Merger
-from kdpipes.delivery.worker_process import WorkerProcess
+from kdpipes.loader import buffers
+from kdpipes.loader.channel import Channel
+from kdpipes.loader.merge import Merger
+from kdpipes.loader.processes import WorkerProcess
 from tests.delivery.faults import end_process, numbers, services, wait_for_ever, while_armed, within_patience
 
 
@@ -160,10 +161,10 @@ def test_a_worker_that_always_gets_stuck_is_an_error(kind: str, tmp_path: Path) 
 def test_without_shared_memory_batches_arrive_and_the_log_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(file: int, size: int) -> None:
+    def refuse(file: int, start: int, size: int) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(shared_slots, "_allocate", refuse)
+    monkeypatch.setattr(buffers, "_allocate", refuse)
     pipe = numbers(lambda x: torch.full([50_000], x), size=8)
     with (
         caplog.at_level(logging.WARNING, "kdpipes"),
@@ -345,14 +346,14 @@ def test_an_iterator_that_was_interrupted_gives_way_to_a_later_one(monkeypatch: 
 
 
 def test_ctrl_c_in_the_midst_of_an_order_leaves_a_loader_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(worker: WorkerProcess, content: bytes) -> None:
-        worker.link.send(content[:40])
+    def half(channel: Channel, content: bytes) -> None:
+        channel.link.send(content[:40])
         raise KeyboardInterrupt
 
     with kdp.Loader(numbers(), num_workers=2, start_method="fork") as loader:
         list(loader)
         with monkeypatch.context() as patched:
-            patched.setattr(WorkerProcess, "send", half)
+            patched.setattr(Channel, "post", half)
             with pytest.raises(KeyboardInterrupt):
                 list(loader)
         assert within_patience(lambda: list(loader)) == list(numbers())

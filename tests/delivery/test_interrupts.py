@@ -13,8 +13,8 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes._interrupts import uninterrupted
-from kdpipes.delivery import worker_process
-from kdpipes.delivery.worker import work
+from kdpipes.loader import processes
+from kdpipes.loader.worker_main import work
 
 STORM = """
 import gc, os, random, select, signal
@@ -105,7 +105,7 @@ def _interrupted_work(*arguments: Any) -> None:
 
 
 def test_a_worker_that_starts_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "work", _interrupted_work)
+    monkeypatch.setattr(processes, "work", _interrupted_work)
     pipe = kdp.from_dataset([(number, 0) for number in range(4)]).select("x").deal(batch_size=1)
     with kdp.Loader(pipe, num_workers=2, start_method="fork") as loader:
         assert len(list(loader)) == 4

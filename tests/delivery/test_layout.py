@@ -107,8 +107,8 @@ def test_the_order_of_an_epoch_is_that_of_the_ranks_of_this_machine(
         begin = rank - rank % num_told
         here = epochs[begin : begin + num_told]
         want = [position for batch in range(first, 5) for one in here for position in one.positions(batch)]
-        assert epochs[rank].order(first).tolist() == want
-    assert len(EqualEpoch(40, Layout(2, None, "keep"), Sharding(), Permutation(40, key=b"")).order(0)) == 0
+        assert [position for part in epochs[rank].windows(first) for position in part.tolist()] == want
+    assert not list(EqualEpoch(40, Layout(2, None, "keep"), Sharding(), Permutation(40, key=b"")).windows(0))
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 300, 2_000])

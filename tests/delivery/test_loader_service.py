@@ -11,8 +11,8 @@ import torch
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 import kdpipes as kdp
-from kdpipes.delivery.producer import Frame, Kind
-from kdpipes.delivery.worker import Options, _Teller
+from kdpipes.loader.channel import Kind, Message
+from kdpipes.loader.worker_main import Options, Sender
 
 SERVICES = [
     pytest.param(lambda: None, id="inline"),
@@ -143,10 +143,10 @@ def test_a_worker_is_ahead_by_so_many_batches_and_bytes(
 ) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        teller = _Teller(theirs, Options(0, 1, 0, prefetch, 64, max_bytes, 1))
+        sender = Sender(theirs, Options(0, 1, 0, prefetch, 64, max_bytes, 1))
         for number, size in enumerate(sizes):
-            teller.tell(Frame(Kind.ITEM, number, np.zeros(size, dtype=np.uint8)))
-        assert teller._is_far_ahead() is not is_room_left
+            sender.send(Message(Kind.ITEM, number, np.zeros(size, dtype=np.uint8)))
+        assert sender.is_far_ahead() is not is_room_left
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdpipes.delivery.merger import Tally
+from kdpipes.loader.merge import Counters
 
 
 def told(first: int, number: int) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def told(first: int, number: int) -> dict[str, Any]:
 
 
 def test_of_the_pieces_of_a_long_run_the_latest_are_kept() -> None:
-    tally = Tally()
+    tally = Counters()
     for first in range(0, 30_000, 1000):
         tally.note_times(told(first, 1000))
     for name in ("events", "batches"):
@@ -23,7 +23,7 @@ def test_of_the_pieces_of_a_long_run_the_latest_are_kept() -> None:
 
 
 def test_pieces_are_appended_where_they_are_kept() -> None:
-    tally = Tally()
+    tally = Counters()
     tally.note_times(told(0, 2))
     before = tally.times["one"]["batches"]
     tally.note_times(told(2, 2))

@@ -98,7 +98,7 @@ def test_what_is_no_device_is_refused(device: Any, error: type[Exception]) -> No
 def test_a_device_that_is_not_there_is_refused_when_iteration_begins_and_not_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pipes = {name: chain()._source.to_device(name) for name in ("cuda", "cuda:2", "xla")}
+    pipes = {name: chain().source.to_device(name) for name in ("cuda", "cuda:2", "xla")}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(
         ValueError, match=r"`device` must be one that this machine has, but is 'cuda' instead.* no CUDA"

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kdpipes import _meter
-from kdpipes.delivery import lane_profile
+from kdpipes.loader import profile as loader_profile
 from tests.look.clocks import Clock
 
 
@@ -17,5 +17,5 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(_meter, "clock", made)
     monkeypatch.setattr(time, "perf_counter", made)
-    monkeypatch.setattr(lane_profile, "_CALL_S", 0.0)  # so that every item is measured
+    monkeypatch.setattr(loader_profile, "_CALL_S", 0.0)  # so that every item is measured
     return made

@@ -111,8 +111,7 @@ def test_shards_elsewhere_are_not_read_ahead(photo_shards: str, monkeypatch: pyt
     told: list[Any] = []
     shards = kdp.open_shards(photo_shards)
     shards.is_elsewhere = True
-    monkeypatch.setattr(type(shards), "announce", lambda _, positions: told.append(positions))
-    monkeypatch.setattr(type(shards), "expect", lambda _, positions: told.append(positions))
+    monkeypatch.setattr(type(shards), "prefetch", lambda _, order: told.append(order))
     dealt = shards.select("key").deal(batch_size=2, shuffle="shards")
     dealt.peek(1)
     assert told == []

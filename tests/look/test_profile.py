@@ -18,8 +18,8 @@ from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.chain import Chain
-from kdpipes.delivery import lane_profile
-from kdpipes.delivery.producer import Producer
+from kdpipes.loader import profile as loader_profile
+from kdpipes.loader.worker import Producer
 from tests.look.clocks import Clock
 
 NUM = 12
@@ -155,7 +155,7 @@ def test_pipes_behind_the_workers_are_measured_in_the_main_process(clock: Clock)
 
 
 def test_what_is_not_measured_is_reckoned_from_what_is(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_profile, "_CALL_S", 10.0)  # so that it is never worth it
+    monkeypatch.setattr(loader_profile, "_CALL_S", 10.0)  # so that it is never worth it
     chain = source(clock, 0.002).transform("x", spends(clock, 0.006)).select("x").deal(batch_size=1)
     told = run(chain, epochs=2)
     assert shares(told) == {"Slow": 0.25, "transform": 0.75}
@@ -199,7 +199,7 @@ def test_without_profile_nothing_is_measured_and_with_it_the_chain_stays_as_it_i
         for profile in (False, True):
             with kdp.Loader(pipe, profile=profile) as loader:
                 assert next(iter(loader))
-                producer = loader._own._lanes[0]._producer
+                producer = loader._own._lanes[0].producer
                 assert (type(producer) is Producer) is not profile
                 assert [(type(upstream), set(vars(upstream))) for upstream in Chain.of(pipe).pipes] == before
                 inner = [(type(upstream), set(vars(upstream))) for upstream in Chain.of(producer._chain).pipes]

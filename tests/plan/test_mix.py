@@ -115,7 +115,7 @@ def test_sources_that_number_classes_differently_are_refused(join: Any) -> None:
 
 def weighted(weights: Any, labels: list[Any], **given: Any) -> list[int]:
     pipe = kdp.from_dataset([0] * len(labels), "x", labels=labels, class_names=["heron", "stork"])
-    found: list[int] = pipe.sample_weighted(weights, **given).positions().tolist()
+    found: list[int] = pipe.sample_weighted(weights, **given).chosen().tolist()
     return found
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
-from kdpipes.core.randomness import planning
 from tests.resuming import FRESH, digests, inline, jitter, of_rank, processes, threads, travelled
 
 LABELS = [n % 3 if n % 7 else 0 for n in range(40)]
@@ -73,8 +72,7 @@ def test_draws_of_each_epoch_follow_the_weights() -> None:
     pipe = source().sample_weighted({"heron": 1.0, "stork": 4.0}, num_samples=4000)
     weights = {0: LABELS.count(0), 1: 4 * LABELS.count(1)}
     for epoch in range(3):
-        with planning(epoch):
-            labels = np.asarray(LABELS)[pipe.positions()]
+        labels = np.asarray(LABELS)[pipe.chosen(epoch)]
         assert abs((labels == 1).mean() - weights[1] / sum(weights.values())) < 0.03
 
 
@@ -172,8 +170,7 @@ def test_shards_are_shuffled_as_they_are_drawn(photo_shards: str) -> None:
     inline_chain, plain = chain(), shards.sample_weighted(np.arange(160.0), num_samples=60)
     expected = [list(inline_chain) for _ in range(3)]
     for epoch, batches in enumerate(expected):
-        with planning(epoch):
-            chosen = shards.column("key")[plain.positions()]
+        chosen = shards.column("key")[plain.chosen(epoch)]
         assert Counter(key for batch in batches for (key,) in batch) == Counter(chosen.tolist())
     with kdp.Loader(chain(), num_workers=2) as loader:
         assert [list(loader) for _ in range(3)] == expected

@@ -18,7 +18,7 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.sources.open_records import Verify
-from kdpipes.storage import mapped_files
+from kdpipes.storage import memory
 
 NUMBER = 24
 
@@ -73,7 +73,7 @@ def test_labels_keys_and_plans_need_no_part_to_be_read(birds: Path, monkeypatch:
     def refuse(*args: Any) -> Any:
         raise AssertionError("a part has been opened")
 
-    monkeypatch.setattr(mapped_files, "_Map", refuse)
+    monkeypatch.setattr(memory, "_Map", refuse)
     for path in birds.glob("*.mdb"):
         size = path.stat().st_size
         path.write_bytes(b"")
@@ -308,7 +308,7 @@ def test_nothing_stays_open_behind_a_pipe_and_few_parts_are_open_at_once(
     assert descriptors() == before + 3, "copies share the maps"
     del copies, records
     assert descriptors() == before
-    monkeypatch.setattr(mapped_files, "_KEPT", 1)
+    monkeypatch.setattr(memory, "_KEPT", 1)
     records = kdp.open_records(birds)
     assert [int(sample["x"][0, 0, 0]) for sample in records] == numbers(birds)
     assert descriptors() == before + 1

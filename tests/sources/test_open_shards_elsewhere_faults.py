@@ -10,9 +10,9 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.errors import DataError
-from kdpipes.storage import ranges
+from kdpipes.storage import remote
 from kdpipes.storage.catalog import index_url, make_index
-from kdpipes.storage.ranges import Span
+from kdpipes.storage.remote import Span
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 from tests.sources.shards_elsewhere import LARGE, SERVICES, TARS, Service, body_bytes, dealt, epochs, in_order, opened
 
@@ -122,7 +122,7 @@ def test_a_shard_that_goes_missing_later_is_named(small: str) -> None:
 
 
 def test_a_request_for_many_samples_that_fails_costs_none_of_them(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = ranges.read_range
+    alone = remote.read_range
 
     def refuse_long(span: Span) -> bytes:
         if span.stop - span.start > 500:
@@ -132,7 +132,7 @@ def test_a_request_for_many_samples_that_fails_costs_none_of_them(small: str, mo
     with faulty_storage(small):
         pipe = opened("faulty://")
         assert len(pipe) == 36
-        monkeypatch.setattr(ranges, "read_range", refuse_long)
+        monkeypatch.setattr(remote, "read_range", refuse_long)
         with kdp.Loader(dealt(pipe.on_error("skip"))) as loader:
             list(loader)
             assert loader.skipped == []

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
-from kdpipes.storage.held_files import HeldFile
-from kdpipes.storage.shard_cache import ShardCache
+from kdpipes.core.order import Order
+from kdpipes.storage.files import HeldFile
+from kdpipes.storage.shard_cache import Shard, ShardCache
 from kdpipes.testing import Fault, faulty_storage
 from tests.sources.shards_elsewhere import (
     CHAINS,
@@ -272,17 +273,18 @@ def test_workers_wait_until_one_of_them_has_chosen_how_to_read_an_epoch(
         assert len(source) == 36
         positions = np.arange(36)
         before = len(files.requests())
-        other = threading.Thread(target=lambda: source.announce(positions[12:17]))
-        has_room_for = ShardCache.has_room_for
+        other = threading.Thread(target=lambda: source.prefetch(Order.of_next(positions[12:17])))
+        takes = ShardCache.takes
 
-        def slowly(self: ShardCache, num_bytes: int) -> bool:
-            other.start()
-            other.join(0.3)  # it cannot end before this does
-            return has_room_for(self, num_bytes)
+        def slowly(self: ShardCache, shard: Shard, num_bytes: int | None = None) -> bool:
+            if num_bytes is not None:  # the question of an epoch that begins
+                other.start()
+                other.join(0.3)  # it cannot end before this does
+            return takes(self, shard, num_bytes)
 
-        monkeypatch.setattr(ShardCache, "has_room_for", slowly)
-        source.expect(positions)
-        source.announce(positions[:5])
+        monkeypatch.setattr(ShardCache, "takes", slowly)
+        source.prefetch(Order(lambda: [positions[:20], positions[20:]], is_epoch=True))
+        source.prefetch(Order.of_next(positions[:5]))
         other.join()
         assert source[12]["x"] is not None
         assert all(one.start == 0 for one in bodies(files, before)), "no member of theirs alone"
@@ -293,8 +295,8 @@ def test_a_worker_that_is_late_does_not_choose_again_how_to_read_an_epoch(large:
         source = opened("faulty://")
         positions, before = np.arange(len(source)), len(files.requests())
         for own in (positions[:5], positions[12:17]):
-            source.expect(positions)
-            source.announce(own)
+            source.prefetch(Order(lambda: [positions[:20], positions[20:]], is_epoch=True))
+            source.prefetch(Order.of_next(own))
             assert source[int(own[0])]["x"] is not None  # less than half of a sample's bytes
         assert all(one.start == 0 for one in bodies(files, before)), "no member alone"
 

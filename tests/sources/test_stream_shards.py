@@ -16,7 +16,7 @@ import pytest
 from webdataset import TarWriter
 
 import kdpipes as kdp
-from kdpipes.storage import remote_stream
+from kdpipes.storage import remote
 from kdpipes.storage.catalog import make_index
 from kdpipes.testing import Fault, faulty_storage
 
@@ -154,8 +154,8 @@ def test_streams_outlast_what_passes(
     write: Callable[..., Path], num_workers: int, suffix: str, errors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr(remote_stream, "_FIRST_CHUNK", 1 << 12)
-    monkeypatch.setattr(remote_stream, "_LARGEST_CHUNK", 1 << 12)
+    monkeypatch.setattr(remote, "_FIRST_CHUNK", 1 << 12)
+    monkeypatch.setattr(remote, "_LARGEST_CHUNK", 1 << 12)
     paths = [write(ROWS[:2], f"a-0.{suffix}"), write(ROWS[2:], f"a-1.{suffix}")]
 
     def epochs(urls: Any, split: Any, num_workers: int) -> list[Any]:
@@ -174,8 +174,8 @@ def test_a_shard_that_cannot_be_reached_names_the_member(
     write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr(remote_stream, "_FIRST_CHUNK", 1 << 14)
-    monkeypatch.setattr(remote_stream, "_NUM_AHEAD", 1)
+    monkeypatch.setattr(remote, "_FIRST_CHUNK", 1 << 14)
+    monkeypatch.setattr(remote, "_NUM_AHEAD", 1)
     path = write(ROWS, "a.tar")
     with faulty_storage(str(path.parent), faults=[Fault("reset", after=2)], errors="s3fs"):
         stream = iter(kdp.stream_shards("faulty://a.tar"))

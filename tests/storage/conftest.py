@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdpipes.storage import download
+from kdpipes.storage import shard_folder
 from kdpipes.testing import FaultyFileSystem, faulty_storage
 from tests.storage.kept_shards import CONTENTS
 
@@ -15,7 +15,7 @@ from tests.storage.kept_shards import CONTENTS
 @pytest.fixture
 def forgets_tags(monkeypatch: pytest.MonkeyPatch) -> None:
     """No knowledge of tags from other tests."""
-    monkeypatch.setattr(download, "_without_md5", set())
+    monkeypatch.setattr(shard_folder, "_without_md5", set())
 
 
 @pytest.fixture

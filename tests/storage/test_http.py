@@ -15,10 +15,8 @@ from botocore.exceptions import NoCredentialsError
 import kdpipes as kdp
 from kdpipes.errors import DataError
 from kdpipes.storage.files import read_url, version_of
-from kdpipes.storage.ranges import Span, read_range
-from kdpipes.storage.refusals import is_refused, what_went_wrong
-from kdpipes.storage.remote_stream import RemoteStream
-from kdpipes.storage.retries import retried
+from kdpipes.storage.remote import RemoteStream, Span, read_range
+from kdpipes.storage.retries import is_refused, retried, what_went_wrong
 from kdpipes.storage.shard_cache import ShardCache
 from tests.http_server import Served, serving, tar
 

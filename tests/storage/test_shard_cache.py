@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from kdpipes.storage import download
-from kdpipes.storage.held_files import HeldFile
+from kdpipes.storage import shard_folder
+from kdpipes.storage.files import HeldFile
 from kdpipes.storage.shard_folder import ShardFolder
 from kdpipes.testing import FaultyFileSystem
 from tests.processes import fork, in_child
@@ -81,9 +81,9 @@ def test_a_damaged_copy_is_repaired_for_all_who_read_it(storage: FaultyFileSyste
 def test_a_full_disk_is_told_once_and_left_as_it_was(
     storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, num_written = download._write, 0
+    write, num_written = shard_folder.write_all, 0
 
-    def fill(file: HeldFile, content: bytes) -> None:
+    def fill(file: int, content: bytes) -> None:
         nonlocal num_written
         num_written += 1
         if num_written > 5:
@@ -93,7 +93,7 @@ def test_a_full_disk_is_told_once_and_left_as_it_was(
 
     cache = made(place, num_ranges=1)
     with monkeypatch.context() as patch:
-        patch.setattr(download, "_write", fill)
+        patch.setattr(shard_folder, "write_all", fill)
         with pytest.warns(UserWarning, match=r"^Shards cannot be kept in '.*kept': .*No space left on device\. Memb"):
             assert not has_read(cache, shard(0))
         assert kept(place, ".tar", ".part") == []

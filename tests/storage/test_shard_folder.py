@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from kdpipes.storage import download, shard_folder
-from kdpipes.storage.files import Version
-from kdpipes.storage.held_files import HeldFile
+from kdpipes.storage import shard_folder
+from kdpipes.storage.files import HeldFile, Version
 from kdpipes.storage.shard_cache import Shard, ShardCache
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import fork, in_child
@@ -174,13 +173,13 @@ def test_a_process_killed_in_a_download_keeps_no_lock_through_its_children(
 ) -> None:
     source, sink = os.pipe()
 
-    def die(file: HeldFile, content: bytes) -> None:
+    def die(file: int, content: bytes) -> None:
         fork(lambda: os.close(sink) or os.read(source, 1))  # type: ignore[func-returns-value]
         os.kill(os.getpid(), signal.SIGKILL)
 
     one = shard(0)
     with monkeypatch.context() as patch:
-        patch.setattr(download, "_write", die)
+        patch.setattr(shard_folder, "write_all", die)
         assert in_child(lambda: made(place).read(one, 0, 9)) == -signal.SIGKILL
     with HeldFile(place / f"{one.name}.part") as file:
         assert file.hold_alone()

@@ -18,9 +18,15 @@ from hypothesis import strategies as st
 from webdataset import TarWriter
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from kdpipes.storage.forward import FileBytes, ForwardBytes, StreamBytes
 from kdpipes.storage.tar import read_groups
-from kdpipes.storage.tar_headers import NoTarError, UnreadableTarError, read_entries
+from kdpipes.storage.tar_headers import (
+    FileBytes,
+    ForwardBytes,
+    NoTarError,
+    StreamBytes,
+    UnreadableTarError,
+    read_entries,
+)
 
 Found = list[tuple[str, bytes]]
 ERRORS = (NoTarError, UnreadableTarError)

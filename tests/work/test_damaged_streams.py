@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 from webdataset import TarWriter
 
 import kdpipes as kdp
-from kdpipes.delivery.same_damage import SameDamage
 from kdpipes.delivery.skipping import Skip
+from kdpipes.loader.merge import SameDamage
 from kdpipes.testing import Fault, faulty_storage
 
 PER_SHARD = 6

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kdpipes.write.copy_to_local import copy_to_local
+from kdpipes.write.copy import copy_to_local
 from tests.processes import in_child
 
 MARKERS = {"autocopy_start.txt", "autocopy_end.txt"}

@@ -13,8 +13,8 @@ import pytest
 import kdpipes as kdp
 from kdpipes import _progress
 from kdpipes.testing import Fault, faulty_storage
-from kdpipes.write import _files
-from kdpipes.write.copy_to_local import copy_to_local
+from kdpipes.write.copy import copy_to_local
+from kdpipes.write.jobs import in_parallel
 from tests.processes import exit_status, fork
 from tests.write.copies import CONTENTS, MARKERS, TRAIN, interrupted, is_complete, read, write
 
@@ -171,7 +171,7 @@ def test_who_is_at_work_is_told_of_an_error_and_waited_for() -> None:
         ended.append(stopped.wait(20))
 
     with pytest.raises(OSError, match="the first one"):
-        list(_files.in_parallel(work, range(50), 2, stopped.set))
+        list(in_parallel(work, range(50), 2, stopped.set))
     assert ended
     assert all(ended)
 

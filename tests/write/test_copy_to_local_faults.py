@@ -14,8 +14,8 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.testing import Fault, faulty_storage
-from kdpipes.write import _files, _unzip
-from kdpipes.write.copy_to_local import copy_to_local
+from kdpipes.write import copy
+from kdpipes.write.copy import copy_to_local
 from tests.write.copies import CONTENTS, TRAIN, is_complete, read, write, zipped
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -65,8 +65,8 @@ FAULTS = {
 def test_faults_of_the_storage_that_pass_are_not_noticed(
     origin: Path, local: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_unzip, "_BLOCK", 1000)
-    monkeypatch.setattr(_files, "_STEP", 1000)
+    monkeypatch.setattr(copy, "_ZIP_BLOCK", 1000)
+    monkeypatch.setattr(copy, "_STEP", 1000)
     content = os.urandom(5000)
     write(origin, {"zips/a.zip": zipped({"1": content, "2": b"2"})})
     with faulty_storage(str(origin), faults=FAULTS[name]) as storage:
@@ -120,7 +120,7 @@ def test_a_full_disk_is_told_in_numbers_before_anything_is_copied(
     origin: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(_files.shutil, "disk_usage", lambda path: type("", (), {"free": 100})())
+        patch.setattr(copy.shutil, "disk_usage", lambda path: type("", (), {"free": 100})())
         with pytest.raises(OSError, match="needs 3008 bytes, and 100 are free") as raised:
             copy_to_local(origin, local)
     assert raised.value.errno == errno.ENOSPC

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes.write import _files
-from kdpipes.write.copy_to_local import copy_to_local
+from kdpipes.write import copy
+from kdpipes.write.copy import copy_to_local
 from tests.write.copies import TRAIN, interrupted, is_complete, read, write, zipped
 
 pytestmark = pytest.mark.usefixtures("no_waits")
@@ -143,7 +143,7 @@ def test_a_zip_that_would_fill_the_disk_is_refused(origin: Path, local: Path) ->
     with zipfile.ZipFile(io.BytesIO(huge)) as archive:
         assert archive.infolist()[0].file_size == 1 << 31
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_files.shutil, "disk_usage", lambda path: type("", (), {"free": 1 << 20})())
+        patch.setattr(copy.shutil, "disk_usage", lambda path: type("", (), {"free": 1 << 20})())
         with pytest.raises(
             OSError, match=r"unpacking '.*bad.zip' needs 2147483648 bytes, and 1048576 are free"
         ) as raised:

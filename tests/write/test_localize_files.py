@@ -14,7 +14,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
-from kdpipes.write.localize_files import FileLocalizer
+from kdpipes.write.localize import FileLocalizer
 from tests.processes import exit_status, fork, in_child
 
 pytestmark = pytest.mark.usefixtures("no_waits")

@@ -20,10 +20,10 @@ import pytest
 from PIL import Image
 
 import kdpipes as kdp
-from kdpipes.storage import record_part
+from kdpipes.storage import records
 from kdpipes.storage.codec import decode
-from kdpipes.storage.record_folder import HEADER
-from kdpipes.write import write_records as module
+from kdpipes.storage.records import HEADER
+from kdpipes.write import records as module
 from tests.processes import in_child
 
 SIZES = [10, 3_000, 5_000, 100_000]  # bytes: within a page, near its half, in pages of their own
@@ -31,8 +31,8 @@ SIZES = [10, 3_000, 5_000, 100_000]  # bytes: within a page, near its half, in p
 SCRIPT = """
 import sys
 import kdpipes as kdp
-from kdpipes.storage import record_part
-record_part._AT_ONCE = 50_000
+from kdpipes.storage import records
+records._AT_ONCE = 50_000
 encode = lambda n: {"x": bytes([n]) * [10, 3_000, 5_000, 100_000][n % 4], "y": n % 3}
 kdp.write_records(range(60), sys.argv[1], num_parts=3, encode=encode)
 """
@@ -114,7 +114,7 @@ def test_bytes_depend_on_nothing_that_memory_held_before(tmp_path: Path, monkeyp
     noise = {**os.environ, "MALLOC_PERTURB_": "165", "PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / "noise")], env=noise, check=True)
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "here")])
-    monkeypatch.setattr(record_part, "_AT_ONCE", record_part._AT_ONCE)  # which the script changes
+    monkeypatch.setattr(records, "_AT_ONCE", records._AT_ONCE)  # which the script changes
     exec(compile(SCRIPT, "<string>", "exec"), {"__name__": "__main__"})
     assert contents(tmp_path / "noise") == contents(tmp_path / "here")
     with lmdb.open(str(tmp_path / "here/part-00000.mdb"), subdir=False, readonly=True, lock=False) as env:
@@ -158,8 +158,8 @@ def test_a_run_that_is_killed_within_a_part_is_gone_on_with(
     folder = tmp_path / "killed"
 
     def work() -> None:
-        record_part.encode = killed_at(record_part.encode, number)
-        record_part._AT_ONCE = 1
+        records.encode = killed_at(records.encode, number)
+        records._AT_ONCE = 1
         kdp.write_records(Birds(), folder, num_parts=3)
 
     assert in_child(work) == -signal.SIGKILL
@@ -418,7 +418,7 @@ def test_what_cannot_be_kept_or_encoded_names_the_sample(tmp_path: Path) -> None
 
 
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_part, "_make_room", lambda env, batch: None)
+    monkeypatch.setattr(records, "_make_room", lambda env, batch: None)
     with pytest.raises(OSError, match=r"part-00000\.mdb.* cannot be written: .*MDB_MAP_FULL"):
         kdp.write_records(range(9), tmp_path / "r", encode=lambda n: {"x": bytes(1_000_000)})
     assert [path.name for path in (tmp_path / "r").iterdir()] == [HEADER]

@@ -20,7 +20,7 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.errors import ChainError, DataError
-from kdpipes.write import _shard_places, _tar_shard
+from kdpipes.write import shards
 from tests.processes import in_child
 from tests.write.shards import LIMITS, QUIET, names_in, tars_in, write
 
@@ -54,9 +54,7 @@ def kill_at(place: Any, name: str, number: int, *, is_parent: bool) -> Callable[
     return lambda patch: patch.setattr(place, name, die)
 
 
-@pytest.mark.parametrize(
-    "place", [(_shard_places, "_write_index", 2), (_tar_shard.TarShard, "_added", 45)], ids=["index", "tar"]
-)
+@pytest.mark.parametrize("place", [(shards, "_write_index", 2), (shards, "as_tar_sample", 45)], ids=["index", "tar"])
 @pytest.mark.parametrize(
     "options",
     [{"max_samples": 30}, {"max_bytes": 150_000}, {"max_samples": 30, "num_workers": 2}],
@@ -95,9 +93,9 @@ def test_a_second_job_at_the_same_time_is_reported(
         assert in_child(second) == 0 if kind == "process" else second() is None
         keep(url, index)
 
-    keep = _shard_places._write_index
+    keep = shards._write_index
     with monkeypatch.context() as patched:
-        patched.setattr(_shard_places, "_write_index", during)
+        patched.setattr(shards, "_write_index", during)
         first = again()
     assert again().num_found == len(first.urls) > 1
     assert not [name for name in names_in(tmp_path) if "lock" in name or "part" in name]
@@ -111,9 +109,9 @@ def test_a_run_is_gone_on_with_by_other_workers(
             raise OSError("the storage is gone")
         keep(url, index)
 
-    keep = _shard_places._write_index
+    keep = shards._write_index
     again = partial(write, kdp.image_folder(photo_folder), tmp_path, max_samples=None, max_bytes=150_000)
-    monkeypatch.setattr(_shard_places, "_write_index", fail)
+    monkeypatch.setattr(shards, "_write_index", fail)
     for num_workers in (0, 2, 0):
         with pytest.raises(OSError, match="gone"):
             again(num_workers=num_workers)
@@ -179,10 +177,11 @@ def test_shards_that_are_there_are_looked_at_few_at_a_time(tmp_path: Path, monke
         alive.add(index)
         return index
 
-    monkeypatch.setattr(_shard_places, "index_beside", look)
-    found = _shard_places.ShardPlaces(tmp_path / "train-%06d.tar").finished(range(1000))
+    monkeypatch.setattr(shards, "index_beside", look)
+    found = shards.ShardPlaces(tmp_path / "train-%06d.tar").finished(range(1000))
     with closing(found):
-        assert next(found) == (0, (("a", "b"), 7))
+        first = next(found)
+        assert (first.number, len(first.hashes), first.num_bytes) == (0, 2, 7)
         assert len(asked) < 100
         for _ in range(500):
             next(found)

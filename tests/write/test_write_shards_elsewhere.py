@@ -1,4 +1,4 @@
-"""Shards written to storage elsewhere, or from sources there: the same bytes, faults outlasted, requests announced."""
+"""Shards written to storage elsewhere, or from sources there: the same bytes, faults outlasted, requests prefetched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.testing import Fault, faulty_storage
-from kdpipes.write import _shard_job
+from kdpipes.write import shards
 from tests.write.shards import LIMITS, QUIET, tars_in, write
 
 pytestmark = QUIET
@@ -94,10 +94,10 @@ def test_sources_elsewhere_are_told_what_will_be_read(photo_shards: str, tmp_pat
         def fetch(self, index: int) -> kdp.Sample:
             return kdp.Sample({"y": index}, key=str(index), index=index)
 
-        def announce(self, positions: Any) -> None:
-            told.append(positions.tolist())
+        def prefetch(self, order: Any) -> None:
+            told.append(order.positions().tolist())
 
     write(Telling(), tmp_path, max_samples=100)
     assert sorted(chain.from_iterable(told)) == list(range(150)), "each once, and so kept until it is read once"
     assert all(told)
-    assert max(map(len, told)) <= 2 * _shard_job._BLOCK
+    assert max(map(len, told)) <= 2 * shards._AHEAD

@@ -17,7 +17,7 @@ import kdpipes as kdp
 from kdpipes.errors import ChainError, DataError
 from kdpipes.storage.catalog import index_url, make_index
 from kdpipes.storage.files import read_url
-from kdpipes.write import _tar_shard
+from kdpipes.write import members
 from tests.write.shards import QUIET, write
 
 pytestmark = QUIET
@@ -39,11 +39,11 @@ def one(folder: Path, sample: dict[str, Any], **options: Any) -> dict[str, bytes
 )
 @pytest.mark.parametrize("size", [0, 1, 511, 110_000, 8**11 - 1, 8**11])
 def test_headers_are_those_of_tarfile(name: str, size: int) -> None:
-    made = _tar_shard.as_tar_sample(name.partition(".")[0], [])
+    made = members.as_tar_sample(name.partition(".")[0], [])
     assert made.num_bytes == 0
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o644
-    assert _tar_shard._header(name, size) == info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    assert members._header(name, size) == info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def test_long_and_odd_keys_come_back(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import kdpipes as kdp
 from kdpipes.sample import Sample
 from kdpipes.storage.decoding import decode_member
-from kdpipes.write._members import MemberEncoder
+from kdpipes.write.members import MemberEncoder
 from tests.write.shards import QUIET, write
 
 pytestmark = QUIET

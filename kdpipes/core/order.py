@@ -1,0 +1,81 @@
+"""The order in which samples will be fetched, computed window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["WINDOW", "Order", "in_windows", "ranges"]
+
+WINDOW = 1 << 16  # positions, so that an epoch of 10^7 takes kilobytes at a time and few calls
+
+Positions = NDArray[Any]
+
+
+class Order:
+    """Positions in the order in which they will be fetched: `for positions in order`.
+
+    The positions of an epoch are computed again each time they are iterated, and never held all at once.
+
+    Args:
+        windows: Returns the positions, window by window.
+        is_epoch: True: the positions of an epoch that begins, of all workers on this machine, if it goes shard by
+            shard; otherwise the order is empty. False: the positions that are fetched next.
+    """
+
+    def __init__(self, windows: Callable[[], Iterable[Positions]], *, is_epoch: bool) -> None:
+        self._windows = windows
+        self.is_epoch = is_epoch
+
+    @classmethod
+    def of_next(cls, positions: Positions) -> Order:
+        """Return the order of positions that are fetched next."""
+        return cls(lambda: (positions,), is_epoch=False)
+
+    def __iter__(self) -> Iterator[Positions]:
+        return (positions for positions in self._windows() if len(positions))
+
+    def through(self, mapping: Callable[[Positions], Positions]) -> Order:
+        """Return the order upstream of a pipe.
+
+        Args:
+            mapping: Returns the positions upstream for some positions, as many or fewer.
+        """
+        return Order(lambda: map(mapping, self), is_epoch=self.is_epoch)
+
+    def positions(self) -> Positions:
+        """Return all positions."""
+        return np.concatenate([np.zeros(0, dtype=np.int64), *self])
+
+    def probe(self, number: int) -> Positions:
+        """Return up to `number` positions, spread over the whole order."""
+        some = np.concatenate([np.zeros(0, dtype=np.int64), *(_spread(positions, number) for positions in self)])
+        return _spread(some, number)
+
+
+def _spread(positions: Positions, number: int) -> Positions:
+    if len(positions) <= number:
+        return positions
+    return positions[np.linspace(0, len(positions) - 1, number).astype(np.int64)]
+
+
+def ranges(start: int, stop: int) -> Iterator[Positions]:
+    """Yield the integers from `start` up to `stop` in windows."""
+    return (np.arange(begin, min(begin + WINDOW, stop)) for begin in range(start, stop, WINDOW))
+
+
+def in_windows(parts: Iterable[Positions]) -> Iterator[Positions]:
+    """Join short arrays into windows: each window costs some calls, however short it is."""
+    waiting: list[Positions] = []
+    size = 0
+    for part in parts:
+        waiting.append(part)
+        size += len(part)
+        if size >= WINDOW:
+            yield np.concatenate(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield np.concatenate(waiting)

@@ -1,0 +1,306 @@
+"""Pipes that choose samples and pass them on unchanged: `PlanPipe` (indexed) and `StreamPlanPipe`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe
+
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe, as_column, indexed
+from kdpipes.core.order import Order
+from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
+from kdpipes.core.randomness import plan_epoch, planning
+from kdpipes.core.registry import pipe_name
+from kdpipes.core.traits import Traits
+from kdpipes.errors import ChainError
+from kdpipes.sample import Sample
+from kdpipes.selection import Joined, Pairs
+from kdpipes.storage.shared import Shared
+
+__all__ = ["PlanPipe", "StreamPlanPipe", "join_shards", "shared_class_names", "warn_of_fixed"]
+
+
+class PlanPipe(MapPipe):
+    """A choice of the samples of one or several indexed sources; the samples pass unchanged.
+
+    A subclass implements `plan`. Length, samples, columns, class names, shards, prefetching, and what states know of
+    the pipe follow from it: its arguments, which are all attributes that the subclass sets, except for those named in
+    `computed`.
+
+    A choice by values is valid only for the samples of epoch 0. Pipes upstream that choose other samples in each epoch
+    keep those of epoch 0, with a warning.
+
+    Args:
+        source_datapipes: The sources.
+        redraws: Whether `plan` chooses other samples in each epoch. `plan(0)` may set the attribute to False.
+
+    Attributes:
+        goes_by: What `plan` depends on, besides the arguments: "number" (how many samples there are), "labels" or
+            "values".
+        warns_of_fixed: Whether to warn that pipes upstream keep the choice of epoch 0.
+
+    Example:
+        >>> class EveryOther(PlanPipe):
+        ...     def plan(self, epoch):
+        ...         return np.arange(0, len(self.source), 2)
+        >>> EveryOther(kdp.from_dataset(["a", "b", "c"], "x")).column("x")
+        array(['a', 'c'], dtype='<U1')
+    """
+
+    traits = Traits(role="plan", reads=frozenset(), changes=frozenset(), holds_back=False)
+    computed: ClassVar[tuple[str, ...]] = (
+        *(*MapPipe.computed, "sources", "redraws", "_names", "_planned", "_recent", "_is_fixed", "_from_root"),
+    )
+    goes_by: ClassVar[Literal["number", "labels", "values"]] = "values"
+    warns_of_fixed: ClassVar[bool] = True
+
+    def __init__(self, *source_datapipes: MapPipe, redraws: bool = False) -> None:
+        name = pipe_name(self)
+        self.sources = tuple(indexed(source, name) for source in source_datapipes)
+        self.redraws = redraws
+        self._names = shared_class_names(name, self.sources) if len(self.sources) > 1 else None
+        self._planned: Shared[Any] | None = None
+        self._recent = _Recent()
+        self._is_fixed = False
+        self._from_root: Shared[NDArray[Any]] | None = None
+
+    @property
+    def source(self) -> MapPipe:
+        """The first source."""
+        return self.sources[0]
+
+    def plan(self, epoch: int) -> Any:
+        """Return which samples these are in an epoch.
+
+        It is called for epoch 0 when the plan is first needed, and, with `redraws`, for each later epoch, for which it
+        must return as many samples. Columns of the sources are those of epoch 0.
+
+        Returns:
+            Positions in the source, `[n] int`; for several sources, the number of the source of each sample and the
+            position there, both `[n] int`. Positions that follow from arithmetic need not be in memory: an object
+            with `__len__` and with `__getitem__` for an integer and for an array, like `selection.Stretch`.
+        """
+        raise TypeError(f"{type(self).__name__} must implement `plan`.")
+
+    def chosen(self, epoch: int = 0) -> Any:
+        """Return what `plan` has returned for an epoch. Not to be modified."""
+        if self._planned is None:
+            with planning(0):
+                made = _as_kept(self.plan(0))
+            redrawn = None if self.goes_by == "number" else self._redrawn_upstream(of_labels=self.goes_by == "labels")
+            self._is_fixed = redrawn is not None
+            if redrawn is not None and self.warns_of_fixed:
+                warn_of_fixed(redrawn, pipe_name(self))
+            self._planned = Shared(made)
+        return self._recent.of(epoch, self.plan) if epoch and self.redraws else self._planned.value
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the plan has been made."""
+        return self._planned is not None
+
+    def locate(self, index: Any, epoch: int) -> tuple[Any, Any]:
+        """Return the numbers of the sources of samples, and their positions there.
+
+        Args:
+            index: The position of a sample, or an array of positions.
+            epoch: The number of the epoch, from 0.
+        """
+        found = self.chosen(epoch)[index]
+        return found if len(self.sources) > 1 else (0, found)
+
+    def __len__(self) -> int:
+        return len(self.chosen())
+
+    def fetch(self, index: int) -> Sample:
+        planned = self._planned
+        if planned is None or self.redraws:
+            found = self.chosen(plan_epoch())[index]
+        else:  # called for each sample: `locate` would take as long as the rest of this method
+            found = planned.value[index]
+        number, position = found if len(self.sources) > 1 else (0, found)
+        if self._is_fixed:
+            with planning(0):
+                sample = self.sources[number].fetch(int(position))
+        else:
+            sample = self.sources[number].fetch(int(position))
+        return sample.come_from(int(number)) if len(self.sources) > 1 else sample
+
+    def redrawn_by(self, *, of_labels: bool = False) -> str | None:
+        self.chosen()
+        if self.redraws:
+            return pipe_name(self)
+        return None if self._is_fixed else self._redrawn_upstream(of_labels=of_labels)
+
+    def _redrawn_upstream(self, *, of_labels: bool) -> str | None:
+        names = (source.redrawn_by(of_labels=of_labels) for source in self.sources)
+        return next((name for name in names if name is not None), None)
+
+    def fingerprint(self) -> Any:
+        if self.redraws:
+            self.chosen()  # it may find that all epochs are alike
+        return (super().fingerprint(), "redraw") if self.redraws else super().fingerprint()
+
+    def prefetch(self, order: Order) -> None:
+        epoch = plan_epoch()
+        with self._upstream():
+            for number, source in enumerate(self.sources):
+                source.prefetch(order.through(partial(self._positions_in, number, epoch)))
+
+    def _positions_in(self, number: int, epoch: int, index: NDArray[Any]) -> NDArray[Any]:
+        """Return the positions in one of the sources, of those samples that come from it."""
+        numbers, positions = self.locate(index, epoch)
+        here: NDArray[Any] = positions if len(self.sources) == 1 else positions[numbers == number]
+        return here
+
+    def shard_numbers(self) -> NDArray[Any] | None:
+        epoch = plan_epoch()
+        with self._upstream():
+            numbers = join_shards([source.shard_numbers() for source in self.sources])
+        return None if numbers is None else numbers[self._all(epoch)]
+
+    def _upstream(self) -> AbstractContextManager[None]:
+        return planning(0) if self._is_fixed else nullcontext()
+
+    def _all(self, epoch: int) -> Any:
+        """Return the positions of all samples in the sources, put one after the other; a slice if it is all of them."""
+        chosen = self.chosen(epoch)
+        if isinstance(chosen, Joined):
+            return slice(None)
+        if isinstance(chosen, np.ndarray):
+            return chosen
+        numbers, positions = self.locate(np.arange(len(chosen)), epoch)
+        starts = np.cumsum([0, *map(len, self.sources)])[:-1]
+        return positions if len(self.sources) == 1 else starts[numbers] + positions
+
+    def column(self, name: str) -> NDArray[Any]:
+        with planning(0):
+            if len(self.sources) > 1:
+                root_column, positions = self._joined_column(name), self._all(0)
+            else:
+                root, positions = self._traced()
+                root_column = root.column(name)
+        chosen: NDArray[Any] = root_column[positions]
+        return chosen
+
+    def _joined_column(self, name: str) -> NDArray[Any]:
+        columns = [source.column(name) for source in self.sources if len(source)] or [self.source.column(name)]
+        if len({column.dtype.kind for column in columns}) > 1:  # NumPy would make text of numbers and text
+            return as_column([value for column in columns for value in column.tolist()])
+        return np.concatenate(columns)
+
+    def _traced(self) -> tuple[MapPipe, Any]:
+        """Return the nearest pipe upstream that has columns of its own, and where the samples of epoch 0 lie in it.
+
+        A chain of plans takes one indexing per column, because each plan keeps the positions in that pipe.
+        """
+        source = self.source
+        if not (isinstance(source, PlanPipe) and source._passes_columns()):
+            return source, self._all(0)
+        root, positions = source._traced()
+        if self._from_root is not None:
+            return root, self._from_root.value
+        composed = positions[self._all(0)]
+        if isinstance(self.chosen(), np.ndarray):  # a plan that takes no memory is composed anew
+            self._from_root = Shared(composed)
+        return root, composed
+
+    def _passes_columns(self) -> bool:
+        return len(self.sources) == 1 and type(self).column is PlanPipe.column
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._names if len(self.sources) > 1 else self.source.class_names()
+
+    def field_names(self) -> frozenset[str] | None:
+        known = [source.field_names() for source in self.sources]
+        return None if None in known else frozenset.intersection(*known)  # type: ignore[arg-type]
+
+
+def _as_kept(plan: Any) -> Any:
+    """Return a plan as one object, with arrays that cannot be written to."""
+    arrays = plan if isinstance(plan, tuple) else (plan,)
+    for positions in arrays:
+        if isinstance(positions, np.ndarray):
+            positions.flags.writeable = False
+    return Pairs(*plan) if isinstance(plan, tuple) else plan
+
+
+class _Recent:
+    """The plans of the last two epochs in this process, as worker threads may be in either; copies start empty."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Any] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Recent, ()
+
+    def of(self, epoch: int, make: Callable[[int], Any]) -> Any:
+        """Return the plan of an epoch."""
+        plan = self._kept.get(epoch)
+        if plan is None:
+            with planning(0):  # labels are those of epoch 0
+                plan = _as_kept(make(epoch))
+            self._kept = {**dict(list(self._kept.items())[-1:]), epoch: plan}
+        return plan
+
+
+def warn_of_fixed(redrawn: str, by: str) -> None:
+    """Warn that a pipe keeps the draw of epoch 0, because the length of an epoch would change downstream."""
+    warnings.warn(
+        f"`{redrawn}` gives the same samples in every epoch here, because `{by}` after it depends on their values, "
+        f"and the length of an epoch must not change. Put `{by}` before `{redrawn}`, or write "
+        f"`{redrawn}(..., redraw=False)`.",
+        stacklevel=2,
+    )
+
+
+def shared_class_names(name: str, sources: Sequence[Any]) -> tuple[str, ...] | None:
+    """Return the class names of several sources, or raise if they number their classes differently."""
+    known = [(place, found) for place, source in enumerate(sources) if (found := source.class_names()) is not None]
+    different = next((entry for entry in known if entry[1] != known[0][1]), None)
+    if different is not None:
+        (first, one), (second, other) = known[0], different
+        raise ChainError(
+            f"The sources of `{name}` number their classes differently: source {first} has {', '.join(one)}, but "
+            f"source {second} has {', '.join(other)}. `.map_classes(...)` makes them agree, or `class_names=` for both."
+        )
+    return known[0][1] if known else None
+
+
+def join_shards(numbers: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+    """Return the shard numbers of several sources, one source after the other, each with shards of its own.
+
+    The result is None if a source has no shards.
+    """
+    if len(numbers) == 1:
+        return numbers[0]
+    joined, start = [], 0
+    for part in numbers:
+        if part is None:
+            return None
+        joined.append(part + start)
+        start += int(part.max()) + 1 if len(part) else 0
+    return np.concatenate(joined)
+
+
+class StreamPlanPipe(IterPipe):
+    """A choice of a stream's samples, made as they pass."""
+
+    traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
+
+    def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
+        super().__init__()
+        self.source = gives_samples(source_datapipe, pipe_name(self))
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return class_names_of(self.source)
+
+    def field_names(self) -> frozenset[str] | None:
+        return fields_of(self.source)

@@ -1,0 +1,56 @@
+"""Memory for a batch that is being made: in a worker process, the memory in which the batch is sent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+__all__ = ["Allocate", "allocate", "empty_batch", "make_batches_in"]
+
+Allocate = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+
+
+def allocate(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialized tensor in ordinary memory."""
+    return torch.empty(tuple(shape), dtype=dtype)
+
+
+class _Here(threading.local):
+    """How this thread allocates batches. Threads that a chain starts itself use ordinary memory."""
+
+    def __init__(self) -> None:
+        self.allocate: Allocate = allocate
+
+
+_here = _Here()
+
+
+def make_batches_in(allocate: Allocate) -> None:
+    """Let `empty_batch` take its memory from `allocate` in this thread."""
+    _here.allocate = allocate
+
+
+def empty_batch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialized CPU tensor for a batch, which a worker process sends without copying it.
+
+    Call it in a function of `.map(...)` after `.deal(...)`, fill the tensor and return it as part of the batch. The
+    memory is used again for later batches, so do not keep the tensor in the worker. Where a batch is not sent by a
+    worker process, or there is not enough room, the tensor has memory of its own, as from `torch.empty`.
+
+    Args:
+        shape: The shape of the tensor.
+        dtype: Its dtype.
+
+    Example:
+        >>> def stack(batch):
+        ...     x = kdp.empty_batch((len(batch), 2), torch.float32)
+        ...     for row, (value,) in enumerate(batch):
+        ...         x[row] = value
+        ...     return x
+        >>> chain = kdp.from_dataset([(1, 0), (2, 0)]).select("x").deal(batch_size=2).map(stack)
+        >>> next(iter(chain)).tolist()
+        [[1.0, 1.0], [2.0, 2.0]]
+    """
+    return _here.allocate(shape, dtype)

@@ -1,0 +1,190 @@
+"""The messages that workers send, and the socket over which a worker process sends and receives them."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import os
+import pickle
+import socket
+import struct
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from kdpipes._interrupts import uninterrupted
+from kdpipes.delivery.cursor import Cursor
+
+__all__ = ["Channel", "Kind", "Message", "ReceivedFile", "encoded"]
+
+_LENGTH = struct.Struct("<Q")
+_READ_SIZE = 1 << 18
+_ANCILLARY_SIZE = 16 * 4 + 64  # 16 descriptors, and the system's headers around them
+
+
+class Kind(enum.IntEnum):
+    """What a message is about."""
+
+    # What a worker makes, whether it is a process or a thread:
+    ITEM = 0
+    OVER = 1  # the end of a batch that became several items, or none
+    END = 2  # the end of the epoch
+    ERROR = 3
+    SKIP = 4  # a sample was skipped in the next batch, or the rest of a shard
+    TIMES = 5  # what the worker has measured so far
+    # What a worker process reports besides:
+    READY = 6
+    ARENA = 7  # a new arena; its descriptor comes with the message
+    RECORD = 8  # where the worker notes what it does; a descriptor comes with the message
+    WARNING = 9  # a line for the log
+    # What the main process sends:
+    ORDER = 10
+    TAKEN = 11  # batches have been taken, and buffers may be used again
+    STOP = 12
+
+
+_KINDS = tuple(Kind)
+
+
+class ReceivedFile:
+    """A descriptor received over a socket; it is closed with the last reference to this object.
+
+    Args:
+        number: The descriptor.
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):  # a process that was forked may have closed all of its descriptors
+            os.close(self.number)
+
+
+@dataclass(slots=True)
+class Message:
+    """One message.
+
+    Args:
+        kind: What it is about.
+        number: The number of the batch that it belongs to; or of batches taken, or of the arena.
+        content: The item, the error, ...
+        is_last: Whether the item is the last one of its batch.
+        num_samples: How many samples the batch has that the item is the first of.
+        cursor: Where a stream of shards stands after the batch.
+        generation: The number of the order that it belongs to; 0 before the first one.
+        file: The descriptor that came with it.
+    """
+
+    kind: Kind
+    number: int = 0
+    content: Any = None
+    is_last: bool = False
+    num_samples: int = 0
+    cursor: Cursor | None = None
+    generation: int = 0
+    file: ReceivedFile | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this is the last message about its batch."""
+        return self.is_last or self.kind is Kind.OVER
+
+
+def encoded(message: Message) -> bytes:
+    """Return a message as bytes; its content is pickled."""
+    fields = (int(message.kind), message.number, message.content, message.is_last, message.num_samples)
+    payload = pickle.dumps((*fields, message.cursor, message.generation), protocol=5)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class Channel:
+    """One end of a socket between a worker process and the main process.
+
+    Args:
+        link: The socket.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self._outgoing = bytearray()
+        self._incoming = bytearray()
+        self._received = bytearray(_READ_SIZE)
+        self._arrived: deque[tuple[int, list[tuple[int, int, bytes]], int, Any]] = deque()
+        self._files: deque[ReceivedFile] = deque()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something that was posted has not been sent yet."""
+        return bool(self._outgoing)
+
+    def send(self, message: Message, file: int | None = None) -> None:
+        """Send a message, and a descriptor with it, and wait until the other side has room for it."""
+        if file is None:
+            self.link.sendall(encoded(message))
+        else:
+            socket.send_fds(self.link, [encoded(message)], [file])
+
+    def post(self, content: bytes) -> None:
+        """Send as much as is possible without waiting; the rest follows with the next call."""
+        self._outgoing += content
+        with contextlib.suppress(OSError):  # the worker is busy; or it is dead, which `receive` finds out
+            while self._outgoing:
+                del self._outgoing[: self.link.send(self._outgoing, socket.MSG_DONTWAIT)]
+
+    def receive(self, *, wait: bool) -> list[Message] | None:
+        """Return the messages that have arrived, after waiting for some bytes; None if the other side has ended."""
+        try:
+            flags = 0 if wait else socket.MSG_DONTWAIT
+            # `map` stores the result without running Python code in between, where Ctrl-C would lose descriptors.
+            self._arrived.extend(map(self.link.recvmsg_into, [[self._received]], [_ANCILLARY_SIZE], [flags]))
+        except BlockingIOError:
+            return []
+        except ConnectionResetError:
+            return None
+        size, flags = self._arrived[0][0], self._arrived[0][2]
+        self._keep_files()
+        if not size:
+            return None
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, "The memory of a worker cannot be opened: too many files are open")
+        self._incoming += memoryview(self._received)[:size]
+        return self._complete()
+
+    def close(self) -> None:
+        """Close the socket, and descriptors that no message has taken."""
+        self.link.close()
+        self._keep_files()
+        self._files.clear()
+
+    def _keep_files(self) -> None:
+        if not any(ancillary for _, ancillary, _, _ in self._arrived):
+            self._arrived.clear()
+            return
+        with uninterrupted():
+            for _, ancillary, _, _ in self._arrived:
+                for _, _, content in ancillary:
+                    self._files.extend(map(ReceivedFile, memoryview(content).cast("i")))
+            self._arrived.clear()
+
+    def _complete(self) -> list[Message]:
+        """Take the messages that have arrived completely."""
+        messages: list[Message] = []
+        start = 0
+        with memoryview(self._incoming) as incoming:
+            while len(incoming) - start >= _LENGTH.size:
+                begin = start + _LENGTH.size
+                end = begin + _LENGTH.unpack_from(incoming, start)[0]
+                if len(incoming) < end:
+                    break
+                kind, *fields = pickle.loads(incoming[begin:end])  # noqa: S301 - sent by a process of ours
+                message = Message(_KINDS[kind], *fields)
+                if message.kind in (Kind.ARENA, Kind.RECORD):
+                    message.file = self._files.popleft()
+                messages.append(message)
+                start = end
+        del self._incoming[:start]
+        return messages

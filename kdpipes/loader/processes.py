@@ -1,0 +1,530 @@
+"""Worker processes, as the main process sees them: they start, send batches, die, are replaced, and end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from multiprocessing import connection, forkserver, resource_tracker
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from kdpipes._interrupts import interrupts_blocked, uninterrupted
+from kdpipes._record import read_record
+from kdpipes.core.chain import Chain
+from kdpipes.delivery.behind_deal import dealer_of
+from kdpipes.delivery.deal import DealerMapDataPipe
+from kdpipes.errors import WorkerError, add_note
+from kdpipes.loader.buffers import Arena, BorrowedBuffers, unpack
+from kdpipes.loader.channel import Channel, Kind, Message, ReceivedFile, encoded
+from kdpipes.loader.merge import Counters
+from kdpipes.loader.worker import Order, Position, Worker
+from kdpipes.loader.worker_main import Options, Packed, Parcel, work
+from kdpipes.storage.shared import Shared, sharing
+
+__all__ = ["NUM_BORROWED", "DeathPolicy", "ProcessPool", "ProcessWorker", "WorkerProcess", "name_classes"]
+
+NUM_BORROWED = 2  # buffers of a worker that users may hold, before they get copies
+_FEW = 16  # small batches that are acknowledged together
+_START_UP_S = 60.0
+_PATIENCE_S = 1.0
+_NUM_FILES = 8  # per worker: link, pidfd, multiprocessing's two pipes, record, arena; and arenas being replaced
+
+_log = logging.getLogger("kdpipes")
+_one_at_a_time = threading.RLock()  # so that a worker does not inherit the other end of another one's link
+_starting = threading.Event()
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """A started worker process.
+
+    Args:
+        process: The process, of multiprocessing.
+        channel: The messages to and from it.
+        end: A descriptor that can be read once the process has ended.
+    """
+
+    process: Any
+    channel: Channel
+    end: int
+    owner: int = field(default_factory=os.getpid)  # the process that it is a child of
+    buffers: BorrowedBuffers = field(default_factory=BorrowedBuffers)
+    record: ReceivedFile | None = None
+    is_ready: bool = False
+    is_over: bool = False  # it has reported that it cannot work
+
+    @classmethod
+    def start(cls, context: Any, parcel: Parcel, options: Options) -> WorkerProcess:
+        """Start a process.
+
+        Args:
+            context: Of multiprocessing.
+            parcel: The chain.
+            options: How it works.
+        """
+        # Multiprocessing's helpers start early: later, they would inherit a blocked Ctrl-C, or unblock it (3.11).
+        if context.get_start_method() in ("spawn", "forkserver"):
+            resource_tracker.ensure_running()
+        if context.get_start_method() == "forkserver":
+            forkserver.ensure_running()
+        with _one_at_a_time:
+            ours, theirs = socket.socketpair()
+            process = context.Process(target=work, args=(parcel, theirs, options), name="kdpipes worker", daemon=True)
+            _starting.set()
+            try:
+                with interrupts_blocked():
+                    process.start()
+                end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else process.sentinel
+            except BaseException:
+                ours.close()
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+                raise
+            finally:
+                _starting.clear()
+                theirs.close()
+        _alive.add(process)
+        return cls(process, Channel(ours), end)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it runs, and for this process."""
+        return not self.is_over and self.owner == os.getpid() and not self.has_ended()
+
+    def post(self, message: Message) -> None:
+        """Send a message without waiting; what remains follows later."""
+        self.channel.post(encoded(message))
+
+    def listen(self, timeout_s: float | None) -> list[Message] | None:
+        """Wait for messages and return them; None means that the process has died.
+
+        Raises:
+            TimeoutError: No message came for `timeout_s`.
+        """
+        self.channel.post(b"")
+        poll = select.poll()
+        poll.register(self.channel.link, select.POLLIN | (select.POLLOUT if self.channel.is_sending else 0))
+        poll.register(self.end, select.POLLIN)
+        events = dict(poll.poll(None if timeout_s is None else timeout_s * 1000))
+        if not events:
+            raise TimeoutError
+        return self.channel.receive(wait=False) if self.channel.link.fileno() in events else None
+
+    def doing(self) -> tuple[str, str]:
+        """Return the key of the sample that it was at last, and what it did with it."""
+        return ("", "") if self.record is None else read_record(self.record.number)
+
+    def has_ended(self, timeout_s: float = 0.0) -> bool:
+        """Return whether the process has ended, after waiting for that."""
+        return bool(connection.wait([self.end], max(timeout_s, 0.0)))
+
+    def status(self) -> int | None:
+        """Return the exit code of a process that is ending; None if it was reaped elsewhere."""
+        self.has_ended(_PATIENCE_S)
+        # The fork server reports the code a moment after the end.
+        self.process.join(_PATIENCE_S if getattr(self.process, "_start_method", "") == "forkserver" else 0)
+        code: int | None = self.process.exitcode
+        return code
+
+    def kill(self, number: int) -> None:
+        """Send a signal to the process, and never to another one that has got its number."""
+        with contextlib.suppress(ProcessLookupError):
+            if hasattr(signal, "pidfd_send_signal"):
+                signal.pidfd_send_signal(self.end, number)
+            else:
+                os.kill(self.process.pid, number)
+
+    def close(self) -> None:
+        """Close what this process holds of one that has ended."""
+        _forget(self.process)
+        if self.end != self.process.sentinel:
+            os.close(self.end)
+        with contextlib.suppress(ValueError):  # it was reaped elsewhere: its status is not known
+            self.process.close()
+        self.channel.close()
+        self.buffers.arena = None
+        self.record = None
+
+
+class ProcessPool:
+    """The worker processes of one loader, which end together: when it is closed or forgotten, or Python ends."""
+
+    def __init__(self) -> None:
+        self.workers: list[WorkerProcess] = []
+        weakref.finalize(self, _end_all, self.workers)
+
+    def end(self, worker: WorkerProcess) -> None:
+        """End one worker."""
+        with uninterrupted():
+            self.workers.remove(worker)
+            _end_all([worker])
+
+    def close(self) -> None:
+        """End all workers."""
+        _end_all(self.workers)
+
+
+def _end_all(workers: list[WorkerProcess]) -> None:
+    """End workers: those that wait at once, others after a moment."""
+    if sys.is_finalizing():
+        return  # the interpreter has ended them
+    with uninterrupted():  # otherwise the remaining workers would not be ended; takes two seconds at most
+        own = [worker for worker in workers if worker.owner == os.getpid()]  # a forked process has inherited others
+        workers.clear()
+        for worker in own:
+            with contextlib.suppress(OSError):  # it has ended already
+                worker.channel.link.send(encoded(Message(Kind.STOP)), socket.MSG_DONTWAIT)
+                worker.channel.link.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + _PATIENCE_S
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for worker in [worker for worker in own if not worker.has_ended(deadline - time.monotonic())]:
+                worker.kill(number)
+            deadline = time.monotonic() + _PATIENCE_S / 2
+        for worker in own:
+            worker.status()
+            worker.close()
+
+
+def _forget(process: Any) -> None:
+    """Take a process from multiprocessing's list of children, which it ends when the interpreter exits."""
+    getattr(multiprocessing.process, "_children", set()).discard(process)
+    _alive.discard(process)
+
+
+def _before_fork() -> None:
+    if not _starting.is_set():  # our own workers read nothing that they inherit
+        BorrowedBuffers.detach_borrowed()
+
+
+def _after_fork() -> None:
+    """Let a process that the user forks neither wait for the lock of another one nor end the workers of its parent."""
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+    for process in list(_alive):
+        _forget(process)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+
+
+def name_classes(chain: Any) -> None:
+    """Let cloudpickle name the classes of a notebook or a function that a chain uses, before workers are forked.
+
+    It pickles such a class by value, under a name that it gives it when it first meets it. A worker that named it would
+    send objects of a class of its own, which are not instances of the main process's.
+    """
+    held = (value.value for pipe in Chain.of(chain).pipes for value in vars(pipe).values() if isinstance(value, Shared))
+    with sharing():
+        for part in [chain, *map(type, Chain.of(chain).pipes), *map(type, held)]:
+            with contextlib.suppress(Exception):  # what does not pickle does not matter: forks inherit it
+                cloudpickle.dumps(part)
+
+
+@dataclass(frozen=True)
+class DeathPolicy:
+    """What happens when a worker dies or gets stuck.
+
+    Args:
+        timeout_s: How long to wait for one batch, before the worker is taken for stuck; None is for ever.
+        is_restarted: Whether it gets a successor.
+        num_deaths: How many workers may die at the same sample.
+        max_worker_deaths: How many may die without a batch in between, whatever the cause.
+        handler: The operation of `on_error`, if it lets samples be left out.
+    """
+
+    timeout_s: float | None
+    is_restarted: bool
+    num_deaths: int
+    max_worker_deaths: int
+    handler: Any
+
+
+class _Arrived(NamedTuple):
+    """An item as it has arrived."""
+
+    worker: WorkerProcess
+    number: int
+    packed: Packed
+    arena: Arena | None
+
+
+class ProcessWorker(Worker):
+    """The main process's side of one worker process; starts another one when it dies.
+
+    Args:
+        parcel: The chain.
+        options: How the worker works.
+        pool: Ends it with the others.
+        start_method: How its process starts; None is the platform's way.
+        policy: What happens when it dies.
+        counters: What is counted.
+        cursor_place: Among the cursors of a position, the worker's.
+    """
+
+    def __init__(
+        self,
+        parcel: Parcel,
+        options: Options,
+        pool: ProcessPool,
+        *,
+        start_method: str | None,
+        policy: DeathPolicy,
+        counters: Counters,
+        cursor_place: int,
+    ) -> None:
+        self._parcel = parcel
+        self._options = options
+        self._pool = pool
+        self._context: Any = multiprocessing.get_context(start_method)
+        self._policy = policy
+        self._counters = counters
+        self._cursor_place = cursor_place
+        self._generation = 0
+        self._order = Order(Position())
+        self._position = Position()  # after what has come from the worker
+        self._messages: deque[Message] = deque()
+        self._num_taken = 0
+        self._deaths: list[str] = []  # what workers were doing when they died, since the last batch
+        self._worker: WorkerProcess | None = None
+        self._start()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._messages)
+
+    def begin(self, order: Order) -> None:
+        for message in self._messages:
+            if isinstance(message.content, _Arrived):
+                self._discard(message.content)
+        self._messages.clear()
+        self._deaths.clear()
+        self._order, self._position = order, order.position
+        worker = self._worker
+        if worker is not None and (self.is_torn or not worker.is_sound):
+            self._counters.num_deaths += worker.has_ended() and not worker.is_over
+            self._worker = None
+            self._pool.end(worker)
+        if self._worker is None:
+            self._start()
+        self._send_order()
+
+    def peek(self) -> Message:
+        while not self._messages:
+            self._with_files(self._wait)
+        return self._messages[0]
+
+    def take(self) -> Any:
+        content = self._messages.popleft().content
+        return self._unpacked(content) if isinstance(content, _Arrived) else content
+
+    def close(self) -> None:
+        self._messages.clear()
+        self._pool.close()  # all of them at a time
+
+    def _start(self) -> None:
+        self._num_taken = 0
+        while True:
+            try:
+                self._with_files(self._start_process)
+                return
+            except (BrokenPipeError, ProcessLookupError):  # it died before it had read the chain
+                self._counters.num_deaths += 1
+                self._deaths.append("starting")
+                self._judge("", "starting", "A worker process died during start-up, before it had read its chain.")
+
+    def _start_process(self) -> None:
+        with uninterrupted():  # a process that is not in the pool yet would never be ended
+            self._worker = WorkerProcess.start(self._context, self._parcel, self._options)
+            self._pool.workers.append(self._worker)
+
+    def _with_files(self, function: Callable[[], None]) -> None:
+        """Call a function; if too many files are open, say how many descriptors the workers need."""
+        try:
+            function()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            import resource  # imported late: Windows does not have it
+
+            number = self._options.num_workers
+            raise OSError(
+                error.errno,
+                f"{os.strerror(error.errno)}. {number} workers need up to {number * _NUM_FILES} file descriptors in "
+                f"addition to those that are open; `ulimit -n` is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}. "
+                "Raise it, or use fewer workers.",
+            ) from error
+
+    def _send_order(self) -> None:
+        assert self._worker is not None
+        self._generation += 1
+        self._worker.post(Message(Kind.ORDER, content=self._order, generation=self._generation))
+
+    def _acknowledge(self, worker: WorkerProcess, number: int, *, at_once: bool) -> None:
+        """Tell the worker that batches have been taken, and which buffers it may write again."""
+        # A forked child has inherited the socket, but batches are acknowledged by the worker's own parent.
+        if worker is not self._worker or worker.owner != os.getpid():
+            return
+        self._num_taken += number
+        released = worker.buffers.take_released()
+        if released is not None or (self._num_taken and (at_once or self._num_taken >= _FEW)):
+            worker.post(Message(Kind.TAKEN, self._num_taken, released))
+            self._num_taken = 0
+
+    def _wait(self) -> None:
+        """Wait for messages of the worker, or for its death."""
+        worker, timeout_s = self._worker, self._policy.timeout_s
+        if worker is None:
+            raise RuntimeError("The loader has been closed, or its worker could not be started.")
+        self._acknowledge(worker, 0, at_once=True)
+        if timeout_s is not None and not worker.is_ready:
+            timeout_s += _START_UP_S
+        try:
+            messages = worker.listen(timeout_s)
+        except TimeoutError:
+            worker.kill(signal.SIGKILL)
+            self._replace(worker, f"made no batch in {self._policy.timeout_s:g} s, and was ended")
+            return
+        if messages is None:
+            self._replace(worker, "")
+            return
+        for message in messages:
+            self._receive(worker, message)
+
+    def _receive(self, worker: WorkerProcess, message: Message) -> None:
+        if message.kind is Kind.ITEM:
+            # A batch belongs to the arena that was the newest when it was sent, so that later arenas do not matter.
+            message.content = _Arrived(worker, message.number, Packed(*message.content), worker.buffers.arena)
+        if message.kind is Kind.READY:
+            worker.is_ready = True
+        elif message.kind is Kind.ARENA and message.file is not None:
+            worker.buffers.attach(message.number, message.file)
+        elif message.kind is Kind.RECORD:
+            worker.record = message.file
+        elif message.kind is Kind.WARNING:
+            _log.warning("%s", message.content)
+        elif message.generation == self._generation or (message.kind is Kind.ERROR and not message.generation):
+            if message.kind is Kind.ERROR:
+                worker.is_over = worker.is_over or not message.generation
+                message.content = pickle.loads(message.content)  # noqa: S301 - sent by a worker of ours
+            elif message.kind in (Kind.ITEM, Kind.OVER):
+                self._deaths.clear()
+                self._position = self._position.after(message, self._cursor_place)
+            self._messages.append(message)
+        elif message.kind is Kind.ITEM:
+            self._discard(message.content)
+
+    def _unpacked(self, arrived: _Arrived) -> Any:
+        """Return an item; its tensors are views of a shared buffer, or of memory of their own."""
+        worker, packed, arena = arrived.worker, arrived.packed, arrived.arena
+        if packed.buffer is None or arena is None:
+            body = memoryview(packed.content or b"")
+            arrays = [body[start:end] for start, end in packed.places]
+            self._counters.num_slow += packed.is_slow
+        elif worker.buffers.num_borrowed < NUM_BORROWED:
+            arrays = worker.buffers.borrow(arena, packed.buffer, packed.places)
+        else:
+            self._counters.num_copied += 1
+            arrays = worker.buffers.copy(arena, packed.buffer, packed.places)
+        try:
+            item = unpack(arrays.pop(0) if packed.stream is None else packed.stream, arrays)
+        except Exception as error:
+            place = f"batch {arrived.number} of epoch {self._order.position.epoch}{self._samples_of(arrived.number)}"
+            add_note(error, f"kdpipes: while unpickling {place}, sent by worker process {worker.process.pid}")
+            raise
+        del arrays
+        self._acknowledge(worker, 1, at_once=packed.buffer is not None)
+        return item
+
+    def _samples_of(self, batch: int) -> str:
+        """Return the keys of the samples in a batch as text for an error; empty if the chain is not indexed."""
+        dealer = dealer_of(self._parcel.open())
+        with contextlib.suppress(Exception):  # an error here must not hide the original one
+            if isinstance(dealer, DealerMapDataPipe):
+                keys = [sample.key for sample in dealer.whole_samples(self._order.position.epoch, batch) or []]
+                shown = ", ".join(map(repr, keys[:8])) + (", ..." if len(keys) > 8 else "")
+                return f" (samples {shown})"
+        return ""
+
+    def _discard(self, arrived: _Arrived) -> None:
+        buffer, arena = arrived.packed.buffer, arrived.arena
+        if buffer is not None and arena is not None:
+            arrived.worker.buffers.release(arena, buffer)
+        self._acknowledge(arrived.worker, 1, at_once=buffer is not None)
+
+    def _replace(self, worker: WorkerProcess, cause: str) -> None:
+        """Replace a worker that has died, or raise an error that describes its death."""
+        code, (key, doing) = worker.status(), worker.doing()
+        if not worker.is_ready:
+            doing = "starting"
+        elif not doing:
+            doing = f"making batch {self._position.number} or later"
+        death = f"Worker process {worker.process.pid} {cause or _cause(code)}, while {doing}."
+        self._counters.num_deaths += 1
+        self._deaths.append(doing)
+        with uninterrupted():
+            self._worker = None
+            self._pool.workers.remove(worker)
+            worker.close()  # batches that have arrived keep their arenas
+        # Ctrl-C may end a process of the fork server with status 1 before the process can ignore it.
+        is_final = self._context.get_start_method() != "forkserver" or self._deaths.count(doing) > 1
+        if not worker.is_ready and code is not None and code >= 0 and is_final:
+            raise WorkerError(f"{death} {_HINTS[self._context.get_start_method()]}")
+        self._judge(key, doing, death)
+        _log.warning("%s Another one takes its place.", death)
+        self._start()
+        self._order = replace(self._order, position=self._position, banned=self._counters.banned)
+        self._send_order()
+
+    def _judge(self, key: str, doing: str, death: str) -> None:
+        """Raise, or let `on_error` leave a sample out, if too many workers have died."""
+        policy = self._policy
+        num_same = self._deaths.count(doing)
+        is_known = num_same >= policy.num_deaths
+        if not policy.is_restarted:
+            raise WorkerError(f"{death} {_ADVICE}")
+        if is_known and policy.handler is not None and key and key not in self._counters.banned:
+            self._counters.banned[key] = death
+            policy.handler.write_down(key, death)
+            self._deaths.clear()
+        elif is_known:
+            raise WorkerError(
+                f"{death} {num_same} workers have died at this point; `num_deaths` is {policy.num_deaths}. {_ADVICE}"
+            )
+        elif len(self._deaths) >= policy.max_worker_deaths:
+            raise WorkerError(
+                f"{death} {len(self._deaths)} workers have died without a batch in between; `max_worker_deaths` "
+                f"of `ProcessReadingService` is {policy.max_worker_deaths}. {_ADVICE}"
+            )
+
+
+_ADVICE = "See its output for the cause. The next iteration starts new workers."
+_PRINTED = "See its output for the cause."
+_GUARD = f'{_PRINTED} Under spawn and forkserver, a script must make its loaders under `if __name__ == "__main__":`.'
+_HINTS = {"fork": _PRINTED, "spawn": _GUARD, "forkserver": _GUARD}
+
+
+def _cause(code: int | None) -> str:
+    if code is None:
+        return "exited (exit status unknown: it was reaped elsewhere)"
+    if code >= 0:
+        return f"ended with status {code} before its work was done"
+    end = f"was ended by signal {signal.Signals(-code).name}"
+    return f"{end}, as the system does when memory runs out" if code == -signal.SIGKILL else end

@@ -1,0 +1,278 @@
+"""What is measured of a chain: by each worker of its own copy, and brought together in the main process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torchdata.datapipes.iter import FullSync
+
+from kdpipes import _meter
+from kdpipes._meter import OUTSIDE, size_of
+from kdpipes.core.chain import Chain
+from kdpipes.delivery.behind_deal import dealer_of
+from kdpipes.delivery.checkpoint import main_part
+from kdpipes.delivery.probes import Probes, copy_pipes
+from kdpipes.loader.channel import Kind, Message
+from kdpipes.loader.worker import Order, Producer
+
+__all__ = ["Measured", "ProfiledProducer", "Row", "WorkerTimes", "measured", "producer_of"]
+
+SENDING = -1  # in the place of a pipe
+_SHARE = 0.005  # of the time, that may go into measuring
+_CALL_S = 3.5e-6  # what measuring one call costs, with all that goes with it, on a slow machine
+_EVERY_S = 0.1  # how often a worker reports
+_END: Any = object()
+_numbers = itertools.count()
+
+
+def producer_of(chain: Any, worker: int, num_workers: int, *, is_profiled: bool) -> Producer:
+    """Return what makes a worker's items, measured or not."""
+    return (ProfiledProducer if is_profiled else Producer)(chain, worker, num_workers)
+
+
+class ProfiledProducer(Producer):
+    """A producer that measures its copy of the chain.
+
+    So that measuring takes half a hundredth of the time, it is on for the first item, and then for as many as that
+    allows. An item that was measured stands for those before it that were not.
+
+    Args:
+        chain: The chain; a copy of its pipes is measured.
+        worker: The number of the worker.
+        num_workers: How many there are.
+    """
+
+    def __init__(self, chain: Any, worker: int, num_workers: int) -> None:
+        copied = copy_pipes(chain)
+        super().__init__(copied, worker, num_workers)
+        self._probes = Probes(copied)
+        self._sending = self._probes.node(SENDING)
+        self._id = f"{os.getpid()}-{next(_numbers)}"
+        self._totals: dict[int, list[float]] = {}
+        self._num_items = 0
+        self._work_s = self._idle_s = 0.0
+        self._cost_s = 0.0  # what measuring has cost
+        self._pending_s = 0.0  # what was not measured since
+        self._batches: list[tuple[int, float, float]] = []  # number, start and end; of those that were measured
+        self._begun: float | None = None
+        self._reported_at = 0.0
+
+    def epoch(self, order: Order, first_epoch: int, send: Callable[[Message], None]) -> Iterator[None]:
+        """Make the items of one epoch, measured; see `Producer`."""
+        number = order.position.number
+
+        def measure(message: Message) -> None:
+            nonlocal number
+            number = message.number
+            if message.kind in (Kind.END, Kind.ERROR):
+                self._end()
+                self._report(send)
+            item = message.content  # a worker process packs it when it sends the message
+            self._probes.run(self._sending, send, message)
+            if message.kind is Kind.ITEM and self._probes.is_on:
+                self._probes.meters.here.meter.rows[self._sending][2] += size_of(item)
+                self._probes.meters.here.meter.leave_out()
+
+        made = super().epoch(order, first_epoch, measure)
+        while True:
+            self._begin()
+            if next(made, _END) is _END:
+                return
+            paused = self._end(number)
+            self._num_items += 1
+            if paused - self._reported_at >= _EVERY_S:
+                self._report(send)
+            yield
+            self._idle_s += _meter.clock() - paused
+
+    def _begin(self) -> None:
+        if self._cost_s <= _SHARE * self._work_s:
+            self._probes.on()
+            self._probes.meters.here.meter.leave_out()
+        else:
+            self._probes.off()
+        self._begun = _meter.clock()
+
+    def _end(self, number: int | None = None) -> float:
+        """Count the time since `_begin`, that of an item or of the end; return what time it is."""
+        now = _meter.clock()
+        if self._begun is None:
+            return now
+        spent, self._begun = now - self._begun, None
+        self._work_s += spent
+        if self._probes.is_on:
+            self._stand_for(number, now - spent, now)
+        else:
+            self._pending_s += spent
+        return now
+
+    def _stand_for(self, number: int | None, begun: float, now: float) -> None:
+        """Count an item that was measured, and as many like it as took the time that was not."""
+        spent = now - begun
+        if number is None or spent <= 0:  # the end of an epoch is like no item
+            self._count(1.0)
+            return
+        self._batches.append((number, begun, now))
+        self._count(1 + self._pending_s / spent)
+        self._pending_s = 0.0
+
+    def _count(self, weight: float) -> None:
+        for node, row in self._probes.meters.take().items():
+            if node != OUTSIDE:
+                total = self._totals.setdefault(node, [0.0, 0.0, 0.0])
+                total[:] = [so_far + weight * part for so_far, part in zip(total, row, strict=True)]
+                self._cost_s += row[1] * _CALL_S
+
+    def _report(self, send: Callable[[Message], None]) -> None:
+        self._reported_at = _meter.clock()
+        nodes, batches = self._probes.nodes, self._batches
+        self._batches = []
+        send(
+            Message(
+                Kind.TIMES,
+                content={
+                    "id": self._id,
+                    "worker": self._worker,
+                    "process": os.getpid(),
+                    "items": self._num_items,
+                    "work_s": self._work_s,
+                    "idle_s": self._idle_s,
+                    "rows": [(*nodes[node], *row) for node, row in self._totals.items()],
+                    "events": [(*nodes[node], *times) for node, *times in self._probes.meters.take_events()],
+                    "batches": batches,
+                },
+            )
+        )
+
+
+class Row(NamedTuple):
+    """The work of one pipe.
+
+    Args:
+        place: Of the pipe among `Measured.pipes`; None is the way from a worker to the main process.
+        what: What it does, where that is measured for itself: "applying 'resize' to field 'x'".
+        seconds: Without what pipes upstream take.
+        calls: How often it was called.
+        num_bytes: The size of what it has made, as far as that is known.
+    """
+
+    place: int | None
+    what: str
+    seconds: float
+    calls: float
+    num_bytes: float
+
+
+class WorkerTimes(NamedTuple):
+    """What one worker has measured.
+
+    Args:
+        worker: Its number.
+        process: Its process's.
+        num_items: How many it has made.
+        work_s: How long it has worked for them.
+        idle_s: How long it has waited until they were wanted.
+        events: Pieces of work, for a trace: place, what, start and end.
+        batches: Those that were measured: number, start and end.
+    """
+
+    worker: int
+    process: int
+    num_items: int
+    work_s: float
+    idle_s: float
+    events: list[tuple[int | None, str, float, float]]
+    batches: list[tuple[int, float, float]]
+
+
+class Measured(NamedTuple):
+    """What has been measured of a chain.
+
+    Args:
+        pipes: All pipes, the last one first.
+        num_main: How many of them run in the main process, after the workers'.
+        rows: The work of the workers' pipes, all workers together.
+        main_rows: That of the main process's pipes.
+        workers: What each worker has measured.
+        num_batches: How many items the loop was given.
+        num_samples: How many samples those had, where `deal` counts them.
+        busy_s: How long the loop ran.
+        wait_s: How long of that it waited for the workers, or made the items itself.
+        has_workers: Whether there are workers.
+        num_workers: How many work for the loop; 1 where it makes the items itself.
+    """
+
+    pipes: list[Any]
+    num_main: int
+    rows: list[Row]
+    main_rows: list[Row]
+    workers: list[WorkerTimes]
+    num_batches: int
+    num_samples: int
+    busy_s: float
+    wait_s: float
+    has_workers: bool
+    num_workers: int
+
+
+def measured(chain: Any, service: Any) -> Measured:
+    """Return what a reading service has measured.
+
+    Args:
+        chain: All of the loader's chain.
+        service: One of kdpipes', which measures.
+    """
+    ends, part = main_part(chain, has_workers=service.has_workers)
+    if dealer_of(part) is not None:
+        ends = [pipe for pipe in ends if not isinstance(pipe, FullSync)]
+    tally, num_main = service.tally, len(ends)
+    times = sorted(tally.times.values(), key=lambda one: (one["worker"], one["id"]))
+    return Measured(
+        pipes=[*ends, *Chain.of(part).pipes],
+        num_main=num_main,
+        rows=_summed([(_shifted(place, num_main), *rest) for one in times for place, *rest in one["rows"]]),
+        main_rows=_main_rows(service.main_probes, num_main),
+        workers=[_worker(one, num_main) for one in times],
+        num_batches=tally.num_items,
+        num_samples=tally.num_samples,
+        busy_s=tally.busy_s,
+        wait_s=tally.wait_s,
+        has_workers=service.has_workers,
+        num_workers=service.num_workers,
+    )
+
+
+def _shifted(place: int, num_main: int) -> int | None:
+    return None if place == SENDING else place + num_main
+
+
+def _summed(rows: list[Any]) -> list[Row]:
+    total: dict[tuple[Any, str], Row] = {}
+    for place, what, *numbers in rows:
+        before = total.get((place, what), Row(place, what, 0.0, 0.0, 0.0))
+        total[place, what] = Row(place, what, *(a + b for a, b in zip(before[2:], numbers, strict=True)))
+    return list(total.values())
+
+
+def _main_rows(probes: Any, num_main: int) -> list[Row]:
+    if probes is None:
+        return []
+    so_far = probes.meters.totals()
+    found = [Row(*probes.nodes[node], *row) for node, row in so_far.items() if node >= 0]
+    return [row for row in found if row.place is not None and row.place < num_main]
+
+
+def _worker(times: dict[str, Any], num_main: int) -> WorkerTimes:
+    events = [(_shifted(place, num_main), *rest) for place, *rest in times["events"]]
+    return WorkerTimes(
+        times["worker"],
+        times["process"],
+        times["items"],
+        times["work_s"],
+        times["idle_s"],
+        events,
+        list(times["batches"]),
+    )

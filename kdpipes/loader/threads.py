@@ -1,0 +1,196 @@
+"""A worker that is a thread, and one that is not a worker at all: the chain in the thread that asks for items."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from kdpipes.errors import WorkerError
+from kdpipes.loader.channel import Kind, Message
+from kdpipes.loader.profile import producer_of
+from kdpipes.loader.worker import Order, Producer, Worker
+from kdpipes.loader.worker_main import add_traceback
+
+__all__ = ["InlineWorker", "ThreadWorker"]
+
+_END: Any = object()
+
+
+class InlineWorker(Worker):
+    """The chain in the thread that asks for items, made when they are asked for.
+
+    Args:
+        chain: The chain.
+        first_epoch: The number of its first epoch.
+        is_profiled: Whether it is measured.
+    """
+
+    def __init__(self, chain: Any, first_epoch: int, *, is_profiled: bool = False) -> None:
+        self.producer = producer_of(chain, 0, 1, is_profiled=is_profiled)
+        self._first_epoch = first_epoch
+        self._messages: deque[Message] = deque()
+        self._steps: Iterator[None] = iter(())
+
+    def begin(self, order: Order) -> None:
+        self._messages.clear()
+        self._steps = self.producer.epoch(order, self._first_epoch, self._messages.append)
+
+    def peek(self) -> Message:
+        while not self._messages:
+            if next(self._steps, _END) is _END and not self._messages:
+                self._messages.append(Message(Kind.END))
+        return self._messages[0]
+
+    def take(self) -> Any:
+        return self._messages.popleft().content
+
+    def close(self) -> None:
+        self._messages.clear()
+        self._steps = iter(())
+
+
+class _Queue:
+    """What the thread and the one who waits for it share; `changed` guards all of it."""
+
+    def __init__(self, prefetch: int) -> None:
+        self.prefetch = prefetch
+        self.changed = threading.Condition()
+        self.messages: deque[Message] = deque()
+        self.order: Order | None = None
+        self.generation = 0  # of the order
+        self.is_stopped = False
+        self.owner = os.getpid()
+
+    def next_order(self, generation: int) -> tuple[Order | None, int]:
+        """Wait for an order of another generation; it is None when the thread is to end."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_stopped or self.generation != generation)
+            return None if self.is_stopped else self.order, self.generation
+
+    def put(self, message: Message, generation: int) -> None:
+        if message.kind is Kind.ERROR:
+            add_traceback(message.content)
+        with self.changed:
+            if self.generation == generation:
+                self.messages.append(message)
+                self.changed.notify_all()
+
+    def may_go_on(self, generation: int) -> bool:
+        """Wait until there is room for another item; False means that this epoch is not wanted any more."""
+
+        def is_due() -> bool:
+            if self.is_stopped or self.generation != generation:
+                return True
+            return sum(message.kind is Kind.ITEM for message in self.messages) < self.prefetch
+
+        with self.changed:
+            self.changed.wait_for(is_due)
+            return not self.is_stopped and self.generation == generation
+
+    def stop(self) -> None:
+        if self.owner != os.getpid():
+            return  # in a forked child, the thread does not exist, and the parent's may have held the lock
+        with self.changed:
+            self.is_stopped = True
+            self.messages.clear()
+            self.changed.notify_all()
+
+
+class ThreadWorker(Worker):
+    """A thread with a copy of the chain's moving parts.
+
+    Args:
+        chain: The copy.
+        worker: The number of the thread.
+        num_workers: How many there are.
+        first_epoch: The number of the chain's first epoch.
+        prefetch: How many items it makes ahead.
+        timeout_s: How long to wait for one item; None is for ever.
+        is_profiled: Whether it is measured.
+    """
+
+    def __init__(
+        self,
+        chain: Any,
+        worker: int,
+        num_workers: int,
+        *,
+        first_epoch: int,
+        prefetch: int,
+        timeout_s: float | None,
+        is_profiled: bool = False,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._prefetch = prefetch
+        self.producer = producer_of(chain, worker, num_workers, is_profiled=is_profiled)
+        self._first_epoch = first_epoch
+        self._name = f"kdpipes worker {worker}"
+        self._start()
+
+    def _start(self) -> None:
+        self._queue = _Queue(self._prefetch)
+        arguments = self.producer, self._first_epoch, self._queue
+        self._thread = threading.Thread(target=_run, args=arguments, name=self._name, daemon=True)
+        self._thread.start()
+        self._finalizer = weakref.finalize(self, _end, self._queue, self._thread)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue.messages)
+
+    def begin(self, order: Order) -> None:
+        if not self._thread.is_alive():  # this is a process that was forked from the thread's own
+            self._finalizer.detach()
+            self._start()
+        with self._queue.changed:
+            self._queue.messages.clear()
+            self._queue.order = order
+            self._queue.generation += 1
+            self._queue.changed.notify_all()
+
+    def peek(self) -> Message:
+        queue = self._queue
+        with queue.changed:
+            if not queue.changed.wait_for(lambda: queue.messages, self._timeout_s):
+                raise WorkerError(
+                    f"A worker thread made no batch in {self._timeout_s:g} s. Threads cannot be ended: where work gets "
+                    "stuck, use `ProcessReadingService`, which replaces the worker."
+                )
+            return queue.messages[0]
+
+    def take(self) -> Any:
+        with self._queue.changed:
+            message = self._queue.messages.popleft()
+            self._queue.changed.notify_all()
+        return message.content
+
+    def stop(self) -> None:
+        self._queue.stop()
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+def _run(producer: Producer, first_epoch: int, queue: _Queue) -> None:
+    order, generation = queue.next_order(0)
+    while order is not None:
+        send = functools.partial(queue.put, generation=generation)
+        try:
+            for _ in producer.epoch(order, first_epoch, send):
+                if not queue.may_go_on(generation):
+                    break
+        except BaseException as error:  # such as SystemExit in a user's code, which would end the thread silently
+            send(Message(Kind.ERROR, content=error))
+        order, generation = queue.next_order(generation)
+
+
+def _end(queue: _Queue, thread: threading.Thread) -> None:
+    """End a thread that waits; one that is stuck in a user's code ends with the process."""
+    queue.stop()
+    if queue.owner == os.getpid() and thread is not threading.current_thread():
+        thread.join(1.0)

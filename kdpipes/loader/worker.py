@@ -1,0 +1,198 @@
+"""What every worker does in an epoch, wherever it runs: it numbers the items of its copy of the chain."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch.utils.data import graph_settings
+from torch.utils.data.datapipes.iter import ShardingFilter
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+
+from kdpipes.core.chain import Chain
+from kdpipes.core.stock import Seeded
+from kdpipes.delivery.behind_deal import DEALERS, dealer_of, one_to_one_path
+from kdpipes.delivery.cursor import Cursor
+from kdpipes.delivery.dealer import Dealt
+from kdpipes.delivery.skipping import Skip
+from kdpipes.loader.channel import Kind, Message
+
+__all__ = ["Counting", "Order", "Position", "Producer", "Worker"]
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A pipe that counts its epochs."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+    def skip_epochs(self, number: int) -> None: ...
+    def next_epoch(self) -> int: ...
+
+
+class Position(NamedTuple):
+    """A place between two items of an epoch.
+
+    Args:
+        epoch: The number of the epoch, from 0.
+        number: The number of the batch that is next, or that is being delivered; the number of the item, where nothing
+            is dealt.
+        offset: How many items of that batch have been delivered, where a batch becomes several items after `deal`.
+        cursors: Where a stream of shards stands, by worker, if they read shards of their own; by 0 if not.
+    """
+
+    epoch: int = 0
+    number: int = 0
+    offset: int = 0
+    cursors: tuple[tuple[int, Cursor], ...] = ()
+
+    def after(self, message: Message, worker: int = 0) -> Position:
+        """Return the position after an item, or the end, of a batch that `worker` has made."""
+        if not message.is_over:
+            offset = self.offset + 1 if message.number == self.number else 1
+            return self._replace(number=message.number, offset=offset)
+        if message.cursor is None:
+            return Position(self.epoch, message.number + 1, 0, self.cursors)
+        cursors = {**dict(self.cursors), worker: message.cursor}
+        return Position(self.epoch, message.number + 1, 0, tuple(sorted(cursors.items())))
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker receives when an epoch begins.
+
+    Args:
+        position: Where it begins.
+        seeds: torchdata's generator of seeds for the stock pipes of this worker.
+        banned: Why samples are to be left out, by key.
+    """
+
+    position: Position
+    seeds: Any = None
+    banned: Mapping[str, str] = field(default_factory=dict)
+
+
+class Worker(ABC):
+    """One worker as seen by the thread that waits for its messages."""
+
+    is_torn = False  # whether a call was interrupted, so that messages may be lost
+
+    @abstractmethod
+    def begin(self, order: Order) -> None:
+        """Let the worker begin an epoch, whatever it was doing."""
+
+    @abstractmethod
+    def peek(self) -> Message:
+        """Wait for the next message, and return it; an item may not be unpacked yet."""
+
+    @abstractmethod
+    def take(self) -> Any:
+        """Remove the message that `peek` has returned, and return its content."""
+
+    def stop(self) -> None:  # noqa: B027 - only threads need it
+        """Ask the worker to end, so that `close` has less to wait for."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the worker."""
+
+    @property
+    def num_waiting(self) -> int:
+        """How many messages have arrived."""
+        return 0
+
+
+class Producer:
+    """One worker's copy of the chain.
+
+    Items carry the number of the batch that they come from. Where no `deal` numbers them, the k-th item of worker w of
+    W has the number k * W + w.
+
+    Args:
+        chain: The copy; it is sharded here.
+        worker: The number of the worker.
+        num_workers: How many there are.
+    """
+
+    def __init__(self, chain: Any, worker: int, num_workers: int) -> None:
+        self._chain = chain
+        self._worker, self._num_workers = worker, num_workers
+        graph_settings.apply_sharding(chain, num_workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+        self._dealer = dealer_of(chain)
+        self._num_skipped = 0  # of the batch that is being made
+        self.is_one_to_one = self._dealer is not None and one_to_one_path(chain)[-1] is self._dealer
+        self._dealers = [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, DEALERS)]
+        self._counting = [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, Counting)]
+        self._first_epochs = [pipe.next_epoch() for pipe in self._counting]
+
+    def epoch(self, order: Order, first_epoch: int, send: Callable[[Message], None]) -> Iterator[None]:
+        """Make the items of one epoch, and send each; to be resumed for the next one.
+
+        Args:
+            order: Where to begin.
+            first_epoch: The number of the chain's first epoch, which the order's is counted from.
+            send: Takes the messages, in order.
+        """
+
+        def skip(skipped: Skip) -> None:
+            self._num_skipped += not (skipped.is_shard or skipped.is_replaced)
+            send(Message(Kind.SKIP, skipped.batch, skipped))
+
+        try:
+            if order.seeds is not None:
+                _seed_stock_pipes(self._chain, order.seeds)
+            for pipe, first in zip(self._counting, self._first_epochs, strict=True):
+                pipe.set_epoch(max(first + order.position.epoch - first_epoch, 0))
+            for dealer in self._dealers:
+                dealer.skip(order.banned, skip)
+            yield from (self._counted if self._dealer is None else self._dealt)(order.position, send)
+        except Exception as error:
+            send(Message(Kind.ERROR, content=error))
+        else:
+            send(Message(Kind.END))
+
+    def _dealt(self, start: Position, send: Callable[[Message], None]) -> Iterator[None]:
+        batch: Dealt | None = None
+        made = 0
+
+        def finish() -> None:
+            if batch is not None and not self.is_one_to_one:
+                send(Message(Kind.OVER, batch.number, cursor=batch.cursor))
+
+        def listen(dealt: Dealt) -> None:
+            nonlocal batch, made
+            finish()
+            batch, made, self._num_skipped = dealt, 0, 0
+
+        cursor = dict(start.cursors).get(self._worker if self._dealer.is_split_by_shard else 0)
+        self._dealer.start_at(start.number, listen, cursor=cursor)
+        for item in self._chain:
+            made += 1
+            assert batch is not None
+            if batch.number == start.number and made <= start.offset:
+                continue
+            num_samples = batch.num_samples - self._num_skipped if made == 1 else 0
+            send(Message(Kind.ITEM, batch.number, item, self.is_one_to_one, num_samples, batch.cursor))
+            yield
+        finish()
+
+    def _counted(self, start: Position, send: Callable[[Message], None]) -> Iterator[None]:
+        for count, item in enumerate(self._chain):
+            number = count * self._num_workers + self._worker
+            if number >= start.number:
+                send(Message(Kind.ITEM, number, item, is_last=True))
+                yield
+
+
+def _seed_stock_pipes(chain: Any, seeds: Any) -> None:
+    """Seed as torchdata does, all workers alike before a `sharding_filter`, but without its traversal.
+
+    That sets hooks on torch's classes, which threads would find there.
+    """
+    pipes = Chain.of(chain).pipes
+    shared = [pipe for filter_ in pipes if type(filter_) is ShardingFilter for pipe in Chain.of(filter_).pipes]
+    for pipe in pipes:
+        if isinstance(pipe, Seeded):
+            is_shared = any(pipe is upstream for upstream in shared)
+            pipe.set_seed(seeds.generate_shared_seed() if is_shared else seeds.generate_seed())

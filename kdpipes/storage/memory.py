@@ -1,0 +1,120 @@
+"""Local files mapped into memory: the one place where storage maps files for reading."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+
+from kdpipes.errors import DataError
+from kdpipes.storage.files import Version
+
+__all__ = ["MappedFiles", "read_span"]
+
+_KEPT = 256  # maps of one `MappedFiles`; each holds a descriptor
+_KEPT_SHARDS = 64
+
+
+class _Map:
+    """A file in memory. Views and threads that still read it keep it alive after others have dropped it."""
+
+    __slots__ = ("__weakref__", "buffer", "content", "place", "version")
+
+    def __init__(self, path: str) -> None:
+        with Path(path).open("rb") as file:
+            status = os.fstat(file.fileno())
+            self.place = _place(status)
+            self.version = Version(status.st_size, f"changed:{status.st_mtime_ns}")
+            self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
+            self.content = memoryview(self.buffer)
+
+
+def _place(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+_alive: weakref.WeakValueDictionary[str, _Map] = weakref.WeakValueDictionary()  # copies of a pipe share maps
+
+
+class MappedFiles:
+    """Maps files when they are first read, and keeps those that were used last.
+
+    The maps are freed with this object and the views of them. Forked processes share them; a copy of this object maps
+    anew. A file that has been replaced, cut or changed is mapped anew: each read looks at its size first, because
+    reading what is no longer there kills the process.
+
+    Args:
+        number: How many files stay mapped.
+    """
+
+    def __init__(self, number: int | None = None) -> None:
+        self._number = number
+        self._maps: OrderedDict[str, _Map] = OrderedDict()
+
+    def __reduce__(self) -> tuple[type[MappedFiles], tuple[int | None]]:
+        return MappedFiles, (self._number,)
+
+    def view(self, path: str, start: int, size: int, num_bytes: int) -> memoryview:
+        """Return a read-only view of a part of a file.
+
+        Args:
+            path: Of the file.
+            start: The offset of the first byte.
+            size: The number of bytes.
+            num_bytes: The expected length of the file.
+
+        Raises:
+            DataError: The file is missing, or has another length.
+        """
+        try:
+            status = os.stat(path)  # noqa: PTH116 - of each read
+            if status.st_size != num_bytes:
+                raise DataError(f"{path!r} should have {num_bytes} bytes, but has {status.st_size}: it has been cut.")
+            if start < 0 or start + size > num_bytes:
+                raise DataError(f"{path!r} has {num_bytes} bytes, but {size} are due at offset {start}.")
+            return self.mapped(path, status).content[start : start + size]
+        except OSError as error:
+            raise DataError(f"{path!r} cannot be read: {error.strerror}.") from error
+
+    def mapped(self, path: str, status: os.stat_result) -> _Map:
+        """Return the map of a file whose status is known."""
+        found = self._maps.get(path)
+        if found is None or found.place != _place(status):
+            found = _alive.get(path)
+            if found is None or found.place != _place(status):
+                found = _alive[path] = _Map(path)
+            self._maps[path] = found
+        try:
+            self._maps.move_to_end(path)
+            while len(self._maps) > (self._number or _KEPT):
+                self._maps.popitem(last=False)
+        except KeyError:  # another thread has dropped it at the same moment
+            pass
+        return found
+
+
+_shards = MappedFiles(_KEPT_SHARDS)
+
+
+def read_span(path: str, offset: int, size: int, version: Version | None = None) -> bytes:
+    """Return `size` bytes of a file from `offset` on, or fewer at its end. The last 64 files stay mapped.
+
+    Args:
+        path: Of the file.
+        offset: Of the first byte.
+        size: The number of bytes.
+        version: The version that the file had when it was indexed; others are an error.
+
+    Raises:
+        DataError: The file has been replaced.
+    """
+    file = _shards.mapped(path, os.stat(path))  # noqa: PTH116 - of each read
+    content = file.buffer[offset : offset + size]
+    if version is not None and file.version != version and len(content) == size:  # the reader reports a cut file
+        raise DataError(
+            f"Shard {path!r} has been replaced, or written to, since it was opened: it had {version.size} bytes, and "
+            f"has {file.version.size} of another date. Open it again, `kdp.open_shards(...)`: it is then indexed anew."
+        )
+    return content

@@ -1,0 +1,610 @@
+"""Remote files: ranges read ahead of need, and streams that continue where a request has failed.
+
+All requests for the contents of remote shards are made here, with the retries and time limits of `retries`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import weakref
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from fsspec.spec import AbstractFileSystem
+
+from kdpipes._forks import forget_after_fork
+from kdpipes.errors import DataError, as_cause
+from kdpipes.storage.files import Version, remote_info, version_in
+from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.retries import (
+    NUM_SILENT,
+    SilenceError,
+    answer_of,
+    ask,
+    in_time,
+    limited,
+    retried,
+    time_limit,
+    waiting,
+    what_went_wrong,
+)
+from kdpipes.storage.urls import is_local
+
+__all__ = [
+    "BrokenStreamError",
+    "NoRangesError",
+    "RangeReader",
+    "RemoteStream",
+    "Span",
+    "StreamsAhead",
+    "Threads",
+    "read_range",
+]
+
+_FIRST_CHUNK, _LARGEST_CHUNK = 1 << 20, 1 << 22
+_NUM_AHEAD = 6  # chunks under way, of a file that is being read to its end
+_NUM_BEGUN = 4  # of the file that comes next
+_NUM_AT_FIRST = 3  # of a file of which perhaps only the beginning is wanted
+
+
+class NoRangesError(DataError):
+    """A server returned a whole file in response to a range request."""
+
+    def __init__(self, message: str, content: bytes = b"") -> None:
+        super().__init__(message)
+        self.content = content  # the whole file
+
+
+class BrokenStreamError(Exception):
+    """A file that cannot be read on; the message follows the file's name."""
+
+
+class Span(NamedTuple):
+    """Bytes of a file, from `start` up to `stop`."""
+
+    url: str
+    start: int
+    stop: int
+
+
+def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> bytes:
+    """Return the bytes of a span; temporary errors are retried.
+
+    Args:
+        span: The bytes to read.
+        num_silent: The maximum number of tries that time out.
+
+    Raises:
+        DataError: They cannot be read, or the file ends before them.
+    """
+    if span.start >= span.stop:
+        return b""
+    try:
+        return retried(partial(_read_once, span), num_silent=num_silent, final=(NoRangesError,))
+    except NoRangesError:
+        raise
+    except Exception as error:
+        what = what_went_wrong(span.url, error)
+        raise DataError(f"Shard {span.url!r} cannot be read at offset {span.start}: {what}.") from as_cause(error)
+
+
+def _read_once(span: Span) -> bytes:
+    filesystem, path = filesystem_of(span.url)
+    size = span.stop - span.start
+    content: bytes = ask(filesystem, "cat_file", span.url, path, start=span.start, end=span.stop, num_bytes=size)
+    if len(content) > size:
+        raise NoRangesError(
+            f"Shard {span.url!r} is on a server that does not support range requests: {size} bytes were requested, "
+            f'{len(content)} received. Use `kdp.open_shards(fetch="shards")`, `kdp.stream_shards` or '
+            "`kdp.copy_to_local`.",
+            content,
+        )
+    if len(content) != size:
+        raise DataError(f"{size} bytes were requested, {len(content)} received")
+    return content
+
+
+class Threads:
+    """Daemon threads for requests. They do not delay the end of the process, and end when this object is dropped.
+
+    Args:
+        number: The maximum number of threads; each starts when a job would have to wait.
+        name: The name of the threads.
+    """
+
+    def __init__(self, number: int, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any], float | None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_missing, self._name = number, name
+        weakref.finalize(self, _end, self._jobs, number)
+
+    def submit(self, action: Callable[[], Any]) -> Future[Any]:
+        """Run a function in one of the threads, with the caller's time limit."""
+        future: Future[Any] = Future()
+        with self._lock:
+            self._jobs.put((action, future, time_limit()))
+            if self._num_missing and self._jobs.qsize():
+                self._num_missing -= 1
+                threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
+        return future
+
+
+def _work(jobs: Any) -> None:
+    while (job := jobs.get()) is not None:
+        action, future, seconds = job
+        if future.set_running_or_notify_cancel():
+            try:
+                with limited(seconds):
+                    future.set_result(action())
+            except BaseException as error:
+                future.set_exception(error)
+        del job, action, future  # an idle thread must not keep the bytes that it has read
+
+
+def _end(jobs: Any, number: int) -> None:
+    for _ in range(number):
+        jobs.put(None)
+
+
+@dataclass
+class _Request:
+    """A request under way or done, and how many announced reads of it are still to come."""
+
+    coming: Future[bytes]
+    num_due: int = 0
+
+
+class RangeReader:
+    """Reads spans; announced ones are read ahead by threads, with near neighbours in one request.
+
+    Spans are kept until they have been read as often as they were announced, and then until `max_spent` bytes of others
+    have been read. Safe for threads and for forked processes. A copy starts empty.
+
+    Args:
+        max_gap: How many bytes between two announced spans are read along, to make one request of both.
+        max_span: The maximum size in bytes of a request for several spans.
+        max_bytes: The maximum number of bytes kept; beyond that, spans that were announced first are dropped.
+        max_spent: The maximum number of bytes kept that have been read as often as they were announced.
+        num_threads: The maximum number of requests under way.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_gap: int = 1 << 16,
+        max_span: int = 1 << 23,
+        max_bytes: int = 1 << 28,
+        max_spent: int = 1 << 25,
+        num_threads: int = 64,
+    ) -> None:
+        self._max_gap, self._max_span, self._num_threads = max_gap, max_span, num_threads
+        self._max_bytes, self._max_spent = max_bytes, max_spent
+        arguments = {"max_gap": max_gap, "max_span": max_span, "max_bytes": max_bytes}
+        self._anew = partial(RangeReader, **arguments, max_spent=max_spent, num_threads=num_threads)
+        self.forget()
+        forget_after_fork(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._anew, ()
+
+    def forget(self) -> None:
+        """Start over, without threads and spans."""
+        self._lock = threading.Lock()
+        self._threads: Threads | None = None
+        self._ahead: OrderedDict[Span, _Request] = OrderedDict()  # as they were announced
+        self._spent: OrderedDict[Span, None] = OrderedDict()  # as they were read
+        self._by_url: dict[str, list[Span]] = {}  # sorted
+        self._longest = 0
+        self._num_bytes = self._num_spent = 0
+
+    def announce(self, spans: Iterable[Span]) -> None:
+        """Start to read spans that will be needed, as far as there is room for them."""
+        with self._lock:
+            due: set[Span] = set()
+            missing = []
+            for span in spans:
+                if span.start >= span.stop:
+                    continue
+                if (known := self._covering(span)) is None:
+                    missing.append(span)
+                else:
+                    self._expect(known)
+                    due.add(known)
+            if missing and self._threads is None:
+                self._threads = Threads(self._num_threads, "kdpipes-ranges")
+            for span in _merged(missing, self._max_gap, self._max_span):
+                if not self._make_room(span.stop - span.start, due):
+                    break
+                due.add(span)
+                self._add(span)
+            for span in missing:
+                if (known := self._covering(span)) is not None:
+                    self._expect(known)
+
+    def read(self, span: Span) -> bytes:
+        """Return the bytes of a span.
+
+        Raises:
+            DataError: They cannot be read.
+        """
+        if span.start >= span.stop:
+            return b""
+        with self._lock:
+            known = self._covering(span)
+            request = None if known is None else self._ahead[known]
+        if known is None or request is None:
+            return read_range(span)
+        try:
+            content = answer_of(request.coming, span.url, known.stop - known.start)
+        except Exception as error:  # a request for many spans that failed may succeed for one
+            with self._lock:
+                if self._ahead.get(known) is request:
+                    self._remove(known)
+            is_silent = isinstance(error, SilenceError)
+        else:
+            with self._lock:
+                if self._ahead.get(known) is request:
+                    self._note_read(known, request)
+            return content[span.start - known.start : span.stop - known.start]
+        return read_range(span, num_silent=1) if is_silent else read_range(span)
+
+    def _covering(self, span: Span) -> Span | None:
+        if span in self._ahead:
+            return span
+        known = self._by_url.get(span.url, [])
+        for place in range(bisect_right(known, Span(span.url, span.start, sys.maxsize)) - 1, -1, -1):
+            if known[place].stop >= span.stop:
+                return known[place]
+            if known[place].start + self._longest < span.stop:
+                return None
+        return None
+
+    def _expect(self, known: Span) -> None:
+        """Keep a span until it has been read once more."""
+        self._ahead[known].num_due += 1
+        self._ahead.move_to_end(known)
+        self._forget_spent(known)
+
+    def _note_read(self, known: Span, request: _Request) -> None:
+        request.num_due = max(request.num_due - 1, 0)  # reads that were not announced do not count
+        if request.num_due:
+            return
+        self._forget_spent(known)
+        self._spent[known] = None
+        self._num_spent += known.stop - known.start
+        while self._num_spent > self._max_spent:
+            self._remove(next(iter(self._spent)))
+
+    def _forget_spent(self, known: Span) -> None:
+        if known in self._spent:
+            del self._spent[known]
+            self._num_spent -= known.stop - known.start
+
+    def _make_room(self, size: int, due: set[Span]) -> bool:
+        """Drop spans that were read, then the oldest ones, but none in `due`; return whether there is room."""
+        while self._num_bytes + size > self._max_bytes and self._ahead:
+            oldest = next(iter(self._spent or self._ahead))
+            if oldest in due:
+                break
+            self._remove(oldest)
+        return self._num_bytes + size <= self._max_bytes or not self._ahead
+
+    def _add(self, span: Span) -> None:
+        assert self._threads is not None
+        self._ahead[span] = _Request(self._threads.submit(partial(_read_ahead, span)))
+        insort(self._by_url.setdefault(span.url, []), span)
+        self._longest = max(self._longest, span.stop - span.start)
+        self._num_bytes += span.stop - span.start
+
+    def _remove(self, span: Span) -> None:
+        self._ahead.pop(span).coming.cancel()
+        self._forget_spent(span)
+        known = self._by_url[span.url]
+        del known[bisect_left(known, span)]
+        if not known:
+            del self._by_url[span.url]
+        self._num_bytes -= span.stop - span.start
+
+
+def _read_ahead(span: Span) -> bytes:
+    with waiting():  # the thread that wants the span watches the time
+        return read_range(span)
+
+
+def _merged(spans: Iterable[Span], max_gap: int, max_span: int) -> Iterator[Span]:
+    """Yield the spans, sorted, with near neighbours joined."""
+    current: Span | None = None
+    for span in sorted(set(spans)):
+        if current is not None:
+            is_near = span.url == current.url and span.start - current.stop <= max_gap
+            stop = max(span.stop, current.stop)
+            if is_near and (stop - current.start <= max_span or stop == current.stop):
+                current = Span(current.url, current.start, stop)
+                continue
+            yield current
+        current = span
+    if current is not None:
+        yield current
+
+
+class _ChangedError(Exception):
+    """The file is not the one that was opened."""
+
+
+class _Source:
+    """A remote file as one process sees it: returns chunks, with retries.
+
+    Args:
+        url: Of the file.
+        version: The version that the file must have, if it was opened before.
+        has_ranges: Whether the server supports range requests, as far as is known.
+    """
+
+    def __init__(self, url: str, version: Version | None = None, *, has_ranges: bool = True) -> None:
+        self._url = url
+        self._filesystem, self._path, info = remote_info(url)
+        protocol = self._filesystem.protocol
+        self._is_http = "http" in protocol or protocol == "http"
+        self.version = version_in(info)
+        self.size = info["size"]
+        self.has_ranges = has_ranges and self.size is not None and self._can_seek(info)
+        self._file: Any = None
+        self._offset = 0
+        if version is not None:
+            self._refuse_change(version)
+
+    def _can_seek(self, info: dict[str, Any]) -> bool:
+        """Return whether a part of a file costs one request, and no reading of what comes before."""
+        if self._is_http:
+            return bool(info.get("partial", True))
+        kind = type(self._filesystem)
+        return bool(getattr(kind, "async_impl", False)) or kind.cat_file is not AbstractFileSystem.cat_file
+
+    def chunk(self, start: int, stop: int) -> bytes:
+        """Return the bytes from `start` up to `stop`, or up to the end of a file of unknown size."""
+        num_tries = 0
+
+        def attempt() -> bytes:
+            nonlocal num_tries
+            num_tries += 1
+            read = self._range if self.has_ranges else self._read_on
+            return in_time(partial(read, start, stop), self._url, stop - start)
+
+        try:
+            content = retried(attempt, final=(NoRangesError,) if self.has_ranges else (NoRangesError, SilenceError))
+        except NoRangesError:
+            raise
+        except Exception as error:
+            try:
+                self._check_again()
+            except _ChangedError:  # which is the reason for the error
+                raise
+            except Exception:
+                raise error from None
+            raise
+        if num_tries > 1 or (self.has_ranges and start and stop == self.size):
+            retried(self._check_again, final=(_ChangedError,))  # parts of two versions must not be joined
+        return content
+
+    def close(self) -> None:
+        """Close the file; to be called in the thread that reads chunks."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _check_again(self) -> None:
+        """Raise if the file has been replaced."""
+        self._filesystem.invalidate_cache(self._path)  # it may have cached a listing
+        self._refuse_change(version_in(ask(self._filesystem, "info", self._url, self._path)))
+
+    def _refuse_change(self, version: Version) -> None:
+        if version != self.version:
+            raise _ChangedError("it has changed since it was opened")
+
+    def _range(self, start: int, stop: int) -> bytes:
+        if not self._is_http:
+            content = self._filesystem.cat_file(self._path, start=start, end=stop)
+        else:  # of a server that ignores ranges, no more is read than is wanted
+            with self._filesystem.open(self._path, "rb", size=self.size, cache_type="none") as file:
+                file.seek(start)
+                try:
+                    content = file.read(stop - start)
+                except ValueError as error:  # fsspec's error for a server that sends the whole file
+                    raise NoRangesError(str(error)) from error
+        if len(content) > stop - start:
+            raise NoRangesError("the whole file came")
+        if len(content) < stop - start:
+            raise EOFError(f"{stop - start} bytes are due, {len(content)} came")
+        return bytes(content)
+
+    def _read_on(self, start: int, stop: int) -> bytes:
+        """Return a chunk by reading on, or from the beginning again."""
+        try:
+            if self._file is None:
+                options = {"block_size": 0} if self._is_http else {}  # one answer, no ranges: it cannot seek
+                self._file, self._offset = self._filesystem.open(self._path, "rb", **options), 0
+            if self._offset != start and not self._is_http and self._file.seekable():
+                self._offset = self._file.seek(start)
+            while self._offset < start:
+                part = self._file.read(min(start - self._offset, _FIRST_CHUNK))
+                if not part:
+                    raise EOFError(f"it ends at byte {self._offset}")
+                self._offset += len(part)
+            parts: list[bytes] = []
+            while self._offset < stop and (part := self._file.read(stop - self._offset)):
+                parts.append(part)
+                self._offset += len(part)
+            if self.size is not None and self._offset < stop:
+                raise EOFError(f"{stop - start} bytes are due, {self._offset - start} came")
+        except BaseException:
+            self.close()
+            raise
+        return b"".join(parts)
+
+
+class RemoteStream:
+    """A remote file that is read front to back, ahead of need, by daemon threads.
+
+    A request that fails is repeated from where it broke off. The threads end when the stream is closed or dropped; a
+    forked process starts its own.
+
+    Args:
+        url: Of the file.
+        num_ahead: How many chunks to read ahead until the first one has been read.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        DataError: The storage cannot be reached.
+    """
+
+    def __init__(self, url: str, num_ahead: int | None = None) -> None:
+        self._url = url
+        self._chunk, self._at = b"", 0
+        self._begin, self._wanted = 0, 0  # offsets of the chunk, and of the next one to request
+        self._coming: deque[Future[bytes]] = deque()
+        self._num_ahead = min(num_ahead or _NUM_AT_FIRST, _NUM_AHEAD)
+        self.at_end: Callable[[int], object] | None = None  # called with the number of chunks still under way
+        self._source = _Source(url)
+        self._threads: Threads | None = None
+        self._process, self._seconds = os.getpid(), time_limit()
+
+    def __enter__(self) -> RemoteStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read_ahead(self, num_ahead: int = 0) -> RemoteStream:
+        """Start to read, at least so many chunks ahead."""
+        self._num_ahead = max(num_ahead, self._num_ahead)
+        self._request()
+        return self
+
+    def close(self) -> None:
+        """End the threads; nothing can be read after that."""
+        self._cancel()
+        threads, self._threads = self._threads, None
+        if threads is not None and self._process == os.getpid():
+            threads.submit(self._source.close)
+
+    def readable(self) -> bool:
+        """Return True, as files do."""
+        return True
+
+    def read(self, size: int) -> bytes:
+        """Return some bytes, at most `size`; none at the end.
+
+        Raises:
+            BrokenStreamError: The file cannot be read on, or has been replaced.
+        """
+        if self._at == len(self._chunk):
+            self._begin, self._at = self._begin + len(self._chunk), 0
+            self._chunk = b""
+            try:
+                with limited(self._seconds):
+                    self._chunk = self._next_chunk()
+            except Exception as error:
+                what = what_went_wrong(self._url, error)
+                raise BrokenStreamError(f"cannot be read at offset {self._begin}: {what}") from as_cause(error)
+        start, self._at = self._at, min(self._at + size, len(self._chunk))
+        return self._chunk[start : self._at]
+
+    def _next_chunk(self) -> bytes:
+        if self._process != os.getpid():
+            self._renew(has_ranges=self._source.has_ranges)
+        try:
+            return self._requested()
+        except NoRangesError:
+            self._renew(has_ranges=False)
+            return self._requested()
+
+    def _requested(self) -> bytes:
+        self._request()
+        coming = self._coming.popleft() if self._coming else None
+        if self.at_end is not None and self._wanted == self._source.size:
+            self.at_end(len(self._coming))
+        content = b"" if coming is None else coming.result()
+        self._num_ahead = _NUM_AHEAD if self._begin else self._num_ahead
+        self._request()
+        return content
+
+    def _request(self) -> None:
+        """Request the next chunks, up to the number that may be under way."""
+        if self._threads is None:
+            self._threads = Threads(_NUM_AHEAD if self._source.has_ranges else 1, "kdpipes-stream")
+        end = self._source.size
+        while len(self._coming) < self._num_ahead and (end is None or self._wanted < end):
+            start = self._wanted
+            stop = start + min(max(start, _FIRST_CHUNK), _LARGEST_CHUNK)
+            self._wanted = stop if end is None else min(stop, end)
+            self._coming.append(self._threads.submit(partial(self._source.chunk, start, self._wanted)))
+
+    def _renew(self, *, has_ranges: bool) -> None:
+        """Open the file again, and continue after the chunk that was read last."""
+        self._cancel()
+        self._source, self._threads = _Source(self._url, self._source.version, has_ranges=has_ranges), None
+        self._wanted, self._process = self._begin, os.getpid()
+
+    def _cancel(self) -> None:
+        coming, self._coming = self._coming, deque()
+        if self._process == os.getpid():  # a thread of the parent may hold the lock of a future for ever
+            for future in coming:
+                future.cancel()
+
+
+class StreamsAhead:
+    """Remote files that are read one after the other: while one is read, the next one is started.
+
+    Args:
+        urls: Of the files, in order; local ones are skipped.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._next = dict(pairwise(url for url in urls if not is_local(url)))
+        self._threads: Threads | None = None
+        self._seconds = time_limit()
+        self._begun: tuple[str, int, Future[RemoteStream]] | None = None
+
+    def open(self, url: str) -> RemoteStream:
+        """Return the stream of one of the files, and start the next one.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+            DataError: The storage cannot be reached.
+        """
+        with limited(self._seconds):
+            (known, process, begun), self._begun = self._begun or ("", 0, Future()), None
+            is_begun = known == url and process == os.getpid()  # the parent's threads do not run in a forked process
+            stream = begun.result().read_ahead(_NUM_AHEAD) if is_begun else RemoteStream(url)
+            if (following := self._next.get(url)) is not None:
+                self._threads = self._threads or Threads(1, "kdpipes-stream")
+                begun = self._threads.submit(lambda: RemoteStream(following, _NUM_BEGUN).read_ahead())
+                self._begun = following, os.getpid(), begun
+                stream.at_end = partial(_use_free_places, begun, os.getpid())
+            return stream
+
+    def close(self) -> None:
+        """Close the stream that was started and will not be read."""
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[1] == os.getpid():
+            begun[2].add_done_callback(_close_begun)
+
+
+def _use_free_places(begun: Future[RemoteStream], process: int, num_under_way: int) -> None:
+    """Let the next file use the request slots that the current one has left."""
+    if process == os.getpid() and begun.done() and not begun.cancelled() and begun.exception() is None:
+        begun.result().read_ahead(_NUM_AHEAD - num_under_way)
+
+
+def _close_begun(begun: Future[RemoteStream]) -> None:
+    if not begun.cancelled() and begun.exception() is None:
+        begun.result().close()

@@ -1,0 +1,141 @@
+"""Files by path or URL, copied to a folder of this machine when they are first asked for."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from kdpipes.core.pipe import a_datapipe
+from kdpipes.core.registry import register
+from kdpipes.errors import ChainError, must_be
+from kdpipes.storage.files import CAN_HOLD, HeldFile, remote_info
+from kdpipes.storage.urls import identity_of, is_local
+from kdpipes.write.copy import PARTIAL, SourceFile, copy_file, is_inside, state_of
+
+__all__ = ["FileLocalizer"]
+
+
+class FileLocalizer:
+    """Returns local paths for paths or URLs of files, which are copied when they are first asked for.
+
+    What `.localize_files()` calls with each; also for a field of its own, so that labels cost no copy:
+    `.to_samples(label=..., fields={"x": kdp.FileLocalizer("local")})`. A file appears whole, verified by its size;
+    one that is there is used, whatever has become of the source. Processes and threads share one copy.
+
+    Args:
+        local_root: The folder for the files.
+        global_root: The folder that they are in; paths below it are kept. None keeps the whole path.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DataError: It cannot be read.
+        OSError: The local one cannot be written, or there is too little room: says how much is needed.
+
+    Example:
+        >>> path = sorted(Path("data/birds/train/heron").iterdir())[0]
+        >>> FileLocalizer("local", "data/birds")(path).startswith("local/train/heron/")
+        True
+    """
+
+    is_random = False  # otherwise generators would be seeded for each path
+
+    def __init__(self, local_root: str | os.PathLike[str], global_root: str | os.PathLike[str] | None = None) -> None:
+        if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):
+            raise TypeError(must_be("local_root", "a folder of this machine", local_root))
+        if global_root is not None and not isinstance(global_root, str | os.PathLike):
+            raise TypeError(must_be("global_root", "a path or an fsspec URL", global_root))
+        self._root = str(Path(local_root).expanduser())
+        self._global_root = None if global_root is None else _plain(os.fspath(global_root))
+
+    def __call__(self, path: str | os.PathLike[str]) -> str:
+        """Return the path of the local file."""
+        if not isinstance(path, str | os.PathLike):
+            raise ChainError(
+                f"`.localize_files()` takes paths and URLs, but got {type(path).__name__}. Put it behind a lister of "
+                "files; in samples, it is a field: `.to_samples(fields={'x': kdp.FileLocalizer(...)})`."
+            )
+        url = _plain(os.fspath(path))
+        target = Path(self._root, self._relative(url))
+        if not target.exists():
+            self._copy(url, target)
+        return str(target)
+
+    def _relative(self, url: str) -> str:
+        first, _, rest = identity_of(url).partition("::")
+        if self._global_root is None:
+            name = first.rpartition("://")[2].lstrip("/")
+        else:
+            root, _, root_rest = identity_of(self._global_root).partition("::")
+            prefix = root if root.endswith("/") else f"{root}/"
+            name = first.removeprefix(prefix) if first.startswith(prefix) and rest == root_rest else ""
+        if not name or name.endswith("/") or not is_inside(name) or (rest and self._global_root is None):
+            below = "a folder, or `global_root` be given" if self._global_root is None else repr(self._global_root)
+            raise ValueError(must_be("path", f"a file below {below}", url))
+        return name
+
+    def _copy(self, url: str, target: Path) -> None:
+        file = SourceFile.of("", url, *remote_info(url))
+        root = Path(self._root)
+        if state_of(root, root) == "missing":  # the marker says that the folder is not a complete copy
+            root.mkdir(parents=True, exist_ok=True)
+            (root / PARTIAL).write_text("kdpipes copies single files to here, as they are needed.\n", encoding="utf-8")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not CAN_HOLD:
+            copy_file(file, target, target.with_name(f".{target.name}.{os.getpid()}.part"))
+            return
+        while not target.exists():
+            part = target.with_name(f".{target.name}.part")
+            with HeldFile(part, os.O_RDWR | os.O_CREAT) as held:
+                held.hold_alone(waits=True)
+                if held.is_in_place() and not target.exists():
+                    copy_file(file, target, part)
+                elif held.is_in_place():
+                    part.unlink()
+
+
+def _plain(url: str) -> str:
+    """Return a path or URL in the one way in which it is compared."""
+    url = url.removeprefix("file://") if "::" not in url else url
+    return posixpath.normpath(Path(url).expanduser().as_posix()) if is_local(url) else url
+
+
+def localize_files(
+    source_datapipe: Any,
+    local_root: str | os.PathLike[str],
+    *,
+    global_root: str | os.PathLike[str] | None = None,
+) -> Any:
+    """Copies files that pass as paths or URLs to a local folder, once (functional name: ``localize_files``).
+
+    Gives the local paths. A file is copied when it is first asked for, by the worker that needs it, under its path
+    below `global_root`; it appears whole, verified by its size, and is used from then on, whatever has become of the
+    source. Processes and threads share one copy. `kdp.copy_to_local` copies everything beforehand.
+
+    Args:
+        source_datapipe: Any indexed pipe or stream of paths, like `FSSpecFileLister("s3://birds")`.
+        local_root: The folder for the files.
+        global_root: The folder that all paths lie in; by default the whole path is kept, without the protocol.
+
+    Length: the source's, if it has one.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DataError: It cannot be read.
+        OSError: The local one cannot be written, or there is too little room: says how much is needed.
+
+    Example:
+        >>> from torchdata.datapipes.iter import FileLister
+        >>> pipe = FileLister("data/birds", recursive=True).localize_files("local", global_root="data/birds")
+        >>> all(path.startswith("local/") for path in pipe)
+        True
+    """
+    source: IterDataPipe[Any] | MapDataPipe[Any] = a_datapipe(source_datapipe)
+    return source.map(FileLocalizer(local_root, global_root))
+
+
+register("localize_files", localize_files, flavour="map")
+register("localize_files", localize_files, flavour="iter")

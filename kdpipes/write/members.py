@@ -1,0 +1,448 @@
+"""What becomes of a sample in a tar: its key, the extension and bytes of each field, the headers, and the tar's index.
+
+The same sample makes the same bytes, on every machine and at any time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from tarfile import PAX_FORMAT, TarInfo
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import torch
+from PIL import Image
+
+from kdpipes.callback import Callback
+from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.masked import masked
+from kdpipes.errors import ChainError, DataError, add_note, check_callable, closest, must_be
+from kdpipes.sample import Sample
+from kdpipes.storage.decoding import decode_array
+from kdpipes.storage.files import Version
+from kdpipes.storage.shard_index import IndexBuilder, ShardIndex
+from kdpipes.storage.tar import Member, add_sample
+
+__all__ = [
+    "END_MARK",
+    "MemberEncoder",
+    "TarSample",
+    "TarShard",
+    "as_tar_key",
+    "as_tar_sample",
+    "check_encoding",
+    "check_extension",
+    "check_tar_key",
+    "duplicate_error",
+    "make_or_leave_out",
+]
+
+_BLOCK = 512  # of a tar
+_MODE = 0o644
+_LONGEST, _LARGEST = 100, 8**11 - 1  # what the fields of a plain header can hold
+END_MARK = bytes(2 * _BLOCK)
+_SUFFIX = re.compile(r"(?<=[^/])\.[A-Za-z][A-Za-z0-9]{0,4}$")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_JPEG_QUALITY = 95
+_FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tif": "TIFF", "ppm": "PPM", "gif": "GIF"}
+_OPTIONS: dict[str, dict[str, Any]] = {"jpg": {"quality": _JPEG_QUALITY}, "webp": {"lossless": True}}
+_SAME = {"jpeg": "jpg", "tiff": "tif", "pgm": "ppm"}
+_MODES = {"jpg": ("1", "L", "RGB", "CMYK", "RGBA", "LA"), "webp": ("1", "L", "RGB", "RGBA", "LA")}
+_IMAGES = frozenset({*_FORMATS, *_SAME, "pbm", "pnm", "img", "image"})
+_NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+_TEXTS = frozenset({"txt", "text", "transcript"})
+_JSON = frozenset({"json", "jsn"})
+_TENSORS = frozenset({"pth", "pt"})
+_MARKUP = frozenset({"html", "htm", *_JSON})  # kinds of which a string is the content itself
+_EXTENSION = re.compile(r"[^\s./\\\x00-\x1f][^\s/\\\x00-\x1f]*(?<!\.)")
+_NETPBM = re.compile(rb"P[56]\s")
+_ANONYMOUS = frozenset({"x", "y"})  # names that do not tell the kind
+
+Made = TypeVar("Made")
+_log = logging.getLogger("kdpipes")
+
+
+@runtime_checkable
+class _Picture(Protocol):
+    """An image of kdpipes, or any object with the same method."""
+
+    def to_pil(self) -> Image.Image: ...
+
+
+class MemberEncoder(Fingerprinted):
+    """Encodes the fields of a sample as members of a tar: extensions and bytes.
+
+    Args:
+        fields: The fields to write; None writes all.
+        encode: For a field, a function that returns bytes, or the extension of the format to use.
+        extensions: For a field, the extension, if it should not follow from the field's name and kind.
+    """
+
+    def __init__(
+        self,
+        fields: tuple[str, ...] | None,
+        encode: Mapping[str, Callable[[Any], bytes] | str] | None,
+        extensions: Mapping[str, str] | None,
+    ) -> None:
+        self._fields = fields
+        self._encode = {
+            field: how if isinstance(how, str) else Callback("encode", how)
+            for field, how in _checked("encode", encode, check_encoding).items()
+        }
+        self._extensions = {
+            field: extension.removeprefix(".").lower()
+            for field, extension in _checked("extensions", extensions, check_extension).items()
+        }
+
+    def __call__(self, sample: Sample) -> list[tuple[str, bytes]]:
+        """Return the extension and the content of each member, sorted by extension; a field that is None has no member.
+
+        Raises:
+            ChainError: A field cannot be written, or two would have the same extension.
+        """
+        members: dict[str, bytes] = {}
+        for field in self._fields or tuple(sample):
+            value = sample[field]
+            if value is None:
+                continue
+            try:
+                extension, content = self._member(field, value, sample.key)
+            except Exception as error:
+                add_note(error, f"kdpipes: while writing field {field!r} of sample {sample.key!r}")
+                raise
+            if extension in members:
+                raise ChainError(
+                    f"Two fields of sample {sample.key!r} would be member {extension!r}, {field!r} is one of them: "
+                    "name others, `extensions={" + f"{field!r}: ...}}`."
+                )
+            members[extension] = content
+        if not members:
+            raise ChainError(f"Sample {sample.key!r} has no field to be written.")
+        return sorted(members.items())
+
+    def fingerprint(self) -> Any:
+        return self._fields, sorted(self._encode.items()), sorted(self._extensions.items())
+
+    def _member(self, field: str, value: Any, key: str) -> tuple[str, bytes]:
+        kind, content = self._content(field, value)
+        extension = self._extensions.get(field) or _extension(field, kind)
+        if extension is None:
+            raise ChainError(
+                f"Field {field!r} of sample {key!r} holds bytes of an unknown kind. Name their extension: "
+                "`extensions={" + f"{field!r}: 'npz'}}`; or, if it is an image file that is broken, leave it out: "
+                f'`.decode_images({field!r}).on_error("skip")`.'
+            )
+        if not _EXTENSION.fullmatch(extension):
+            raise ChainError(
+                f"The name of field {field!r} is no extension. Give it one: `extensions={{{field!r}: 'txt'}}`."
+            )
+        return extension.lower(), content
+
+    def _content(self, field: str, value: Any) -> tuple[str, bytes]:
+        """Return the kind of a field's member, and its bytes."""
+        how = self._encode.get(field)
+        if how is not None and not isinstance(how, str):
+            made = how(value)
+            if not isinstance(made, bytes | bytearray | memoryview):
+                raise TypeError(f"A function of `encode` must return bytes, but returned {type(made).__name__}.")
+            return _kind_of_bytes(bytes(made)), bytes(made)
+        try:
+            return (how, _encoded(value, how)) if how is not None else _by_type(field, value)
+        except (TypeError, ValueError, OSError) as error:
+            if f"Field {field!r}" in str(error):
+                raise
+            as_what = "" if how is None else f" as {how!r}"
+            raise ChainError(
+                f"Field {field!r} cannot be written{as_what}: {str(error).rstrip('.')}. Say how it is to be written: "
+                "`encode={" + f"{field!r}: ...}}` takes a function that returns bytes."
+            ) from error
+
+
+def _checked(param: str, given: Mapping[str, Any] | None, check: Callable[[str, Any], None]) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(field, str) for field in given):
+        raise TypeError(must_be(param, "a mapping by field names", given))
+    for field, value in given.items():
+        check(f"{param}[{field!r}]", value)
+    return dict(given)
+
+
+def check_encoding(param: str, how: Any) -> None:
+    """Raise unless an encoding is a known extension or a function."""
+    known = sorted({*_FORMATS, *_SAME, "npy", "pth", "json", "txt", "cls"})
+    if isinstance(how, str):
+        if how not in known:
+            raise ValueError(must_be(param, "one of " + ", ".join(known), how, closest(how, known).strip()))
+        return
+    check_callable(param, how)
+
+
+def check_extension(param: str, extension: Any) -> None:
+    """Raise unless `extension` is a valid file name extension."""
+    if not isinstance(extension, str) or not _EXTENSION.fullmatch(extension.removeprefix(".")):
+        raise ValueError(must_be(param, 'an extension, like "jpg"', extension))
+
+
+def _extension(field: str, kind: str) -> str | None:
+    """Return the extension of a field: its name if that tells the kind; otherwise the kind is appended, if known."""
+    if _tells(field.rsplit(".", 1)[-1].lower(), kind):
+        return field
+    if field in _ANONYMOUS:
+        return kind or None
+    return f"{field}.{kind}" if kind else field
+
+
+def _tells(suffix: str, kind: str) -> bool:
+    is_image = kind in _FORMATS or kind in _SAME
+    if is_image and (suffix in ("img", "image") or _SAME.get(suffix, suffix) == _SAME.get(kind, kind)):
+        return True
+    return suffix == kind or any(suffix in family and kind in family for family in (_NUMBERS, _TEXTS, _JSON, _TENSORS))
+
+
+def _by_type(field: str, value: Any) -> tuple[str, bytes]:
+    """Return the kind and the content of a value for which the user has given no encoding."""
+    suffix = field.rsplit(".", 1)[-1].lower()
+    content = getattr(value, "content", value)
+    if isinstance(content, bytes | bytearray | memoryview):
+        content = bytes(content)
+        return (suffix if suffix in _IMAGES else _kind_of_bytes(content)), content
+    if suffix in _TENSORS:
+        return "pth", _encoded(value, "pth")
+    if isinstance(value, str):
+        is_name = suffix in _NUMBERS or field == "y"
+        kind = "cls" if is_name else suffix if suffix in _MARKUP else "txt"
+        return kind, value.encode("utf-8", "surrogateescape")
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and suffix not in _JSON:
+        return "cls", str(int(value)).encode()
+    if isinstance(value, Mapping | list | tuple | float | bool | int | np.bool_ | np.floating | np.integer):
+        return "json", _encoded(value, "json")
+    if isinstance(value, torch.Tensor | np.ndarray):
+        is_label = value.ndim == 0
+        return _by_type(field, value.item()) if is_label else ("npy", _encoded(value, "npy"))
+    raise ChainError(
+        f"Field {field!r} holds {type(value).__name__}, which has no encoding of its own. Say how it is written: "
+        "`encode={" + f"{field!r}: 'png'}}`, or a function that returns bytes."
+    )
+
+
+def _encoded(value: Any, kind: str) -> bytes:
+    """Return a value in the format that the user has chosen, or in the only one for its type."""
+    if kind in _FORMATS or kind in _SAME:
+        return _image_bytes(value, _SAME.get(kind, kind))
+    if kind == "npy":
+        file = io.BytesIO()
+        array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        if array.dtype == object:
+            raise ChainError("An array of objects is not written: only pickle could.")
+        np.save(file, np.ascontiguousarray(array) if array.ndim else array, allow_pickle=False)
+        return file.getvalue()
+    if kind == "pth":
+        file = io.BytesIO()
+        torch.save(value, file)
+        decode_array(kind, file.getvalue())  # raises for data that only pickle could load
+        return file.getvalue()
+    if kind == "json":
+        return json.dumps(value, ensure_ascii=False, default=_plain).encode("utf-8", "surrogateescape")
+    return str(value).encode("utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of NumPy or torch as plain Python data, which JSON supports."""
+    if isinstance(value, np.generic | np.ndarray | torch.Tensor):
+        return value.tolist()
+    raise ChainError(f"JSON does not know {type(value).__name__}: `encode=` takes a function that returns bytes.")
+
+
+def _image_bytes(value: Any, kind: str) -> bytes:
+    """Return an image in a format; the bytes of an image that is already in this format do not change."""
+    content = getattr(value, "content", value)
+    if isinstance(content, bytes) and _kind_of_bytes(content) == kind:
+        return content
+    file = io.BytesIO()
+    image = _as_pil(value)
+    if image.mode not in _MODES.get(kind, (image.mode,)):
+        raise ChainError(f"an image of mode {image.mode!r} would lose values")
+    image = image.convert("RGB") if kind == "jpg" and image.mode in ("RGBA", "LA") else image
+    image.save(file, _FORMATS[kind], **_OPTIONS.get(kind, {}))
+    return file.getvalue()
+
+
+def _as_pil(value: Any) -> Image.Image:
+    if isinstance(value, Image.Image):
+        return value
+    if isinstance(value, _Picture):
+        return value.to_pil()
+    if isinstance(value, bytes):
+        return Image.open(io.BytesIO(value))
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+        value = value.transpose(1, 2, 0) if value.ndim == 3 else value
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3):
+        return Image.fromarray(np.ascontiguousarray(value[..., 0] if value.shape[2:] == (1,) else value))
+    shown = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+    raise ChainError(f"{shown} is no image: tensors are [C, H, W] uint8, arrays [H, W, C] uint8.")
+
+
+def _kind_of_bytes(content: bytes) -> str:
+    """Return the extension of an image, by its first bytes; empty if the bytes are not an image."""
+    if content.startswith(b"\xff\xd8\xff"):
+        return "jpg"
+    if content.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "png"
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "webp"
+    if content.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    if content.startswith((b"II*\0", b"MM\0*")):
+        return "tif"
+    if content[:2] == b"BM" and int.from_bytes(content[2:6], "little") == len(content):
+        return "bmp"
+    return "ppm" if _NETPBM.match(content) else ""
+
+
+def as_tar_key(key: str) -> str:
+    """Return the key of a sample in the form that webdataset can hold: a path whose file name has no dot.
+
+    The extension of a file is removed. Other dots and all backslashes become underscores; slashes stay.
+
+    >>> as_tar_key("heron/0001.jpg"), as_tar_key("photos.tar/0001.v2.jpg"), as_tar_key("/data/1.5")
+    ('heron/0001', 'photos.tar/0001_v2', 'data/1_5')
+    """
+    folder, _, name = _SUFFIX.sub("", key).replace("\\", "_").rpartition("/")
+    parts = [part for part in folder.split("/") if part not in ("", ".")]
+    return check_tar_key("/".join([*parts, name.replace(".", "_")]), key)
+
+
+def check_tar_key(key: str, shown: str | None = None) -> str:
+    """Return `key`, or raise if webdataset cannot hold it; the error shows `shown` instead, if that is given."""
+    if not isinstance(key, str):
+        raise TypeError(f"`key` must return a string, but returned {type(key).__name__}.")
+    folder, _, name = key.rpartition("/")
+    bad = "has no name" if not name else "leads out of its folder" if ".." in folder.split("/") else ""
+    bad = bad or ("has a dot in its name, at which webdataset would cut it" if "." in name else "")
+    bad = bad or ("holds control characters" if _CONTROL.search(key) else "is absolute" if key.startswith("/") else "")
+    if bad:
+        raise DataError(
+            f"Key {key if shown is None else shown!r} cannot stand in a tar: it {bad}. "
+            "Name samples otherwise: `key=lambda sample: ...`."
+        )
+    return key
+
+
+def duplicate_error(key: str, where: str) -> DataError:
+    """Return the error for a key that two samples have."""
+    return DataError(
+        f"Two samples have the key {key!r}, in {where}: keys must be unique. A chain that gives samples again "
+        "(`.oversample()`, `.repeat_until()`) names them by position: `key=lambda sample: f'{sample.ordinal:09}'`."
+    )
+
+
+def make_or_leave_out(
+    fetch: Callable[[], Sample], make: Callable[[Sample], Made], *, position: int, handler: Any, once: bool = False
+) -> Made | None:
+    """Return what `make` makes of a sample, or None if the chain's `on_error` leaves the sample out.
+
+    Args:
+        fetch: Returns the sample, or fails.
+        make: Called with the sample; it may fail, too.
+        position: Names a sample that has no key yet.
+        handler: The chain's error handler (see `Chain.error_handler`), or None.
+        once: Whether a sample that is tried again is written down once only.
+    """
+    sample = None
+    try:
+        sample = fetch()
+        return make(sample)
+    except Exception as error:
+        if handler is None or not handler.tolerates(error):
+            raise
+        key = f"position {position}" if sample is None else sample.key
+        handler.write_down(key, f"{type(error).__name__}: {error}", once=once)
+        _log.warning("Sample %r is left out: %s: %s", key, type(error).__name__, masked(str(error)))
+        return None
+
+
+class TarSample(NamedTuple):
+    """The bytes of a sample in a tar.
+
+    Args:
+        key: The common name of its members, without extensions.
+        members: The extension, header and content of each member.
+    """
+
+    key: str
+    members: list[tuple[str, bytes, bytes]]
+
+    @property
+    def num_bytes(self) -> int:
+        """The number of bytes that it takes in a tar."""
+        return sum(len(header) + len(content) + -len(content) % _BLOCK for _, header, content in self.members)
+
+
+def as_tar_sample(key: str, members: Iterable[tuple[str, bytes]]) -> TarSample:
+    """Return the bytes of a sample in a tar, from the extension and content of each member."""
+    return TarSample(key, [(name, _header(f"{key}.{name}", len(content)), content) for name, content in members])
+
+
+def _header(name: str, size: int) -> bytes:
+    """Return what tarfile makes of a name and a size, which takes it 20 times as long where both are plain."""
+    if size > _LARGEST or len(name) > _LONGEST or not name.isascii():
+        return _by_tarfile(name, size)
+    letters, digits = name.encode(), b"%011o" % size
+    total = b"%06o\0 " % (_PLAIN_SUM + sum(letters) + sum(digits))
+    return b"".join((letters.ljust(100, b"\0"), _PLAIN[100:124], digits, _PLAIN[135:148], total, _PLAIN[156:]))
+
+
+def _by_tarfile(name: str, size: int) -> bytes:
+    info = TarInfo(name)
+    info.size, info.mode = size, _MODE
+    return info.tobuf(PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+_PLAIN = _by_tarfile("", 0)
+_PLAIN_SUM = sum(_PLAIN[:124]) + sum(_PLAIN[135:148]) + 8 * ord(" ") + sum(_PLAIN[156:])
+
+
+class TarShard:
+    """A tar that grows sample by sample, and its index, for which nothing has to be read again.
+
+    Args:
+        url: The URL of the tar, for errors.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._index = IndexBuilder()
+        self.keys: dict[str, None] = {}
+        self.num_bytes = 0
+
+    def chunks(self, samples: Iterable[TarSample]) -> Iterator[bytes]:
+        """Yield the bytes of the tar, including the end mark.
+
+        Raises:
+            DataError: Two samples have the same key.
+        """
+        for key, members in samples:
+            if key in self.keys:
+                raise duplicate_error(key, f"shard {self._url!r}")
+            self.keys[key] = None
+            group: list[tuple[Member, bytes | None]] = []
+            for extension, header, content in members:
+                offset, size = self.num_bytes + len(header), len(content)
+                group.append((Member(key, extension, f"{key}.{extension}", offset, size), content))
+                self.num_bytes = offset + size + -size % _BLOCK
+                yield header
+                yield content
+                yield bytes(-size % _BLOCK)
+            add_sample(self._index, group)
+        self.num_bytes += len(END_MARK)
+        yield END_MARK
+
+    def index(self, version: Version) -> ShardIndex:
+        """Return the index of the complete tar, whose version is `version`."""
+        return self._index.index(version)

@@ -1,0 +1,408 @@
+"""`write_records`: samples in LMDB record files, shuffled over parts, the same bytes for the same input.
+
+A part is complete when its index is there, because that is written last. `records.json` records which input the parts
+belong to.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import csv
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from kdpipes._progress import shown_if_slow
+from kdpipes.callback import Callback, call_seeded
+from kdpipes.core.chain import Chain
+from kdpipes.core.fingerprint import Fingerprinted, digest, digest_values
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.order import Order
+from kdpipes.core.pipe import gives_samples
+from kdpipes.core.randomness import SampleKey, hash_key
+from kdpipes.errors import (
+    ChainError,
+    DataError,
+    add_note,
+    check_callable,
+    check_count,
+    check_flag,
+    check_names,
+    check_seed,
+    must_be,
+)
+from kdpipes.sample import Sample
+from kdpipes.selection import Permutation
+from kdpipes.storage.files import CAN_HOLD, HeldFile, draft_of, read_url, replace_file
+from kdpipes.storage.records import (
+    HEADER,
+    Header,
+    Record,
+    create_header,
+    finished_index,
+    part_name,
+    read_header,
+    write_part,
+)
+from kdpipes.storage.shard_index import ShardIndex
+from kdpipes.storage.shared import PackedStrings, Shared
+from kdpipes.storage.urls import is_local
+from kdpipes.write.jobs import run_jobs
+from kdpipes.write.members import make_or_leave_out
+
+__all__ = ["RecordsResult", "write_records"]
+
+Encode = Callable[[Any], Any]
+_PREFETCHED = 256  # positions that a remote source is told to prefetch at a time
+_LISTS = (".txt", ".csv")
+
+
+class RecordsResult(NamedTuple):
+    """The result of `write_records`.
+
+    Args:
+        path: The folder.
+        num_samples: The number of samples in it.
+        num_parts: The number of parts.
+        num_written: The number of parts written by this call; the others were complete.
+        num_bytes: The size of the parts in bytes.
+    """
+
+    path: Path
+    num_samples: int
+    num_parts: int
+    num_written: int
+    num_bytes: int
+
+
+def write_records(
+    source: MapPipe | str | os.PathLike[str] | Sequence[Any],
+    folder: str | os.PathLike[str],
+    *,
+    num_parts: int = 4,
+    shuffle: bool = True,
+    seed: int = 0,
+    encode: Callable[[Any], Any] | None = None,
+    class_names: Sequence[str] | None = None,
+    num_workers: int = 0,
+    executor: concurrent.futures.Executor | None = None,
+) -> RecordsResult:
+    """Write samples into LMDB record files, which `kdp.open_records` reads.
+
+    Each part is one LMDB file with an index of its own, and is there whole or not at all. If the process is killed,
+    the same call goes on with the parts that are missing; in the end every file has the same bytes, whatever the
+    number of workers. Fields are kept as the chain gives them, as plain data with checksums, no pickle: bytes of image
+    files stay bytes, images of `decode_images` stay encoded, arrays and decoded images are kept raw: larger, but not
+    to be decoded again. Random operations are drawn as for `chain[index]`. What `record_ctx` records is not kept.
+    `on_error("skip")` and `"quarantine"` leave samples out.
+
+    Whether records are those of the same input is decided by the chain's arguments, keys and labels, and the code of
+    functions; contents that were changed in their place are not noticed: delete the folder.
+
+    Args:
+        source: An indexed chain of samples; or a data list: a `.txt` or `.csv` file with one item per line, or a
+            sequence of items.
+        folder: A folder of this machine, made if need be.
+        num_parts: How many files. Of data larger than memory, some should fit into it.
+        shuffle: Whether samples are shuffled over the parts; if not, they keep their order.
+        seed: Of that.
+        encode: Called with each sample, or item, returns a dictionary of its fields; an entry "key" becomes its key.
+            An item is a line of a `.txt` file, the list of cells of one of a `.csv` file, or what the sequence holds.
+            Global generators are seeded for each. By default a line is a path and a number: fields `x`, the file's
+            bytes, and `y`.
+        class_names: The names of the classes 0, 1, ...; by default those of the chain.
+        num_workers: How many processes write; with 0, this one.
+        executor: Writes the parts instead: any executor whose workers see `folder` under the same path.
+
+    Memory: 16 MiB in each process, 28 bytes a sample and field of its part, and what the chain takes.
+
+    Raises:
+        DataError: The folder holds something else, or the records of another input; or a sample cannot be read.
+        TypeError: A field is no plain data.
+        OSError: The folder cannot be written.
+
+    Example:
+        >>> photos = kdp.image_folder("data/birds/train")
+        >>> kdp.write_records(photos, "records", num_parts=2).num_samples
+        2
+        >>> kdp.open_records("records").class_names()
+        ('heron', 'stork')
+        >>> for sample in kdp.open_records("records"):  # and back, a folder of images
+        ...     path = Path("back", sample.key)
+        ...     path.parent.mkdir(parents=True)
+        ...     _ = path.write_bytes(sample["x"])
+        >>> list(kdp.image_folder("back").column("key")) == list(photos.column("key"))
+        True
+        >>> raw = photos.decode_images("x").transform("x", kdp.Resize((64, 64)))
+        >>> def as_array(sample):
+        ...     return {"x": np.asarray(sample["x"]), "y": sample["y"]}
+        >>> _ = kdp.write_records(raw, "raw", encode=as_array)
+        >>> kdp.open_records("raw")[0]["x"].shape
+        (64, 64, 3)
+    """
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(must_be("folder", "a path", folder))
+    path = os.fspath(folder).removeprefix("file://")
+    if not is_local(path):
+        way_out = "Write here, and copy the folder; or write tars: `kdp.write_shards`."
+        raise ValueError(must_be("folder", "a folder of this machine", path, way_out))
+    num_parts, num_workers = check_count("num_parts", num_parts), check_count("num_workers", num_workers, minimum=0)
+    check_flag("shuffle", shuffle)
+    if encode is not None:
+        check_callable("encode", encode)
+    if executor is not None and not isinstance(executor, concurrent.futures.Executor):
+        raise TypeError(must_be("executor", "a `concurrent.futures.Executor`", executor))
+    key = hash_key("records", check_seed(seed)) if shuffle else None
+    names = check_names("class_names", class_names)
+    items = _items_of(source, encode)
+    names = items.class_names() if names is None else names
+    identity = hash_key(items.fingerprint(), len(items), num_parts, key or b"", repr(names)).hex()[:32]
+    writer = _PartWriter(items, Path(path).expanduser().absolute(), Header(num_parts, identity, names), key)
+    with _claimed(writer.folder, writer.header):
+        counts = [writer.finished(number) for number in range(num_parts)]
+        missing = [number for number, count in enumerate(counts) if count is None]
+        if missing:
+            _remove_drafts(writer.folder)
+            written = run_jobs(writer, missing, executor=executor, num_workers=num_workers, what="writing records")
+            try:
+                with closing(written):  # type: ignore[type-var]  # a generator
+                    for number, count in zip(missing, written, strict=True):
+                        counts[number] = count
+            except BaseException:
+                if executor is None:
+                    _remove_drafts(writer.folder)  # of workers that were killed
+                raise
+    samples, sizes = zip(*(count for count in counts if count is not None), strict=True)
+    return RecordsResult(writer.folder, sum(samples), num_parts, len(missing), sum(sizes))
+
+
+class _PartWriter:
+    """Writes one part, in any process.
+
+    Args:
+        items: The content of all parts.
+        folder: The folder of the parts.
+        header: The header of the folder.
+        key: The key of the order; None keeps the order of the items.
+    """
+
+    def __init__(self, items: _Items, folder: Path, header: Header, key: bytes | None) -> None:
+        self.items, self.folder, self.header, self.key = items, folder, header, key
+
+    def __call__(self, number: int) -> tuple[int, int]:
+        """Write a part, and return its number of samples and bytes."""
+        name, size, num_parts = part_name(number), len(self.items), self.header.num_parts
+        places = np.arange(number * size // num_parts, (number + 1) * size // num_parts)
+        positions = places if self.key is None else Permutation(size, key=self.key)[places]
+        with draft_of(self.folder / name) as draft:
+            records = self.items.records(positions, f"writing {name!r}")
+            index = write_part(draft, records, self.header.tag(number))
+            draft.replace(self.folder / name)
+        replace_file(self.folder / f"{name}.index", index.to_bytes(), is_synced=True)
+        return _counts(index)
+
+    def finished(self, number: int) -> tuple[int, int] | None:
+        """Return the number of samples and bytes of a part, or None if it is not complete."""
+        try:
+            index = finished_index(self.folder, self.header, number)
+        except DataError:
+            return None
+        return None if index is None else _counts(index)
+
+
+def _counts(index: ShardIndex) -> tuple[int, int]:
+    return len(index.keys), index.version.size
+
+
+@contextmanager
+def _claimed(folder: Path, header: Header) -> Iterator[None]:
+    """Make the folder one for these records, and lock it; wait for another process that writes there."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{str(folder)!r} is a file; a folder is needed.")
+    folder.mkdir(parents=True, exist_ok=True)
+    if read_header(folder) is None:
+        other = next((path.name for path in sorted(folder.iterdir()) if not path.name.startswith(".")), None)
+        if other is not None and read_header(folder) is None:
+            raise DataError(f"{str(folder)!r} holds no records, but {other!r}. Give an empty folder, or a new one.")
+        create_header(folder, header)
+    _check_other(folder, header)
+    if not CAN_HOLD:
+        _claim(folder, header)
+        yield
+        return
+    while True:
+        with HeldFile(folder / HEADER) as held:
+            held.hold_alone(waits=True)
+            if held.is_in_place() and _claim(folder, header):
+                yield
+                return
+
+
+def _claim(folder: Path, header: Header) -> bool:
+    """Return whether the folder has this header already; otherwise replace the other one, if it has no parts yet."""
+    if _check_other(folder, header):
+        return True
+    replace_file(folder / HEADER, header.to_bytes(), is_synced=True)
+    return False
+
+
+def _check_other(folder: Path, header: Header) -> bool:
+    """Return whether the header of the folder is `header`; raise if it is another one that has parts."""
+    is_same = read_header(folder) == header
+    if not is_same and next(folder.glob("part-*.mdb*"), None) is not None:
+        raise DataError(
+            f"{str(folder)!r} holds records of another input: of another chain, list, order or number of parts, or of "
+            "functions that have been changed. Give another folder, or delete this one."
+        )
+    return is_same
+
+
+def _remove_drafts(folder: Path) -> None:
+    """Remove the incomplete files of processes that were killed."""
+    for pattern in (".part-*.mdb*", f".{HEADER}.*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+class _Items:
+    """The content of records, by position.
+
+    Args:
+        source: An indexed chain, or a sequence of items.
+        encode: Returns the fields of an item; None takes the fields of a sample.
+        place: Names the items in errors.
+    """
+
+    def __init__(self, source: MapPipe | Sequence[Any], encode: Encode | None, place: str) -> None:
+        self._chain = source if isinstance(source, MapPipe) else None
+        self._items: Shared[Sequence[Any]] | None = None if isinstance(source, MapPipe) else Shared(source)
+        self._size = len(source)
+        self._encode = None if encode is None else Callback("encode", encode)
+        self._place = place
+
+    def __len__(self) -> int:
+        return self._size
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Return the names of the classes, if the chain knows them."""
+        return None if self._chain is None else self._chain.class_names()
+
+    def fingerprint(self) -> str:
+        """Return a hash of the items and of `encode`."""
+        parts: list[Any] = [digest(None if self._encode is None else self._encode.function)]
+        if self._items is not None:
+            parts.append(digest(self._items))
+        if self._chain is not None:
+            nodes = [node for node in reversed(Chain.of(self._chain)) if not node.traits.is_transparent]
+            parts += (part for node in nodes for part in (digest(node.pipe), digest_values(node.pipe)))
+        return hash_key(*parts).hex()[:32]
+
+    def records(self, positions: Any, what: str) -> Iterator[Record]:
+        """Yield the records of some positions, without those that `on_error` leaves out."""
+        handler = None if self._chain is None else Chain.of(self._chain).error_handler()
+        listed: Mapping[str, str] = {} if handler is None else handler.listed()
+        for place, position in shown_if_slow(enumerate(positions.tolist()), len(positions), what):
+            if place % _PREFETCHED == 0 and self._chain is not None:
+                self._chain.prefetch(Order.of_next(positions[place : place + _PREFETCHED]))
+            make = partial(self._record, position=position, listed=listed)
+            record = make_or_leave_out(partial(self._sample, position), make, position=position, handler=handler)
+            if record is not None:
+                yield record
+
+    def _sample(self, position: int) -> Sample:
+        if self._chain is None:
+            return Sample({}, key=str(position), index=position, draw=SampleKey(position=position))
+        sample: Sample = self._chain[position]
+        return sample
+
+    def _record(self, sample: Sample, position: int, listed: Mapping[str, str]) -> Record | None:
+        if sample.key in listed:
+            return None
+        if self._encode is None:
+            return Record(sample.key, dict(sample))
+        item = sample if self._items is None else self._items.value[position]
+        try:
+            made = call_seeded(self._encode, sample, "encode", item, ctx=None)
+        except Exception as error:
+            what = f"sample {sample.key!r}" if self._items is None else f"item {position} of {self._place}"
+            add_note(error, f"kdpipes: while encoding {what}")
+            raise
+        if isinstance(made, Sample):
+            return Record(made.key, dict(made))
+        if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
+            what = type(made).__name__
+            raise TypeError(f"`encode` must return a dictionary of fields, but has returned {what} for {item!r:.80}.")
+        fields = dict(made)
+        return Record(str(fields.pop("key", sample.key)), fields)
+
+
+def _items_of(source: Any, encode: Encode | None) -> _Items:
+    """Return the items of the `source` of `write_records`.
+
+    Raises:
+        TypeError: It is not an indexed chain of samples, a data list or a sequence.
+    """
+    if isinstance(source, MapPipe):
+        return _Items(gives_samples(source, "write_records"), encode, type(source).__name__)
+    if isinstance(source, IterDataPipe | MapDataPipe):
+        is_stream = isinstance(source, IterDataPipe)
+        way_out = "`kdp.open_shards` is indexed." if is_stream else "Make samples first: `.to_samples(...)`."
+        raise ChainError(
+            f"`write_records` needs an indexed chain of samples, but {type(source).__name__} is "
+            f"{'a stream' if is_stream else 'none'}. {way_out}"
+        )
+    if isinstance(source, str | os.PathLike):
+        return _items_of_list(os.fspath(source), encode)
+    rule = "an indexed chain, the path of a .txt or .csv file, or a sequence of items"
+    if not isinstance(source, Sequence | np.ndarray) or isinstance(source, bytes):
+        way_out = "`kdp.from_dataset` makes a chain of a dataset." if hasattr(source, "__getitem__") else ""
+        raise TypeError(must_be("source", rule, source, way_out))
+    if encode is None:
+        raise TypeError(must_be("encode", "a function from item to fields, as `source` holds no samples", encode))
+    return _Items(source if isinstance(source, Sequence) else list(source), encode, "the sequence")
+
+
+def _items_of_list(path: str, encode: Encode | None) -> _Items:
+    if not path.lower().endswith(_LISTS) or not is_local(path):
+        raise ValueError(must_be("source", "a .txt or .csv file of this machine, one item per line", path))
+    with Path(path).expanduser().open(encoding="utf-8-sig", errors="surrogateescape") as file:
+        lines = PackedStrings([line.rstrip("\n") for line in file if line.strip()])
+    is_csv = path.lower().endswith(".csv")
+    if is_csv and encode is None and len(lines) > 1:
+        labels = [_Rows(lines)[place][-1].strip() for place in (0, 1)]
+        if [label.lstrip("-").isdecimal() for label in labels] == [False, True]:  # the first line is a header
+            lines = PackedStrings(list(lines)[1:])
+    return _Items(_Rows(lines) if is_csv else lines, encode or _image_and_label, repr(path))
+
+
+# The name of `_Rows` and the code of `_image_and_label`, docstring included, are part of the identity of records that
+# were written from data lists: records of an earlier version could not be completed if these changed.
+class _Rows(Sequence[list[str]], Fingerprinted):
+    """The lines of a csv file, each as a list of its cells."""
+
+    def __init__(self, lines: PackedStrings) -> None:
+        self._lines = lines
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, index: Any) -> Any:
+        return next(csv.reader([self._lines[index]], skipinitialspace=True))
+
+    def fingerprint(self) -> Any:
+        """Return what tells it from another."""
+        return self._lines
+
+
+def _image_and_label(item: str | list[str]) -> dict[str, Any]:
+    """Return the fields of a line `path/to/image.jpg 3`: the file's bytes, and the number of its class."""
+    cells = item.rsplit(None, 1) if isinstance(item, str) else item
+    if len(cells) != 2 or not cells[1].strip().lstrip("-").isdecimal():
+        raise DataError(f"An item must be a path and the number of a class, but is {item!r}. `encode=` reads others.")
+    return {"key": cells[0], "x": read_url(cells[0]), "y": int(cells[1])}

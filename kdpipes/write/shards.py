@@ -1,0 +1,715 @@
+"""`write_shards`: the samples of a chain as plain webdataset tars, each with its index.
+
+A call finds the shards of an earlier run, writes those that are missing, and reports both. Each tar, and then its
+index, appears as a whole, so a shard with a valid index is complete. `train-shards.json` beside the shards records
+which job they belong to.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import fsspec
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from kdpipes._progress import shown_if_slow
+from kdpipes.callback import Callback
+from kdpipes.core.chain import Chain
+from kdpipes.core.fingerprint import fingerprint
+from kdpipes.core.iter_pipe import seed_chain
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.order import Order
+from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
+from kdpipes.core.registry import shown_name
+from kdpipes.errors import DataError, as_cause, check_count, must_be, refuse_field
+from kdpipes.sample import Sample, as_sample
+from kdpipes.storage.catalog import index_beside, index_url
+from kdpipes.storage.files import forget_listings, read_url, version_of, write_url
+from kdpipes.storage.retries import retried
+from kdpipes.storage.shard_index import ShardIndex
+from kdpipes.storage.shard_notes import SavedNotes
+from kdpipes.storage.urls import is_local
+from kdpipes.write.copy import FULL, disk_full_error, write_whole
+from kdpipes.write.jobs import check_workers, in_parallel, run_jobs
+from kdpipes.write.members import (
+    END_MARK,
+    MemberEncoder,
+    TarSample,
+    TarShard,
+    as_tar_key,
+    as_tar_sample,
+    check_tar_key,
+    duplicate_error,
+    make_or_leave_out,
+)
+
+__all__ = ["ShardPlaces", "ShardsResult", "write_shards"]
+
+Made = TypeVar("Made")
+Coming = tuple[int, Callable[[], Sample]]  # a position in the chain, and a function that makes the sample, or fails
+_NUMBER = re.compile(r"%(?:0\d+)?d")
+_NUM_THREADS = 16
+_AHEAD = 64  # samples that a remote source is told to prefetch at a time
+_MEASURED = 512  # samples that one job measures
+_PATIENCE_S = 0.5  # for the lock: workers of a killed run may hold it until they notice, after some milliseconds
+_END: Any = object()
+
+
+class ShardsResult(NamedTuple):
+    """The result of `write_shards`.
+
+    Args:
+        urls: The shards, in order.
+        num_samples: The number of samples in them.
+        num_bytes: Their size in bytes.
+        num_found: The number of shards that an earlier run had written.
+        num_left_out: The number of samples that `on_error` has left out in this run.
+        class_names: The names of the classes 0, 1, ..., if the chain knows them: `kdp.open_shards(class_names=...)`.
+    """
+
+    urls: list[str]
+    num_samples: int
+    num_bytes: int
+    num_found: int = 0
+    num_left_out: int = 0
+    class_names: tuple[str, ...] | None = None
+
+
+def write_shards(
+    pipe: MapDataPipe[Any] | IterDataPipe[Any],
+    urls: str | os.PathLike[str],
+    *,
+    max_samples: int | None = None,
+    max_bytes: int | None = None,
+    fields: str | None = None,
+    encode: Mapping[str, Callable[[Any], bytes] | str] | None = None,
+    extensions: Mapping[str, str] | None = None,
+    key: Callable[[Sample], str] | None = None,
+    num_workers: int = 0,
+    executor: Executor | None = None,
+) -> ShardsResult:
+    """Write the samples of a chain as plain webdataset tars, each with its index, and return what was done.
+
+    Samples come in the chain's order (`.permute(seed)` mixes them for good). `wds.WebDataset` and `kdp.open_shards`
+    read the tars; the index beside each (`NAME.tar.index`) is the one that `kdpipes index` makes, checksums included.
+    The bytes depend on the chain and the arguments alone: not on workers, machines, dates or users.
+
+    A shard appears whole, and then its index. A run that was broken off, even killed, is called again in the same way
+    and goes on: shards that are there with their indexes are not written again. `train-shards.json`, beside
+    `train-000000.tar`, says which job they are of, and names the classes; another chain, or other arguments, are
+    refused there. Files of the source that were changed in their place are not noticed: delete the shards. One run at a
+    time.
+
+    The type of a value decides its format: bytes and encoded images are written unchanged; integers become `.cls`,
+    strings `.txt`, dictionaries, lists and other numbers `.json`, arrays and tensors `.npy`. `kdp.open_shards` and
+    `kdp.stream_shards` turn all of these back into values (tensors into arrays, tuples into lists). Pixels need
+    `encode=`. A field whose name is the extension keeps it (`jpg`, `cls`); `x` and `y` are replaced by the extension,
+    `.jpg` and `.cls`; it is added to other names, `mask.png`, `caption.txt`. A field that is None has no member.
+
+    Keys are the samples', as webdataset can hold them: a file's extension is left out (`heron/0001.jpg` gives
+    `heron/0001`), other dots in the file name become underscores, slashes stay. No two samples may have the same.
+
+    With `max_samples` alone, the split of an indexed chain is known at once. With `max_bytes`, shards are filled up in
+    order: one process writes them as samples come; workers make the samples twice, first to find out their sizes.
+
+    Args:
+        pipe: A chain of samples: not behind `select` or `deal`. A stream is written by this process, front to back,
+            as its epoch 0 gives it, wherever it stands.
+        urls: A path or fsspec URL with the number's place, `"s3://bucket/train-%06d.tar"`. Folders on this machine are
+            made.
+        max_samples: How many samples a shard has; the last one may have fewer. This or `max_bytes` must be given.
+        max_bytes: How large a tar may be. A sample that is larger is alone in its shard.
+        fields: The names of the fields to write, in one string; by default all.
+        encode: By field, what it is written as: "png", "jpg" (at quality 95), "webp" (lossless), "npy", "pth", "json",
+            "txt", ...; or a function that returns bytes. What is encoded that way already stays as it is.
+        extensions: By field, its extension, where the rules above do not fit.
+        key: Called with a sample, returns its key: taken as it is, or refused.
+        num_workers: How many processes write shards; 0 writes in this one. With an executor, how many jobs it does at a
+            time, where it does not say so itself.
+        executor: Writes the shards instead: a process pool, Dask's `client.get_executor()`, mpi4py's
+            `MPIPoolExecutor`, or any other of `concurrent.futures`. It must reach the chain's files and `urls`.
+
+    `.on_error("skip")` and `"quarantine"` hold here as well: samples that cannot be made are left out, logged and
+    counted. With `max_samples`, their shard is the smaller for it.
+
+    Memory: a sample for each worker, and 12 bytes a sample here. Shards elsewhere take their size in the system's
+        folder for temporary files, one for each worker.
+
+    Raises:
+        FileExistsError: The shards that are there are of another job, or of none that is known.
+        RuntimeError: Another call is writing these shards at the same time.
+        ChainError: A field has no encoding; or the chain gives no samples.
+        DataError: Two samples have the same key, or one cannot stand in a tar; or a sample cannot be read.
+        OSError: A shard cannot be written; a full disk says how much is free.
+
+    Example:
+        >>> result = kdp.write_shards(kdp.image_folder("data/birds/train"), "shards/birds-%06d.tar", max_samples=4)
+        >>> birds = kdp.open_shards(result.urls, class_names=result.class_names).rename_fields(x="jpg", y="cls")
+        >>> len(birds) == result.num_samples, birds.class_names()
+        (True, ('heron', 'stork'))
+    """
+    places = ShardPlaces(urls)
+    if max_samples is None and max_bytes is None:
+        raise ValueError("`max_samples` or `max_bytes` must be given: how large is a shard to be?")
+    limits = _Limits(
+        None if max_samples is None else check_count("max_samples", max_samples),
+        None if max_bytes is None else check_count("max_bytes", max_bytes),
+    )
+    source: Any = gives_samples(pipe, "write_shards")
+    encoder = MemberEncoder(_field_names(pipe, fields), encode, extensions)
+    recipe = _Recipe(source, encoder, None if key is None else Callback("key", key))
+    is_stream = isinstance(pipe, IterDataPipe)
+    check_workers(executor, num_workers)
+    if is_stream and (num_workers or executor is not None):
+        value = num_workers or executor
+        name = "num_workers" if num_workers else "executor"
+        way_out = "An indexed source is written by many: `kdp.open_shards`."
+        raise ValueError(must_be(name, "left out for a stream, which one process reads front to back", value, way_out))
+    size = None if is_stream else len(recipe.pipe)
+    job = {
+        "pipes": Chain.of(pipe).fingerprints(),
+        "num_samples": size,
+        "max_samples": max_samples,
+        "max_bytes": max_bytes,
+        "arguments": fingerprint((recipe.encoder, recipe.key)),
+    }
+    names = class_names_of(pipe)
+    with places.locked():
+        notes, was_begun = _begin_notes(places, job, None if names is None else tuple(names))
+        run = _Run(recipe, places, limits, notes, size, num_workers, executor)
+        if was_begun:
+            places.remove_drafts()
+        try:
+            return run.finish(was_begun)
+        except BaseException:
+            if executor is None:
+                places.remove_drafts()  # of workers that were killed
+            raise
+
+
+def _field_names(pipe: Any, fields: str | None) -> tuple[str, ...] | None:
+    if fields is None:
+        return None
+    if not isinstance(fields, str) or not fields.split():
+        raise TypeError(must_be("fields", 'names in one string, like "x y"', fields))
+    known = fields_of(pipe)
+    names = tuple(dict.fromkeys(fields.split()))
+    unknown = None if known is None else next((name for name in names if name not in known), None)
+    if unknown is not None:
+        refuse_field(unknown, "The chain", known or ())
+    return names
+
+
+class _Report(NamedTuple):
+    """A shard that is complete.
+
+    Args:
+        number: The number of the shard.
+        hashes: 64 bits of each key.
+        num_bytes: The size of the tar.
+        num_left_out: The number of samples that `on_error` has left out.
+    """
+
+    number: int
+    hashes: NDArray[np.uint64]
+    num_bytes: int
+    num_left_out: int = 0
+
+
+class ShardPlaces:
+    """The URLs of shards 0, 1, ..., and of what lies beside them.
+
+    Args:
+        pattern: A path or URL with `%06d` in place of the number.
+    """
+
+    def __init__(self, pattern: str | os.PathLike[str]) -> None:
+        if not isinstance(pattern, str | os.PathLike):
+            raise TypeError(must_be("urls", "a path or URL", pattern))
+        text = os.path.expanduser(os.fspath(pattern).removeprefix("file://"))  # noqa: PTH111
+        folder, slash, name = text.rpartition("/")
+        found = list(_NUMBER.finditer(name))
+        if len(found) != 1 or not name.endswith(".tar") or "::" in text or text.startswith("pipe:"):
+            rule = 'a path or URL of tars with one number in the file name, like "train-%06d.tar"'
+            raise ValueError(
+                must_be("urls", rule, pattern, "Shards are plain tars: compressed ones have no positions.")
+            )
+        self._folder, self._head, self._tail = folder + slash, name[: found[0].start()], name[found[0].end() :]
+        self._number = found[0][0]
+        self.is_local = is_local(text)
+        self.notes_url = f"{self._folder}{self._head}shards{self._tail.removesuffix('.tar')}.json"
+
+    def url(self, number: int) -> str:
+        """Return the URL of a shard."""
+        return f"{self._folder}{self._head}{self._number % number}{self._tail}"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder, and lock the shards against other jobs, which would remove the drafts of this one.
+
+        Without a lock where that is impossible: on remote storage, and in folders that cannot be written.
+
+        Raises:
+            RuntimeError: Another job is writing these shards.
+        """
+        if not self.is_local:
+            yield
+            return
+        Path(self._folder or ".").mkdir(parents=True, exist_ok=True)
+        path = Path(f"{self._folder}.{self._head}shards{self._tail}.lock").absolute()
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=_PATIENCE_S)
+            path.write_text(holder)
+        except Timeout:
+            with suppress(OSError):  # it has just been released, or cannot be read while it is locked
+                found = path.read_text(errors="replace")
+                holder = "this process" if found == holder else found or "another process"
+            raise RuntimeError(
+                f"These shards are already being written by {holder} (lock {str(path)!r}). Call `write_shards` in one "
+                "process, with `num_workers=`, not on every rank; or wait for the other call."
+            ) from None
+        except OSError:
+            pass
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            lock.release()
+
+    def existing(self) -> list[str]:
+        """Return the names of the shards in the folder, of this job or of others."""
+        ours = re.compile(re.escape(self._head) + r"\d+" + re.escape(self._tail))
+        return sorted(name for name in self._names() if ours.fullmatch(name))
+
+    def remove_drafts(self) -> None:
+        """Remove the incomplete files of processes that were killed."""
+        draft = re.compile(r"\." + re.escape(self._head) + r"\d+" + re.escape(self._tail) + r"(\.index)?\.\w+\.part")
+        for name in self._names() if self.is_local else ():
+            if draft.fullmatch(name):
+                Path(self._folder, name).unlink(missing_ok=True)
+
+    def _names(self) -> list[str]:
+        if self.is_local:
+            folder = Path(self._folder or ".")
+            return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        forget_listings([self.url(0)])
+        filesystem, path = fsspec.core.url_to_fs(self.url(0))
+        try:
+            found = retried(lambda: filesystem.ls(filesystem._parent(path), detail=False))
+        except FileNotFoundError:
+            return []
+        return [str(name).rstrip("/").rpartition("/")[2] for name in found]
+
+    def finished(self, numbers: Iterable[int]) -> Iterator[_Report]:
+        """Yield a report for each of some shards that is complete, in order."""
+        asked = list(numbers)
+        found = in_parallel(lambda number: index_beside(self.url(number)), asked, _NUM_THREADS)
+        with closing(found):  # type: ignore[type-var]  # a generator
+            for number, index in zip(asked, found, strict=True):
+                if index is not None:
+                    yield _Report(number, _hashes_of(index.keys), index.version.size)
+
+    def write(self, number: int, samples: Iterable[TarSample]) -> _Report:
+        """Write a shard, and then its index."""
+        url = self.url(number)
+        shard = TarShard(url)
+        if self.is_local:
+            write_whole(Path(url), shard.chunks(samples))
+        else:
+            _upload(url, shard, samples)
+        version = version_of(url)
+        if version.size not in (-1, shard.num_bytes):
+            raise DataError(f"{url!r} is to have {shard.num_bytes} bytes, but has {version.size}: who else writes it?")
+        _write_index(url, shard.index(version))
+        return _Report(number, _hashes_of(shard.keys), shard.num_bytes)
+
+
+def _upload(url: str, shard: TarShard, samples: Iterable[TarSample]) -> None:
+    """Write a remote tar from an unnamed local file, so that requests that fail can be made again."""
+    filesystem, path = fsspec.core.url_to_fs(url)
+    with tempfile.TemporaryFile(prefix="kdpipes-") as file:
+        try:
+            file.writelines(shard.chunks(samples))
+            file.flush()
+        except OSError as error:
+            if error.errno in FULL:
+                raise disk_full_error(tempfile.gettempdir(), shard.num_bytes, f"{url!r}, on its way,") from error
+            raise
+        try:
+            retried(lambda: filesystem.put_file(f"/dev/fd/{file.fileno()}", path))
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
+                raise
+            raise DataError(f"{url!r} cannot be written: {str(error) or type(error).__name__}.") from as_cause(error)
+    filesystem.invalidate_cache(filesystem._parent(path))
+
+
+def _write_index(url: str, index: ShardIndex) -> None:
+    _write(index_url(url), index.to_bytes())
+
+
+def _write(url: str, content: bytes) -> None:
+    if is_local(url):
+        write_url(url, content)
+    else:
+        retried(lambda: write_url(url, content))
+
+
+def _begin_notes(
+    places: ShardPlaces, job: dict[str, Any], class_names: Sequence[str] | None
+) -> tuple[SavedNotes, bool]:
+    """Return the notes of a job, and whether an earlier run has written them.
+
+    Raises:
+        FileExistsError: The notes belong to another job, or there are shards without notes.
+        DataError: The notes cannot be read.
+    """
+    try:
+        content = read_url(places.notes_url)
+    except FileNotFoundError:
+        content = None
+    existing = places.existing()
+    if content is not None:
+        notes = SavedNotes.from_bytes(content, places.notes_url)
+        differing = [name for name in job if notes.job.get(name) != job[name]]
+        if not differing:
+            return notes, True
+        if existing:
+            differences = "; ".join(_difference(name, notes.job.get(name), job[name]) for name in differing)
+            raise FileExistsError(
+                f"{places.notes_url!r} says that the shards beside it are of another job: {differences}. Give what was "
+                "given then, to go on; or write elsewhere; or remove them, and it, to begin anew."
+            )
+    elif existing:
+        raise FileExistsError(
+            f"There are shards already, {existing[0]!r} for one, and no {places.notes_url!r} that says which job they "
+            "are of. Write elsewhere, or remove them."
+        )
+    return _write_notes(places, SavedNotes(job, class_names)), False
+
+
+def _difference(name: str, then: Any, now: Any) -> str:
+    if name == "arguments":
+        return "`fields`, `encode`, `extensions` or `key` is not what it was"
+    if name != "pipes":
+        return f"`{name}` was {then!r}, and is {now!r}"
+    then = then if isinstance(then, list) else []
+    changed = [entry for entry in now if entry not in then] or then
+    return f"the chain has changed at {', '.join(shown_name(entry.rpartition(':')[0]) for entry in reversed(changed))}"
+
+
+def _write_notes(places: ShardPlaces, notes: SavedNotes) -> SavedNotes:
+    content = json.dumps(asdict(notes), ensure_ascii=False, indent=1).encode("utf-8", "surrogateescape")
+    _write(places.notes_url, content)
+    return notes
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """The maximum size of shards; a sample that is larger gets a shard of its own."""
+
+    max_samples: int | None
+    max_bytes: int | None
+
+    def allow(self, num_samples: int, num_bytes: int, size: int) -> bool:
+        """Return whether a shard with so many samples and bytes takes another sample of `size` bytes."""
+        if num_samples == 0:
+            return True
+        fits = self.max_bytes is None or num_bytes + size + len(END_MARK) <= self.max_bytes
+        return fits and (self.max_samples is None or num_samples < self.max_samples)
+
+    def stops(self, sizes: NDArray[np.int64]) -> list[int]:
+        """Return the stop position of each shard; samples that are left out have size 0."""
+        stops, num_samples, num_bytes = list[int](), 0, 0
+        for position, size in enumerate(sizes.tolist()):
+            if size and not self.allow(num_samples, num_bytes, size):
+                stops.append(position)
+                num_samples = num_bytes = 0
+            num_samples, num_bytes = num_samples + bool(size), num_bytes + size
+        return [*stops, len(sizes)] if num_samples else stops
+
+
+class _Span(NamedTuple):
+    """A job: positions of the chain from `start` to `stop`, to be measured, or written as a shard."""
+
+    start: int
+    stop: int
+    number: int = -1
+    url: str = ""
+
+    def __str__(self) -> str:
+        shard = f"shard {self.url!r}, " if self.url else ""
+        return f"{shard}samples {self.start} to {self.stop - 1}"
+
+
+class _Recipe(NamedTuple):
+    """How samples become members.
+
+    Args:
+        pipe: The chain.
+        encoder: Encodes the fields.
+        key: Returns the key of a sample; None takes the sample's own.
+    """
+
+    pipe: Any
+    encoder: MemberEncoder
+    key: Callback | None
+
+    def samples(self, start: int, stop: int) -> Iterator[Coming]:
+        """Yield the samples of an indexed chain; its source is told two blocks ahead which ones it will need."""
+        prefetched = start
+        for index in range(start, stop):
+            if isinstance(self.pipe, MapPipe) and (index - start) % _AHEAD == 0 and prefetched < stop:
+                due = np.arange(prefetched, min(index + 2 * _AHEAD, stop))
+                prefetched += len(due)
+                self.pipe.prefetch(Order.of_next(due))
+            yield index, partial(self._sample, index)
+
+    def _sample(self, index: int) -> Sample:
+        return _as_sample(self.pipe[index], index)
+
+    def stream(self) -> Iterator[Coming]:
+        """Yield the samples of epoch 0 of a stream, whatever its position is."""
+        copied = Chain.of(self.pipe).copy_streams()
+        seed_chain(copied, 0, 0)
+        return ((index, partial(_as_sample, item, index)) for index, item in enumerate(copied))
+
+    def key_of(self, sample: Sample) -> str:
+        """Return the key of a sample in its tar."""
+        return as_tar_key(sample.key) if self.key is None else check_tar_key(self.key(sample))
+
+    def tar_sample(self, sample: Sample) -> TarSample:
+        """Return a sample as it is written."""
+        return as_tar_sample(self.key_of(sample), self.encoder(sample))
+
+    def made(self, samples: Iterable[Coming], make: Callable[[Sample], Made]) -> Iterator[Made | None]:
+        """Yield what `make` makes of each sample, and None for those that `on_error` leaves out."""
+        handler = Chain.of(self.pipe).error_handler()
+        for position, fetch in samples:
+            yield make_or_leave_out(fetch, make, position=position, handler=handler, once=True)
+
+
+def _as_sample(item: Any, index: int) -> Sample:
+    return item if isinstance(item, Sample) else as_sample(item, index, "write_shards")
+
+
+def _write_span(recipe: _Recipe, places: ShardPlaces, span: _Span) -> _Report:
+    """Write a shard, in any process."""
+    made = recipe.made(recipe.samples(span.start, span.stop), recipe.tar_sample)
+    report = places.write(span.number, (sample for sample in made if sample is not None))
+    return report._replace(num_left_out=span.stop - span.start - len(report.hashes))
+
+
+def _measure_span(recipe: _Recipe, span: _Span) -> NDArray[np.int64]:
+    """Return how many bytes samples take in a tar; 0 for those that are left out."""
+    made = recipe.made(recipe.samples(span.start, span.stop), recipe.tar_sample)
+    sizes = (0 if sample is None else sample.num_bytes for sample in made)
+    return np.fromiter(sizes, dtype=np.int64, count=span.stop - span.start)
+
+
+class _Run:
+    """One call of `write_shards`: finds the shards that exist, writes those that are missing, and counts both.
+
+    Args:
+        recipe: How samples become members.
+        places: The URLs of the shards.
+        limits: The maximum size of a shard.
+        notes: The notes of the job.
+        size: The number of samples; None for a stream.
+        num_workers: The number of worker processes.
+        executor: Writes the shards instead, if given.
+    """
+
+    def __init__(
+        self,
+        recipe: _Recipe,
+        places: ShardPlaces,
+        limits: _Limits,
+        notes: SavedNotes,
+        size: int | None,
+        num_workers: int,
+        executor: Executor | None,
+    ) -> None:
+        self._recipe, self._places, self._limits, self._notes, self._size = recipe, places, limits, notes, size
+        self._num_workers, self._executor = num_workers, executor
+        self._keys = _Keys(self._keys_of)
+        self._reports: dict[int, _Report] = {}
+        self._num_found = self._num_left_out = 0
+
+    def finish(self, was_begun: bool) -> ShardsResult:
+        """Write the missing shards and the notes, and return the result."""
+        stops = self._stops()
+        if stops is None:
+            self._write_in_order(was_begun)
+        else:
+            self._write_spans(stops, was_begun)
+        self._keys.check()
+        reports = [self._reports[number] for number in range(len(self._reports))]
+        shards = [[len(report.hashes), report.num_bytes] for report in reports]
+        if self._notes.shards != shards:
+            _write_notes(self._places, replace(self._notes, shards=shards))
+        names = self._notes.class_names
+        return ShardsResult(
+            urls=[self._places.url(report.number) for report in reports],
+            num_samples=sum(num_samples for num_samples, _ in shards),
+            num_bytes=sum(num_bytes for _, num_bytes in shards),
+            num_found=self._num_found,
+            num_left_out=self._num_left_out + sum(report.num_left_out for report in reports),
+            class_names=None if names is None else tuple(names),
+        )
+
+    def _stops(self) -> list[int] | None:
+        """Return the stop position of each shard, or None if only writing them shows that."""
+        size = self._size
+        if size is None:
+            return None
+        if self._limits.max_bytes is None:
+            step = self._limits.max_samples or 1
+            return [min(start + step, size) for start in range(0, size, step)]
+        if self._notes.stops is not None:
+            return list(self._notes.stops)
+        if not self._num_workers and self._executor is None:
+            return None
+        spans = [_Span(start, min(start + _MEASURED, size)) for start in range(0, size, _MEASURED)]
+        with self._run(partial(_measure_span, self._recipe), spans, "measuring samples") as sizes:
+            stops = self._limits.stops(np.concatenate([np.zeros(0, dtype=np.int64), *sizes]))
+        self._num_left_out = 0 if stops else size
+        self._notes = _write_notes(self._places, replace(self._notes, stops=stops))
+        return stops
+
+    def _run(self, function: Callable[[_Span], Any], spans: Sequence[_Span], what: str) -> Any:
+        if self._num_workers or self._executor is not None:
+            for pipe in Chain.of(self._recipe.pipe).of_type(Pipe):
+                pipe.prepare_for_workers()
+        return closing(run_jobs(function, spans, executor=self._executor, num_workers=self._num_workers, what=what))
+
+    def _write_spans(self, stops: list[int], was_begun: bool) -> None:
+        if was_begun:
+            for report in self._places.finished(range(len(stops))):
+                self._add(report)
+        self._num_found = len(self._reports)
+        shards = enumerate(zip([0, *stops], stops, strict=False))
+        spans = [_Span(start, stop, number, self._places.url(number)) for number, (start, stop) in shards]
+        missing = [span for span in spans if span.number not in self._reports]
+        with self._run(partial(_write_span, self._recipe, self._places), missing, "writing shards") as reports:
+            for report in reports:
+                self._add(report)
+
+    def _add(self, report: _Report) -> None:
+        self._reports[report.number] = report
+        self._keys.add(report.hashes, report.number)
+
+    def _write_in_order(self, was_begun: bool) -> None:
+        """Write shards as the samples come, after the ones that exist."""
+        found = self._places.finished(range(len(self._places.existing()) if was_begun else 0))
+        with closing(found):  # type: ignore[type-var]  # a generator
+            for report in found:
+                if report.number != len(self._reports):  # one before it is missing
+                    break
+                self._add(report)
+        self._num_found = len(self._reports)
+        samples = self._recipe.stream() if self._size is None else self._recipe.samples(0, self._size)
+        samples = shown_if_slow(samples, self._size, "writing shards")
+        self._skip_written(samples)
+        numbered = self._numbered(self._recipe.made(samples, self._recipe.tar_sample))
+        for number, group in groupby(numbered, key=itemgetter(0)):
+            self._add(self._places.write(number, map(itemgetter(1), group)))
+
+    def _numbered(self, samples: Iterable[TarSample | None]) -> Iterator[tuple[int, TarSample]]:
+        """Yield each sample with the number of its shard."""
+        number, num_samples, num_bytes = self._num_found, 0, 0
+        for sample in samples:
+            if sample is None:
+                self._num_left_out += 1
+                continue
+            size = sample.num_bytes
+            if not self._limits.allow(num_samples, num_bytes, size):
+                number, num_samples, num_bytes = number + 1, 0, 0
+            num_samples, num_bytes = num_samples + 1, num_bytes + size
+            yield number, sample
+
+    def _skip_written(self, samples: Iterator[Coming]) -> None:
+        """Take from `samples` those of existing shards, and those in between that `on_error` leaves out."""
+        due = np.concatenate([np.zeros(0, dtype=np.uint64), *(report.hashes for report in self._reports.values())])
+        place, keys = 0, self._recipe.made(samples, self._recipe.key_of)
+        while place < len(due):
+            key = next(keys, _END)
+            if key is _END:
+                known = (key for number in self._reports for key in self._keys_of(number))
+                raise DataError(
+                    f"The chain does not give what it gave: sample {next(islice(known, place, None))!r}, of a shard "
+                    "that is there, does not come, or not in its place. Give its random pipes a seed; or remove the "
+                    "shards, to begin anew."
+                )
+            place += key is not None and bool(_hashes_of([key])[0] == due[place])
+
+    def _keys_of(self, number: int) -> Sequence[str]:
+        index = index_beside(self._places.url(number))
+        return [] if index is None else index.keys
+
+
+def _hashes_of(keys: Iterable[str]) -> NDArray[np.uint64]:
+    """Return 64 bits of each key."""
+    digests = b"".join(hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest() for key in keys)
+    return np.frombuffer(digests, dtype=np.uint64)
+
+
+class _Keys:
+    """Finds keys that two samples have, by 64 bits of each: 12 bytes per sample.
+
+    New keys are compared in batches that grow with the number of known keys, so that all of it takes n log n.
+
+    Args:
+        keys_of: Returns the keys of a shard, for the error.
+    """
+
+    def __init__(self, keys_of: Callable[[int], Sequence[str]]) -> None:
+        self._keys_of = keys_of
+        self._hashes = np.zeros(0, dtype=np.uint64)
+        self._shards = np.zeros(0, dtype=np.int32)
+        self._new: list[tuple[NDArray[np.uint64], int]] = []
+        self._num_new = 0
+
+    def add(self, hashes: NDArray[np.uint64], shard: int) -> None:
+        """Add the keys of a shard."""
+        self._new.append((hashes, shard))
+        self._num_new += len(hashes)
+        if 2 * self._num_new >= len(self._hashes):
+            self.check()
+
+    def check(self) -> None:
+        """Raise an error if two keys so far are equal."""
+        hashes = np.concatenate([self._hashes, *(part for part, _ in self._new)])
+        new = [np.full(len(part), shard, dtype=np.int32) for part, shard in self._new]
+        shards = np.concatenate([self._shards, *new])
+        order = np.argsort(hashes, kind="stable")
+        self._hashes, self._shards, self._new, self._num_new = hashes[order], shards[order], [], 0
+        equal = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
+        if not len(equal):
+            return
+        place = int(equal[0])
+        first, second = self._shards[place : place + 2].tolist()
+        keys = self._keys_of(first)
+        key = keys[int(np.flatnonzero(_hashes_of(keys) == self._hashes[place])[0])]
+        raise duplicate_error(key, f"shards {first} and {second}")

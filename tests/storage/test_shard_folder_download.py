@@ -1,0 +1,145 @@
+"""Downloads of shards: breaks resumed, replaced shards refused, damage noticed by the tag."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdpipes.storage import shard_folder
+from kdpipes.storage.files import version_of
+from kdpipes.storage.shard_cache import Shard
+from kdpipes.storage.shard_folder import ReplacedError
+from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
+from tests.processes import in_child
+from tests.storage.kept_shards import CONTENTS, NUMBER, RANGE, SIZE, has_read, kept, made, moved, shard, shards
+
+pytestmark = pytest.mark.usefixtures("no_waits", "forgets_tags")
+
+
+@pytest.mark.parametrize("kind", ["reset", "reset_midway", "timeout", "unavailable", "too_many_requests", "truncate"])
+def test_what_passes_is_outlasted(origin: str, place: Path, kind: Any) -> None:
+    with faulty_storage(origin, faults=[Fault(kind, every=3, on="range")], sleep=lambda _: None) as files:
+        assert all(has_read(made(place), one) for one in shards())
+        assert files.stats().faults[kind] > NUMBER
+        wasted = sum(one.delivered for one in files.requests() if one.faults)
+        assert moved(files) == NUMBER * SIZE + wasted, "a range alone is asked for again"
+
+
+def test_a_download_that_fails_goes_on_later(origin: str, place: Path) -> None:
+    with faulty_storage(origin, faults=[Fault("unavailable", after=9, times=6, on="range")]) as files:
+        cache, one = made(place, num_ranges=1), shard(0)
+        assert not has_read(cache, one)
+        assert not has_read(cache, one), "not tried again in this epoch"
+        assert len([request for request in files.requests() if request.kind == "range"]) == 9 + 6
+        assert kept(place, ".part") == [one.name]
+        cache.expect([one])
+        assert has_read(cache, one)
+        assert files.stats().bytes_repeated == 0
+        assert moved(files) == SIZE
+
+
+@pytest.mark.parametrize("num_ranges", [1, 4])
+def test_a_killed_download_is_resumed(
+    storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch, num_ranges: int
+) -> None:
+    one, write, num_written = shard(0), shard_folder.write_all, 0
+
+    def die(file: int, content: bytes) -> None:
+        nonlocal num_written
+        num_written += 1
+        write(file, content[: len(content) // 2] if num_written == 8 else content)
+        if num_written == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_folder, "write_all", die)
+        assert in_child(lambda: made(place, num_ranges=num_ranges).read(one, 0, 9)) == -signal.SIGKILL
+    assert (place / f"{one.name}.part").stat().st_size == 7 * RANGE + RANGE // 2
+    assert has_read(made(place, num_ranges=num_ranges), one)
+    assert 0 < storage.stats().bytes_repeated <= num_ranges * RANGE
+    assert kept(place, ".tar", ".part") == [one.name]
+
+
+def test_a_shard_that_is_replaced_meanwhile_is_refused(origin: str, place: Path) -> None:
+    for kind in ("new_etag", "new_size"):
+        with faulty_storage(origin, faults=[Fault(kind, after=1, on="info")]):  # type: ignore[arg-type]
+            with pytest.raises(ReplacedError, match=r"Shard 'faulty://0\.tar' has been replaced since its index was"):
+                made(place).read(shard(0), 0, 9)
+            assert kept(place, ".tar", ".part") == []
+
+
+def test_a_shard_that_is_removed_meanwhile_is_refused(storage: FaultyFileSystem, origin: str, place: Path) -> None:
+    one = shard(0)
+    place.mkdir()
+    (place / f"{one.name}.part").write_bytes(CONTENTS[0])
+    Path(origin, "0.tar").unlink()
+    with pytest.raises(ReplacedError, match=r"Shard 'faulty://0\.tar' has been removed"):
+        made(place).read(one, 0, 9)
+
+
+def test_a_part_of_another_version_is_not_resumed(storage: FaultyFileSystem, origin: str, place: Path) -> None:
+    before = shard(0)
+    place.mkdir()
+    (place / f"{before.name}.part").write_bytes(CONTENTS[1][: SIZE // 2])
+    Path(origin, "0.tar").write_bytes(CONTENTS[0])
+    assert shard(0).name != before.name
+    assert has_read(made(place), shard(0))
+
+
+@pytest.mark.parametrize("length", [0, SIZE - 10, SIZE + 10])
+def test_a_copy_of_another_length_is_made_anew(storage: FaultyFileSystem, place: Path, length: int) -> None:
+    one = shard(0)
+    for name in (f"{one.name}.tar", f"{one.name}.part"):
+        place.mkdir(exist_ok=True)
+        (place / name).write_bytes((CONTENTS[0] + bytes(10))[:length] if name.endswith("tar") else bytes(SIZE + 10))
+        assert has_read(made(place), one)
+        (place / f"{one.name}.tar").unlink()
+
+
+def tag_by(monkeypatch: pytest.MonkeyPatch, tag_of: Callable[[bytes], str]) -> None:
+    """Let the storage say tags that are computed from the contents."""
+    honest = FaultyFileSystem.info
+
+    def info(self: FaultyFileSystem, path: str, **kwargs: Any) -> dict[str, Any]:
+        number = int(path.rsplit("/", 1)[-1].removesuffix(".tar"))
+        return {**honest(self, path, **kwargs), "ETag": f'"{tag_of(CONTENTS[number])}"'}
+
+    monkeypatch.setattr(FaultyFileSystem, "info", info)
+
+
+def md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def test_damage_on_the_way_is_seen_by_the_tag(origin: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tag_by(monkeypatch, md5)
+    with faulty_storage(origin, faults=[Fault("flip_bit", after=3, times=1)]) as files:
+        assert has_read(made(place), shard(0))
+        assert moved(files) == 2 * SIZE
+    with faulty_storage(origin, faults=[Fault("flip_bit", probability=0.5)]):
+        assert not has_read(made(place), shard(1))
+    assert len(kept(place)) == 1
+
+
+def test_a_tag_that_only_looks_like_a_checksum_costs_one_download(
+    storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tag_by(monkeypatch, lambda content: md5(content[::-1]))
+    assert all(has_read(made(place), one) for one in shards())
+    assert moved(storage) == (NUMBER + 1) * SIZE
+
+
+def test_checksums_of_s3_are_those_of_the_content(s3: str, place: Path) -> None:
+    import fsspec
+
+    fsspec.filesystem("s3").pipe(f"{s3}/a.tar", CONTENTS[0])
+    one = Shard(f"{s3}/a.tar", version_of(f"{s3}/a.tar"))
+    assert md5(CONTENTS[0]) in one.version.tag
+    assert made(place).read(one, 0, SIZE) == CONTENTS[0]
+    assert shard_folder._without_md5 == set()
