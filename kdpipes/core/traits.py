@@ -13,7 +13,7 @@ __all__ = ["UNDECLARED", "Gives", "Role", "Traits"]
 
 Role = Literal["source", "plan", "order", "work", "cache", "deal", "batch", "device"]
 Gives = Literal["samples", "items", "batches"]
-_PASSING = ("plan", "join", "order", "cache")  # the roles of pipes that pass samples on unchanged
+_PASSING = ("plan", "order", "cache")  # the roles of pipes that pass samples on unchanged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Traits:
     """What a pipe, or the operation of a work pipe, does to samples: as much of it as other pipes need to know.
 
     The defaults are the cautious choice: a pipe may read and change every field. For pipes that pass samples on
-    unchanged (roles "plan", "join", "order" and "cache"), the defaults of `reads` and `changes` are no fields.
+    unchanged (roles "plan", "order" and "cache"), the defaults of `reads` and `changes` are no fields.
 
     Args:
         role: "source": makes samples. "plan": chooses among them, or joins several sources; those chosen pass

@@ -68,6 +68,32 @@ class OwnPlan(kdp.MapPipe):
         return self.source.column(name)[::-1]
 
 
+@kdp.functional_pipe("own_choice", flavour="map")
+class OwnChoice(kdp.PlanPipe):
+    """Choose half of the samples anew in each epoch (functional name: ``own_choice``)."""
+
+    goes_by = "number"
+
+    def __init__(self, source_datapipe: kdp.MapPipe, *, seed: int) -> None:
+        super().__init__(source_datapipe, redraws=True)
+        self.seed = seed
+
+    def plan(self, epoch: int) -> NDArray[Any]:
+        size = len(self.source)
+        return np.random.default_rng((self.seed, epoch)).permutation(size)[: size // 2]
+
+
+class OwnJoin(kdp.PlanPipe):
+    goes_by = "number"
+
+    def __init__(self, one: kdp.MapPipe, other: kdp.MapPipe) -> None:
+        super().__init__(one, other)
+
+    def plan(self, epoch: int) -> Any:
+        places = np.arange(2 * min(map(len, self.sources)))
+        return places % 2, places // 2
+
+
 @kdp.sample_pipe("own_shift", changes="n", reads="n")
 def own_shift(sample: Any, *, by: int) -> Any:
     sample["n"] = sample["n"] + by
@@ -120,7 +146,20 @@ def stream() -> Any:
     return source.select("n key", return_ctx=True).deal(batch_size=5, seed=3).own_mix().own_mix()
 
 
-CHAINS = pytest.mark.parametrize("make", [indexed, stream])
+def planned() -> Any:
+    """A chain of plan pipes over two sources, one of which chooses half of its samples in each epoch."""
+    one = OwnSource(SIZE).own_choice(seed=1).own_shift(by=1)  # type: ignore[attr-defined]
+    joined: Any = OwnJoin(one, OwnSource(SIZE).own_scale(by=2)[: SIZE // 2])  # type: ignore[attr-defined]
+    source = joined.record_ctx().own_noise(strength=0.5).select("n key", return_ctx=True)
+    return source.deal(batch_size=5, shuffle=True, seed=3).own_mix().own_mix()
+
+
+CHAINS = pytest.mark.parametrize("make", [indexed, planned, stream])
+SOURCES = {
+    indexed: {"OwnSource": "source", "own_reverse": "plan"},
+    planned: {"OwnSource": "source", "own_choice": "plan", "OwnJoin": "plan"},
+    stream: {"OwnStream": "source"},
+}
 SERVICES: list[dict[str, Any]] = [{"num_workers": 2}, {"reading_service": kdp.ThreadReadingService(2)}]
 
 
@@ -174,7 +213,7 @@ def test_a_state_of_another_chain_is_an_error() -> None:
             loader.load_state_dict(state)
 
 
-@CHAINS
+@pytest.mark.parametrize("make", [indexed, stream])  # the two sources of `planned` have equal keys
 def test_samples_are_replayed(make: Callable[[], Any]) -> None:
     for batch in epochs(make())[0]:
         for (((n, key), ctx), _), _ in batch:
@@ -284,6 +323,13 @@ def test_a_cache_depends_on_an_own_plan_only_if_it_changes_fields(tmp_path: Path
     assert found == [0, SIZE, 0]
 
 
+def test_a_cache_after_an_own_join_knows_which_source_a_sample_is_of(tmp_path: Path) -> None:
+    shifted = OwnSource(SIZE).own_shift(by=1)  # type: ignore[attr-defined]
+    assert hits(tmp_path, images(OwnSource(SIZE))) == 0
+    assert hits(tmp_path, images(OwnJoin(OwnSource(SIZE), shifted))) == SIZE
+    assert hits(tmp_path, images(OwnJoin(OwnSource(SIZE), shifted))) == 2 * SIZE
+
+
 def test_a_cache_refuses_own_random_work() -> None:
     source: Any = OwnSource(SIZE)
     with pytest.raises(kdp.ChainError, match="own_noise"):
@@ -301,6 +347,14 @@ def test_declared_fields_keep_columns_and_check_needs() -> None:
     assert shifted.filter_classes(valid=[1]).column("y").tolist() == [1] * 4
     with pytest.raises(kdp.FieldError, match="'n'"):
         source.rename_fields(number="n").own_scale(by=2)
+
+
+def test_an_own_plan_has_the_columns_of_its_source() -> None:
+    chosen: Any = OwnChoice(OwnSource(SIZE), seed=1)
+    assert len(chosen) == SIZE // 2
+    assert chosen.field_names() == {"n", "y", "image"}
+    assert chosen.column("y").tolist() == [sample["y"] for sample in chosen]
+    assert Chain.of(OwnJoin(chosen, chosen)).end.is_join
 
 
 def test_names_of_fields_are_any_set() -> None:
@@ -374,7 +428,7 @@ def test_the_html_view_shows_the_stage_of_each_pipe(make: Callable[[], Any]) -> 
     for shown, name in re.findall(r"(?:(source|plan|work|cache|delivery)\s+)?(\w+)\s*\(", text):
         stages[name] = stage = shown or stage  # the first pipe of a stage names it
     expected = {"own_shift": "work", "own_scale": "work", "own_noise": "work", "own_mix": "delivery"}
-    expected |= {"OwnSource": "source", "own_reverse": "plan"} if make is indexed else {"OwnStream": "source"}
+    expected |= SOURCES[make]
     assert expected.items() <= stages.items()
 
 
@@ -382,7 +436,7 @@ def test_the_html_view_shows_the_stage_of_each_pipe(make: Callable[[], Any]) -> 
 def test_the_profile_has_each_pipe_by_its_kind(make: Callable[[], Any]) -> None:
     kinds = {pipe.pipe: pipe.kind for pipe in kdp.profile(make(), seconds=0.05).pipes}
     expected = {"own_shift": "transforms", "own_scale": "transforms", "own_noise": "transforms", "own_mix": "transfer"}
-    expected |= {"OwnSource": "storage", "own_reverse": "plan"} if make is indexed else {"OwnStream": "storage"}
+    expected |= {name: "storage" if stage == "source" else stage for name, stage in SOURCES[make].items()}
     assert expected.items() <= kinds.items()
 
 
