@@ -26,11 +26,11 @@ from kdpipes.delivery.rebuild_batch import rebuild_batch
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
 from kdpipes.errors import closest as _closest
-from kdpipes.look import notebook as _notebook  # noqa: F401  # which lets pipes show themselves
+from kdpipes.look import show as _show  # noqa: F401  # which lets pipes show themselves
 from kdpipes.look.crop_boxes import crop_boxes
 from kdpipes.look.doctor.examine import doctor
 from kdpipes.look.doctor.report import Report
-from kdpipes.look.draw_chain import draw
+from kdpipes.look.draw import draw
 from kdpipes.look.grid import image_grid
 from kdpipes.look.peek import Peek
 from kdpipes.look.plot_classes import plot_classes

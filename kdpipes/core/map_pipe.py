@@ -157,6 +157,10 @@ class MapPipe(SamplePipe, MapChain):
             kept = self.__dict__[_KEPT_LABELS] = Shared(self._checked_column(name))
         return kept.value
 
+    def has_column(self, name: str) -> bool:
+        """Return whether `column(name)` is in memory, so that nothing is read for it."""
+        return name == "y" and _KEPT_LABELS in vars(self)
+
     def _checked_column(self, name: str) -> NDArray[Any]:
         with planning(0):
             column = as_column(self.read_column(name))
@@ -328,6 +332,13 @@ class PlanPipe(MapPipe):
             return self._recent.of(epoch, self._replan)
         return self._positions.value
 
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return self._positions is not None or (may_plan and self._plans_quickly())
+
+    def _plans_quickly(self) -> bool:
+        """Return whether `_plan` calls no function of the user and reads nothing."""
+        return self._goes_by == "number" or (self._goes_by == "labels" and self.source.has_column("y"))
+
     def _planned(self) -> Shared[NDArray[Any]]:
         with planning(0):
             positions = self._plan()
@@ -378,6 +389,9 @@ class PlanPipe(MapPipe):
         with planning(0):
             column: NDArray[Any] = self.source.column(name)[self.positions()]
         return column
+
+    def has_column(self, name: str) -> bool:
+        return self.source.has_column(name)
 
     def class_names(self) -> tuple[str, ...] | None:
         return self.source.class_names()

@@ -7,9 +7,8 @@ from typing import Any
 
 from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.pipe import Pipe
+from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.errors import ChainError, check_count
-from kdpipes.look.chain import a_chain
 from kdpipes.look.figure import Figure, svg_text
 from kdpipes.plan.class_counts import class_counts
 
@@ -41,7 +40,7 @@ def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
         <4 samples of 2 classes, and 6 after the plan, 640x114; `.save('figure.svg')` writes it>
     """
     check_count("max_classes", max_classes)
-    chain = next((pipe for pipe in Chain.of(a_chain(source_datapipe)).pipes if isinstance(pipe, MapPipe)), None)
+    chain = next((pipe for pipe in Chain.of(a_datapipe(source_datapipe)).pipes if isinstance(pipe, MapPipe)), None)
     if chain is None:
         raise ChainError(
             "`plot_classes` needs an indexed chain: a stream does not know its classes before it is read. "

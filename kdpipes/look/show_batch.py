@@ -11,10 +11,10 @@ from PIL import Image
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.delivery.collate_samples import split_ctx
 from kdpipes.errors import ChainError, check_count, check_names
-from kdpipes.look.chain import a_chain
 from kdpipes.look.crop_boxes import crop_boxes
 from kdpipes.look.grid import image_grid
 from kdpipes.look.items import class_names_of, fields_of, names_of, rows_of
@@ -81,7 +81,7 @@ def show_batch(
         >>> kdp.show_batch((x, y), class_names=["heron", "stork"], tile=32).size
         (96, 46)
     """
-    names = None if source_datapipe is None else names_of(a_chain(source_datapipe))
+    names = None if source_datapipe is None else names_of(a_datapipe(source_datapipe))
     labels_of = check_names("class_names", class_names)
     if source_datapipe is not None and labels_of is None:
         labels_of = class_names_of(source_datapipe)

@@ -76,6 +76,9 @@ class ConcatenatorMapDataPipe(MapPipe):
             source.expect(here[(here >= 0) & (here < len(source))])
             start += len(source)
 
+    def has_column(self, name: str) -> bool:
+        return all(source.has_column(name) for source in self.sources)
+
     def column(self, name: str) -> NDArray[Any]:
         columns = [source.column(name) for source in self.sources if len(source)]
         if len({column.dtype.kind for column in columns}) > 1:  # numbers and names: NumPy would make names of all

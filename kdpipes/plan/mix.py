@@ -143,6 +143,12 @@ class MixerMapDataPipe(MapPipe):
         for number, source in enumerate(self.sources):
             source.expect(places[chosen == number])
 
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return self._plan is not None or may_plan
+
+    def has_column(self, name: str) -> bool:
+        return all(source.has_column(name) for source in self.sources)
+
     def column(self, name: str) -> NDArray[Any]:
         columns = [source.column(name) for source in self.sources]
         with planning(0):

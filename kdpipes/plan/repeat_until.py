@@ -90,6 +90,9 @@ class RepeaterUntilMapDataPipe(MapPipe):
     def expect(self, positions: NDArray[Any]) -> None:
         self.source.expect(positions % len(self.source))
 
+    def has_column(self, name: str) -> bool:
+        return self.source.has_column(name)
+
     def column(self, name: str) -> NDArray[Any]:
         return np.tile(self.source.column(name), self._goal.rounds(len(self.source)))
 

@@ -75,6 +75,9 @@ class WeightedSamplerMapDataPipe(PlanPipe):
 
     computed = (*PlanPipe.computed, "_shares")
 
+    def _plans_quickly(self) -> bool:
+        return self.source.has_column("y")
+
     def _plan(self) -> NDArray[Any]:
         size = len(self.source)
         weights = self._weights_of_samples(size)

@@ -49,6 +49,9 @@ class SubsetterMapDataPipe(PlanPipe):
             raise TypeError(must_be("indices", "a sequence of integers", indices))
         self._wanted = Shared(wanted.astype(np.int64))
 
+    def _plans_quickly(self) -> bool:
+        return True
+
     def _plan(self) -> NDArray[Any]:
         size, wanted = len(self.source), self._wanted.value
         outside = wanted[(wanted < -size) | (wanted >= size)]

@@ -28,8 +28,8 @@ _PREFIX = "getitem_"
 _LABELS = ("targets", "labels")  # attributes of datasets
 _IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)
 _RESERVED = frozenset(
-    "announce value_fingerprint class_names column expect fetch field_names finish identity key_of pick "  # noqa: SIM905
-    "read_column redrawn_by shard_numbers".split()
+    "announce value_fingerprint class_names column expect fetch field_names finish has_column has_quick_length "  # noqa: SIM905
+    "identity key_of pick read_column redrawn_by shard_numbers".split()
 )
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
 
@@ -120,6 +120,11 @@ class DatasetReaderMapDataPipe(MapPipe):
         elif self._class_names is not None and "y" in fields:
             fields["y"] = numbered(fields["y"], self._class_names)
         return Sample(fields, key=str(index), index=index)
+
+    def has_column(self, name: str) -> bool:
+        if name == "y" and self._known_labels() is not None:
+            return True
+        return name in self.field_names() and type(self._dataset.value) in (list, tuple)
 
     def read_column(self, name: str) -> NDArray[Any]:
         labels = self._known_labels() if name == "y" else None

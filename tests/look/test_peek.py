@@ -15,7 +15,8 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
-from kdpipes.look.values import summary
+from kdpipes.core.traits import Traits
+from kdpipes.look.peek import summary
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 ITEMS = [(float(number), number % 3) for number in range(10)]
@@ -110,7 +111,7 @@ def test_only_the_samples_that_are_shown_are_loaded() -> None:
 def test_shards_elsewhere_are_not_read_ahead(photo_shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     shards = kdp.open_shards(photo_shards)
-    shards.is_elsewhere = True
+    monkeypatch.setattr(type(shards), "traits", Traits(role="source", is_remote=True))
     monkeypatch.setattr(type(shards), "announce", lambda _, positions: told.append(positions))
     monkeypatch.setattr(type(shards), "expect", lambda _, positions: told.append(positions))
     dealt = shards.select("key").deal(batch_size=2, shuffle="shards")
