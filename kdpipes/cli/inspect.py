@@ -58,8 +58,7 @@ __all__ = ["command"]
 def command(places: tuple[str, ...], num_samples: int, no_scan: bool, as_json: bool) -> None:
     """Say what is in shards, in a folder, or in a chain."""
     from kdpipes.errors import check_count
-    from kdpipes.look.chain_contents import look_at_chain
-    from kdpipes.look.inspect_data import inspect_data
+    from kdpipes.look.contents import inspect_data, look_at_chain
 
     check_count("samples", num_samples, minimum=0)
     if len(places) == 1 and names_chain(places[0]):

@@ -25,9 +25,9 @@ from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.errors import check_count
+from kdpipes.look.batch import Fields, class_names_of, fields_of, names_of
 from kdpipes.look.html import render
-from kdpipes.look.items import Fields, class_names_of, fields_of, names_of
-from kdpipes.look.pixels import is_image, normalization_of, picture_or_none
+from kdpipes.look.pictures import is_image, normalization_of, picture_or_none
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
 
 __all__ = ["Peek", "summary"]
