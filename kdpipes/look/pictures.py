@@ -15,6 +15,7 @@ from torch.utils.data.datapipes.map import Mapper as IndexedMapper
 
 from kdpipes.core.chain import Chain
 from kdpipes.errors import DataError, check_count, is_number, must_be
+from kdpipes.work.adapters import unwrapped
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
 from kdpipes.work.transform import Transformer
 
@@ -192,7 +193,7 @@ def normalization_of(chain: Any) -> Normalization | None:
 
 def _normalizations(transform: Any, depth: int = 0) -> Iterator[Normalization]:
     """Yield what a transform, or one inside of it, has normalised by, the last one first."""
-    inner = getattr(transform, "_transform", transform)
+    inner = unwrapped(transform)
     held = getattr(inner, "__dict__", {})
     if type(inner).__name__ == "Normalize":
         mean, std = (held.get(name, held.get(f"_{name}")) for name in ("mean", "std"))

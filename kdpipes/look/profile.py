@@ -10,22 +10,40 @@ from typing import Any, Literal, NamedTuple
 from torch.utils.data import MapDataPipe
 
 from kdpipes import _meter
+from kdpipes.core.chain import Chain, Node
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.timing import Lane, Measured, Row
 from kdpipes.errors import ChainError, check_callable, is_number, must_be
 from kdpipes.look.figure import Figure
-from kdpipes.look.pipe_kinds import Kind, kind_of
-from kdpipes.look.profile_chart import as_chart
-from kdpipes.look.profile_table import as_html, as_text
-from kdpipes.look.profile_trace import write_trace
+from kdpipes.look.profile_view import as_chart, as_html, as_text, write_trace
 
-__all__ = ["BORROWED", "SENDING", "PipeTime", "Profile", "StepTime", "profile"]
+__all__ = ["BORROWED", "SENDING", "Kind", "PipeTime", "Profile", "StepTime", "kind_of", "profile"]
 
+Kind = Literal["storage", "plan", "decoding", "transforms", "cache", "transfer", "device"]
 SENDING, BORROWED = "(sending)", "(deal)"  # what takes time, and is no pipe of the chain
 _BATCH_SIZE = 16  # of an indexed chain, which has none
 _HARDLY = 0.05  # the share of waiting below which a faster chain would gain nothing to speak of
+
+
+_BY_ROLE: dict[str, Kind] = {
+    "cache": "cache",
+    "deal": "transfer",
+    "batch": "transfer",
+    "plan": "plan",
+    "join": "plan",
+    "device": "device",
+}
+_BY_NAME: dict[str, Kind] = {"decode_images": "decoding", "map": "transforms", "pin_memory": "device"}
+
+
+def kind_of(node: Node) -> Kind:
+    """Return the kind of work that a pipe does."""
+    if not node.upstream:
+        return "storage"
+    other: Kind = "transfer" if node.operation is None else "transforms"
+    return _BY_ROLE.get(node.traits.role) or _BY_NAME.get(node.name, other)
 
 
 class StepTime(NamedTuple):
@@ -168,12 +186,14 @@ def _pipe_times(
     scale = work_s / probed_s if probed_s else 1.0  # the last items may not have been measured
     rows = [row._replace(seconds=row.seconds * scale) for row in measured.rows] + measured.main_rows
     total_s = sum(row.seconds for row in rows) or 1.0
+    nodes = {id(node.pipe): node for node in Chain.of(measured.pipes[0])}
     found = []
     for place in [*reversed(range(len(names))), None]:
         own = [row for row in rows if row.place == place]
         if place is not None:
             pipe = measured.pipes[place]
-            made = _pipe_time(names[place], kind_of(pipe), place < measured.num_main, own, total_s)
+            kind = kind_of(nodes[id(pipe)])
+            made = _pipe_time(names[place], kind, place < measured.num_main, own, total_s)
             hits, misses = (_counted(pipe, before.get(place, {}), name) for name in ("cache_hits", "cache_misses"))
             found.append(made._replace(hits=hits, misses=misses))
         elif own and measured.has_workers:

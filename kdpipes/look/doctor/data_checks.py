@@ -18,11 +18,10 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
-from kdpipes.look.doctor.chain_facts import contents, operation_of, readable, samples_of, selector_in
-from kdpipes.look.doctor.finding import Facts, Finding
+from kdpipes.look.doctor.facts import Facts, Finding, contents, operation_of, readable, samples_of, selector_in
 from kdpipes.sample import Sample
 from kdpipes.storage.tar import DottedKeys
-from kdpipes.work.decode_images import DecodedImage, orientation_of
+from kdpipes.work.decode_images import DecodedImage, ImageDecoder, orientation_of
 from kdpipes.work.joint import fields_of
 from kdpipes.work.transform import Transformer
 
@@ -131,12 +130,12 @@ def _bytes_of(value: Any) -> bytes:
 
 def misread_images(chain: Any, facts: Facts) -> Iterator[Finding]:
     """Images that `decode_images` cannot hold, whose class numbers become colours, or that lie on their side."""
-    for pipe in Chain.of(chain).pipes:
-        if pipe_name(pipe) != "decode_images":
+    for node in reversed(Chain.of(chain)):
+        operation, modes, is_turned = node.operation, set(), False
+        if not isinstance(operation, ImageDecoder):
             continue
-        operation, modes, is_turned = operation_of(pipe), set(), False
-        field, mode = operation._field, operation._mode
-        for header in _headers(pipe.source, field):
+        field, mode = operation.field, operation.mode
+        for header in _headers(node.upstream[0].pipe, field):
             modes.add(header.mode)
             is_turned = is_turned or orientation_of(header) > 1
         wide = next((found for found in sorted(modes) if found == "F" or found.startswith("I")), None)
@@ -157,7 +156,7 @@ def misread_images(chain: Any, facts: Facts) -> Iterator[Finding]:
                 "The numbers of classes become the colours that they are shown in.",
                 f'`.decode_images("{field}", mode="P")` keeps the numbers.',
             )
-        if is_turned and not operation._exif:
+        if is_turned and not operation.exif:
             yield _misread(
                 "turned-photos",
                 "hint",

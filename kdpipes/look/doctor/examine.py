@@ -16,11 +16,9 @@ from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.reading_services import ThreadReadingService
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.errors import check_count, must_be
-from kdpipes.look.doctor import data_checks, order_checks, rank_checks, sharding_checks, shipping_checks, work_checks
-from kdpipes.look.doctor.advice import advice
-from kdpipes.look.doctor.bounds import bound_of
-from kdpipes.look.doctor.chain_facts import redraws
-from kdpipes.look.doctor.finding import Facts, Finding
+from kdpipes.look.doctor import data_checks, order_checks, sharding_checks, shipping_checks, work_checks
+from kdpipes.look.doctor.advice import advice, bound_of
+from kdpipes.look.doctor.facts import Facts, Finding, redraws
 from kdpipes.look.doctor.report import Report
 from kdpipes.look.profile import profile
 from kdpipes.work.jpeg import find_decoders
@@ -43,8 +41,8 @@ _BY_LOOKING = (
     work_checks.tolerant,
     work_checks.unhashed_globals,
     data_checks.unnamed_classes,
-    rank_checks.unclear_rank,
-    rank_checks.all_to_each_rank,
+    sharding_checks.unclear_rank,
+    sharding_checks.all_to_each_rank,
 )
 _Check = Callable[[Any, Facts], Iterator[Finding]]
 _BY_SAMPLES: tuple[_Check, ...] = (  # the first where it is dealt

@@ -12,7 +12,9 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
-from kdpipes.look.doctor.chain_facts import (
+from kdpipes.look.doctor.facts import (
+    Facts,
+    Finding,
     dealer_in,
     draws,
     gives_batches,
@@ -21,7 +23,6 @@ from kdpipes.look.doctor.chain_facts import (
     stock_random,
     upstream,
 )
-from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.work.select import Selector
 
 __all__ = ["random_before_cache", "shuffle_after_batch", "sorted_batches", "unrecorded_ctx"]
@@ -94,7 +95,7 @@ def sorted_batches(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A training chain that is not shuffled, of a source that is sorted by class."""
     dealer = dealer_in(chain)
     source = None if dealer is None else dealer.source
-    if not isinstance(source, MapPipe) or dealer._shuffle or not any(draws(pipe) for pipe in Chain.of(chain).pipes):
+    if not isinstance(source, MapPipe) or dealer.is_shuffled or not any(draws(pipe) for pipe in Chain.of(chain).pipes):
         return
     if any(_mixes(pipe) for pipe in Chain.of(source).pipes):
         return

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
-from kdpipes.look.doctor.bounds import kinds_text, shares_by_kind
-from kdpipes.look.doctor.finding import Finding, as_plain
-from kdpipes.look.doctor.gain import Advice
+from kdpipes.look.doctor.advice import Advice, kinds_text, shares_by_kind
+from kdpipes.look.doctor.facts import Finding
+from kdpipes.look.html import render
 from kdpipes.look.profile import Profile
 
 __all__ = ["Report"]
-
-_CELL = '<td style="text-align:left">'  # notebooks set numbers, to the right
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,24 +45,17 @@ class Report:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr>{_CELL}{escape(one.severity)}</td>{_CELL}<code>{escape(one.code)}</code></td>{_CELL}{escape(one.pipe)}</td>"
-            f"{_CELL}{_as_html(f'{one.what} {one.why}')}<br><b>{_as_html(one.way_out)}</b></td></tr>"
-            for one in self.findings
-        )
-        found = f"<table><tbody>{rows}</tbody></table>" if rows else "<p>Nothing is wrong with the chain.</p>"
-        found += f"<p>{escape(self._decoders_text())}</p>" if self.decoders else ""
+        decoders = self._decoders_text() if self.decoders else ""
         if self.profile is None:
-            return found
-        changes = "".join(f"<li>{_as_html(str(one))}</li>" for one in self.advice)
-        told = f"{escape(kinds_text(self.profile))}<br>{escape(self._bound_text())}"
-        return f"{found}{self.profile._repr_html_()}<p>{told}</p><ul>{changes}</ul>"
+            return render("report", self.findings, decoders, "", [], [])
+        sentences, advice = [kinds_text(self.profile), self._bound_text()], [str(one) for one in self.advice]
+        return render("report", self.findings, decoders, self.profile._repr_html_(), sentences, advice)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, fit for JSON; `shares` are those of the chain's time by kind of work."""
         return {
             "is_clean": self.is_clean,
-            "findings": [as_plain(finding) for finding in self.findings],
+            "findings": [finding._asdict() for finding in self.findings],
             "decoders": list(self.decoders),
             "bound": self.bound,
             "shares": None if self.profile is None else shares_by_kind(self.profile),
@@ -82,7 +71,3 @@ class Report:
             return "What bounds is the consumer: no change of the chain would help."
         best = " What would help, each alone:" if self.advice else ""
         return f"What bounds is {self.bound}.{best}"
-
-
-def _as_html(text: str) -> str:
-    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))

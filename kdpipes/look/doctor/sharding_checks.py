@@ -1,7 +1,9 @@
-"""How a chain is shared out to workers, where that is not left to `deal`."""
+"""How a chain is divided among workers and ranks."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +13,21 @@ from torch.utils.data.datapipes.iter import Mapper, ShardingFilter, Shuffler
 from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import shards
-from kdpipes.look.doctor.chain_facts import dealer_in, draws, upstream
-from kdpipes.look.doctor.finding import Facts, Finding
+from kdpipes.delivery.dealer import Dealer
+from kdpipes.delivery.layout import group_ranks, ranks_now
+from kdpipes.look.doctor.facts import Facts, Finding, dealer_in, draws, upstream
 
-__all__ = ["sharded_late", "sharded_twice", "sharded_unseeded", "shuffled_in_parts", "unsharded"]
+__all__ = [
+    "all_to_each_rank",
+    "sharded_late",
+    "sharded_twice",
+    "sharded_unseeded",
+    "shuffled_in_parts",
+    "unclear_rank",
+    "unsharded",
+]
+
+_ONE_PROCESS = (("", ""), ("", "1"), ("0", "1"))
 
 
 def unsharded(chain: Any, facts: Facts) -> Iterator[Finding]:
@@ -82,7 +95,7 @@ def sharded_late(chain: Any, facts: Facts) -> Iterator[Finding]:
 def sharded_unseeded(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A sharding pipe of one's own behind a shuffle, which torch seeds for `ShardingFilter` alone."""
     for pipe in Chain.of(chain).pipes:
-        is_own = shards(pipe) and type(pipe) is not ShardingFilter and not hasattr(pipe, "batch_key")
+        is_own = shards(pipe) and type(pipe) is not ShardingFilter and not isinstance(pipe, Dealer)
         if is_own and any(isinstance(before, Shuffler) for before in upstream(pipe)):
             yield Finding(
                 "sharded-unseeded",
@@ -93,3 +106,40 @@ def sharded_unseeded(chain: Any, facts: Facts) -> Iterator[Finding]:
                 "differently, and samples are lost and doubled.",
                 "Use `.sharding_filter()`, or `.deal(batch_size=...)`.",
             )
+
+
+def unclear_rank(chain: Any, facts: Facts) -> Iterator[Finding]:
+    """Environment variables that name no rank, so that this process takes itself for the only one."""
+    named = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    dealer = dealer_in(chain)
+    is_for_all = dealer is not None and dealer.is_for_all_ranks
+    if named in _ONE_PROCESS or is_for_all or group_ranks() is not None or ranks_now().num_ranks > 1:
+        return
+    shown = ", ".join(f"{name}={value!r}" if value else f"no {name}" for name, value in zip(_NAMES, named, strict=True))
+    yield Finding(
+        "unclear-rank",
+        "warning",
+        pipe_name(chain),
+        f"The environment has {shown}, and there is no process group.",
+        "That names no rank, so this process takes itself for the only one: every rank gets all samples.",
+        "Set both, RANK from 0 to WORLD_SIZE - 1, as torchrun does, or call "
+        "`torch.distributed.init_process_group` before the epoch; of a single process, set neither.",
+    )
+
+
+_NAMES = ("RANK", "WORLD_SIZE")
+
+
+def all_to_each_rank(chain: Any, facts: Facts) -> Iterator[Finding]:
+    """A `deal(ranks=1)` on several ranks, where no library that hands batches out to ranks is loaded."""
+    dealer, num_ranks = dealer_in(chain), ranks_now().num_ranks
+    if dealer is not None and dealer.is_for_all_ranks and num_ranks > 1 and "accelerate" not in sys.modules:
+        yield Finding(
+            "same-batches",
+            "warning",
+            "deal",
+            f"`deal(ranks=1)` gives each of {num_ranks} ranks all batches.",
+            "Accelerate and transformers' Trainer hand them out to ranks, but neither is loaded: all ranks train on "
+            "the same batches.",
+            "Leave `ranks` out: each rank gets its part.",
+        )

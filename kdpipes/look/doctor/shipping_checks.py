@@ -14,9 +14,8 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes._meter import size_of
 from kdpipes.core.chain import Chain
 from kdpipes.core.registry import pipe_name
-from kdpipes.look.doctor.chain_facts import operation_of, shrinks
-from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.look.profile_table import bytes_text
+from kdpipes.look.doctor.facts import Facts, Finding, operation_of, shrinks
+from kdpipes.look.profile_view import bytes_text
 from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared, sharing
 

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch.utils.data.datapipes.iter import Shuffler
 
+from kdpipes.cache.cache import CacheIterDataPipe, CacheMapDataPipe
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.registry import pipe_name
-from kdpipes.look.doctor.chain_facts import callables_of, contents, dealer_in, operation_of, selected_names
-from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.look.pipe_kinds import kind_of
+from kdpipes.look.doctor.facts import Facts, Finding, callables_of, contents, dealer_in, operation_of, selected_names
+from kdpipes.work.adapters import unwrapped
+from kdpipes.work.decode_images import EncodedImage, ImageDecoder
 from kdpipes.work.joint import fields_of
 from kdpipes.work.on_error import OnError
 from kdpipes.work.transform import Transformer
@@ -98,7 +99,7 @@ def _apart(what: str, why: str, image: str, name: str) -> Finding:
 
 def _moves(function: Any) -> bool:
     """Return whether a random transform moves pixels, going by its name and the names of those that it is made of."""
-    transform = getattr(function, "_transform", function)
+    transform = unwrapped(function)
     parts = getattr(transform, "transforms", None)
     if isinstance(parts, list | tuple | torch.nn.ModuleList):
         return any(map(_moves, parts))
@@ -121,8 +122,8 @@ def tolerant(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 def unhashed_globals(chain: Any, facts: Facts) -> Iterator[Finding]:
     """A cache that other runs find, whose key cannot follow everything that functions before it read."""
-    for pipe in Chain.of(chain).pipes:
-        names = pipe.unhashed() if kind_of(pipe) == "cache" else []
+    for pipe in Chain.of(chain).of_type(CacheMapDataPipe, CacheIterDataPipe):
+        names = pipe.unhashed()
         if names:
             yield Finding(
                 "unhashed-globals",
@@ -218,11 +219,13 @@ def is_same(one: Any, other: Any) -> bool:
 
 def slow_decoder(chain: Any, facts: Facts) -> Iterator[Finding]:
     """JPEGs that Pillow decodes, where something faster gives the same pixels."""
-    for pipe in Chain.of(chain).pipes:
-        backend = getattr(operation_of(pipe), "_backend", None)
-        if pipe_name(pipe) != "decode_images" or (backend != "pillow" and facts.fast_decoders):
+    for node in reversed(Chain.of(chain)):
+        decoder = node.operation
+        if not isinstance(decoder, ImageDecoder) or (decoder.backend != "pillow" and facts.fast_decoders):
             continue
-        if not _is_jpeg(pipe):
+        backend, content = decoder.backend, next(contents(node.upstream[0].pipe, decoder.field), b"")
+        content = content.content if isinstance(content, EncodedImage) else content
+        if not isinstance(content, bytes | bytearray | memoryview) or bytes(content[:3]) != _JPEG:
             continue
         what = '`decode_images(backend="pillow")` is asked for.' if backend == "pillow" else "No fast decoder is there."
         way_out = "`pip install 'kdpipes[fast]'`: of a crop it decodes just the region."
@@ -238,12 +241,5 @@ def slow_decoder(chain: Any, facts: Facts) -> Iterator[Finding]:
 
 def decoders_of(chain: Any) -> tuple[str, ...]:
     """Return what decodes the JPEGs of a chain, each once."""
-    told = [operation_of(pipe).decoded_by() for pipe in Chain.of(chain).pipes if pipe_name(pipe) == "decode_images"]
+    told = [decoder.decoded_by() for decoder in Chain.of(chain).operations(ImageDecoder)]
     return tuple(dict.fromkeys(" ".join(filter(None, names)) for names in told))
-
-
-def _is_jpeg(pipe: Any) -> bool:
-    """Return whether the first sample that can be read is a JPEG."""
-    content = next(contents(pipe.source, operation_of(pipe)._field), b"")
-    content = getattr(content, "content", content)
-    return isinstance(content, bytes | bytearray | memoryview) and bytes(content[:3]) == _JPEG

@@ -1,4 +1,4 @@
-"""What the checks ask of a chain: what stands before what, and which callables it holds."""
+"""What the checks have in common: findings, and what they ask about a chain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher, ShardingFilter, Shuffler
@@ -23,6 +24,9 @@ from kdpipes.core.stock import redraws as stock_redraws
 from kdpipes.delivery.behind_deal import DEALERS
 
 __all__ = [
+    "Facts",
+    "Finding",
+    "Severity",
     "callables_of",
     "contents",
     "dealer_in",
@@ -40,10 +44,52 @@ __all__ = [
     "upstream",
 ]
 
+Severity = Literal["error", "warning", "hint"]
 _FEW = 64  # samples that are looked at
 _PASSING = (Shuffler, ShardingFilter, Prefetcher)  # stock pipes that pass samples on as they are
 _log = logging.getLogger("kdpipes")
 _SMALLER = re.compile("crop|resiz|thumbnail|downsampl|patch|pool|shrink|scale", re.IGNORECASE)
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with a chain, or could be better.
+
+    Args:
+        code: Its kind, in a few words: "shuffle-after-batch".
+        severity: "error": the data or the run are wrong; "warning": they will be in some set-up, or it is slow for no
+            gain; "hint": it could be better.
+        pipe: The pipe that it is about.
+        what: What there is.
+        why: Why that is bad.
+        way_out: What to do.
+    """
+
+    code: str
+    severity: Severity
+    pipe: str
+    what: str
+    why: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.code} ({self.pipe}): {self.what} {self.why}\n    {self.way_out}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the checks know of the machine, and of how the chain is to run.
+
+    Args:
+        num_workers: How many workers there are to be.
+        num_cpus: How many processors this process may use.
+        shm_free: How many bytes of shared memory are free; None where there is none.
+        fast_decoders: Which decoders of JPEGs are installed that are faster than Pillow's.
+    """
+
+    num_workers: int
+    num_cpus: int
+    shm_free: int | None
+    fast_decoders: tuple[str, ...]
 
 
 def upstream(pipe: Any) -> list[Any]:
