@@ -29,8 +29,7 @@ from kdpipes.errors import closest as _closest
 from kdpipes.look import show as _show  # noqa: F401  # which lets pipes show themselves
 from kdpipes.look.batch import replay_grid, show_batch
 from kdpipes.look.classes import plot_classes
-from kdpipes.look.doctor.examine import doctor
-from kdpipes.look.doctor.report import Report
+from kdpipes.look.doctor.examine import Report, doctor
 from kdpipes.look.draw import draw
 from kdpipes.look.peek import Peek
 from kdpipes.look.pictures import crop_boxes, image_grid

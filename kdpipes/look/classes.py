@@ -9,7 +9,7 @@ from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.errors import ChainError, check_count
-from kdpipes.look.figure import Figure, svg_text
+from kdpipes.look.rendering import Figure, svg_text
 from kdpipes.plan.class_counts import class_counts
 
 __all__ = ["plot_classes"]

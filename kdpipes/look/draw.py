@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kdpipes.core.pipe import a_datapipe
-from kdpipes.look.figure import Figure, svg_text
+from kdpipes.look.rendering import Figure, svg_text
 from kdpipes.look.show import COLORS, NodeView, length_text, views_of
 
 __all__ = ["draw", "layout_of"]

@@ -26,8 +26,8 @@ from kdpipes.delivery.skipping import unrecorded
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.errors import check_count
 from kdpipes.look.batch import Fields, class_names_of, fields_of, names_of
-from kdpipes.look.html import render
 from kdpipes.look.pictures import is_image, normalization_of, picture_or_none
+from kdpipes.look.rendering import render
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
 
 __all__ = ["Peek", "summary"]

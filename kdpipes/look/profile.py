@@ -16,8 +16,8 @@ from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.timing import Lane, Measured, Row
 from kdpipes.errors import ChainError, check_callable, is_number, must_be
-from kdpipes.look.figure import Figure
 from kdpipes.look.profile_view import as_chart, as_html, as_text, write_trace
+from kdpipes.look.rendering import Figure
 
 __all__ = ["BORROWED", "SENDING", "Kind", "PipeTime", "Profile", "StepTime", "kind_of", "profile"]
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdpipes.look.figure import Figure, svg_text
-from kdpipes.look.html import render
+from kdpipes.look.rendering import Figure, render, svg_text
 from kdpipes.storage.drafts import replace_file
 
 if TYPE_CHECKING:

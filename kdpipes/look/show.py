@@ -20,7 +20,7 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.masked import masked
 from kdpipes.core.pipe import Pipe, show_by
 from kdpipes.core.stock import redraws, shards
-from kdpipes.look.html import render
+from kdpipes.look.rendering import render
 from kdpipes.plan.class_counts import class_counts
 
 __all__ = ["COLORS", "NodeView", "chain_html", "chain_text", "length_text", "views_of"]
