@@ -6,12 +6,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.chain import Chain, Node, upstream_of
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import seeded_globals
-from kdpipes.core.registry import pipe_name
-from kdpipes.look.doctor.facts import Facts, callables_of, draws
+from kdpipes.look.doctor.facts import Facts, callables_of
 from kdpipes.look.profile import SENDING, Kind, PipeTime, Profile
 from kdpipes.work.decode_images import ImageDecoder
 
@@ -65,13 +63,13 @@ def shares_by_kind(profile: Profile) -> dict[Kind, float]:
     return dict(sorted(shares.items(), key=lambda entry: -entry[1]))
 
 
-def times_behind(first: Any, chain: Any, profile: Profile) -> list[tuple[Any, PipeTime]]:
+def times_behind(first: Node | None, chain: Chain, profile: Profile) -> list[tuple[Node, PipeTime]]:
     """Return the pipes behind `first`, or all where that is None, from the source on, with their times."""
-    pipes, times = Chain.of(chain).pipes[::-1], [one for one in profile.pipes if one.pipe != SENDING]
-    if len(pipes) != len(times):  # the loader has added pipes of its own
+    nodes, times = list(chain), [one for one in profile.pipes if one.pipe != SENDING]
+    if len(nodes) != len(times):  # the loader has added pipes of its own
         return []
-    start = 0 if first is None else next(place for place, pipe in enumerate(pipes) if pipe is first) + 1
-    return list(zip(pipes[start:], times[start:], strict=True))
+    start = 0 if first is None else nodes.index(first) + 1
+    return list(zip(nodes[start:], times[start:], strict=True))
 
 
 def bound_of(profile: Profile) -> str:
@@ -98,7 +96,7 @@ def _pipes_of(profile: Profile, kind: Kind) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def advice(chain: Any, profile: Profile, facts: Facts) -> list[Advice]:
+def advice(chain: Chain, profile: Profile, facts: Facts) -> list[Advice]:
     """Return the changes that are worth it, the best one first.
 
     A change that saves a share s of the work makes the chain 1 / (1 - s) times as fast; n workers in place of w make it
@@ -123,21 +121,18 @@ def _workers(profile: Profile, facts: Facts) -> Iterator[Advice]:
         yield Advice(f"`num_workers={most}`", gain(profile, now / most, has_workers=True), why)
 
 
-def _decoder(chain: Any, profile: Profile, facts: Facts) -> Iterator[Advice]:
+def _decoder(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advice]:
     share = shares_by_kind(profile).get("decoding", 0.0)
-    is_chosen = any(decoder.backend == "pillow" for decoder in Chain.of(chain).operations(ImageDecoder))
+    is_chosen = any(decoder.backend == "pillow" for decoder in chain.operations(ImageDecoder))
     if share and (is_chosen or not facts.fast_decoders):
         change = '`decode_images(backend="auto")`' if facts.fast_decoders else "`pip install 'kdpipes[fast]'`"
         why = f"Pillow's decoding takes {share:.0%} of the work; a fast decoder of JPEGs, half of that or less"
         yield Advice(change, gain_without(profile, share * (1 - 1 / _FASTER)), why)
 
 
-def _seeding(chain: Any, profile: Profile) -> Iterator[Advice]:
+def _seeding(chain: Chain, profile: Profile) -> Iterator[Advice]:
     """Yield the change for callables that take less time than the seeding of global generators for them."""
-    found = [
-        (pipe.traits.seeds if isinstance(pipe, Pipe) else (), measured)
-        for pipe, measured in times_behind(None, chain, profile)
-    ]
+    found = [(node.traits.seeds, measured) for node, measured in times_behind(None, chain, profile)]
     names = [name for names, _ in found for name in names]
     total = sum(one.seconds for one in profile.pipes)
     if names and total:
@@ -173,21 +168,21 @@ class _Spot(NamedTuple):
     has_room: bool
 
 
-def cache_advice(chain: Any, profile: Profile, facts: Facts) -> Iterator[Advice]:
+def cache_advice(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advice]:
     """Yield where a cache would help; of a chain that has one, where it would help more."""
-    cache = next((node.pipe for node in reversed(Chain.of(chain)) if node.traits.role == "cache"), None)
+    cache = next((node for node in reversed(chain) if node.traits.role == "cache"), None)
     spot = _spot(chain, cache, profile, facts)
     if cache is None:
         yield from _new_cache(chain, spot, profile)
-    elif spot.decoding + spot.fixed and (spot.has_room or pipe_name(cache) != "cache_in_memory"):
+    elif spot.decoding + spot.fixed and (spot.has_room or cache.name != "cache_in_memory"):
         what = " and ".join([*["decoding"] * bool(spot.decoding), *["transforms that draw nothing"] * bool(spot.fixed)])
         verb = "takes" if what == "decoding" else "take"
         why = f"{what} {verb} {spot.decoding + spot.fixed:.0%} of the work, behind the cache and so in every epoch"
-        change = f"move `.{pipe_name(cache)}()` {spot.where}"
+        change = f"move `.{cache.name}()` {spot.where}"
         yield Advice(change, gain_without(profile, spot.decoding + spot.fixed), why)
 
 
-def _new_cache(chain: Any, spot: _Spot, profile: Profile) -> Iterator[Advice]:
+def _new_cache(chain: Chain, spot: _Spot, profile: Profile) -> Iterator[Advice]:
     shares = shares_by_kind(profile)
     source, decoding = shares.get("storage", 0.0), shares.get("decoding", 0.0)
     if decoding and spot.has_room:
@@ -197,31 +192,31 @@ def _new_cache(chain: Any, spot: _Spot, profile: Profile) -> Iterator[Advice]:
             why = f"reading, decoding and transforms that draw nothing take {share:.0%} of the work"
         yield Advice(f"`.cache_in_memory()` {spot.where}", gain_without(profile, share), why)
     if source:
-        place = "before `.decode_images()`" if decoding else f"behind `{pipe_name(Chain.of(chain).pipes[-1])}`"
+        place = "before `.decode_images()`" if decoding else f"behind `{next(iter(chain)).name}`"
         why = f"the source takes {source:.0%} of the work; later epochs read from memory"
         yield Advice(f"`.cache_in_memory()` {place}", gain_without(profile, source), why)
 
 
-def _spot(chain: Any, cache: Any, profile: Profile, facts: Facts) -> _Spot:
+def _spot(chain: Chain, cache: Node | None, profile: Profile, facts: Facts) -> _Spot:
     """Return the last place behind the cache and before what draws, or may draw, random numbers."""
     decoding = fixed = 0.0
     last, is_known = None, True
-    for pipe, measured in times_behind(cache, chain, profile):
-        if draws(pipe):
+    for node, measured in times_behind(cache, chain, profile):
+        if node.traits.random:
             break
         if measured.kind == "decoding":
-            decoding, last = decoding + measured.share, (pipe, measured)
-        elif measured.kind == "transforms" and pipe_name(pipe) not in _BETWEEN:
-            is_known = is_known and _is_ours(pipe)
+            decoding, last = decoding + measured.share, (node.pipe, measured)
+        elif measured.kind == "transforms" and node.name not in _BETWEEN:
+            is_known = is_known and _is_ours(node)
             if is_known and measured.share:
-                fixed, last = fixed + measured.share, (pipe, measured)
+                fixed, last = fixed + measured.share, (node.pipe, measured)
     has_room = last is None or _has_room(*last, facts)
     return _Spot(_BEHIND_TRANSFORMS if fixed else _BEHIND_DECODING, decoding, fixed, has_room)
 
 
-def _is_ours(pipe: Any) -> bool:
+def _is_ours(node: Node) -> bool:
     """Return whether all callables of a pipe are known: what users' own draw is not seen before they run."""
-    functions = [function for _, function in callables_of(pipe)]
+    functions = [function for _, function in callables_of(node)]
     return bool(functions) and all(type(one).__module__.startswith("kdpipes.") for one in functions)
 
 

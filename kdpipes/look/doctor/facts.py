@@ -11,37 +11,30 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import Batcher, ShardingFilter, Shuffler
+from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
 from torchdata.datapipes.iter import Prefetcher
 
 from kdpipes._giving_up import given_up_by
 from kdpipes.callback import Callback
-from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.chain import Chain, Node, upstream_of
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.pipe import Pipe
-from kdpipes.core.stock import redraws as stock_redraws
-from kdpipes.delivery.behind_deal import DEALERS
+from kdpipes.work.select import Selector
 
 __all__ = [
     "Facts",
     "Finding",
     "Severity",
+    "before",
     "callables_of",
     "contents",
-    "dealer_in",
-    "draws",
-    "gives_batches",
-    "operation_of",
     "readable",
     "readable_field",
-    "redraws",
     "samples_of",
+    "selected_from",
     "selected_names",
     "selector_in",
     "shrinks",
-    "stock_random",
-    "upstream",
 ]
 
 Severity = Literal["error", "warning", "hint"]
@@ -92,24 +85,9 @@ class Facts:
     fast_decoders: tuple[str, ...]
 
 
-def upstream(pipe: Any) -> list[Any]:
-    """Return what stands before a pipe, nearest first."""
-    return list(Chain.of(pipe).pipes[1:])
-
-
-def dealer_in(chain: Any) -> Any:
-    """Return the `deal` of a chain, if there is one."""
-    return next((pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, DEALERS)), None)
-
-
-def gives_batches(pipe: Any) -> bool:
-    """Return whether a pipe cuts batches."""
-    return isinstance(pipe, (*DEALERS, Batcher))
-
-
-def operation_of(pipe: Any) -> Any:
-    """Return what a sample-wise pipe does to a sample; None of other pipes."""
-    return pipe.operation if isinstance(pipe, Pipe) else None
+def before(node: Node) -> list[Node]:
+    """Return the nodes upstream of a node, the nearest first."""
+    return list(reversed(Chain.of(node.pipe)))[1:]
 
 
 def readable(source: MapPipe, positions: Iterable[int], field: str) -> Iterator[Any]:
@@ -159,37 +137,27 @@ def _are_passed_over(key: str, index: int, error: Exception) -> bool:
     return True
 
 
-def selector_in(chain: Any) -> Any:
-    """Return the `select` of a chain, if there is one."""
-    return next((node.pipe for node in reversed(Chain.of(chain)) if node.traits.gives == "items"), None)
+def selector_in(chain: Chain) -> Selector | None:
+    """Return what `select` does; None if the chain has none."""
+    return next(iter(chain.operations(Selector)), None)
 
 
-def selected_names(chain: Any) -> tuple[str, ...]:
-    """Return the fields that a chain selects, with "ctx" where it gives the ctx besides."""
-    operation = operation_of(selector_in(chain))
-    return () if operation is None else (*operation.names, *["ctx"] * operation.return_ctx)
+def selected_from(chain: Chain) -> Any:
+    """Return the pipe whose samples `select` takes."""
+    return next(node.upstream[0].pipe for node in reversed(chain) if isinstance(node.operation, Selector))
 
 
-def redraws(chain: Any) -> str | None:
-    """Return the name of what draws anew in each epoch, and would draw the same in every pass over an indexed chain."""
-    named = Chain.of(chain).random_name()
-    return named or next((name for pipe in Chain.of(chain).of_type(MapPipe) if (name := pipe.redrawn_by())), None)
+def selected_names(chain: Chain) -> tuple[str, ...]:
+    """Return the fields that a chain selects, with "ctx" if it gives the ctx as well."""
+    selector = selector_in(chain)
+    return () if selector is None else (*selector.names, *["ctx"] * selector.return_ctx)
 
 
-def draws(pipe: Any) -> str | None:
-    """Return the name of what draws random numbers in a pipe, as far as that is known before it runs."""
-    return pipe.traits.random if isinstance(pipe, Pipe) else None
-
-
-def stock_random(pipe: Any) -> bool:
-    """Return whether a stock pipe changes the order at random."""
-    return isinstance(pipe, IterDataPipe) and not isinstance(pipe, Pipe) and stock_redraws(pipe)
-
-
-def callables_of(pipe: Any) -> Iterator[tuple[str, Any]]:
+def callables_of(node: Node) -> Iterator[tuple[str, Any]]:
     """Yield the name and the function of each callable that a pipe holds."""
     seen: set[int] = set()
-    waiting = [*vars(pipe).values(), *vars(operation_of(pipe) or _Nothing()).values()]
+    held = {} if node.operation is None else vars(node.operation)
+    waiting = [*vars(node.pipe).values(), *held.values()]
     while waiting:
         value = waiting.pop(0)
         if id(value) in seen or isinstance(value, type):
@@ -203,10 +171,6 @@ def callables_of(pipe: Any) -> Iterator[tuple[str, Any]]:
             yield str(getattr(value, "__name__", type(value).__name__)), _bare(value)
 
 
-class _Nothing:
-    """Has no attributes."""
-
-
 def _bare(function: Any) -> Any:
     """Return the function of a user behind what was made of it with more arguments."""
     while isinstance(function, functools.partial):
@@ -215,6 +179,6 @@ def _bare(function: Any) -> Any:
     return function
 
 
-def shrinks(chain: Any) -> bool:
+def shrinks(chain: Chain) -> bool:
     """Return whether something in a chain makes images smaller, going by its name."""
-    return any(_SMALLER.search(name) for pipe in Chain.of(chain).pipes for name, _ in callables_of(pipe))
+    return any(_SMALLER.search(name) for node in chain for name, _ in callables_of(node))

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Mapper, ShardingFilter, Shuffler
 
-from kdpipes.core.chain import Chain, upstream_of
-from kdpipes.core.registry import pipe_name
+from kdpipes.core.chain import Chain
 from kdpipes.core.stock import shards
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.layout import group_ranks, ranks_now
-from kdpipes.look.doctor.facts import Facts, Finding, dealer_in, draws, upstream
+from kdpipes.look.doctor.facts import Facts, Finding, before
 
 __all__ = [
     "all_to_each_rank",
@@ -30,41 +28,42 @@ __all__ = [
 _ONE_PROCESS = (("", ""), ("", "1"), ("0", "1"))
 
 
-def unsharded(chain: Any, facts: Facts) -> Iterator[Finding]:
+def unsharded(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """A stream that every worker would give whole."""
-    if isinstance(chain, IterDataPipe) and facts.num_workers > 1 and not any(map(shards, Chain.of(chain).pipes)):
+    if isinstance(chain.end.pipe, IterDataPipe) and facts.num_workers > 1 and not any(map(shards, chain.pipes)):
         yield Finding(
             "unsharded",
             "error",
-            pipe_name(chain),
+            chain.end.name,
             "Nothing in the chain shards.",
             f"Each of {facts.num_workers} workers would give every sample: all come {facts.num_workers} times.",
             "End it with `.deal(batch_size=...)`, or put `.sharding_filter()` behind its source.",
         )
 
 
-def sharded_twice(chain: Any, facts: Facts) -> Iterator[Finding]:
+def sharded_twice(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """Two pipes on one path that both take a part."""
-    for pipe in Chain.of(chain).pipes:
-        other = next((before for before in upstream(pipe) if shards(before)), None) if shards(pipe) else None
+    for node in reversed(chain):
+        sharded = [other for other in before(node) if shards(other.pipe)] if shards(node.pipe) else []
+        other = next(iter(sharded), None)
         if other is not None:
             yield Finding(
                 "sharded-twice",
                 "error",
-                pipe_name(pipe),
-                f"`.{pipe_name(pipe)}()` shards what `.{pipe_name(other)}()` has sharded.",
+                node.name,
+                f"`.{node.name}()` shards what `.{other.name}()` has sharded.",
                 "A worker gets a part of its part: samples are lost, or torch refuses the chain.",
                 "Keep one of them.",
             )
             return
 
 
-def shuffled_in_parts(chain: Any, facts: Facts) -> Iterator[Finding]:
+def shuffled_in_parts(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """A shuffle behind the sharding: it mixes what one worker has."""
-    if dealer_in(chain) is not None:
+    if chain.deal is not None:
         return
-    for pipe in Chain.of(chain).pipes:
-        if isinstance(pipe, Shuffler) and any(isinstance(before, ShardingFilter) for before in upstream(pipe)):
+    for node in reversed(chain):
+        if isinstance(node.pipe, Shuffler) and any(isinstance(other.pipe, ShardingFilter) for other in before(node)):
             yield Finding(
                 "shuffled-in-parts",
                 "warning",
@@ -75,28 +74,30 @@ def shuffled_in_parts(chain: Any, facts: Facts) -> Iterator[Finding]:
             )
 
 
-def sharded_late(chain: Any, facts: Facts) -> Iterator[Finding]:
+def sharded_late(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """Work before the sharding: all workers do all of it."""
-    for pipe in Chain.of(chain).pipes:
-        if not isinstance(pipe, ShardingFilter):
+    for node in reversed(chain):
+        if not isinstance(node.pipe, ShardingFilter):
             continue
-        worker = next((before for before in upstream(pipe) if isinstance(before, Mapper) or draws(before)), None)
-        if worker is not None and upstream_of(worker):
+        working = (other for other in before(node) if isinstance(other.pipe, Mapper) or other.traits.random)
+        worker = next(working, None)
+        if worker is not None and worker.upstream:
             yield Finding(
                 "sharded-late",
                 "warning",
                 "sharding_filter",
-                f"`.sharding_filter()` stands behind `.{pipe_name(worker)}()`.",
+                f"`.sharding_filter()` stands behind `.{worker.name}()`.",
                 "Every worker does that for all samples, and throws most of it away: more workers gain nothing.",
                 "Put `.sharding_filter()` right behind the source and its `.shuffle()`.",
             )
 
 
-def sharded_unseeded(chain: Any, facts: Facts) -> Iterator[Finding]:
+def sharded_unseeded(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """A sharding pipe of one's own behind a shuffle, which torch seeds for `ShardingFilter` alone."""
-    for pipe in Chain.of(chain).pipes:
+    for node in reversed(chain):
+        pipe = node.pipe
         is_own = shards(pipe) and type(pipe) is not ShardingFilter and not isinstance(pipe, Dealer)
-        if is_own and any(isinstance(before, Shuffler) for before in upstream(pipe)):
+        if is_own and any(isinstance(other.pipe, Shuffler) for other in before(node)):
             yield Finding(
                 "sharded-unseeded",
                 "error",
@@ -108,18 +109,17 @@ def sharded_unseeded(chain: Any, facts: Facts) -> Iterator[Finding]:
             )
 
 
-def unclear_rank(chain: Any, facts: Facts) -> Iterator[Finding]:
+def unclear_rank(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """Environment variables that name no rank, so that this process takes itself for the only one."""
     named = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    dealer = dealer_in(chain)
-    is_for_all = dealer is not None and dealer.is_for_all_ranks
+    is_for_all = chain.deal is not None and chain.deal.pipe.is_for_all_ranks
     if named in _ONE_PROCESS or is_for_all or group_ranks() is not None or ranks_now().num_ranks > 1:
         return
     shown = ", ".join(f"{name}={value!r}" if value else f"no {name}" for name, value in zip(_NAMES, named, strict=True))
     yield Finding(
         "unclear-rank",
         "warning",
-        pipe_name(chain),
+        chain.end.name,
         f"The environment has {shown}, and there is no process group.",
         "That names no rank, so this process takes itself for the only one: every rank gets all samples.",
         "Set both, RANK from 0 to WORLD_SIZE - 1, as torchrun does, or call "
@@ -130,10 +130,15 @@ def unclear_rank(chain: Any, facts: Facts) -> Iterator[Finding]:
 _NAMES = ("RANK", "WORLD_SIZE")
 
 
-def all_to_each_rank(chain: Any, facts: Facts) -> Iterator[Finding]:
+def all_to_each_rank(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """A `deal(ranks=1)` on several ranks, where no library that hands batches out to ranks is loaded."""
-    dealer, num_ranks = dealer_in(chain), ranks_now().num_ranks
-    if dealer is not None and dealer.is_for_all_ranks and num_ranks > 1 and "accelerate" not in sys.modules:
+    num_ranks = ranks_now().num_ranks
+    if (
+        chain.deal is not None
+        and chain.deal.pipe.is_for_all_ranks
+        and num_ranks > 1
+        and "accelerate" not in sys.modules
+    ):
         yield Finding(
             "same-batches",
             "warning",
