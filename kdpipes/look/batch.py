@@ -16,7 +16,6 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import a_datapipe, form_of
 from kdpipes.core.sample_pipe import SampleMapper
-from kdpipes.delivery.behind_deal import DEALERS
 from kdpipes.delivery.collate_samples import split_ctx
 from kdpipes.errors import ChainError, check_count, check_names, check_seed
 from kdpipes.look.pictures import (
@@ -54,8 +53,8 @@ def names_of(chain: Any) -> ItemForm | None:
 
 def class_names_of(chain: Any) -> tuple[str, ...] | None:
     """Return the names of the classes 0, 1, ..., where the chain knows them."""
-    known = (pipe.class_names() for pipe in Chain.of(chain).of_type(MapPipe, IterPipe))
-    return next(known, None)
+    nearest = next(iter(Chain.of(chain).of_type(MapPipe, IterPipe)), None)
+    return None if nearest is None else nearest.class_names()
 
 
 def fields_of(item: Any, form: ItemForm | None = None) -> Fields:
@@ -255,9 +254,7 @@ def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, numbe
         if len(originals) < number:
             raise ValueError(f"`originals` must be as many as the {number} images, but are {len(originals)}.")
         return originals
-    source = (
-        None if chain is None else next((pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, MapPipe)), None)
-    )
+    source = None if chain is None else next(iter(Chain.of(chain).of_type(MapPipe)), None)
     if source is None or batch.keys is None:
         raise ChainError(
             "`crops` needs the originals: give the chain, indexed, and batches with keys, "
@@ -304,15 +301,15 @@ def replay_grid(
         ChainError: There is no `deal` in the chain.
         IndexError: The epoch has no such batch.
     """
-    dealer = next((pipe for pipe in Chain.of(source_datapipe).pipes if isinstance(pipe, DEALERS)), None)
-    if dealer is None:
+    dealt = Chain.of(source_datapipe).deal
+    if dealt is None:
         raise ChainError("The chain has no `deal`, and so no batches.")
     originals: dict[int, Lazy | None] = {}  # of samples that `on_error` loads at once: then they are known no more
 
     def seen(sample: Sample) -> None:
         originals[sample.ordinal] = _before(sample, field)
 
-    samples = dealer.whole_samples(
+    samples = dealt.pipe.whole_samples(
         check_count("epoch", epoch, minimum=0),
         check_count("batch", batch, minimum=0),
         seed=None if seed is None else check_seed(seed),
