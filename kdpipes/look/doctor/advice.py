@@ -11,7 +11,12 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.look.doctor.facts import Facts, callables_of
 from kdpipes.look.profile import SENDING, Kind, PipeTime, Profile
+from kdpipes.work._images import Drawn
+from kdpipes.work.adapters import AlbumentationsAdapter, TorchvisionAdapter
 from kdpipes.work.decode_images import ImageDecoder
+from kdpipes.work.joint import JointTransform
+from kdpipes.work.on_error import OnError
+from kdpipes.work.transform import Transformer
 
 __all__ = ["Advice", "advice", "bound_of", "kinds_text", "shares_by_kind"]
 
@@ -20,6 +25,7 @@ _HARDLY = 0.0005  # the share below which nothing is told
 _FASTER = 2.0  # times as fast as Pillow are the others with the shipped photos, at the least
 _WORTH_IT = 1.1
 _CALLS = 50
+_OURS = (Transformer, OnError, Drawn, JointTransform, AlbumentationsAdapter, TorchvisionAdapter)
 _BETWEEN = ("rename_fields", "record_ctx", "select")  # neither draw nor take time
 _PART = 0.5  # of the free shared memory is what a cache takes by default
 _BEHIND_DECODING = "behind `.decode_images()`"
@@ -215,9 +221,9 @@ def _spot(chain: Chain, cache: Node | None, profile: Profile, facts: Facts) -> _
 
 
 def _is_ours(node: Node) -> bool:
-    """Return whether all callables of a pipe are known: what users' own draw is not seen before they run."""
+    """Return whether all callables are kdpipes' own: whether users' callables draw is unknown before they run."""
     functions = [function for _, function in callables_of(node)]
-    return bool(functions) and all(type(one).__module__.startswith("kdpipes.") for one in functions)
+    return bool(functions) and all(isinstance(one, _OURS) for one in functions)
 
 
 def _has_room(pipe: Any, measured: PipeTime, facts: Facts) -> bool:

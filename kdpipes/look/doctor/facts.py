@@ -1,4 +1,4 @@
-"""What the checks have in common: findings, and what they ask about a chain."""
+"""What the checks share: findings, facts about the machine, and questions about a chain."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ __all__ = [
     "callables_of",
     "contents",
     "readable",
-    "readable_field",
     "samples_of",
     "selected_from",
     "selected_names",
@@ -45,7 +44,7 @@ _SMALLER = re.compile("crop|resiz|thumbnail|downsampl|patch|pool|shrink|scale", 
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong with a chain, or could be better.
+    """One thing that is wrong with a chain or could be better.
 
     Args:
         code: Its kind, in a few words: "shuffle-after-batch".
@@ -70,13 +69,13 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the checks know of the machine, and of how the chain is to run.
+    """What the checks know about the machine and about how the chain will run.
 
     Args:
-        num_workers: How many workers there are to be.
-        num_cpus: How many processors this process may use.
-        shm_free: How many bytes of shared memory are free; None where there is none.
-        fast_decoders: Which decoders of JPEGs are installed that are faster than Pillow's.
+        num_workers: The number of workers.
+        num_cpus: The number of processors that this process may use.
+        shm_free: The free shared memory in bytes; None if the machine has none.
+        fast_decoders: The installed JPEG decoders that are faster than Pillow's.
     """
 
     num_workers: int
@@ -91,15 +90,15 @@ def before(node: Node) -> list[Node]:
 
 
 def readable(source: MapPipe, positions: Iterable[int], field: str) -> Iterator[Any]:
-    """Yield a field of those samples that have it, and can be read.
+    """Yield a field of the samples that have it and can be read.
 
-    The chain gives batches all the same: others are none of theirs, or `on_error` leaves them out.
+    Other samples do not matter here: the chain gives batches nevertheless, because `on_error` skips them.
     """
     for position in positions:
-        yield from readable_field(functools.partial(source.fetch, position), field)
+        yield from _readable_field(functools.partial(source.fetch, position), field)
 
 
-def readable_field(make: Callable[[], Any], field: str) -> list[Any]:
+def _readable_field(make: Callable[[], Any], field: str) -> list[Any]:
     """Return the field of a sample, or nothing where it has none, or cannot be made or read."""
     try:
         sample = make()
@@ -112,11 +111,11 @@ def readable_field(make: Callable[[], Any], field: str) -> list[Any]:
 def contents(source: Any, field: str) -> Iterator[Any]:
     """Yield a field of the first samples that have it, and can be read."""
     for sample in samples_of(source):
-        yield from readable_field(sample, field)
+        yield from _readable_field(sample, field)
 
 
 def samples_of(source: Any) -> Iterator[Callable[[], Any]]:
-    """Yield what returns the first samples of a source, or raises where one cannot be read."""
+    """Yield functions that return the first samples of a source, or raise if one cannot be read."""
     if isinstance(source, MapPipe):
         yield from (functools.partial(source.fetch, position) for position in range(min(len(source), _FEW)))
         return
@@ -124,16 +123,16 @@ def samples_of(source: Any) -> Iterator[Callable[[], Any]]:
         source = upstream_of(source)[0]
     copied: Any = Chain.of(source).copy_streams() if isinstance(source, IterDataPipe) else source
     samples = copied.samples() if isinstance(copied, IterPipe) else iter(())
-    for sample in given_up_by(_are_passed_over, itertools.islice(samples, _FEW)):
-        yield functools.partial(_itself, sample)
+    for sample in given_up_by(_pass_over, itertools.islice(samples, _FEW)):
+        yield functools.partial(_same, sample)
 
 
-def _itself(sample: Any) -> Any:
+def _same(sample: Any) -> Any:
     return sample
 
 
-def _are_passed_over(key: str, index: int, error: Exception) -> bool:
-    """Say that shards that cannot be read are no matter here: the chain gives a batch all the same."""
+def _pass_over(key: str, index: int, error: Exception) -> bool:
+    """Ignore shards that cannot be read: the chain gives a batch all the same."""
     return True
 
 
@@ -172,7 +171,7 @@ def callables_of(node: Node) -> Iterator[tuple[str, Any]]:
 
 
 def _bare(function: Any) -> Any:
-    """Return the function of a user behind what was made of it with more arguments."""
+    """Return the user's function that a partial was made from."""
     while isinstance(function, functools.partial):
         inner = [part for part in function.args if callable(part)]
         function = inner[0] if inner and function.func.__module__.startswith("kdpipes.") else function.func
