@@ -59,16 +59,16 @@ _SHOWN = (bool, int, float, type(None))  # values of these types are shown as th
 
 @dataclass(frozen=True)
 class FieldSeen:
-    """One field, and what it takes.
+    """One field and its size.
 
     Args:
         name: "jpg".
-        num_samples: How many samples have it, of those that were looked at.
-        num_bytes: Of all of them; None where that is not known.
-        min_bytes: Of the smallest.
-        median_bytes: Of the one in the middle.
-        max_bytes: Of the largest.
-        type: What it is in a chain: "EncodedImage", "Tensor uint8 [3, 96, 96]".
+        num_samples: The number of samples that have it, among those that were read.
+        num_bytes: The size in all of these samples; None if it is unknown.
+        min_bytes: The size of the smallest.
+        median_bytes: The median size.
+        max_bytes: The size of the largest.
+        type: Its type in a chain: "EncodedImage", "Tensor uint8 [3, 96, 96]".
     """
 
     name: str
@@ -81,7 +81,7 @@ class FieldSeen:
 
     @classmethod
     def of(cls, name: str, sizes: ArrayLike, type: str | None = None) -> FieldSeen:
-        """Return a field of so many bytes in each sample that has it."""
+        """Return a field with its size in each sample that has it."""
         each = np.asarray(sizes, dtype=np.int64)
         if not len(each):
             return cls(name, 0, 0, type=type)
@@ -94,9 +94,9 @@ class ClassSeen:
     """One class.
 
     Args:
-        label: As `y` or the member `cls` has it: a number, or a name.
-        name: Of a class with a number, where it is known.
-        num_samples: How many samples are of it.
+        label: The value of `y` or of the member `cls`: a number or a name.
+        name: The name of a class with a number, if it is known.
+        num_samples: The number of its samples.
     """
 
     label: int | str
@@ -110,7 +110,7 @@ class SampleSeen:
 
     Args:
         key: Its key.
-        fields: Of each field what is known: "bytes", "value" of a label, "type" in a chain.
+        fields: What is known about each field: "bytes", "value" of a label, "type" in a chain.
     """
 
     key: str
@@ -122,9 +122,9 @@ class ShardState:
     """One shard.
 
     Args:
-        url: Where it lies.
+        url: Its path or URL.
         num_samples: None if it was not read.
-        num_bytes: Its size.
+        num_bytes: Its size in bytes.
         index: "fresh", "stale", "damaged", "missing"; "impossible" for a compressed tar.
     """
 
@@ -139,9 +139,9 @@ class PartState:
     """One part of record files.
 
     Args:
-        path: Where it lies, or is to lie.
-        num_samples: None if it is missing, as are the bytes.
-        num_bytes: Its size.
+        path: Its path.
+        num_samples: The number of samples; None if the part is missing.
+        num_bytes: Its size in bytes.
     """
 
     path: str
@@ -154,9 +154,9 @@ class JobSeen:
     """A job of `write_shards` or `write_records` that has made shards or parts.
 
     Args:
-        url: Of the file in which the job is noted.
-        num_samples: How many samples the job has; None if that is not known.
-        is_complete: Whether the job has been finished.
+        url: The file that describes the job.
+        num_samples: The number of samples of the job; None if it is unknown.
+        is_complete: Whether the job has finished.
     """
 
     url: str
@@ -170,16 +170,16 @@ class Contents:
 
     Args:
         kind: "shards", "records", "images" (one folder for each class), "files" (any other folder), or "chain".
-        num_samples: How many samples, or files, there are; None if that is not known.
-        num_bytes: What shards, parts, images or files take; None of a chain.
-        fields: Of all samples that were read; in a chain, of the first ones.
-        classes: In ascending order; None where they are not known.
-        samples: The first ones.
-        shards: Of shards only.
-        parts: Of records only.
-        jobs: That have written shards or records, as far as they are noted beside them.
-        pipes: Of a chain only: the names of its pipes, the source first.
-        num_batches: Of a chain only: how many items it gives an epoch; None if that is not known.
+        num_samples: The number of samples or files; None if it is unknown.
+        num_bytes: The size of shards, parts, images or files; None for a chain.
+        fields: The fields of all samples that were read; in a chain, of the first ones.
+        classes: The classes in ascending order; None if they are unknown.
+        samples: The first samples.
+        shards: The shards; empty for anything else.
+        parts: The parts of records; empty for anything else.
+        jobs: The jobs that wrote the shards or records, if files beside these describe them.
+        pipes: The names of a chain's pipes, the source first.
+        num_batches: The number of items of a chain in an epoch; None if it is unknown.
     """
 
     kind: Literal["shards", "records", "images", "files", "chain"]
@@ -195,7 +195,7 @@ class Contents:
     jobs: list[JobSeen] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data, fit for JSON."""
+        """Return plain data that JSON can hold."""
         return asdict(self)
 
 
@@ -393,13 +393,13 @@ def _member(places: Places, place: int) -> dict[str, Any]:
 
 
 def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Contents:
-    """Return what a chain gives, of which the first samples are made, as those of epoch 0 without `deal`.
+    """Return what a chain gives; its first samples are made as in epoch 0 without `deal`.
 
-    Samples that `on_error` leaves out are left out here as well, and put into no quarantine.
+    Samples that `on_error` skips are skipped here as well, without a quarantine entry.
 
     Args:
         pipe: A chain, with or without `deal`.
-        num_samples: How many of the first samples are made and listed.
+        num_samples: The number of first samples to make and list.
         scan: Whether to count the classes of an indexed chain, if its samples have a `y`.
     """
     chain = Chain.of(pipe)

@@ -173,8 +173,7 @@ def callables_of(node: Node) -> Iterator[tuple[str, Any]]:
 def _bare(function: Any) -> Any:
     """Return the user's function that a partial was made from."""
     while isinstance(function, functools.partial):
-        inner = [part for part in function.args if callable(part)]
-        function = inner[0] if inner and function.func.__module__.startswith("kdpipes.") else function.func
+        function = function.func
     return function
 
 
