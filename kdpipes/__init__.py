@@ -14,7 +14,7 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.operation import Operation
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.randomness import SampleKey as Draw
+from kdpipes.core.randomness import SampleKey as SampleKey
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample_pipe import sample_pipe
 from kdpipes.core.traits import Traits
@@ -31,17 +31,14 @@ from kdpipes.delivery.rebuild_batch import rebuild_batch
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
 from kdpipes.errors import closest as _closest
-from kdpipes.look import notebook as _notebook  # noqa: F401  # which lets pipes show themselves
-from kdpipes.look.crop_boxes import crop_boxes
-from kdpipes.look.doctor.examine import doctor
-from kdpipes.look.doctor.report import Report
-from kdpipes.look.draw_chain import draw
-from kdpipes.look.grid import image_grid
+from kdpipes.look import show as _show  # noqa: F401  # which lets pipes show themselves
+from kdpipes.look.batch import replay_grid, show_batch
+from kdpipes.look.classes import plot_classes
+from kdpipes.look.doctor.examine import Report, doctor
+from kdpipes.look.draw import draw
 from kdpipes.look.peek import Peek
-from kdpipes.look.plot_classes import plot_classes
+from kdpipes.look.pictures import crop_boxes, image_grid
 from kdpipes.look.profile import Profile, profile
-from kdpipes.look.replay_grid import replay_grid
-from kdpipes.look.show_batch import show_batch
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.plan.concat import ConcatenatorMapDataPipe as concat
 from kdpipes.plan.few_shot import FewShotTakerMapDataPipe

@@ -17,7 +17,7 @@ from webdataset import TarWriter
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.delivery.loader import Loader
 from kdpipes.errors import check_count
-from kdpipes.look.grid import image_grid
+from kdpipes.look.pictures import image_grid
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe

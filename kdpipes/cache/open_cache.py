@@ -90,6 +90,12 @@ class CacheReaderMapDataPipe(MapPipe):
                 fields[name] = Lazy(partial(self._read, base, name), what=f"reading cached field {name!r}")
         return Sample(fields, key=keys[index], index=index)
 
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return self._contents is not None
+
+    def has_column(self, name: str) -> bool:
+        return self._contents is not None and self._contents.value.notes["in_columns"].get(name) is True
+
     def read_column(self, name: str) -> NDArray[Any]:
         notes = self._opened().notes
         if name == "key" and name not in notes["entries"]:

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from kdpipes.cli._commands import Command
-from kdpipes.cli._output import json_option, say_json
+from kdpipes.cli._commands import Command, json_option, say_json
 
 __all__ = ["command"]
 

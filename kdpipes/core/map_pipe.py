@@ -152,6 +152,10 @@ class MapPipe(Pipe, MapChain):
             kept = self.__dict__[_KEPT_LABELS] = Shared(self._checked_column(name))
         return kept.value
 
+    def has_column(self, name: str) -> bool:
+        """Return whether `column(name)` is in memory, so that nothing is read for it."""
+        return name == "y" and _KEPT_LABELS in vars(self)
+
     def _checked_column(self, name: str) -> NDArray[Any]:
         with planning(0):
             column = as_column(self.read_column(name))

@@ -116,6 +116,14 @@ class Pipe(Fingerprinted):
         """Show the arguments of another pipe in place of the pipe's own."""
         vars(self)[CALLED] = vars(other)[CALLED]
 
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        """Return whether `len(pipe)` is quick, provided that the lengths upstream are known.
+
+        Args:
+            may_plan: Whether a plan may be made from what is in memory, or a small local folder listed.
+        """
+        return True
+
     def prepare_for_workers(self) -> None:
         """Find out now what every worker would find out otherwise: called before workers start."""
 

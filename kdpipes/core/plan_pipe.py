@@ -106,6 +106,16 @@ class PlanPipe(MapPipe):
         """Whether the plan has been made."""
         return self._planned is not None
 
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return self.is_planned or (may_plan and self._plans_quickly())
+
+    def _plans_quickly(self) -> bool:
+        """Return whether `plan` calls no function of the user and reads nothing."""
+        return self.goes_by == "number" or (self.goes_by == "labels" and self.has_column("y"))
+
+    def has_column(self, name: str) -> bool:
+        return all(source.has_column(name) for source in self.sources)
+
     def locate(self, index: Any, epoch: int) -> tuple[Any, Any]:
         """Return the numbers of the sources of samples, and their positions there.
 

@@ -114,6 +114,10 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
             return picked
         return super().pick(indices)
 
+    def has_column(self, name: str) -> bool:
+        passed = self.operation.traits.column_before(name)
+        return passed is not None and isinstance(self.source, MapPipe) and self.source.has_column(passed)
+
     def column(self, name: str) -> NDArray[Any]:
         if isinstance(self.source, MapPipe):
             passed = self.operation.traits.column_before(name)

@@ -150,6 +150,9 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         buckets = self._by_length(self._layout).buckets(self._layout, self.sharding().num_ranks)
         return buckets.num_kept(self._layout.uneven)
 
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return not isinstance(self._layout, ByLength) or self._lengths is not None
+
     def fingerprint(self) -> Any:
         if isinstance(self._layout, ByLength):
             return *super().fingerprint(), self._by_length(self._layout)

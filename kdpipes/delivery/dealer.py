@@ -396,6 +396,11 @@ class Dealer(Resumable):
         self._skipper = None if handler is None else Skipper(handler, self._banned, tell, seen, self._limits)
         return self._skipper
 
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether samples come in another order in each epoch."""
+        return bool(self._shuffle)
+
     def batch_key(self) -> SampleKey:
         """Return what tells the batch that was given last from all others: the source of its randomness as a whole."""
         return self._batch_key

@@ -76,6 +76,9 @@ class WeightedSamplerMapDataPipe(PlanPipe):
 
     computed = (*PlanPipe.computed, "_shares")
 
+    def _plans_quickly(self) -> bool:
+        return self.has_column("y")
+
     def plan(self, epoch: int) -> NDArray[Any]:
         if epoch:
             return self.chosen() if self._shares is None else self._drawn(len(self), self._shares.value, epoch)

@@ -54,6 +54,9 @@ class SubsetterMapDataPipe(PlanPipe):
             indices = indices.astype(np.int64)
         self._wanted: Shared[range | NDArray[np.int64]] = Shared(indices)
 
+    def _plans_quickly(self) -> bool:
+        return True
+
     def plan(self, epoch: int) -> Stretch | NDArray[Any]:
         size, wanted = len(self.source), self._wanted.value
         if isinstance(wanted, range):

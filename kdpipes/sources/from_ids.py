@@ -95,6 +95,9 @@ class IdReaderMapDataPipe(MapPipe):
         load = self._load.function
         return file_stamp(load.path_of(name)) if isinstance(load, _FileLoader) else ""
 
+    def has_column(self, name: str) -> bool:
+        return name == "y" and self._labels is not None
+
     def read_column(self, name: str) -> NDArray[Any]:
         if name == "key":
             return np.asarray([identity_of(str(name)) for name in self._ids.value])

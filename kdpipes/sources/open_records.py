@@ -120,6 +120,13 @@ class RecordReaderMapDataPipe(MapPipe):
         is_next = (np.diff(parts) != 0) | (np.diff(places // self._block_size) != 0)
         return np.cumsum(np.concatenate([np.zeros(min(len(parts), 1), dtype=np.int64), is_next]))
 
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return self._records is not None
+
+    def has_column(self, name: str) -> bool:
+        known = {} if self._records is None else self._records.value.fields
+        return name in known and not isinstance(known[name], Places)
+
     def read_column(self, name: str) -> NDArray[Any]:
         records = self._opened()
         if is_key(name, records.fields):

@@ -183,6 +183,13 @@ class ShardReaderMapDataPipe(MapPipe):
     def shard_numbers(self) -> NDArray[Any]:
         return self._indexed().shards
 
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return self._catalog is not None
+
+    def has_column(self, name: str) -> bool:
+        known = {} if self._catalog is None else self._catalog.value.fields
+        return name in known and not isinstance(known[name], Places)
+
     def read_column(self, name: str) -> NDArray[Any]:
         catalog = self._indexed()
         if is_key(name, catalog.fields):

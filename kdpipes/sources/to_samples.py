@@ -14,6 +14,7 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import functional_pipe
+from kdpipes.core.traits import Traits
 from kdpipes.errors import ChainError, check_names, must_be
 from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._labels import numbered
@@ -172,6 +173,8 @@ class SampleMakerMapDataPipe(MapPipe):
         ('b', 2)
     """
 
+    traits = Traits(role="source")
+
     def __init__(
         self,
         source_datapipe: MapDataPipe[Any],
@@ -220,6 +223,8 @@ class SampleMakerIterDataPipe(IterPipe):
         >>> [(sample.key, sample["y"]) for sample in stream]
         [('a/1.jpg', 'a'), ('b/2.jpg', 'b')]
     """
+
+    traits = Traits(role="source")
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from kdpipes.errors import must_be
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
 from kdpipes.work.joint import (
     Fields,
+    JointTransform,
     closed_of_albumentations,
     closed_of_v2,
     opened_for_albumentations,
@@ -30,7 +31,7 @@ from kdpipes.work.joint import (
     targets_of,
 )
 
-__all__ = ["AlbumentationsAdapter", "TorchvisionAdapter", "adapted"]
+__all__ = ["AlbumentationsAdapter", "TorchvisionAdapter", "adapted", "unwrapped"]
 
 _NUM_SEEDS = 1 << 53  # which every reader of JSON holds exactly
 _NO_IDENTITY = {"_images_was_list", "_key2func", "_masks_was_list", "params", "py_random", "random_generator", "seed"}
@@ -171,6 +172,11 @@ class _Adapter(ABC, Fingerprinted):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._transform, self._fields)
+
+    @property
+    def wrapped(self) -> Any:
+        """The transform of the other library."""
+        return self._transform
 
     def __repr__(self) -> str:
         return repr(self._transform)
@@ -471,3 +477,8 @@ class _TorchvisionUnit(_Unit):
 def _is_v2_container(transform: Any) -> bool:
     names = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
     return _is_of(type(transform), "torchvision.transforms.v2") and type(transform).__name__ in names
+
+
+def unwrapped(transform: Any) -> Any:
+    """Return the transform that was given to the user's `.transform(...)`, without what kdpipes wrapped around it."""
+    return transform.wrapped if isinstance(transform, _Adapter | JointTransform) else transform

@@ -440,34 +440,34 @@ class ImageDecoder(Operation):
         check_choice("mode", mode, get_args(Mode))
         check_flag("exif", exif)
         decoder(backend)
-        self._field = field
-        self._backend = backend
+        self.field = field
+        self.backend = backend
         self._exact = exact
-        self._mode: Mode = mode
-        self._exif = exif
+        self.mode: Mode = mode
+        self.exif = exif
         self._what = f"decoding field {field!r}"
         used = frozenset({field})
         self.traits = Traits(needs=used, reads=used, changes=used)
 
     def __call__(self, sample: Sample) -> Sample:
-        sample[self._field] = Lazy(self._encoded, sample.lazy(self._field), what=self._what)
+        sample[self.field] = Lazy(self._encoded, sample.lazy(self.field), what=self._what)
         return sample
 
     def value_fingerprint(self) -> Any:
         """Return what the pixels depend on: the decoder and its version, and the mode."""
-        return self._field, *self.decoded_by(), PIL.__version__, self._exact, *self._options()
+        return self.field, *self.decoded_by(), PIL.__version__, self._exact, *self._options()
 
     def fingerprint(self) -> Any:
         """Return the arguments that change the images; with defaults, in the form that earlier releases saved."""
-        known = {"_field": self._field, "_backend": self._backend, "_exact": self._exact, "_what": self._what}
+        known = {"_field": self.field, "_backend": self.backend, "_exact": self._exact, "_what": self._what}
         return {**known, "options": self._options()} if self._options() else known
 
     def _options(self) -> tuple[Any, ...]:
-        return () if self._mode == "RGB" and not self._exif else (self._mode, self._exif)
+        return () if self.mode == "RGB" and not self.exif else (self.mode, self.exif)
 
     def decoded_by(self) -> tuple[str, str]:
         """Return what decodes JPEGs, and in which version; Pillow's is not told."""
-        fast = decoder(self._backend)
+        fast = decoder(self.backend)
         return ("pillow", "") if fast is None else (fast.name, fast.version)
 
     def _encoded(self, sample: Sample, value: Any) -> Any:
@@ -475,7 +475,7 @@ class ImageDecoder(Operation):
             return value
         if not isinstance(value, bytes | bytearray | memoryview):
             raise TypeError(f"`decode_images` takes bytes, but the field holds {type(value).__name__}.")
-        image = EncodedImage(bytes(value), sample.naming(), self._backend, self._exact, self._mode, self._exif)
+        image = EncodedImage(bytes(value), sample.naming(), self.backend, self._exact, self.mode, self.exif)
         image.size  # noqa: B018 - a file that is no image is to fail here, where the sample is known
         return image
 

@@ -107,6 +107,11 @@ class JointTransform:
         if (is_random := getattr(transform, "is_random", None)) is not None:
             self.is_random = is_random
 
+    @property
+    def wrapped(self) -> Any:
+        """The transform of one image."""
+        return self._transform
+
     def draw(self, values: tuple[Any, ...], rng: np.random.Generator) -> dict[str, Any]:
         """Return the parameters, drawn for the first image."""
         self._fields.size(values)
