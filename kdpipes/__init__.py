@@ -14,7 +14,7 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.operation import Operation
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.randomness import SampleKey as SampleKey
+from kdpipes.core.randomness import SampleKey as Draw
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample_pipe import sample_pipe
 from kdpipes.core.traits import Traits
