@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from kdpipes.core.errors import KdpipesError, closest
 from kdpipes.core.masked import masked
-from kdpipes.errors import KdpipesError, closest
 
 __all__ = ["INTERRUPTED", "Command", "Commands", "json_option", "say_json"]
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kdpipes._printable import printable
 from kdpipes.cli._chain_of import CHAIN_HELP, chain_of, names_chain
 from kdpipes.cli._commands import Command, json_option, say_json
-from kdpipes.core.masked import masked
+from kdpipes.core.masked import masked, printable
 
 if TYPE_CHECKING:
     from kdpipes.look.contents import Contents, FieldSeen, SampleSeen
@@ -64,7 +63,7 @@ _MOST = 20  # of classes, and of shards without a fresh index, that are listed
 @json_option
 def command(places: tuple[str, ...], num_samples: int, no_scan: bool, as_json: bool) -> None:
     """Say what is in shards, in a folder, or in a chain."""
-    from kdpipes.errors import check_count
+    from kdpipes.core.errors import check_count
     from kdpipes.look.contents import inspect_data, look_at_chain
 
     check_count("samples", num_samples, minimum=0)

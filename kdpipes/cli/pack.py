@@ -10,7 +10,7 @@ import click
 from kdpipes.cli._as_options import field_options, naming_options
 from kdpipes.cli._chain_of import CHAIN_HELP, names_chain, samples_of
 from kdpipes.cli._commands import Command, json_option, say_json
-from kdpipes.errors import refuse_field
+from kdpipes.core.errors import refuse_field
 
 __all__ = ["command"]
 

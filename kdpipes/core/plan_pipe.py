@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.errors import ChainError
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe, as_column, indexed
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
 from kdpipes.core.randomness import plan_epoch, planning
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.sample import Sample
 from kdpipes.core.traits import Traits
-from kdpipes.errors import ChainError
-from kdpipes.sample import Sample
 from kdpipes.selection import Joined, Pairs
 from kdpipes.storage.shared import Shared
 

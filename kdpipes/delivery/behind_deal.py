@@ -11,12 +11,12 @@ from torch.utils.data.datapipes.iter import Collator, Mapper
 from torchdata.datapipes.iter import Filter, FlatMapper, UnBatcher
 
 from kdpipes.core.chain import upstream_of
+from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.batch_memory import Allocate
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
 from kdpipes.delivery.dealer import Resumable
-from kdpipes.errors import ChainError, must_be
 
 __all__ = ["DEALERS", "BatchPipe", "OneToOne", "dealer_of", "one_to_one_path"]
 

@@ -16,9 +16,10 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
-from kdpipes._interrupts import uninterrupted
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, must_be
 from kdpipes.core.pipe import Pipe
+from kdpipes.core.processes import uninterrupted
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import shards
@@ -31,7 +32,6 @@ from kdpipes.delivery.layout import ranks_now
 from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadingService, ReadingService
 from kdpipes.delivery.shipped import Shipped
 from kdpipes.delivery.torch_parts import BatchNumbers, EpochSampler, NumberedBatches
-from kdpipes.errors import ChainError, check_count, check_flag, check_seed, must_be
 from kdpipes.loader.profile import Measured, measured
 from kdpipes.loader.worker import Counting, Position
 from kdpipes.storage.shared import sharing

@@ -16,10 +16,11 @@ from torchdata.dataloader2 import CheckpointableReadingServiceInterface
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import Collator, FullSync, Mapper, PinMemory, ShardingRoundRobinDispatcher
 
-from kdpipes._interrupts import uninterrupted
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.pipe import Pipe
+from kdpipes.core.processes import uninterrupted
 from kdpipes.delivery.agreement import Agreement
 from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
@@ -29,7 +30,6 @@ from kdpipes.delivery.probes import Probes
 from kdpipes.delivery.shipped import Shipped
 from kdpipes.delivery.skipping import SkipLimits
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
-from kdpipes.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.loader.merge import Counters, Merger
 from kdpipes.loader.processes import NUM_BORROWED, DeathPolicy, ProcessPool, ProcessWorker, name_classes
 from kdpipes.loader.threads import InlineWorker, ThreadWorker

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kdpipes.core.errors import DataError, add_note
 from kdpipes.delivery.skipping import Skip, SkipLimits
-from kdpipes.errors import DataError, add_note
 from kdpipes.loader.channel import Kind
 from kdpipes.loader.worker import Order, Position, Worker
 

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes._lazy import Lazy
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_count, check_names, check_seed
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import a_datapipe, form_of
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.delivery.collate_samples import split_ctx
-from kdpipes.errors import ChainError, check_count, check_names, check_seed
 from kdpipes.look.pictures import (
     Normalization,
     check_normalization,
@@ -27,7 +27,6 @@ from kdpipes.look.pictures import (
     normalization_of,
     picture_of,
 )
-from kdpipes.sample import Sample
 from kdpipes.work.replay import find_sample
 from kdpipes.work.transform import Transformer
 

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 from kdpipes.core.chain import Chain, Node
+from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.errors import ChainError, check_count
 from kdpipes.look.rendering import Figure, svg_text
 from kdpipes.plan.class_counts import class_counts
 

@@ -15,18 +15,18 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kdpipes._giving_up import given_up_by
-from kdpipes._progress import shown_if_slow
 from kdpipes.cache.metadata import layout_in
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import DataError, check_count
+from kdpipes.core.giving_up import given_up_by
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.masked import masked
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
+from kdpipes.core.sample import Sample
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
-from kdpipes.errors import DataError, check_count
 from kdpipes.plan.class_counts import class_counts
-from kdpipes.sample import Sample
 from kdpipes.sources.image_folder import IMAGE_SUFFIXES, ImageFolderMapDataPipe
 from kdpipes.storage.catalog import ShardSeen, survey_shards
 from kdpipes.storage.decoding import decode_member

@@ -15,16 +15,15 @@ import torch
 from PIL import Image
 from torch.utils.data import MapDataPipe
 
-from kdpipes._printable import printable
 from kdpipes.core.call_text import shown_value
 from kdpipes.core.chain import Chain
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import check_count
+from kdpipes.core.masked import masked, printable
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
-from kdpipes.errors import check_count
 from kdpipes.look.batch import Fields, class_names_of, fields_of, names_of
 from kdpipes.look.pictures import is_image, normalization_of, picture_or_none
 from kdpipes.look.rendering import render

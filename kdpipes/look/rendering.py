@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdpipes._printable import printable
-from kdpipes.errors import must_be
+from kdpipes.core.errors import must_be
+from kdpipes.core.masked import printable
 
 if TYPE_CHECKING:
     import jinja2

@@ -12,12 +12,11 @@ from torch.utils.data.datapipes.map import Batcher as IndexedBatcher
 from torch.utils.data.datapipes.map import SequenceWrapper
 from torchdata.datapipes.iter import FlatMapper
 
-from kdpipes._printable import printable
 from kdpipes.core.call_text import arguments_of
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.masked import masked
+from kdpipes.core.masked import masked, printable
 from kdpipes.core.pipe import Pipe, show_by
 from kdpipes.core.stock import redraws, shards
 from kdpipes.look.rendering import render

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, NamedTuple, get_args
 
+from kdpipes.core.errors import check_choice, check_count, is_number, must_be
 from kdpipes.core.randomness import hash_key
-from kdpipes.errors import check_choice, check_count, is_number, must_be
 
 __all__ = ["BEFORE_THE_ANSWER", "Begun", "ErrorStyle", "Fault", "Ledger", "Request", "error_of", "num_repeated"]
 

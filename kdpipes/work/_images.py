@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from kdpipes.errors import check_count, must_be
+from kdpipes.core.errors import check_count, must_be
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
 
 __all__ = [

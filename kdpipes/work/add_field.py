@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kdpipes.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.errors import must_be
 from kdpipes.core.operation import Operation
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
-from kdpipes.errors import must_be
-from kdpipes.sample import Lazy, Sample
 
 __all__ = ["FieldAdder"]
 

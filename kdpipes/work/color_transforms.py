@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance
 
-from kdpipes.errors import is_number, must_be
+from kdpipes.core.errors import is_number, must_be
 from kdpipes.work._images import Drawn, as_image, keeps_no_rng, like
 
 __all__ = ["ColorJitter"]

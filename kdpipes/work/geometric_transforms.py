@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from kdpipes.errors import check_choice, check_count, is_number, must_be
+from kdpipes.core.errors import check_choice, check_count, is_number, must_be
 from kdpipes.work._images import (
     RESAMPLING,
     Drawn,

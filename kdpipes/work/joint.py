@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from kdpipes.errors import DataError, closest, must_be
+from kdpipes.core.errors import DataError, closest, must_be
 from kdpipes.work._images import size_of
 from kdpipes.work.decode_images import DecodedImage, EncodedImage
 

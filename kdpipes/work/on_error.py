@@ -8,10 +8,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from kdpipes.core.errors import ChainError, DataError, FieldError, check_choice, check_count, is_number, must_be
 from kdpipes.core.operation import ErrorHandler
+from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import work_pipe
-from kdpipes.errors import ChainError, DataError, FieldError, check_choice, check_count, is_number, must_be
-from kdpipes.sample import Sample
 from kdpipes.storage.files import CAN_HOLD
 
 __all__ = ["OnError"]

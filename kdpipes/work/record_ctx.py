@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kdpipes.core.operation import Operation
+from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
-from kdpipes.sample import Sample
 
 __all__ = ["CtxRecorder"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from kdpipes.core.errors import FieldError, must_be, refuse_field
 from kdpipes.core.operation import Operation
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
-from kdpipes.errors import FieldError, must_be, refuse_field
-from kdpipes.sample import Lazy, Sample
 
 __all__ = ["FieldRenamer"]
 

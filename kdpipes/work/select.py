@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kdpipes.core.errors import check_flag, must_be, refuse_field
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
+from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
-from kdpipes.errors import check_flag, must_be, refuse_field
-from kdpipes.sample import Sample
 
 __all__ = ["Selector"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kdpipes.errors import is_number, must_be
+from kdpipes.core.errors import is_number, must_be
 from kdpipes.work._images import Fixed, as_image
 
 __all__ = ["Normalize", "ToTensor"]

@@ -18,8 +18,8 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.sample import Sample
 from kdpipes.look.doctor.facts import Facts, Finding, contents, readable, samples_of, selected_from, selector_in
-from kdpipes.sample import Sample
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.work.add_field import FieldAdder
 from kdpipes.work.decode_images import DecodedImage, ImageDecoder, orientation_of

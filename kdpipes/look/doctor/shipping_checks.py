@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._meter import size_of
 from kdpipes.core.chain import Chain, Node
+from kdpipes.core.sample import Sample
+from kdpipes.delivery.meter import size_of
 from kdpipes.look.doctor.facts import Facts, Finding, shrinks
 from kdpipes.look.profile_view import bytes_text
-from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared, sharing
 from kdpipes.work.decode_images import ImageDecoder
 
