@@ -15,7 +15,7 @@ from torch.utils.data.datapipes.map import Mapper as IndexedMapper
 from kdpipes.core.chain import Chain
 from kdpipes.errors import DataError, is_number, must_be
 from kdpipes.look.grid import as_picture
-from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.transform import Transformer
 
 __all__ = ["Normalization", "check_normalization", "is_image", "normalization_of", "picture_of", "picture_or_none"]

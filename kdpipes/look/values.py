@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from kdpipes.core.call_text import shown_value
-from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.work.decode import DecodedImage, EncodedImage
 
 __all__ = ["summary"]
 

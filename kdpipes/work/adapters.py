@@ -20,7 +20,7 @@ from kdpipes._plain_data import as_plain, restored
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.errors import must_be
-from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.joint import (
     Fields,
     closed_of_albumentations,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from kdpipes.errors import DataError, closest, must_be
-from kdpipes.work._images import size_of
-from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.work.decode import DecodedImage, EncodedImage
+from kdpipes.work.image_ops import size_of
 
 __all__ = ["FieldKind", "Fields", "JointTransform", "as_array", "back_as", "fields_of", "moved", "on_mask"]
 

@@ -15,9 +15,9 @@ from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.errors import DataError, add_note, must_be
 from kdpipes.sample import Lazy, Sample
-from kdpipes.work._images import borrows_rng
 from kdpipes.work.adapters import adapted
-from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.work.decode import DecodedImage, EncodedImage
+from kdpipes.work.image_ops import borrows_rng
 from kdpipes.work.joint import FieldKind, Fields, JointTransform, fields_of
 
 __all__ = ["RecordedTransform", "Transformer"]

@@ -22,7 +22,7 @@ from kdpipes.look.doctor.chain_facts import contents, operation_of, readable, sa
 from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.sample import Sample
 from kdpipes.storage.tar import DottedKeys
-from kdpipes.work.decode_images import DecodedImage, orientation_of
+from kdpipes.work.decode import DecodedImage, orientation_of
 from kdpipes.work.joint import fields_of
 from kdpipes.work.transform import Transformer
 

@@ -22,7 +22,7 @@ from kdpipes.look.doctor.chain_facts import (
     upstream,
 )
 from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.work.select import Selector
+from kdpipes.work.fields import Selector
 
 __all__ = ["random_before_cache", "shuffle_after_batch", "sorted_batches", "unrecorded_ctx"]
 

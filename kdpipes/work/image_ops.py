@@ -12,7 +12,7 @@ from PIL import Image
 from torch.nn import functional
 
 from kdpipes.errors import check_count, must_be
-from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.work.decode import DecodedImage, EncodedImage
 
 __all__ = [
     "RESAMPLING",
