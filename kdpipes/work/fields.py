@@ -95,12 +95,8 @@ class FieldRenamer(Operation):
         self._orders: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # by the names that samples came with
 
     def __call__(self, sample: Sample) -> Sample:
-        return sample if sample.arrange(self._orders) else self._renamed(sample)
-
-    def fingerprint(self) -> Any:
-        return self._renames
-
-    def _renamed(self, sample: Sample) -> Sample:
+        if sample.arrange(self._orders):
+            return sample
         known, is_whole = sample.names, not sample.lacking
         values, used = dict[str, Lazy](), set[str]()
         for new, names in self._renames.items():
@@ -123,15 +119,17 @@ class FieldRenamer(Operation):
             self._orders[known] = [(name, old_names.get(name, name)) for name in sample]
         return sample
 
+    def fingerprint(self) -> Any:
+        return self._renames
+
     def check(self, known: frozenset[str]) -> None:
-        renamed = {self._old_name(new, known, "The source") for new in self._renames}
+        renamed = {
+            next((name for name in names if name in known), None) or refuse_field(";".join(names), "The source", known)
+            for names in self._renames.values()
+        }
         taken = next((new for new in self._renames if new in known - renamed), None)
         if taken is not None:
             raise FieldError(f"The source has a field {taken!r} already; it would be lost.")
-
-    def _old_name(self, new: str, known: frozenset[str], owner: str) -> str:
-        found = next((name for name in self._renames[new] if name in known), None)
-        return found if found is not None else refuse_field(";".join(self._renames[new]), owner, known)
 
 
 @work_pipe("record_ctx")

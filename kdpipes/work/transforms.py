@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from kdpipes.errors import check_choice, check_count, is_number, must_be
 from kdpipes.work.image_ops import (
     RESAMPLING,
     Drawn,
+    FieldKind,
     Fixed,
     Interpolation,
     as_image,
@@ -22,10 +24,11 @@ from kdpipes.work.image_ops import (
     cut_out,
     keeps_no_rng,
     like,
+    moved,
+    on_mask,
     resized,
     size_of,
 )
-from kdpipes.work.joint import FieldKind, moved, on_mask
 
 __all__ = ["CenterCrop", "ColorJitter", "HorizontalFlip", "Normalize", "RandomResizedCrop", "Resize", "ToTensor"]
 
@@ -74,7 +77,9 @@ class RandomResizedCrop(Drawn):
             if 0 < w <= width and 0 < h <= height:
                 top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
                 return {"top": top, "left": left, "height": h, "width": w}
-        return self._central(width, height)
+        w = min(width, max(1, round(height * self._ratio[1])))
+        h = min(height, max(1, round(width / self._ratio[0])))
+        return {"top": (height - h) // 2, "left": (width - w) // 2, "height": h, "width": w}
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return the region that `params` name, resized."""
@@ -85,18 +90,11 @@ class RandomResizedCrop(Drawn):
         """Return a mask, boxes or points cropped and resized like their image, whose size is (width, height)."""
         height, width = self._size
         if kind == "mask":
-            return on_mask(value, lambda mask: self._of_mask(mask, params))
+            crop = partial(cut_out, params=params, owner="RandomResizedCrop")
+            return on_mask(value, lambda mask: like(mask, resized(crop(mask), self._size, "nearest")))
         scale = width / params["width"], height / params["height"]
         shift = -params["left"] * scale[0], -params["top"] * scale[1]
         return moved(kind, value, scale=scale, shift=shift, size=(width, height))
-
-    def _of_mask(self, mask: Any, params: dict[str, Any]) -> Any:
-        return like(mask, resized(cut_out(mask, params, "RandomResizedCrop"), self._size, "nearest"))
-
-    def _central(self, width: int, height: int) -> dict[str, Any]:
-        w = min(width, max(1, round(height * self._ratio[1])))
-        h = min(height, max(1, round(width / self._ratio[0])))
-        return {"top": (height - h) // 2, "left": (width - w) // 2, "height": h, "width": w}
 
 
 class CenterCrop(Fixed):
@@ -169,7 +167,9 @@ class Resize(Fixed):
     ) -> None:
         height, width = check_size(size)
         self._size = (height, width) if isinstance(size, tuple | list) else height
-        self._max_size = None if max_size is None else _check_max_size(max_size, self._size)
+        if max_size is not None and isinstance(self._size, tuple):
+            raise ValueError(must_be("max_size", "None where `size` is a height and a width", max_size))
+        self._max_size = None if max_size is None else check_count("max_size", max_size, minimum=height + 1)
         check_choice("interpolation", interpolation, RESAMPLING)
         self._interpolation = interpolation
 
@@ -254,12 +254,6 @@ def _check_range(param: str, value: Any, *, below: float) -> tuple[float, float]
     return float(low), float(high)
 
 
-def _check_max_size(value: Any, size: int | tuple[int, int]) -> int:
-    if isinstance(size, tuple):
-        raise ValueError(must_be("max_size", "None where `size` is a height and a width", value))
-    return check_count("max_size", value, minimum=size + 1)
-
-
 _ENHANCERS = {
     "brightness": ImageEnhance.Brightness,
     "contrast": ImageEnhance.Contrast,
@@ -300,8 +294,13 @@ class ColorJitter(Drawn):
         hue: float | tuple[float, float] = 0,
     ) -> None:
         factors = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
-        ranges = {name: _check_factor(name, value) for name, value in factors.items()}
-        ranges["hue"] = _check_hue(hue)
+        rule = "a number of at least 0, or two of them, the smaller first"
+        ranges = {
+            name: _check_ends(name, value, rule, centre=1, least=0, most=sys.float_info.max)
+            for name, value in factors.items()
+        }
+        rule = "a number from 0 to 0.5, or two from -0.5 to 0.5, the smaller first"
+        ranges["hue"] = _check_ends("hue", hue, rule, centre=0, least=-0.5, most=0.5)
         self._ranges = {name: ends for name, ends in ranges.items() if set(ends) != {0.0 if name == "hue" else 1.0}}
 
     @keeps_no_rng
@@ -319,10 +318,6 @@ class ColorJitter(Drawn):
         for name in params["order"]:
             image = adjusted(image, name, params[name])
         return like(value, image)
-
-    def apply_to(self, kind: str, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, boxes or points unchanged: only colours change."""
-        return value
 
 
 def _check_kind(image: Any) -> None:
@@ -404,16 +399,6 @@ def _hue_and_saturation(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return hue, span / torch.where(top > 0, top, 1)
 
 
-def _check_factor(param: str, value: Any) -> tuple[float, float]:
-    rule = "a number of at least 0, or two of them, the smaller first"
-    return _check_ends(param, value, rule, centre=1, least=0, most=sys.float_info.max)
-
-
-def _check_hue(value: Any) -> tuple[float, float]:
-    rule = "a number from 0 to 0.5, or two from -0.5 to 0.5, the smaller first"
-    return _check_ends("hue", value, rule, centre=0, least=-0.5, most=0.5)
-
-
 def _check_ends(param: str, value: Any, rule: str, *, centre: float, least: float, most: float) -> tuple[float, float]:
     if is_number(value):
         low, high = max(least, centre - value), centre + value
@@ -464,10 +449,6 @@ class ToTensor(Fixed):
         floats = pixels.to(torch.float32, memory_format=torch.contiguous_format).contiguous()
         return floats.div_(255) if pixels.dtype == torch.uint8 else floats
 
-    def apply_to(self, kind: str, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, boxes or points unchanged; `collate_samples` makes tensors of them."""
-        return value
-
 
 class Normalize(Fixed):
     """The tensor, less a mean and divided by a standard deviation, for each channel. Recorded as `{}`.
@@ -504,10 +485,6 @@ class Normalize(Fixed):
             raise ValueError(f"`Normalize` got a tensor of {num_channels} channels. {way_out}")
         mean, std = (value.new_tensor(numbers)[:, None, None] for numbers in (self._mean, self._std))
         return (value - mean).div_(std)
-
-    def apply_to(self, kind: str, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, boxes or points unchanged."""
-        return value
 
 
 def _of_array(array: np.ndarray[Any, np.dtype[Any]]) -> torch.Tensor:
