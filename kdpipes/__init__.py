@@ -10,10 +10,13 @@ from kdpipes._version import __version__ as __version__
 from kdpipes.cache.cache import CacheIterDataPipe, CacheMapDataPipe, CacherInMemory, CacherInRedis, CacherOnDisk
 from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
+from kdpipes.core.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
+from kdpipes.core.errors import closest as _closest
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import SampleKey as Draw
 from kdpipes.core.registry import functional_pipe
+from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import sample_pipe
 from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # how torch's DataLoader holds chains
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
@@ -24,8 +27,6 @@ from kdpipes.delivery.mixup import MixerUpIterDataPipe
 from kdpipes.delivery.reading_services import ProcessReadingService, ThreadReadingService
 from kdpipes.delivery.rebuild_batch import rebuild_batch
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
-from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
-from kdpipes.errors import closest as _closest
 from kdpipes.look import notebook as _notebook  # noqa: F401  # which lets pipes show themselves
 from kdpipes.look.crop_boxes import crop_boxes
 from kdpipes.look.doctor.examine import doctor
@@ -50,7 +51,6 @@ from kdpipes.plan.sample_weighted import WeightedSamplerMapDataPipe
 from kdpipes.plan.subset import SubsetterMapDataPipe
 from kdpipes.plan.take_per_class import PerClassTakerMapDataPipe
 from kdpipes.plan.take_percent import PercentTakerMapDataPipe
-from kdpipes.sample import Sample
 from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe as from_dataset
 from kdpipes.sources.from_dataset import SampleSource
 from kdpipes.sources.from_ids import IdReaderMapDataPipe as from_ids

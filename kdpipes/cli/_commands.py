@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kdpipes.errors import KdpipesError, closest
+from kdpipes.core.errors import KdpipesError, closest
 
 __all__ = ["INTERRUPTED", "Command", "Commands"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kdpipes._printable import printable
+from kdpipes.core.masked import printable
 
 if TYPE_CHECKING:
     from kdpipes.look.contents import Contents, FieldSeen, SampleSeen

@@ -76,7 +76,7 @@ def verify_caches(places: tuple[str, ...], as_json: bool) -> None:
       healed: how many of the damaged entries were repaired.
     """
     from kdpipes.cache.admin import check_cache
-    from kdpipes.errors import DataError
+    from kdpipes.core.errors import DataError
 
     checked, total = [], 0
     for place in places:

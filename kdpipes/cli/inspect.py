@@ -57,7 +57,7 @@ __all__ = ["command"]
 @json_option
 def command(places: tuple[str, ...], num_samples: int, no_scan: bool, as_json: bool) -> None:
     """Say what is in shards, in a folder, or in a chain."""
-    from kdpipes.errors import check_count
+    from kdpipes.core.errors import check_count
     from kdpipes.look.chain_contents import look_at_chain
     from kdpipes.look.inspect_data import inspect_data
 

@@ -11,7 +11,7 @@ from kdpipes.cli._as_options import field_options, naming_options
 from kdpipes.cli._chain_of import CHAIN_HELP, names_chain, samples_of
 from kdpipes.cli._commands import Command
 from kdpipes.cli._output import json_option, say_json
-from kdpipes.errors import refuse_field
+from kdpipes.core.errors import refuse_field
 
 __all__ = ["command"]
 

@@ -15,15 +15,15 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.map import Mapper
 from torch.utils.data.datapipes.map.callable import default_fn
 
-from kdpipes._progress import shown_if_slow
-from kdpipes.callback import Callback, call_with_key
+from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.errors import ChainError, check_count, must_be
 from kdpipes.core.pipe import Pipe, SamplePipe, gives_samples
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, current_epoch, current_key, plan_epoch, planning, using_key
 from kdpipes.core.registry import note_name, pipe_name
+from kdpipes.core.sample import Sample
 from kdpipes.core.traits import Traits
-from kdpipes.errors import ChainError, check_count, must_be
-from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.call_text import CALLED, Called, note_call
+from kdpipes.core.errors import ChainError, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.first_values import with_first_values
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.traits import Traits
-from kdpipes.errors import ChainError, closest, must_be
 
 __all__ = ["Pipe", "SamplePipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples", "show_by"]
 

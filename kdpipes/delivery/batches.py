@@ -6,7 +6,7 @@ from typing import Any
 
 from torchdata.dataloader2.dataloader2 import DataLoader2Iterator
 
-from kdpipes._interrupts import uninterrupted
+from kdpipes.core.processes import uninterrupted
 from kdpipes.delivery.producer import Position
 
 __all__ = ["Batches"]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import ChainError
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import hash_key
-from kdpipes.errors import ChainError
 from kdpipes.selection import Permutation, smallest_int
 
 __all__ = ["ShardOrder", "WindowedOrder", "read_shards"]

@@ -16,13 +16,13 @@ from torch.utils.data import default_collate
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper, _MapDataPipeSerializationWrapper
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.behind_deal import DEALERS, one_to_one_path
 from kdpipes.delivery.checkpoint import Checkpointer
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.producer import Position
-from kdpipes.errors import ChainError, must_be
 
 __all__ = ["DealtDataset", "IndexedDataset", "load_state", "state_of"]
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.registry import pipe_name, shown_name
 from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.cursor import Cursor
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.delivery.producer import Counting, Position
-from kdpipes.errors import ChainError, must_be
 
 __all__ = ["Checkpointer", "main_part", "seed_in"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from kdpipes.core.chain import Chain
-from kdpipes.errors import ChainError
+from kdpipes.core.errors import ChainError
 
 __all__ = ["Cursor", "Shards", "is_passed_straight", "refuse_whole", "shards_behind"]
 

@@ -10,20 +10,20 @@ from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._giving_up import given_up_by
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be, refuse_field
+from kdpipes.core.giving_up import given_up_by
 from kdpipes.core.iter_pipe import IterPipe, seed_upstream
 from kdpipes.core.map_pipe import MapPipe, indexed, warn_of_fixed
 from kdpipes.core.randomness import SampleKey, hash_key, planning, using_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
+from kdpipes.core.sample import Sample
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.layout import EqualEpoch, Layout, Uneven
 from kdpipes.delivery.skipping import LEFT_OUT
-from kdpipes.errors import ChainError, DataError, check_choice, check_count, must_be, refuse_field
-from kdpipes.sample import Sample
 from kdpipes.selection import Permutation
 from kdpipes.storage.shared import Shared
 

@@ -15,18 +15,18 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import Cycler
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.pipe import Pipe, form_of
 from kdpipes.core.randomness import EpochCounter, SampleKey
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded, shards
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.cursor import Cursor
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, refuse_empty
-from kdpipes.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
-from kdpipes.sample import Sample
 
 __all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "Resumable", "Shuffle", "fix_ranks"]
 

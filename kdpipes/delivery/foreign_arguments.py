@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec
 
-from kdpipes.errors import closest
+from kdpipes.core.errors import closest
 
 __all__ = ["refuses_foreign_arguments"]
 

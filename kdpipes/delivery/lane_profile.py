@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kdpipes import _meter
-from kdpipes._meter import OUTSIDE, size_of
+from kdpipes.delivery import meter
+from kdpipes.delivery.meter import OUTSIDE, size_of
 from kdpipes.delivery.probes import Probes, copy_pipes
 from kdpipes.delivery.producer import Frame, Kind, Order, Producer
 
@@ -79,7 +79,7 @@ class ProfiledProducer(Producer):
             if paused - self._told >= _EVERY_S:
                 self._tell(send)
             yield
-            self._idle_s += _meter.clock() - paused
+            self._idle_s += meter.clock() - paused
 
     def _begin(self) -> None:
         if self._cost_s <= _SHARE * self._work_s:
@@ -87,11 +87,11 @@ class ProfiledProducer(Producer):
             self._probes.meters.here.meter.leave_out()
         else:
             self._probes.off()
-        self._begun = _meter.clock()
+        self._begun = meter.clock()
 
     def _end(self, number: int | None = None) -> float:
         """Count the time since `_begin`, that of an item or of the end; return what time it is."""
-        now = _meter.clock()
+        now = meter.clock()
         if self._begun is None:
             return now
         spent, self._begun = now - self._begun, None
@@ -120,7 +120,7 @@ class ProfiledProducer(Producer):
                 self._cost_s += row[1] * _CALL_S
 
     def _tell(self, send: Callable[[Frame], None]) -> None:
-        self._told = _meter.clock()
+        self._told = meter.clock()
         nodes, batches = self._probes.nodes, self._batches
         self._batches = []
         send(

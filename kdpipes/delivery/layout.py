@@ -13,7 +13,7 @@ import torch.distributed
 from numpy.typing import NDArray
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from kdpipes.errors import check_choice, check_count, check_one_of
+from kdpipes.core.errors import check_choice, check_count, check_one_of
 
 __all__ = [
     "NEW_LOADER",

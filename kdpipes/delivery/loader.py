@@ -16,9 +16,10 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
-from kdpipes._interrupts import uninterrupted
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, must_be
 from kdpipes.core.pipe import Pipe
+from kdpipes.core.processes import uninterrupted
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import shards
@@ -33,7 +34,6 @@ from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadi
 from kdpipes.delivery.shipped import Shipped
 from kdpipes.delivery.timing import Measured, measured
 from kdpipes.delivery.torch_parts import BatchNumbers, EpochSampler, NumberedBatches
-from kdpipes.errors import ChainError, check_count, check_flag, check_seed, must_be
 from kdpipes.storage.shared import sharing
 
 __all__ = ["Loader"]

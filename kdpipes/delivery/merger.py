@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kdpipes.core.errors import add_note
 from kdpipes.delivery.producer import Frame, Kind, Order, Position
 from kdpipes.delivery.same_damage import SameDamage
 from kdpipes.delivery.skipping import Skip, SkipLimits
-from kdpipes.errors import add_note
 
 __all__ = ["Lane", "Merger", "Tally"]
 

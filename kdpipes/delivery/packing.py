@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kdpipes.core.chain import Chain
-from kdpipes.errors import add_note
+from kdpipes.core.errors import add_note
 from kdpipes.storage.shared import Shared, sharing
 
 __all__ = ["add_traceback", "name_classes", "pack", "pack_error", "unpack"]

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from kdpipes._interrupts import uninterrupted
+from kdpipes.core.errors import WorkerError, add_note
+from kdpipes.core.processes import uninterrupted
 from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.deal import DealerMapDataPipe
 from kdpipes.delivery.merger import Lane, Tally
@@ -24,7 +25,6 @@ from kdpipes.delivery.shared_slots import places_of
 from kdpipes.delivery.wire import NO_SLOT, Flag, Message, Said, Told, message
 from kdpipes.delivery.worker import Options, Parcel
 from kdpipes.delivery.worker_process import ProcessPool, WorkerProcess
-from kdpipes.errors import WorkerError, add_note
 
 __all__ = ["NUM_LENT", "DeathPolicy", "ProcessLane"]
 

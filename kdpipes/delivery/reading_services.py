@@ -16,10 +16,11 @@ from torchdata.dataloader2 import CheckpointableReadingServiceInterface
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import Collator, FullSync, Mapper, PinMemory, ShardingRoundRobinDispatcher
 
-from kdpipes._interrupts import uninterrupted
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.pipe import Pipe
+from kdpipes.core.processes import uninterrupted
 from kdpipes.delivery.agreement import Agreement
 from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.checkpoint import Checkpointer, main_part
@@ -36,7 +37,6 @@ from kdpipes.delivery.thread_lane import InlineLane, ThreadLane
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.delivery.worker import Options, Parcel
 from kdpipes.delivery.worker_process import ProcessPool
-from kdpipes.errors import ChainError, check_choice, check_count, must_be
 
 __all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "ThreadReadingService"]
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from kdpipes.core.errors import check_count, must_be
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.reading_services import ThreadReadingService
-from kdpipes.errors import check_count, must_be
 
 __all__ = ["rebuild_batch"]
 

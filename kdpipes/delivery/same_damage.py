@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import chain
 
+from kdpipes.core.errors import DataError
 from kdpipes.delivery.skipping import Skip
-from kdpipes.errors import DataError
 
 __all__ = ["SameDamage"]
 

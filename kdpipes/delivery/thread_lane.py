@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from kdpipes.core.errors import WorkerError
 from kdpipes.delivery.lane_profile import producer_of
 from kdpipes.delivery.merger import Lane, Tally
 from kdpipes.delivery.packing import add_traceback
 from kdpipes.delivery.producer import Frame, Kind, Order, Producer
-from kdpipes.errors import WorkerError
 
 __all__ = ["InlineLane", "ThreadLane"]
 

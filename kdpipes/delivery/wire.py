@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from kdpipes._interrupts import uninterrupted
+from kdpipes.core.processes import uninterrupted
 
 __all__ = ["NO_SLOT", "Flag", "Message", "Reader", "ReceivedFile", "Said", "Told", "message"]
 

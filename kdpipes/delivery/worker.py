@@ -20,8 +20,8 @@ from typing import Any
 import cloudpickle
 import torch
 
-from kdpipes import _record
-from kdpipes._interrupts import ignore_interrupts
+from kdpipes.core import activity
+from kdpipes.core.processes import ignore_interrupts
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe
 from kdpipes.delivery.lane_profile import producer_of
 from kdpipes.delivery.packing import pack, pack_error, unpack
@@ -164,7 +164,7 @@ class _Teller:
         file = anonymous_file()
         os.ftruncate(file, os.sysconf("SC_PAGESIZE"))
         socket.send_fds(self._link, [message(Said.RECORD)], [file])
-        _record.start_record(file)
+        activity.start_record(file)
         os.close(file)
 
     def ready(self) -> None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any
 
-from kdpipes._interrupts import interrupts_blocked, uninterrupted
-from kdpipes._record import read_record
+from kdpipes.core.activity import read_record
+from kdpipes.core.processes import interrupts_blocked, uninterrupted
 from kdpipes.delivery.shared_slots import LentSlots
 from kdpipes.delivery.wire import Message, Reader, ReceivedFile, Told, message
 from kdpipes.delivery.worker import Options, Parcel, work

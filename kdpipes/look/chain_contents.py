@@ -8,17 +8,17 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from kdpipes._giving_up import given_up_by
 from kdpipes.core.chain import Chain
+from kdpipes.core.giving_up import given_up_by
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.sample import Sample
 from kdpipes.delivery.behind_deal import DEALERS
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
 from kdpipes.look.contents import ClassSeen, Contents, FieldSeen, SampleSeen, classes_seen
 from kdpipes.plan.class_counts import class_counts
-from kdpipes.sample import Sample
 from kdpipes.work.on_error import OnError
 
 __all__ = ["look_at_chain"]

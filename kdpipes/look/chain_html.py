@@ -5,8 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from kdpipes._printable import printable
-from kdpipes.core.masked import masked
+from kdpipes.core.masked import masked, printable
 from kdpipes.look.chain import Node, nodes_of
 from kdpipes.look.chain_text import shown_length
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from kdpipes.errors import must_be
+from kdpipes.core.errors import must_be
 from kdpipes.look.grid import as_picture
 
 __all__ = ["crop_boxes"]

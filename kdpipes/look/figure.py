@@ -6,8 +6,8 @@ import os
 from html import escape
 from pathlib import Path
 
-from kdpipes._printable import printable
-from kdpipes.errors import must_be
+from kdpipes.core.errors import must_be
+from kdpipes.core.masked import printable
 
 __all__ = ["Figure", "svg_text"]
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from kdpipes._progress import shown_if_slow
 from kdpipes.cache.metadata import layout_in
 from kdpipes.core.masked import masked
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.look.contents import Contents, FieldSeen, SampleSeen, classes_seen
 from kdpipes.look.record_contents import look_at_records
 from kdpipes.look.shard_contents import look_at_shards

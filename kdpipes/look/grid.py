@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from kdpipes.errors import check_count
+from kdpipes.core.errors import check_count
 
 __all__ = ["as_picture", "image_grid"]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from kdpipes.errors import check_count
+from kdpipes.core.errors import check_count
 from kdpipes.look.contents import Contents
 from kdpipes.look.folder_contents import look_at_folder
 from kdpipes.look.shard_contents import look_at_shards

@@ -10,7 +10,7 @@ from kdpipes.core.item_form import ItemForm
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import form_of
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 
 __all__ = ["Fields", "class_names_of", "fields_of", "names_of", "rows_of"]
 

@@ -16,14 +16,13 @@ import torch
 from PIL import Image
 from torch.utils.data import MapDataPipe
 
-from kdpipes._printable import printable
 from kdpipes.core.chain import Chain
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import check_count
+from kdpipes.core.masked import masked, printable
 from kdpipes.core.registry import register
 from kdpipes.delivery.behind_deal import DEALERS
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
-from kdpipes.errors import check_count
 from kdpipes.look.chain import a_chain
 from kdpipes.look.items import Fields, class_names_of, fields_of, names_of
 from kdpipes.look.known import is_behind_deal

@@ -13,7 +13,7 @@ from torch.utils.data.datapipes.iter import Mapper
 from torch.utils.data.datapipes.map import Mapper as IndexedMapper
 
 from kdpipes.core.chain import Chain
-from kdpipes.errors import DataError, is_number, must_be
+from kdpipes.core.errors import DataError, is_number, must_be
 from kdpipes.look.grid import as_picture
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.transform import Transformer

@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
-from kdpipes.errors import ChainError, check_count
 from kdpipes.look.chain import a_chain
 from kdpipes.look.figure import Figure, svg_text
 from kdpipes.plan.class_counts import class_counts

@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import MapDataPipe
 
-from kdpipes import _meter
+from kdpipes.core.errors import ChainError, check_callable, is_number, must_be
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
+from kdpipes.delivery import meter
 from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.timing import Lane, Measured, Row
-from kdpipes.errors import ChainError, check_callable, is_number, must_be
 from kdpipes.look.figure import Figure
 from kdpipes.look.pipe_kinds import Kind, kind_of
 from kdpipes.look.profile_chart import as_chart
@@ -254,7 +254,7 @@ def _counts(loader: Loader) -> dict[int, dict[str, int]]:
 
 
 def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> None:
-    end = _meter.clock() + seconds
+    end = meter.clock() + seconds
     num_left = 2 * loader.measured().num_workers  # what a worker says of the first comes before its second
     while True:
         batch = _END
@@ -262,7 +262,7 @@ def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> N
             if step is not None:
                 step(batch)
             num_left -= 1
-            if num_left <= 0 and _meter.clock() >= end:
+            if num_left <= 0 and meter.clock() >= end:
                 return
         if batch is _END:
             raise ChainError("The chain gives no batch: there is nothing to measure.")

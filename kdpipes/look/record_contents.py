@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kdpipes._progress import shown_if_slow
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.look.contents import ClassSeen, Contents, FieldSeen, JobSeen, PartState, SampleSeen, classes_seen
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.storage.record_folder import HEADER, Header, finished_index, part_name

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from PIL import Image
 
-from kdpipes._lazy import Lazy
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_count, check_seed
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.delivery.behind_deal import DEALERS
-from kdpipes.errors import ChainError, check_count, check_seed
 from kdpipes.look.crop_boxes import crop_boxes
 from kdpipes.look.grid import image_grid
-from kdpipes.sample import Sample
 
 __all__ = ["original_of", "replay_grid"]
 

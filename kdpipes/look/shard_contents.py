@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._progress import shown_if_slow
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.look.contents import Contents, FieldSeen, JobSeen, SampleSeen, ShardState, classes_seen
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.storage.decoding import decode_member

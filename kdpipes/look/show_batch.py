@@ -10,17 +10,17 @@ import torch
 from PIL import Image
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_count, check_names
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.delivery.collate_samples import split_ctx
-from kdpipes.errors import ChainError, check_count, check_names
 from kdpipes.look.chain import a_chain
 from kdpipes.look.crop_boxes import crop_boxes
 from kdpipes.look.grid import image_grid
 from kdpipes.look.items import class_names_of, fields_of, names_of, rows_of
 from kdpipes.look.pixels import Normalization, check_normalization, is_image, normalization_of, picture_of
 from kdpipes.look.replay_grid import original_of
-from kdpipes.sample import Sample
 from kdpipes.work.replay import find_sample
 from kdpipes.work.transform import Transformer
 

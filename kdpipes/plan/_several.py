@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.errors import ChainError
+from kdpipes.core.errors import ChainError
 
 __all__ = ["joined_shards", "shared_class_names", "shared_fields"]
 

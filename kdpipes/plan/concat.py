@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import ChainError
 from kdpipes.core.map_pipe import MapPipe, as_column, indexed
 from kdpipes.core.registry import called_as
+from kdpipes.core.sample import Sample
 from kdpipes.core.traits import Traits
-from kdpipes.errors import ChainError
 from kdpipes.plan._several import joined_shards, shared_class_names, shared_fields
-from kdpipes.sample import Sample
 
 __all__ = ["ConcatenatorMapDataPipe"]
 

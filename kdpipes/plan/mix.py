@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.errors import ChainError, check_choice, check_flag, check_seed, is_number, must_be
 from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_upstream
 from kdpipes.core.map_pipe import MapPipe, as_column, indexed
 from kdpipes.core.pipe import a_datapipe, gives_samples
 from kdpipes.core.randomness import plan_epoch, planning
 from kdpipes.core.registry import functional_pipe
+from kdpipes.core.sample import Sample
 from kdpipes.core.traits import Traits
-from kdpipes.errors import ChainError, check_choice, check_flag, check_seed, is_number, must_be
 from kdpipes.plan._several import joined_shards, shared_class_names, shared_fields
-from kdpipes.sample import Sample
 from kdpipes.selection import interleave, smallest_int
 from kdpipes.storage.shared import Shared
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.errors import DataError, check_count, check_one_of
 from kdpipes.core.iter_pipe import StreamPlanPipe, samples_of, seed_upstream
 from kdpipes.core.map_pipe import MapPipe, indexed
 from kdpipes.core.registry import functional_pipe
+from kdpipes.core.sample import Sample
 from kdpipes.core.traits import Traits
-from kdpipes.errors import DataError, check_count, check_one_of
 from kdpipes.plan._several import joined_shards
-from kdpipes.sample import Sample
 
 __all__ = ["RepeaterUntilIterDataPipe", "RepeaterUntilMapDataPipe"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import DataError, check_count, check_flag, check_seed, must_be
 from kdpipes.core.map_pipe import MapPipe, PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
-from kdpipes.errors import DataError, check_count, check_flag, check_seed, must_be
 from kdpipes.plan._classes import labels_of, to_labels
 from kdpipes.selection import smallest_int
 from kdpipes.storage.shared import Shared

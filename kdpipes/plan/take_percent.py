@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import is_number, must_be
 from kdpipes.core.map_pipe import MapPipe, PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
-from kdpipes.errors import is_number, must_be
 from kdpipes.selection import smallest_int
 
 __all__ = ["PercentTakerMapDataPipe"]

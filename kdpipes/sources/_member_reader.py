@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._forks import forget_after_fork
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.catalog import Catalog
 from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.files import Version

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe, TensorDataset
 from webdataset.pipeline import DataPipeline
 
-from kdpipes.callback import Callback, call_seeded
+from kdpipes.core.callback import Callback, call_seeded
+from kdpipes.core.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.core.fingerprint import settled_attributes
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.core.registry import called_as
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.user_code import own_members
-from kdpipes.errors import ChainError, check_names, must_be, refuse_field
-from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._labels import as_classes, class_names_in, numbered
 from kdpipes.storage.shared import Shared, is_sharing
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.registry import called_as
-from kdpipes.errors import DataError, check_names, must_be
-from kdpipes.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.storage.files import file_stamp, list_files, list_stamps, read_url
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local, join_url

@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import DataError, check_choice, check_count, must_be, refuse_field
 from kdpipes.core.map_pipe import MapPipe, is_key
 from kdpipes.core.registry import called_as
-from kdpipes.errors import DataError, check_choice, check_count, must_be, refuse_field
-from kdpipes.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.storage.codec import checksum_of, decode
 from kdpipes.storage.mapped_files import MappedFiles
 from kdpipes.storage.record_folder import Records, read_records

@@ -11,12 +11,12 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._progress import shown_if_slow
+from kdpipes.core.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, refuse_field
 from kdpipes.core.map_pipe import MapPipe, as_column, is_key
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import called_as
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.traits import Traits
-from kdpipes.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, refuse_field
-from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.catalog import Catalog, open_catalog
 from kdpipes.storage.decoding import decode_member, version_suffix

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.callback import Callback
+from kdpipes.core.callback import Callback
+from kdpipes.core.errors import ChainError, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import functional_pipe
-from kdpipes.errors import ChainError, check_names, must_be
-from kdpipes.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.sources._labels import numbered
 from kdpipes.storage.files import file_stamp, read_url
 from kdpipes.storage.urls import identity_of

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes.errors import DataError, must_be
+from kdpipes.core.errors import DataError, must_be
 from kdpipes.storage.codec_arrays import read_array, read_tensor, write_array, write_tensor
 from kdpipes.storage.codec_images import image_as_plain, image_of
 

@@ -7,7 +7,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.files import Version
 
 __all__ = ["read_span"]

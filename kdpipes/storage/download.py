@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import lru_cache
 from typing import NamedTuple
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.files import Version, forget_listings, md5_of, version_of
 from kdpipes.storage.held_files import HeldFile
 from kdpipes.storage.ranges import NoRangesError, Span

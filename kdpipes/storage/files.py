@@ -12,8 +12,8 @@ from typing import IO, Any, NamedTuple, cast
 
 import fsspec
 
+from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.masked import masked
-from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.drafts import replace_file
 from kdpipes.storage.filesystems import filesystem_of, not_installed
 from kdpipes.storage.refusals import what_went_wrong

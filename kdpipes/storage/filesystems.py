@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
+from kdpipes.core.errors import must_be
 from kdpipes.core.masked import masked
-from kdpipes.errors import must_be
 from kdpipes.storage.private_hosts import guarded_client
 
 __all__ = ["check_filesystem", "filesystem_of", "not_installed"]

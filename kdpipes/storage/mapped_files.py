@@ -9,7 +9,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 
 __all__ = ["MappedFiles"]
 

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kdpipes._forks import forget_after_fork
-from kdpipes.errors import DataError, as_cause
+from kdpipes.core.errors import DataError, as_cause
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.retries import NUM_SILENT, retried

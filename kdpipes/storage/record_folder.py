@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._progress import shown_if_slow
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.drafts import create_file
 from kdpipes.storage.joined_indexes import JoinedIndexes
 from kdpipes.storage.shard_index import Places, ShardIndex

@@ -19,7 +19,7 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.batches import in_batches
 from kdpipes.storage.codec import checksum_of, encode
 from kdpipes.storage.files import Version

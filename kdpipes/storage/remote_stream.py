@@ -12,7 +12,7 @@ from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
-from kdpipes.errors import as_cause
+from kdpipes.core.errors import as_cause
 from kdpipes.storage.files import Version, remote_info, version_in
 from kdpipes.storage.ranges import Threads
 from kdpipes.storage.refusals import what_went_wrong

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kdpipes._forks import forget_after_fork
+from kdpipes.core.errors import DataError
 from kdpipes.core.masked import masked
-from kdpipes.errors import DataError
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.download import ReplacedError, Shard
 from kdpipes.storage.files import Version, cache_folder
 from kdpipes.storage.forward import pread

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.catalog import keep_index
 from kdpipes.storage.download import Shard, download
 from kdpipes.storage.held_files import HeldFile

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.drafts import replace_file
 from kdpipes.storage.files import cache_folder, make_cache_folder, read_url
 from kdpipes.storage.refusals import is_refused

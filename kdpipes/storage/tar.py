@@ -17,7 +17,7 @@ import numpy as np
 from fsspec.compression import compr
 from webdataset.tariterators import base_plus_ext
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.decoding import INTEGER, NUMBERS
 from kdpipes.storage.descriptors import read_span
 from kdpipes.storage.files import Version, open_url

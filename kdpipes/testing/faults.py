@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from kdpipes.errors import check_choice, check_count, is_number, must_be
+from kdpipes.core.errors import check_choice, check_count, is_number, must_be
 
 __all__ = ["BEFORE_THE_ANSWER", "ErrorStyle", "Fault", "error_of"]
 

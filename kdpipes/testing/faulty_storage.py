@@ -20,8 +20,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
+from kdpipes.core.errors import check_choice, check_seed, must_be
 from kdpipes.core.randomness import hash_key
-from kdpipes.errors import check_choice, check_seed, must_be
 from kdpipes.storage.forward import pread
 from kdpipes.testing.faults import BEFORE_THE_ANSWER, ErrorStyle, Fault, error_of
 from kdpipes.testing.ledger import Begun, Ledger, Request, num_repeated

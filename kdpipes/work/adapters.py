@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes._plain_data import as_plain, restored
+from kdpipes.core.errors import must_be
 from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.plain_data import as_plain, restored
 from kdpipes.core.randomness import seeded_globals
-from kdpipes.errors import must_be
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.image_ops import NUM_COLUMNS, FieldKind, as_array, back_as
 from kdpipes.work.joint import Fields

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
+from kdpipes.core.errors import DataError, check_choice, check_flag, must_be
 from kdpipes.core.operation import Operation
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
-from kdpipes.errors import DataError, check_choice, check_flag, must_be
-from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import register_type
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, decoder, made_smaller
 

@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kdpipes.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.errors import FieldError, check_flag, must_be, refuse_field
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
-from kdpipes.errors import FieldError, check_flag, must_be, refuse_field
-from kdpipes.sample import Lazy, Sample
 
 __all__ = ["CtxRecorder", "FieldAdder", "FieldRenamer", "Selector"]
 

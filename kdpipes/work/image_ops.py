@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
-from kdpipes.errors import DataError, check_count, must_be
+from kdpipes.core.errors import DataError, check_count, must_be
 from kdpipes.work.decode import DecodedImage, EncodedImage
 
 __all__ = [

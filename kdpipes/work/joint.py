@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes.errors import DataError, closest, must_be
+from kdpipes.core.errors import DataError, closest, must_be
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.image_ops import FieldKind, size_of
 

@@ -9,10 +9,10 @@ from typing import Literal, NoReturn
 
 from filelock import FileLock
 
+from kdpipes.core.errors import ChainError, DataError, FieldError, check_choice, check_count, is_number, must_be
 from kdpipes.core.operation import ErrorHandler
+from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import work_pipe
-from kdpipes.errors import ChainError, DataError, FieldError, check_choice, check_count, is_number, must_be
-from kdpipes.sample import Sample
 
 __all__ = ["OnError"]
 

@@ -11,12 +11,12 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import Shuffler
 
 from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.errors import ChainError, DataError, closest, must_be
 from kdpipes.core.iter_pipe import IterPipe, seed_upstream
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import SampleKey, planning, using_key
+from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import SampleMapper
-from kdpipes.errors import ChainError, DataError, closest, must_be
-from kdpipes.sample import Sample
 
 __all__ = ["find_sample", "replay"]
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from kdpipes.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.errors import DataError, add_note, must_be
 from kdpipes.core.operation import Operation
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
-from kdpipes.errors import DataError, add_note, must_be
-from kdpipes.sample import Lazy, Sample
 from kdpipes.work.adapters import adapted
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.image_ops import FieldKind, borrows_rng

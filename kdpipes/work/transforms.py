@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance
 
-from kdpipes.errors import check_choice, check_count, is_number, must_be
+from kdpipes.core.errors import check_choice, check_count, is_number, must_be
 from kdpipes.work.image_ops import (
     RESAMPLING,
     Drawn,

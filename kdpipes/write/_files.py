@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
+from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.masked import masked
-from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.drafts import draft_of
 from kdpipes.storage.refusals import what_went_wrong
 from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream

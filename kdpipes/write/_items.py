@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._progress import shown_if_slow
-from kdpipes.callback import Callback, call_seeded
+from kdpipes.core.callback import Callback, call_seeded
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, DataError, add_note, must_be
 from kdpipes.core.fingerprint import digest, digest_values
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import gives_samples
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, hash_key
-from kdpipes.errors import ChainError, DataError, add_note, must_be
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 from kdpipes.storage.files import read_url
 from kdpipes.storage.record_part import Record
 from kdpipes.storage.shared import PackedStrings, Shared

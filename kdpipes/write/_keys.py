@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 
 __all__ = ["KnownKeys", "as_tar_key", "check_tar_key", "hashes_of", "twice_error"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from kdpipes.core.masked import masked
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 
 __all__ = ["made_or_left_out"]
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes.callback import Callback
-from kdpipes.errors import ChainError, add_note, check_callable, closest, must_be
-from kdpipes.sample import Sample
+from kdpipes.core.callback import Callback
+from kdpipes.core.errors import ChainError, add_note, check_callable, closest, must_be
+from kdpipes.core.sample import Sample
 from kdpipes.storage.decoding import decode_array
 
 __all__ = ["MemberEncoder", "check_encoding", "check_extension"]

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.callback import Callback
+from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import seed_chain
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.sample import Sample, as_sample
+from kdpipes.core.sample import Sample, as_sample
 from kdpipes.write._keys import as_tar_key, check_tar_key, hashes_of
 from kdpipes.write._left_out import made_or_left_out
 from kdpipes.write._members import MemberEncoder

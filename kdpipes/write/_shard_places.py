@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 
 import fsspec
 
-from kdpipes.errors import DataError, as_cause, must_be
+from kdpipes.core.errors import DataError, as_cause, must_be
 from kdpipes.storage.catalog import index_beside, index_url
 from kdpipes.storage.files import forget_listings, version_of, write_url
 from kdpipes.storage.held_files import CAN_HOLD

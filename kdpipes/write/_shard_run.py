@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kdpipes._progress import shown_if_slow
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import DataError
 from kdpipes.core.pipe import Pipe
-from kdpipes.errors import DataError
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.catalog import index_beside
 from kdpipes.write._keys import KnownKeys, hashes_of
 from kdpipes.write._shard_job import Coming, Limits, Measuring, Recipe, ShardJob, ShardReport, Span, Writing

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from fsspec.implementations.local import LocalFileSystem
 
+from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.masked import masked
-from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.files import version_in
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.refusals import what_went_wrong

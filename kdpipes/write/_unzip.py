@@ -15,7 +15,7 @@ from typing import IO, NamedTuple, cast
 
 from fsspec.implementations.local import LocalFileSystem
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.ranges import RangeReader, Span
 from kdpipes.write._files import RemoteFile
 from kdpipes.write._markers import MARKERS

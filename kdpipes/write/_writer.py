@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from kdpipes._progress import bytes_if_slow
+from kdpipes.core.progress import bytes_if_slow
 from kdpipes.write._files import chunks_of, in_parallel, require_room, write_whole
 from kdpipes.write._markers import END, START
 from kdpipes.write._source_tree import Entry, Source

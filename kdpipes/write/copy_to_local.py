@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from kdpipes.errors import check_count, must_be
+from kdpipes.core.errors import check_count, must_be
 from kdpipes.storage.urls import identity_of, is_local, join_url
 from kdpipes.write._markers import END, MARKERS, PARTIAL, PARTS, copied_parts, held_start, state_of
 from kdpipes.write._source_tree import Source, find_source, is_inside

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import DataError, check_callable, check_count, check_flag, check_names, check_seed, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import hash_key
-from kdpipes.errors import DataError, check_callable, check_count, check_flag, check_names, check_seed, must_be
 from kdpipes.selection import Permutation
 from kdpipes.storage.drafts import draft_of, replace_file
 from kdpipes.storage.held_files import CAN_HOLD, HeldFile

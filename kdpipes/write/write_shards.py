@@ -10,10 +10,10 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import check_count, must_be, refuse_field
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
-from kdpipes.errors import check_count, must_be, refuse_field
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 from kdpipes.write._members import MemberEncoder
 from kdpipes.write._shard_job import Limits, Recipe
 from kdpipes.write._shard_notes import ShardNotes

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes._interrupts import uninterrupted
+from kdpipes.core.processes import uninterrupted
 from kdpipes.delivery import worker_process
 from kdpipes.delivery.worker import work
 

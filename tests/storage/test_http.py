@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import NoCredentialsError
 
 import kdpipes as kdp
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.ranges import Span, read_range
 from kdpipes.storage.refusals import is_refused, what_went_wrong

@@ -17,7 +17,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage import remote_stream
 from kdpipes.storage.remote_stream import BrokenStreamError, RemoteStream, StreamsAhead
 from kdpipes.storage.retries import NUM_TRIES

@@ -13,9 +13,9 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher, ShardingFilter, Shuffler
 from torchdata.datapipes.iter import Prefetcher
 
-from kdpipes._giving_up import given_up_by
-from kdpipes.callback import Callback
+from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.giving_up import given_up_by
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe

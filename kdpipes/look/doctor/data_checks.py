@@ -18,9 +18,9 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.sample import Sample
 from kdpipes.look.doctor.chain_facts import contents, operation_of, readable, samples_of, selector_in
 from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.sample import Sample
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.work.decode import DecodedImage, orientation_of
 from kdpipes.work.joint import fields_of

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._meter import size_of
 from kdpipes.core.chain import Chain
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.sample import Sample
+from kdpipes.delivery.meter import size_of
 from kdpipes.look.doctor.chain_facts import operation_of, shrinks
 from kdpipes.look.doctor.finding import Facts, Finding
 from kdpipes.look.profile_table import bytes_text
-from kdpipes.sample import Sample
 from kdpipes.storage.shared import Shared, sharing
 
 __all__ = ["float_pixels", "full_size_pixels", "small_shared_memory", "unpicklable"]
