@@ -62,17 +62,20 @@ from kdpipes.sources.open_records import RecordReaderMapDataPipe as open_records
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe as open_shards
 from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe as stream_shards
 from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDataPipe
-from kdpipes.work.add_field import FieldAdder
-from kdpipes.work.color_transforms import ColorJitter
-from kdpipes.work.decode_images import DecodedImage, EncodedImage, ImageDecoder
-from kdpipes.work.geometric_transforms import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
+from kdpipes.work.decode import DecodedImage, EncodedImage, ImageDecoder
+from kdpipes.work.fields import CtxRecorder, FieldAdder, FieldRenamer, Selector
 from kdpipes.work.on_error import OnError as ErrorHandler
-from kdpipes.work.record_ctx import CtxRecorder
-from kdpipes.work.rename_fields import FieldRenamer
 from kdpipes.work.replay import replay
-from kdpipes.work.select import Selector
-from kdpipes.work.tensor_transforms import Normalize, ToTensor
 from kdpipes.work.transform import RecordedTransform, Transformer
+from kdpipes.work.transforms import (
+    CenterCrop,
+    ColorJitter,
+    HorizontalFlip,
+    Normalize,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+)
 from kdpipes.write.copy import CopyResult, copy_to_local
 from kdpipes.write.localize import FileLocalizer
 from kdpipes.write.records import RecordsResult, write_records

@@ -21,7 +21,7 @@ from kdpipes.look.pictures import image_grid
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
-from kdpipes.work.geometric_transforms import HorizontalFlip, RandomResizedCrop
+from kdpipes.work.transforms import HorizontalFlip, RandomResizedCrop
 
 __all__ = ["PHOTO_CLASSES", "run_demo", "write_photo_folder", "write_photo_shards"]
 

@@ -117,7 +117,7 @@ def command(
 def _tolerant(chain: Any, action: str, quarantine: str | None, *, is_folder: bool) -> Any:
     """Return a chain with `on_error`; files of a folder that are no images count as samples that cannot be made."""
     from kdpipes.core.sample_pipe import SampleMapperMapDataPipe
-    from kdpipes.work.decode_images import UnchangedImages
+    from kdpipes.work.decode import UnchangedImages
 
     seen: Any = SampleMapperMapDataPipe(chain, UnchangedImages("x"), "decode_images") if is_folder else chain
     return seen.on_error(action, path=quarantine)

@@ -1,4 +1,7 @@
-"""Texts that are safe to show: without secrets and control characters. This module imports nothing heavy, because commands and errors need it."""
+"""Texts that are safe to show: without secrets and control characters.
+
+This module imports nothing heavy, because commands and errors need it.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.look.batch import Fields, class_names_of, fields_of, names_of
 from kdpipes.look.pictures import is_image, normalization_of, picture_or_none
 from kdpipes.look.rendering import render
-from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.work.decode import DecodedImage, EncodedImage
 
 __all__ = ["Peek", "summary"]
 

@@ -16,7 +16,7 @@ from torch.utils.data.datapipes.map import Mapper as IndexedMapper
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count, is_number, must_be
 from kdpipes.work.adapters import unwrapped
-from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.transform import Transformer
 
 __all__ = [

@@ -11,9 +11,9 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.look.doctor.facts import Facts, callables_of
 from kdpipes.look.profile import SENDING, Kind, PipeTime, Profile
-from kdpipes.work._images import Drawn
 from kdpipes.work.adapters import AlbumentationsAdapter, TorchvisionAdapter
-from kdpipes.work.decode_images import ImageDecoder
+from kdpipes.work.decode import ImageDecoder
+from kdpipes.work.image_ops import Drawn
 from kdpipes.work.joint import JointTransform
 from kdpipes.work.on_error import OnError
 from kdpipes.work.transform import Transformer

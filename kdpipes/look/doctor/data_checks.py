@@ -21,8 +21,8 @@ from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.look.doctor.facts import Facts, Finding, contents, readable, samples_of, selected_from, selector_in
 from kdpipes.storage.tar import DottedKeys
-from kdpipes.work.add_field import FieldAdder
-from kdpipes.work.decode_images import DecodedImage, ImageDecoder, orientation_of
+from kdpipes.work.decode import DecodedImage, ImageDecoder, orientation_of
+from kdpipes.work.fields import FieldAdder
 from kdpipes.work.joint import fields_of
 from kdpipes.work.transform import Transformer
 

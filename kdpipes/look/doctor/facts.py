@@ -19,7 +19,7 @@ from kdpipes.core.chain import Chain, Node, upstream_of
 from kdpipes.core.giving_up import given_up_by
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.work.select import Selector
+from kdpipes.work.fields import Selector
 
 __all__ = [
     "Facts",

@@ -14,7 +14,7 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.stock import redraws
 from kdpipes.look.doctor.facts import Facts, Finding, before, readable
-from kdpipes.work.select import Selector
+from kdpipes.work.fields import Selector
 
 __all__ = ["random_before_cache", "shuffle_after_batch", "sorted_batches", "unrecorded_ctx"]
 

@@ -17,7 +17,7 @@ from kdpipes.delivery.meter import size_of
 from kdpipes.look.doctor.facts import Facts, Finding, shrinks
 from kdpipes.look.profile_view import bytes_text
 from kdpipes.storage.shared import Shared, sharing
-from kdpipes.work.decode_images import ImageDecoder
+from kdpipes.work.decode import ImageDecoder
 
 __all__ = ["float_pixels", "full_size_pixels", "small_shared_memory", "unpicklable"]
 

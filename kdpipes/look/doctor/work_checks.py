@@ -19,8 +19,8 @@ from kdpipes.core.pipe import fields_of as fields_known
 from kdpipes.core.registry import pipe_name
 from kdpipes.look.doctor.facts import Facts, Finding, callables_of, contents, selected_names
 from kdpipes.work.adapters import unwrapped
-from kdpipes.work.add_field import FieldAdder
-from kdpipes.work.decode_images import EncodedImage, ImageDecoder
+from kdpipes.work.decode import EncodedImage, ImageDecoder
+from kdpipes.work.fields import FieldAdder
 from kdpipes.work.joint import fields_of
 from kdpipes.work.on_error import OnError
 from kdpipes.work.transform import Transformer

@@ -59,7 +59,7 @@ class DecodedImage:
         self._shared: NDArray[np.uint8] | None = None
 
     @classmethod
-    def _of_rows(cls, rows: NDArray[np.uint8]) -> DecodedImage:
+    def of_rows(cls, rows: NDArray[np.uint8]) -> DecodedImage:
         """Return the image of pixels `[H, W, 3]` that nobody may write to, of which it makes copies when it must."""
         image = cls.__new__(cls)
         image._pixels, image._shared = None, rows
@@ -75,6 +75,17 @@ class DecodedImage:
     @property
     def _rows(self) -> NDArray[np.uint8]:
         return self.pixels.numpy().transpose(1, 2, 0) if self._shared is None else self._shared
+
+    def as_rows(self) -> NDArray[np.uint8]:
+        """Return the pixels `[H, W, 3] uint8`, for caches; raise TypeError if they are of another shape or dtype."""
+        pixels = self._pixels
+        if pixels is None or self._shared is not None:
+            return self._rows
+        if pixels.dtype != torch.uint8 or pixels.dim() != 3 or len(pixels) != 3 or pixels.device.type != "cpu":
+            found = f"{list(pixels.shape)} {pixels.dtype} on {str(pixels.device)!r}"
+            rule = "unless its pixels are [3, H, W] uint8 in main memory"
+            raise TypeError(f"A DecodedImage cannot be kept {rule}: {found}.")
+        return self._rows
 
     @property
     def size(self) -> tuple[int, int]:
@@ -317,23 +328,13 @@ register_type(
 )
 
 
-def _rows_of(image: DecodedImage) -> NDArray[np.uint8]:
-    if image._shared is not None:
-        return image._shared
-    pixels = image.pixels
-    if pixels.dtype != torch.uint8 or pixels.dim() != 3 or len(pixels) != 3 or pixels.device.type != "cpu":
-        found = f"{list(pixels.shape)} {pixels.dtype} on {str(pixels.device)!r}"
-        raise TypeError(f"A DecodedImage cannot be kept unless its pixels are [3, H, W] uint8 in main memory: {found}.")
-    return image._rows
-
-
 def _image_of(plain: Any) -> DecodedImage:
     if plain.dtype != np.uint8 or plain.ndim != 3 or plain.shape[2] != 3:
         raise ValueError(f"pixels of an image are [H, W, 3] uint8, not {list(plain.shape)} {plain.dtype}")
-    return DecodedImage._of_rows(plain)
+    return DecodedImage.of_rows(plain)
 
 
-register_type("DecodedImage", DecodedImage, _rows_of, _image_of)
+register_type("DecodedImage", DecodedImage, DecodedImage.as_rows, _image_of)
 
 
 def _box_in_file(box: Box, turn: int, size: tuple[int, int]) -> Box:
