@@ -283,6 +283,10 @@ class _CachePipe(SampleMapper):
         """Return the names of values that functions upstream read, if neither the key nor `version` follows them."""
         return [] if self._operation.notes != (None,) else self._identity.unhashed()
 
+    def entry_base(self, sample: Sample) -> bytes:
+        """Return the bytes that identify the values of a sample; the keys of its fields derive from them."""
+        return self._identity.of(sample)
+
     def prepare_for_workers(self) -> None:
         """Compute the keys now, before workers start, instead of in each of them."""
         self._identity.prepare()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import IterDataPipe
@@ -31,13 +31,16 @@ class Identity:
         source: What the cache reads from.
         notes: What the user adds (`version=`), and the options that change values.
         is_shared: Whether other chains may find the entries; if so, values whose changes go unnoticed are warned of.
+        of_route: The digests that are known already, by route.
     """
 
-    def __init__(self, source: Any, notes: Any, *, is_shared: bool) -> None:
+    def __init__(
+        self, source: Any, notes: Any, *, is_shared: bool, of_route: Mapping[tuple[int, ...], bytes] | None = None
+    ) -> None:
         self._source = source
         self._notes = notes
         self._is_shared = is_shared
-        self._of_route: dict[tuple[int, ...], bytes] = {}
+        self._of_route = dict(of_route or {})
         self._needs_keys = _is_numbered_anew(source)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,9 +90,7 @@ class _Handed:
 
 
 def _restored(source: Any, notes: Any, is_shared: bool, handed: _Handed) -> Identity:
-    identity = Identity(source, notes, is_shared=is_shared)
-    identity._of_route.update(handed.of_route)
-    return identity
+    return Identity(source, notes, is_shared=is_shared, of_route=handed.of_route)
 
 
 def key_of(base: bytes, field: str) -> bytes:

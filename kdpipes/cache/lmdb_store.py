@@ -82,16 +82,16 @@ class LmdbStore(CacheStore):
             keep: Whether a named store stays until it is cleared.
         """
         folder = SharedFolder(name, keep=keep)
-        store = cls(folder, max_bytes=max_bytes)
-        store.is_shared = name is not None
+        self = cls(folder, max_bytes=max_bytes)
+        self.is_shared = name is not None
         free = free_bytes(folder.path) + _num_bytes(Path(folder.path, "data.mdb"))
-        if store._max_bytes is not None and store._max_bytes > free:
-            store._max_bytes = max(free, _LEAST_BYTES)
-            store._warn(
+        if self._max_bytes is not None and self._max_bytes > free:
+            self._max_bytes = max(free, _LEAST_BYTES)
+            self._warn(
                 f"takes no more than the {free:,} bytes of shared memory that are free, of {max_bytes:,} bytes that "
                 "it may. Containers get more by `--shm-size`."
             )
-        return store
+        return self
 
     def get(self, key: bytes, *, is_known: bool = False) -> memoryview | None:
         if not is_known:
@@ -280,7 +280,7 @@ class _Environment:
         if size >= least:  # only then can the first pages, which hold the number of pages, be read
             least = (self._env.info()["last_pgno"] + 1) * self._page_size
         if size < least:
-            self._close()
+            self.close_now()
             self._views = _Views()
             raise DataError(f"{str(data)!r} has been truncated: it should have {least} bytes. Delete the cache.")
         self._least_size = size
@@ -289,7 +289,7 @@ class _Environment:
         try:
             return (self._env or self._open()).begin(buffers=True)
         except (lmdb.MapResizedError, lmdb.ReadersFullError):  # another process has more room, or was killed
-            self._close()
+            self.close_now()
             return self._open().begin(buffers=True)
 
     def _begin_writing(self) -> Any:
@@ -299,7 +299,7 @@ class _Environment:
             return env.begin(write=True)  # other threads may read while this waits for other processes
         except lmdb.Error:  # another process has more room, or a thread that noticed this has closed `env`
             with self.reading:
-                self._close()
+                self.close_now()
                 return self._open().begin(write=True)
 
     def grow(self, max_bytes: int) -> None:
@@ -307,14 +307,15 @@ class _Environment:
         with self.writing, self.reading:
             if max_bytes > self.max_bytes:
                 self.max_bytes = max_bytes
-                self._close()
+                self.close_now()
 
     def close(self) -> None:
         """Close it until it is used again."""
         with self.writing, self.reading:
-            self._close()
+            self.close_now()
 
-    def _close(self) -> None:
+    def close_now(self) -> None:
+        """Close it until it is used again; the caller holds `reading`."""
         if self._env is not None:
             self._env.close()
         self._env = None
@@ -459,7 +460,7 @@ def _before_fork() -> None:
     for environment in list(_all):
         environment.writing.acquire()
         environment.reading.acquire()
-        environment._close()
+        environment.close_now()
         _stopped.append(environment)
 
 

@@ -112,7 +112,7 @@ def _keep(pipe: Any, make: Callable[[], Sample], tolerates: Callable[[Exception]
 
 
 def _kept(pipe: Any, sample: Sample) -> _Kept:
-    operation, base = pipe.operation, pipe._identity.of(sample)
+    operation, base = pipe.operation, pipe.entry_base(sample)
     plain: dict[str, Any] = {}
     entries = []
     for name, value in sample.scope().items():

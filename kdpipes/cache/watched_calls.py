@@ -152,6 +152,7 @@ def _warn_of_changed(before: list[tuple[str, bytes]], after: list[tuple[str, byt
 
 
 def _is_global(generator: Any) -> bool:
+    # NumPy gives its global generator no public name.
     return generator is np.random.mtrand._rand or generator is torch.default_generator
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -70,16 +69,19 @@ class _Mix:
     """
 
     def __init__(
-        self, chosen: NDArray[Any], positions: NDArray[Any], lengths: NDArray[Any], shifts: NDArray[Any]
+        self,
+        chosen: NDArray[Any],
+        positions: NDArray[Any],
+        lengths: NDArray[Any],
+        shifts: NDArray[Any],
+        epoch: int = 0,
     ) -> None:
         self._chosen, self._positions, self._lengths, self._shifts = chosen, positions, lengths, shifts
-        self._epoch = 0
+        self._epoch = epoch
 
     def at(self, epoch: int) -> _Mix:
         """Return the mix of another epoch."""
-        mix = copy.copy(self)
-        mix._epoch = epoch
-        return mix
+        return _Mix(self._chosen, self._positions, self._lengths, self._shifts, epoch)
 
     def __len__(self) -> int:
         return len(self._chosen)

@@ -268,11 +268,13 @@ class _Contents:
 
     __slots__ = ("_left", "allow_pickle", "bytes_as_views", "memory")
 
-    def __init__(self, memory: memoryview, allow_pickle: bool, bytes_as_views: bool = False) -> None:
+    def __init__(
+        self, memory: memoryview, allow_pickle: bool, bytes_as_views: bool = False, left: list[int] | None = None
+    ) -> None:
         self.memory = memory
         self.allow_pickle = allow_pickle
         self.bytes_as_views = bytes_as_views
-        self._left = [len(memory)]
+        self._left = [len(memory)] if left is None else left
 
     def span(self, start: int, size: int) -> memoryview:
         """Return some bytes; raise if spans overlap, judging by their sum, because `encode` writes each byte once."""
@@ -288,9 +290,7 @@ class _Contents:
         """Return the same contents, read as copies instead of views."""
         if not self.bytes_as_views:
             return self
-        copying = _Contents(self.memory, self.allow_pickle)
-        copying._left = self._left
-        return copying
+        return _Contents(self.memory, self.allow_pickle, left=self._left)
 
 
 _Plan = Callable[[_Contents], Any]

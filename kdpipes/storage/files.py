@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.masked import masked
-from kdpipes.storage.filesystems import filesystem_of, not_installed
+from kdpipes.storage.filesystems import filesystem_of, not_installed, parent_of
 from kdpipes.storage.retries import NUM_TRIES, SilenceError, ask, in_time, is_missing, retried, what_went_wrong
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
@@ -229,7 +229,7 @@ def forget_listings(urls: Sequence[str]) -> None:
     for url in {url.rpartition("/")[0]: url for url in urls if not is_local(url)}.values():
         with naming(url):
             filesystem, path = filesystem_of(url)
-            folder = filesystem._parent(path)
+            folder = parent_of(filesystem, path)
             filesystem.invalidate_cache(None if "*" in folder else folder)
 
 
@@ -465,6 +465,11 @@ class HeldFile:
         """Close the file, which ends the hold."""
         self._release()
 
+    def disown(self) -> None:
+        """Close the file, but leave the hold to the process that this one was forked from."""
+        if self._release.detach() is not None:
+            os.close(self.descriptor)
+
 
 def _let_go(descriptor: int) -> None:
     import fcntl
@@ -478,8 +483,7 @@ def _let_go(descriptor: int) -> None:
 def _disown() -> None:
     """Close the parent's held files in a forked process: their locks would outlive the parent."""
     for file in list(_files):
-        if file._release.detach() is not None:
-            os.close(file.descriptor)
+        file.disown()
     _files.clear()
     _opening.release()
 

@@ -16,7 +16,7 @@ from fsspec.spec import AbstractFileSystem
 from kdpipes.core.errors import must_be
 from kdpipes.core.masked import masked
 
-__all__ = ["PrivateHostError", "check_filesystem", "check_hosts", "filesystem_of", "not_installed"]
+__all__ = ["PrivateHostError", "check_filesystem", "check_hosts", "filesystem_of", "not_installed", "parent_of"]
 
 _MANY = 4_096  # URLs
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
@@ -39,9 +39,7 @@ class _Known(NamedTuple):
 
     def holds(self, settings: dict[str, Any]) -> bool:
         """Return whether fsspec would return the same file system now."""
-        kind = type(self.filesystem)
-        is_kept = not kind.cachable or kind._cache.get(self.filesystem._fs_token) is self.filesystem
-        return is_kept and self.process == os.getpid() and self.settings == settings
+        return self.process == os.getpid() and self.settings == settings and _is_kept(self.filesystem)
 
 
 _shared: dict[str, _Known] = {}
@@ -66,14 +64,36 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     for table in (mine, _shared):
         known = table.get(of_all) or table.get(url)
         if known is not None and known.holds(settings):
-            return known.filesystem, known.filesystem._strip_protocol(url)
+            return known.filesystem, _path_of(known.filesystem, url)
     filesystem, _ = found = fsspec.core.url_to_fs(url, **_guard(protocol))
     table = _shared if getattr(filesystem, "async_impl", False) else mine
     if len(table) >= _MANY:
         table.clear()
-    is_one_for_all = type(filesystem)._get_kwargs_from_urls is AbstractFileSystem._get_kwargs_from_urls
-    table[of_all if is_one_for_all else url] = _Known(filesystem, os.getpid(), dict(settings))
+    table[of_all if _is_one_for_all(filesystem) else url] = _Known(filesystem, os.getpid(), dict(settings))
     return found
+
+
+# fsspec offers the following by private names only. All implementations have them: `AbstractFileSystem` defines them.
+
+
+def parent_of(filesystem: Any, path: str) -> str:
+    """Return the folder of a path, as the file system names it in its listings."""
+    return str(filesystem._parent(path))
+
+
+def _path_of(filesystem: Any, url: str) -> Any:
+    return filesystem._strip_protocol(url)
+
+
+def _is_kept(filesystem: Any) -> bool:
+    """Return whether fsspec's instance cache still holds the file system, if its class is cached at all."""
+    kind = type(filesystem)
+    return not kind.cachable or kind._cache.get(filesystem._fs_token) is filesystem
+
+
+def _is_one_for_all(filesystem: Any) -> bool:
+    """Return whether URLs hold nothing but the place of a file, and no user or host."""
+    return bool(type(filesystem)._get_kwargs_from_urls is AbstractFileSystem._get_kwargs_from_urls)
 
 
 def check_filesystem(param: str, url: str) -> None:

@@ -36,16 +36,22 @@ class Shared(Generic[Value]):
 
     Args:
         value: An object; an array, or an object whose large attributes are arrays, is shared best. Not to be modified.
+        name: Identifies the value in all processes; by default a new name.
     """
 
     __slots__ = ("__weakref__", "_file", "_name", "value")
     _live: weakref.WeakValueDictionary[str, Shared[Any]] = weakref.WeakValueDictionary()
 
-    def __init__(self, value: Value) -> None:
+    def __init__(self, value: Value, name: str | None = None) -> None:
         self.value = value
         self._file: _MemoryFile | None = None
-        self._name = f"{os.getpid()}-{next(_names)}-{os.urandom(8).hex()}"
-        Shared._live[self._name] = self
+        self._name = name or f"{os.getpid()}-{next(_names)}-{os.urandom(8).hex()}"
+        self._live[self._name] = self
+
+    @classmethod
+    def of_name(cls, name: str) -> Shared[Any] | None:
+        """Return the handle of this name in this process, if there is one."""
+        return cls._live.get(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if _is_sharing.get():
@@ -73,20 +79,12 @@ def is_sharing() -> bool:
 
 
 def _restore(name: str, payload: bytes | None) -> Shared[Any]:
-    live = Shared._live.get(name)
+    live = Shared.of_name(name)
     if live is not None:
         return live
     if payload is None:
         raise RuntimeError("A copy that was to stay in its process has been read in another one.")
-    return _named(name, pickle.loads(payload))  # noqa: S301 - a chain that the user pickled
-
-
-def _named(name: str, value: Any) -> Shared[Any]:
-    shared = Shared(value)
-    del Shared._live[shared._name]
-    shared._name = name
-    Shared._live[name] = shared
-    return shared
+    return Shared(name=name, value=pickle.loads(payload))  # noqa: S301 - a chain that the user pickled
 
 
 class _MemoryFile:
@@ -122,7 +120,7 @@ _attached: dict[str, memoryview] = {}  # by a child, which is handed each file o
 
 
 def _attach(name: str, descriptor: Any, payload: bytes, places: list[tuple[int, int]]) -> Shared[Any]:
-    live = Shared._live.get(name)
+    live = Shared.of_name(name)
     if live is not None:
         return live
     if name not in _attached:
@@ -130,7 +128,7 @@ def _attach(name: str, descriptor: Any, payload: bytes, places: list[tuple[int, 
             size = os.fstat(file.fileno()).st_size
             _attached[name] = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
     buffers = [_attached[name][start : start + length] for start, length in places]
-    return _named(name, pickle.loads(payload, buffers=buffers))  # noqa: S301 - sent by the parent process
+    return Shared(name=name, value=pickle.loads(payload, buffers=buffers))  # noqa: S301 - sent by the parent process
 
 
 class PackedStrings(Sequence[str]):
@@ -150,21 +148,22 @@ class PackedStrings(Sequence[str]):
     @classmethod
     def of_arrays(cls, ends: NDArray[np.int64], letters: NDArray[np.uint8]) -> PackedStrings:
         """Return the strings whose `arrays` these are."""
-        strings = cls.__new__(cls)
+        self = cls.__new__(cls)
         if len(ends) and (int(ends[-1]) > len(letters) or int(ends[0]) < 0 or (np.diff(ends) < 0).any()):
             raise ValueError("the strings do not end where they are said to")
-        strings._ends, strings._bytes = ends, letters
-        return strings
+        self._ends, self._bytes = ends, letters
+        return self
 
     @classmethod
     def joined(cls, parts: Sequence[PackedStrings]) -> PackedStrings:
         """Return the strings of several sequences, one sequence after the other."""
-        sizes = np.cumsum([0, *(len(part._bytes) for part in parts)])
-        ends = [part._ends + start for part, start in zip(parts, sizes[:-1], strict=True)]
-        nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
-        return cls.of_arrays(
-            np.concatenate([nothing[0], *ends]), np.concatenate([nothing[1], *(part._bytes for part in parts)])
-        )
+        all_ends, all_letters = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.uint8)]
+        start = 0
+        for ends, letters in (part.arrays() for part in parts):
+            all_ends.append(ends + start)
+            all_letters.append(letters)
+            start += len(letters)
+        return cls.of_arrays(np.concatenate(all_ends), np.concatenate(all_letters))
 
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         """Return where each string ends, and the bytes of all of them."""

@@ -41,7 +41,6 @@ __all__ = [
     "ends_early",
     "index_shard",
     "is_index_of",
-    "read_groups",
     "read_members",
 ]
 
@@ -63,12 +62,6 @@ class Member(NamedTuple):
     name: str
     offset: int
     size: int
-
-
-def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Yield (key, content of each field) of a tar's samples: see `read_members`."""
-    for group in read_members(url):
-        yield group[0][0].key, {member.field: content for member, content in group}
 
 
 def read_members(

@@ -16,7 +16,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby, islice
@@ -26,7 +26,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import fsspec
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
@@ -42,7 +41,8 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import shown_name
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.storage.catalog import index_beside, index_url
-from kdpipes.storage.files import forget_listings, read_url, version_of, write_url
+from kdpipes.storage.files import forget_listings, locked, read_url, version_of, write_url
+from kdpipes.storage.filesystems import parent_of
 from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import SavedNotes
@@ -276,26 +276,25 @@ class ShardPlaces:
         Path(self._folder or ".").mkdir(parents=True, exist_ok=True)
         path = Path(f"{self._folder}.{self._head}shards{self._tail}.lock").absolute()
         holder = f"process {os.getpid()} on {socket.gethostname()}"
-        lock = FileLock(path)
-        try:
-            lock.acquire(timeout=_PATIENCE_S)
-            path.write_text(holder)
-        except Timeout:
-            with suppress(OSError):  # it has just been released, or cannot be read while it is locked
-                found = path.read_text(errors="replace")
-                holder = "this process" if found == holder else found or "another process"
-            raise RuntimeError(
-                f"These shards are already being written by {holder} (lock {str(path)!r}). Call `write_shards` in one "
-                "process, with `num_workers=`, not on every rank; or wait for the other call."
-            ) from None
-        except OSError:
-            pass
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-            lock.release()
+        with ExitStack() as stack:
+            is_free = True
+            with suppress(OSError):  # folders that cannot be written
+                is_free = stack.enter_context(locked(path, timeout_s=_PATIENCE_S))
+                if is_free:
+                    path.write_text(holder)
+            if not is_free:
+                with suppress(OSError):  # it has just been released, or cannot be read while it is locked
+                    found = path.read_text(errors="replace")
+                    holder = "this process" if found == holder else found or "another process"
+                raise RuntimeError(
+                    f"These shards are already being written by {holder} (lock {str(path)!r}). Call `write_shards` in "
+                    "one process, with `num_workers=`, not on every rank; or wait for the other call."
+                )
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def existing(self) -> list[str]:
         """Return the names of the shards in the folder, of this job or of others."""
@@ -316,7 +315,7 @@ class ShardPlaces:
         forget_listings([self.url(0)])
         filesystem, path = fsspec.core.url_to_fs(self.url(0))
         try:
-            found = retried(lambda: filesystem.ls(filesystem._parent(path), detail=False))
+            found = retried(lambda: filesystem.ls(parent_of(filesystem, path), detail=False))
         except FileNotFoundError:
             return []
         return [str(name).rstrip("/").rpartition("/")[2] for name in found]
@@ -362,7 +361,7 @@ def _upload(url: str, shard: TarShard, samples: Iterable[TarSample]) -> None:
             if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
                 raise
             raise DataError(f"{url!r} cannot be written: {str(error) or type(error).__name__}.") from as_cause(error)
-    filesystem.invalidate_cache(filesystem._parent(path))
+    filesystem.invalidate_cache(parent_of(filesystem, path))
 
 
 def _write_index(url: str, index: ShardIndex) -> None:

@@ -20,6 +20,7 @@ from PIL import Image
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.core.chain import Chain
 from kdpipes.look.doctor import data_checks
 from kdpipes.work.decode import ImageDecoder
 
@@ -344,8 +345,8 @@ def test_headers_of_few_images_are_read_from_all_over_the_source() -> None:
             return b"no image"
 
     chain = kdp.from_dataset(Files()).decode_images("x")
-    assert list(data_checks.misread_images(chain, None)) == []  # type: ignore[arg-type]
-    assert isinstance(chain._operation, ImageDecoder)
+    assert list(data_checks.misread_images(Chain.of(chain), None)) == []  # type: ignore[arg-type]
+    assert isinstance(chain.operation, ImageDecoder)
     assert len(Files.read) == 16
     assert {0, 999} <= set(Files.read)
 

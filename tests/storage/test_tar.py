@@ -8,7 +8,7 @@ import re
 import tarfile
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from webdataset.tariterators import base_plus_ext
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage.files import version_of
-from kdpipes.storage.tar import _split, index_shard, read_groups
+from kdpipes.storage.tar import _split, index_shard, read_members
 
 Members = list[tuple[str, bytes]]
 Groups = list[tuple[str, dict[str, bytes]]]
@@ -29,6 +29,12 @@ Groups = list[tuple[str, dict[str, bytes]]]
 PHOTOS: Members = [
     entry for n in range(3) for entry in ((f"birds/{n}.jpg", bytes([n]) * 700), (f"birds/{n}.cls", b"%d" % n))
 ]
+
+
+def read_groups(url: str) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield key and fields of each sample of a tar."""
+    for group in read_members(url):
+        yield group[0][0].key, {member.field: content for member, content in group}
 
 
 def _tar(members: Members) -> bytes:

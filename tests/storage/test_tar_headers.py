@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from webdataset import TarWriter
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from kdpipes.storage.tar import read_groups
+from kdpipes.storage.tar import read_members
 from kdpipes.storage.tar_headers import (
     FileBytes,
     ForwardBytes,
@@ -159,7 +159,8 @@ def test_webdatasets_own_tars_give_its_samples(tmp_path: Path, mtime: float) -> 
             writer.write({"__key__": key, **fields})
     with path.open("rb") as stream:
         theirs = list(group_by_keys(tar_file_expander([{"url": str(path), "stream": stream}])))
-    assert list(read_groups(str(path))) == rows
+    ours = [(group[0][0].key, {member.field: data for member, data in group}) for group in read_members(str(path))]
+    assert ours == rows
     assert [(row["__key__"], {"jpg": row["jpg"], "seg.png": row["seg.png"]}) for row in theirs] == rows
 
 
