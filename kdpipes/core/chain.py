@@ -92,7 +92,10 @@ class Node:
 
 
 class Chain:
-    """The pipes of a chain, read once. Iterating gives the nodes, upstream first; `reversed` begins at the end.
+    """The pipes of a chain, read once.
+
+    Iterating gives each node after all that it reads from, branch by branch. `reversed(chain)` begins at the end of the
+    chain and gives the nearest nodes first, as `place` numbers them.
 
     Args:
         nodes: The nodes, the end of the chain first, each once.
@@ -122,7 +125,18 @@ class Chain:
         return cls(tuple(nodes.values()))
 
     def __iter__(self) -> Iterator[Node]:
-        return reversed(self._nodes)
+        waiting, opened, done = [self.end], set[int](), set[int]()
+        while waiting:
+            node = waiting[-1]
+            new = [source for source in node.upstream[::-1] if source.place not in opened | done]
+            if node.place not in opened and new:
+                opened.add(node.place)
+                waiting += new
+                continue
+            waiting.pop()
+            if node.place not in done:
+                done.add(node.place)
+                yield node
 
     def __reversed__(self) -> Iterator[Node]:
         return iter(self._nodes)

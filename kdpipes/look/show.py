@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,25 +78,9 @@ def views_of(chain: Any, *, find_out: bool) -> list[NodeView]:
         find_out: Whether to make plans over few samples, and to list small local folders, for lengths and classes.
     """
     views: dict[int, NodeView] = {}
-    for node in _upstream_first(Chain.of(chain).end):
+    for node in Chain.of(chain):
         views[node.place] = _view(node, tuple(views[source.place] for source in node.upstream), find_out)
     return list(views.values())
-
-
-def _upstream_first(end: Node) -> Iterator[Node]:
-    """Yield nodes branch by branch, each once and after all that it reads from, which `Chain` does not promise."""
-    waiting, opened, done = [end], set[int](), set[int]()
-    while waiting:
-        node = waiting[-1]
-        new = [source for source in node.upstream[::-1] if source.place not in opened | done]
-        if node.place not in opened and new:
-            opened.add(node.place)
-            waiting += new
-            continue
-        waiting.pop()
-        if node.place not in done:
-            done.add(node.place)
-            yield node
 
 
 def _view(node: Node, sources: tuple[NodeView, ...], find_out: bool) -> NodeView:
