@@ -37,6 +37,7 @@ _REFUSED_SOURCES: dict[type, str] = {
 }
 if hasattr(shardlists, "DirectoryShardList"):  # not in webdataset 0.2
     _REFUSED_SOURCES[shardlists.DirectoryShardList] = "draws shards by the clock. Give it the shards' names"
+# Stages hold webdataset's filters, which have private names only, in their attribute `f`.
 _REFUSED_FILTERS: dict[Any, str] = {
     filters._rsample: "draws anew in each worker (`.rsample()`). Leave it out",
     filters._batched: "makes batches. Leave that to `.deal(batch_size=...)`",

@@ -260,17 +260,22 @@ def _own_pool(function: Callable[[Any], Any], num_workers: int) -> Iterator[Proc
     try:
         yield pool
     except BaseException:
-        processes = list((pool._processes or {}).values())
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
-        # Without this, the thread of the pool waits for the rest of a result that a killed process had begun to send.
-        # For the same thread's sake, the futures are not cancelled before.
-        pool._result_queue._writer.close()  # type: ignore[attr-defined]
+        _kill(pool)
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _kill(pool: ProcessPoolExecutor) -> None:
+    """End the processes of a pool at once, which it has no public method for before Python 3.14."""
+    processes = list((pool._processes or {}).values())
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+    # Without this, the thread of the pool waits for the rest of a result that a killed process had begun to send.
+    # For the same thread's sake, the futures are not cancelled before.
+    pool._result_queue._writer.close()  # type: ignore[attr-defined]
 
 
 def _begin(inherited: _Inherited) -> None:
