@@ -15,18 +15,18 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import SampleKey as SampleKey
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample_pipe import sample_pipe
-from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # how torch's DataLoader holds chains
 from kdpipes.delivery.batch_memory import empty_batch
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
-from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.mixup import MixerUpIterDataPipe
-from kdpipes.delivery.reading_services import ProcessReadingService, ThreadReadingService
-from kdpipes.delivery.rebuild_batch import rebuild_batch
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
 from kdpipes.errors import closest as _closest
+from kdpipes.loader import torch_loaders as _torch_loaders  # noqa: F401  # how torch's DataLoader holds chains
+from kdpipes.loader.loader import Loader
+from kdpipes.loader.rebuild_batch import rebuild_batch
+from kdpipes.loader.services import ProcessReadingService, ThreadReadingService
 from kdpipes.look import notebook as _notebook  # noqa: F401  # which lets pipes show themselves
 from kdpipes.look.crop_boxes import crop_boxes
 from kdpipes.look.doctor.examine import doctor

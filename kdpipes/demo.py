@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw
 from webdataset import TarWriter
 
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.delivery.loader import Loader
 from kdpipes.errors import check_count
+from kdpipes.loader.loader import Loader
 from kdpipes.look.grid import image_grid
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe

@@ -14,17 +14,11 @@ ROOT = Path(kdpipes.__file__).parent
 STAGES = {"sources", "plan", "work", "cache", "delivery", "write"}
 TOP = {"look", "demo", "cli", "testing", "__main__"}
 LOADER = {"loader"}
-# Modules that belong to the layer of `loader`, and are still to move there.
-MOVING = {
-    f"delivery.{name}"
-    for name in ("batches", "chain_state", "checkpoint", "loader", "reading_services", "rebuild_batch", "torch_parts")
-}
 ENTRY = "__init__"  # the package's own: it imports everything
 
 
 def parts_of(path: Path) -> tuple[str, ...]:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ("loader", *parts[1:]) if ".".join(parts) in MOVING else parts
+    return path.relative_to(ROOT).with_suffix("").parts
 
 
 MODULES = sorted(path for path in ROOT.rglob("*.py") if parts_of(path) != (ENTRY,))
@@ -45,7 +39,6 @@ def imports_of(path: Path) -> Iterator[str]:
         for name in names:
             if name.split(".")[0] == "kdpipes":
                 part = (name + ".").split(".")[1]
-                part = "loader" if ".".join(name.split(".")[1:3]) in MOVING else part
                 is_module = (ROOT / part).is_dir() or any(ROOT.glob(f"{part}.py*"))
                 yield part if part and is_module else ENTRY
 
@@ -67,7 +60,6 @@ def test_every_module_belongs_to_a_layer_that_is_not_empty() -> None:
     assert names >= {"callback", "storage", "sources", "plan", "work", "delivery", "loader", "look", "demo", "cli"}
     assert {parts_of(path)[0] for path in modules("leaf")} & (STAGES | LOADER | TOP) == set()
     assert set(imports_of(ROOT / "demo.py")) >= {"sources", "work", "look", "loader", "errors"}
-    assert all((ROOT / f"{name.replace('.', '/')}.py").exists() for name in MOVING)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

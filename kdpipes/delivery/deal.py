@@ -19,8 +19,16 @@ from kdpipes.core.plan_pipe import warn_of_fixed
 from kdpipes.core.randomness import SampleKey, hash_key, planning, using_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
-from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
-from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
+from kdpipes.delivery.by_shard import (
+    Cursor,
+    ShardOrder,
+    Shards,
+    WindowedOrder,
+    is_passed_straight,
+    read_shards,
+    refuse_whole,
+    shards_behind,
+)
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.layout import EqualEpoch, Layout, Uneven
 from kdpipes.delivery.skipping import LEFT_OUT

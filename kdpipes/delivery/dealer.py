@@ -22,13 +22,14 @@ from kdpipes.core.randomness import EpochCounter, SampleKey
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import Seeded, shards
 from kdpipes.core.traits import Traits
-from kdpipes.delivery.cursor import Cursor
+from kdpipes.delivery.batch_memory import Allocate
+from kdpipes.delivery.by_shard import Cursor
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, refuse_empty
 from kdpipes.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.sample import Sample
 
-__all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "Resumable", "Shuffle", "fix_ranks"]
+__all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "OneToOne", "Resumable", "Shuffle", "fix_ranks"]
 
 Batch = list[Any]
 Shuffle = bool | Literal["shards"]
@@ -70,7 +71,7 @@ class Resumable(Streaming[Any]):
         Raises:
             ChainError: A pipe after `deal` may hold batches back or change their number.
         """
-        from kdpipes.delivery.chain_state import state_of  # which builds on this module
+        from kdpipes.loader.state import state_of  # which builds on this module
 
         return state_of(self)
 
@@ -84,9 +85,20 @@ class Resumable(Streaming[Any]):
         Raises:
             ValueError: The state belongs to another chain, and `strict` is True.
         """
-        from kdpipes.delivery.chain_state import load_state
+        from kdpipes.loader.state import load_state
 
         load_state(self, state_dict, strict=strict)
+
+
+class OneToOne(Resumable, IterDataPipe[Any]):
+    """Base class of the pipes after `deal` that make one item of each batch before they read the next one."""
+
+    traits = Traits(role="batch", gives="batches", holds_back=False)
+    _allocate: Allocate | None = None  # where batches are made; None if anywhere
+
+    def make_batches_in(self, allocate: Allocate) -> None:
+        """Make batches in memory that is used again for later ones, so nothing may keep them."""
+        self._allocate = allocate
 
 
 class Dealer(Resumable):

@@ -16,7 +16,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.core.stock import redraws, shards
-from kdpipes.delivery.behind_deal import DEALERS, OneToOne
+from kdpipes.delivery.dealer import Dealer, OneToOne
 from kdpipes.look.known import Knowledge
 
 __all__ = ["STAGES", "Node", "a_chain", "nodes_of"]
@@ -121,7 +121,7 @@ def _arguments(pipe: Any) -> tuple[str, ...]:
 
 
 def _stage_of(pipe: Any, upstream: list[Node]) -> str:
-    if isinstance(pipe, (*DEALERS, OneToOne)) or any(node.stage == "delivery" for node in upstream):
+    if isinstance(pipe, Dealer | OneToOne) or any(node.stage == "delivery" for node in upstream):
         return "delivery"
     if not upstream:
         return "source"
@@ -139,7 +139,7 @@ def _stage_of(pipe: Any, upstream: list[Node]) -> str:
 
 
 def _unit(pipe: Any, upstream: list[Node]) -> str:
-    if isinstance(pipe, DEALERS):
+    if isinstance(pipe, Dealer):
         return "batches"
     if isinstance(pipe, MapPipe | IterPipe):
         return "samples"

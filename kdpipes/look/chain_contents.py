@@ -14,7 +14,7 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
 from kdpipes.core.registry import pipe_name
-from kdpipes.delivery.behind_deal import DEALERS
+from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
 from kdpipes.look.contents import ClassSeen, Contents, FieldSeen, SampleSeen, classes_seen
 from kdpipes.plan.class_counts import class_counts
@@ -37,7 +37,7 @@ def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Cont
         scan: Whether to count the classes of an indexed chain, if its samples have a `y`.
     """
     chain = Chain.of(pipe).pipes
-    dealer = next((one for one in chain if isinstance(one, DEALERS)), None)
+    dealer = next((one for one in chain if isinstance(one, Dealer)), None)
     source = pipe if dealer is None else Chain.of(dealer).pipes[1]
     with unrecorded(source):
         samples = [_seen(sample) for sample in islice(_samples_of(source), num_samples)]

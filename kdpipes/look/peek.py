@@ -20,7 +20,7 @@ from kdpipes._printable import printable
 from kdpipes.core.chain import Chain
 from kdpipes.core.masked import masked
 from kdpipes.core.registry import register
-from kdpipes.delivery.behind_deal import DEALERS
+from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.errors import check_count
@@ -153,9 +153,8 @@ def _is_indexed(pipe: Any) -> bool:
 
 def _taken(pipe: Any, n: int) -> list[Any]:
     copied: Any = Chain.of(pipe).copy_streams()
-    for upstream in Chain.of(copied).pipes:
-        if isinstance(upstream, DEALERS):
-            upstream.reads_ahead = False
+    for dealer in Chain.of(copied).of_type(Dealer):
+        dealer.reads_ahead = False
     is_dealt, items = is_behind_deal(copied), list[Any]()
     iterator = iter(copied)
     with closing(iterator) if hasattr(iterator, "close") else nullcontext():

@@ -12,8 +12,8 @@ from torch.utils.data import MapDataPipe
 from kdpipes import _meter
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
-from kdpipes.delivery.loader import Loader
 from kdpipes.errors import ChainError, check_callable, is_number, must_be
+from kdpipes.loader.loader import Loader
 from kdpipes.loader.profile import Measured, Row, WorkerTimes
 from kdpipes.look.figure import Figure
 from kdpipes.look.pipe_kinds import Kind, kind_of

@@ -9,7 +9,7 @@ from PIL import Image
 
 from kdpipes._lazy import Lazy
 from kdpipes.core.chain import Chain
-from kdpipes.delivery.behind_deal import DEALERS
+from kdpipes.delivery.dealer import Dealer
 from kdpipes.errors import ChainError, check_count, check_seed
 from kdpipes.look.crop_boxes import crop_boxes
 from kdpipes.look.grid import image_grid
@@ -37,7 +37,7 @@ def replay_grid(
         ChainError: There is no `deal` in the chain.
         IndexError: The epoch has no such batch.
     """
-    dealer = next((pipe for pipe in Chain.of(source_datapipe).pipes if isinstance(pipe, DEALERS)), None)
+    dealer = next(iter(Chain.of(source_datapipe).of_type(Dealer)), None)
     if dealer is None:
         raise ChainError("The chain has no `deal`, and so no batches.")
     originals: dict[int, Lazy | None] = {}  # of samples that `on_error` loads at once: then they are known no more

@@ -20,7 +20,7 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.stock import redraws as stock_redraws
-from kdpipes.delivery.behind_deal import DEALERS
+from kdpipes.delivery.dealer import Dealer
 
 __all__ = [
     "callables_of",
@@ -53,12 +53,12 @@ def upstream(pipe: Any) -> list[Any]:
 
 def dealer_in(chain: Any) -> Any:
     """Return the `deal` of a chain, if there is one."""
-    return next((pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, DEALERS)), None)
+    return next(iter(Chain.of(chain).of_type(Dealer)), None)
 
 
 def gives_batches(pipe: Any) -> bool:
     """Return whether a pipe cuts batches."""
-    return isinstance(pipe, (*DEALERS, Batcher))
+    return isinstance(pipe, Dealer | Batcher)
 
 
 def operation_of(pipe: Any) -> Any:

@@ -12,10 +12,10 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.registry import pipe_name
-from kdpipes.delivery.loader import Loader
-from kdpipes.delivery.reading_services import ThreadReadingService
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.errors import check_count, must_be
+from kdpipes.loader.loader import Loader
+from kdpipes.loader.services import ThreadReadingService
 from kdpipes.look.doctor import data_checks, order_checks, rank_checks, sharding_checks, shipping_checks, work_checks
 from kdpipes.look.doctor.advice import advice
 from kdpipes.look.doctor.bounds import bound_of

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kdpipes.delivery.loader import Loader
-from kdpipes.delivery.reading_services import ThreadReadingService
 from kdpipes.errors import check_count, must_be
+from kdpipes.loader.loader import Loader
+from kdpipes.loader.services import ThreadReadingService
 
 __all__ = ["rebuild_batch"]
 

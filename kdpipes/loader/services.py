@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+import cloudpickle
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import CheckpointableReadingServiceInterface
 from torchdata.dataloader2.random import SeedGenerator
@@ -20,23 +21,21 @@ from kdpipes._interrupts import uninterrupted
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.pipe import Pipe
-from kdpipes.delivery.agreement import Agreement
-from kdpipes.delivery.behind_deal import dealer_of
-from kdpipes.delivery.checkpoint import Checkpointer, main_part
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import NEW_LOADER, Ranks, check_ranks, ranks_now
-from kdpipes.delivery.probes import Probes
-from kdpipes.delivery.shipped import Shipped
 from kdpipes.delivery.skipping import SkipLimits
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.errors import ChainError, check_choice, check_count, must_be
-from kdpipes.loader.merge import Counters, Merger
+from kdpipes.loader.merge import Agreement, Counters, Merger
+from kdpipes.loader.probes import Probes
 from kdpipes.loader.processes import NUM_BORROWED, DeathPolicy, ProcessPool, ProcessWorker, name_classes
+from kdpipes.loader.state import Checkpointer, main_part
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
 from kdpipes.loader.worker import Order, Position, Worker
 from kdpipes.loader.worker_main import Options, Parcel
+from kdpipes.storage.shared import Shared, is_sharing
 
-__all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "ThreadReadingService"]
+__all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "Shipped", "ThreadReadingService"]
 
 
 _ONE_TO_ONE = (DeviceMoverIterDataPipe, FullSync, PinMemory, Mapper, Collator)  # some of them hold items back
@@ -95,7 +94,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._chain, self._checkpointer = chain, Checkpointer(chain, self.num_workers)
         for pipe in Chain.of(chain).of_type(Pipe):
             pipe.prepare_for_workers()
-        dealer = dealer_of(chain)
+        dealer = Chain.of(chain).resumable_deal()
         self._is_split_by_shard = dealer is not None and dealer.is_split_by_shard
         self._ranks = fix_ranks(chain)
         is_among_ranks = self._ranks is not None and self._ranks.num_ranks > 1
@@ -205,7 +204,8 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
             self._seeds = SeedGenerator(self._seed_of(self._position.epoch))
         seeds = [None if self._seeds is None else self._seeds.spawn(lane) for lane in range(len(self._lanes))]
         orders = [Order(self._position, seed) for seed in seeds]
-        dealer, handler = dealer_of(self._chain), Chain.of(self._chain).error_handler()
+        chain = Chain.of(self._chain)
+        dealer, handler = chain.resumable_deal(), chain.error_handler()
         limits = None
         if dealer is not None and handler is not None:
             limits = SkipLimits(handler, dealer.num_ranks(), self._position.number)
@@ -478,3 +478,30 @@ def _with_source(ends: list[Any], source: Any) -> Any:
         setattr(pipe, name, source)
         source = pipe
     return source
+
+
+class Shipped(Streaming[Any], IterDataPipe[Any]):
+    """A chain of which a copy in this process shares what does not move, and a copy for another one is cloudpickle's.
+
+    Args:
+        source_datapipe: The chain.
+    """
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self._chain = source_datapipe
+        self._copy: Shared[Any] | None = None
+
+    def iterate(self) -> Iterator[Any]:
+        return iter(self._chain)
+
+    def __getstate__(self) -> Any:
+        if IterDataPipe.getstate_hook is not None:
+            return IterDataPipe.getstate_hook({"_chain": self._chain})
+        if is_sharing():
+            self._copy = Shared(Chain.of(self._chain).copy_streams())  # kept until it has arrived
+            return {"copy": self._copy}
+        return {"payload": cloudpickle.dumps(self._chain)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._chain = state["copy"].value if "copy" in state else cloudpickle.loads(state["payload"])
+        self._copy = None
