@@ -268,7 +268,6 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             return self._skipper.make(sample_key, batch, lambda: source[position], lambda item: item)
 
     def _prepare(self) -> None:
-        super()._prepare()
         if isinstance(self._layout, ByLength):
             self._by_length(self._layout)
         elif self._shuffle == "shards":
@@ -461,7 +460,6 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         return [pipe for pipe in Chain.of(self).pipes if isinstance(pipe, Shards)]
 
     def _prepare(self) -> None:
-        super()._prepare()
         if (shards := shards_behind(self)) is not None:
             _ = shards.num_shards  # globs are written out once, for all workers alike
 

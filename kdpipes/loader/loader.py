@@ -150,11 +150,11 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             super().__init__(self._pristine, reading_service=self._service)
         self._pristine = self._datapipe_before_reading_service_adapt
         own = _own(self._service)
-        self._checkpointer = _checkpointer(self._pristine._chain, own) if own else None
+        self._checkpointer = _checkpointer(self._pristine.chain, own) if own else None
 
     def __len__(self) -> int:
         try:
-            return len(self._pristine._chain)
+            return len(self._pristine.chain)
         except TypeError as error:
             raise TypeError(
                 f"The loader has no length, because its chain has none: {error}. Streams of shards have none; "
@@ -162,7 +162,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             ) from None
 
     def __repr__(self) -> str:
-        names = " → ".join(map(pipe_name, reversed(Chain.of(self._pristine._chain).pipes)))
+        names = " → ".join(map(pipe_name, reversed(Chain.of(self._pristine.chain).pipes)))
         num_workers = _num_workers(self._service) if getattr(self._service, "has_workers", True) else 0
         return f"<kdpipes.Loader of {names}; {num_workers} workers>"
 
@@ -231,7 +231,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
                     self._own.seed_epochs(functools.partial(_seed_of, self._base_seed))
                     self._count_by_ranks(self._checkpointer)
                     return self._begun_at(self._own, self._start or self._own.next_start)
-            return Batches(self, super().__iter__().iterator_id)
+            return Batches(self, super().__iter__().iterator_id, self._begun_again, self._interrupted)
 
     def _begun_at(self, own: ReadingService, start: Position | None) -> Any:
         """Return the iterator of an epoch that begins at `start`; after an error, the next call starts there."""
@@ -240,7 +240,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         try:
             own.start_at(start)
             self._start = None
-            return Batches(self, super().__iter__().iterator_id)
+            return Batches(self, super().__iter__().iterator_id, self._begun_again, self._interrupted)
         except BaseException:
             with uninterrupted():
                 self.shutdown()
@@ -291,10 +291,11 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self.shutdown()
         return own.position
 
-    def _begun_again(self, position: Position) -> int:
-        """Go on with an epoch that was interrupted, and return the number of the iterator that does."""
-        self._start, self._reset_iter = position, True
-        return int(self._begun().iterator_id)
+    def _begun_again(self, position: Position | None) -> int:
+        """Begin the epoch if it was set after `iter(self)`, or go on at `position`; return the iterator's number."""
+        if position is not None:
+            self._start, self._reset_iter = position, True
+        return int(self._begun().iterator_id) if self._reset_iter else int(self.valid_iterator_id)
 
     def seed(self, seed: int) -> None:
         """Seed the stock pipes behind `deal`. Order and augmentation come from `deal(seed=...)` alone."""
@@ -412,7 +413,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     def _counted_by_caches(self) -> Counter[str]:
         counts: Counter[str] = Counter()
-        for pipe in Chain.of(self._pristine._chain).of_type(Pipe):
+        for pipe in Chain.of(self._pristine.chain).of_type(Pipe):
             counts.update(pipe.counters())
         return counts
 
@@ -425,7 +426,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         own = self._own
         if own is None or not own.is_profiled:
             raise ValueError("The loader does not measure: make it with `kdp.Loader(pipe, ..., profile=True)`.")
-        return measured(self._pristine._chain, own)
+        return measured(self._pristine.chain, own)
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
@@ -464,7 +465,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     @property
     def _dealt_part(self) -> Any:
         """The part of the chain that workers run."""
-        return main_part(self._pristine._chain, has_workers=False)[1]
+        return main_part(self._pristine.chain, has_workers=False)[1]
 
     @property
     def _dealer(self) -> Any:
@@ -597,25 +598,34 @@ class Batches(DataLoader2Iterator):  # type: ignore[misc]  # torchdata carries n
     Args:
         loader: The loader.
         number: Which of its iterators this is; the latest is the one that gives batches.
+        begin: Begins the epoch if it was set after `iter(loader)`, or goes on at the position where it was interrupted;
+            returns the number of the iterator.
+        end: Ends the workers, and returns the position at which a new iterator can go on; None if it needs none.
     """
 
     iterator_id: int
 
-    def __init__(self, loader: Any, number: int) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        number: int,
+        begin: Callable[[Position | None], int],
+        end: Callable[[], Position | None],
+    ) -> None:
         super().__init__(loader, number)
+        self._begin, self._end = begin, end
         self._interrupted_at: Position | None = None
         self._is_fresh = True
 
     def __next__(self) -> Any:
-        if self._is_fresh and self.dataloader._reset_iter and self.iterator_id == self.dataloader.valid_iterator_id:
-            self.iterator_id = self.dataloader._begun().iterator_id  # the epoch was set after `iter(loader)`
-        self._is_fresh = False
-        if self._interrupted_at is not None and self.iterator_id == self.dataloader.valid_iterator_id:
-            self.iterator_id = self.dataloader._begun_again(self._interrupted_at)
+        may_begin = self._is_fresh or self._interrupted_at is not None
+        if may_begin and self.iterator_id == self.dataloader.valid_iterator_id:
+            self.iterator_id = self._begin(self._interrupted_at)
             self._interrupted_at = None
+        self._is_fresh = False
         try:
             return super().__next__()
         except KeyboardInterrupt:
             with uninterrupted():
-                self._interrupted_at = self.dataloader._interrupted()
+                self._interrupted_at = self._end()
             raise

@@ -45,6 +45,11 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
     _ahead: torch.Tensor
     _has_loaded = False
 
+    @property
+    def chain(self) -> Any:
+        """The dealt chain."""
+        return self._datapipe
+
     def share_epochs(self, ahead: torch.Tensor, *, is_new: bool) -> None:
         """Count epochs together with the copies of this dataset in other processes.
 
@@ -109,11 +114,11 @@ _wrap_indexed: Any = _MapDataPipeSerializationWrapper.__init__
 
 def _init_stream(self: Any, datapipe: Any) -> None:
     """Wrap a stream for a DataLoader, whose constructor calls this."""
-    datapipe = datapipe._datapipe if isinstance(datapipe, DealtDataset) else datapipe  # as Accelerate wraps it again
+    datapipe = datapipe.chain if isinstance(datapipe, DealtDataset) else datapipe  # as Accelerate wraps it again
     _wrap_stream(self, datapipe)
     if _dealers(datapipe):
         if Chain.of(datapipe).numbering_deal() is not None:
-            _check_batch_size(sys._getframe(1).f_locals)
+            _check_batch_size(_arguments())
         self.__class__ = DealtDataset
         ahead: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self.share_epochs(ahead, is_new=True)
@@ -124,8 +129,13 @@ def _init_indexed(self: Any, datapipe: Any) -> None:
     _wrap_indexed(self, datapipe)
     if _indexed(datapipe):
         if not isinstance(datapipe, IndexedDataset):  # Accelerate wraps the wrapper again
-            _warn_of_equal_epochs(datapipe, sys._getframe(1).f_locals)
+            _warn_of_equal_epochs(datapipe, _arguments())
         self.__class__ = IndexedDataset
+
+
+def _arguments() -> Mapping[str, Any]:
+    """Return the arguments of the DataLoader whose constructor calls the caller: it does not pass them on."""
+    return sys._getframe(2).f_locals
 
 
 def _warn_of_equal_epochs(chain: Any, arguments: Mapping[str, Any]) -> None:
