@@ -12,10 +12,14 @@ from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.randomness import SampleKey as SampleKey
+from kdpipes.core.operation import Operation
+from kdpipes.core.plan_pipe import PlanPipe
+from kdpipes.core.randomness import SampleKey as Draw
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample_pipe import sample_pipe
+from kdpipes.core.traits import Traits
 from kdpipes.delivery.batch_memory import empty_batch
+from kdpipes.delivery.batch_pipe import BatchPipe
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
@@ -78,6 +82,7 @@ from kdpipes.write.records import RecordsResult, write_records
 from kdpipes.write.shards import ShardsResult, write_shards
 
 __all__ = [
+    "BatchPipe",
     "CacheIterDataPipe",
     "CacheMapDataPipe",
     "CacheStats",
@@ -117,12 +122,14 @@ __all__ = [
     "MixerMapDataPipe",
     "MixerUpIterDataPipe",
     "Normalize",
+    "Operation",
     "OversamplerIterDataPipe",
     "OversamplerMapDataPipe",
     "Peek",
     "PerClassTakerMapDataPipe",
     "PercentTakerMapDataPipe",
     "PermuterMapDataPipe",
+    "PlanPipe",
     "ProcessReadingService",
     "Profile",
     "RandomResizedCrop",
@@ -142,6 +149,7 @@ __all__ = [
     "SubsetterMapDataPipe",
     "ThreadReadingService",
     "ToTensor",
+    "Traits",
     "Transformer",
     "WeightedSamplerMapDataPipe",
     "WorkerError",

@@ -18,7 +18,7 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
-from kdpipes import _functional
+from kdpipes.core import registry
 
 ROOT = Path(kdp.__file__).parent
 GLOBALS = {
@@ -41,7 +41,7 @@ MODULES = sorted(module_name(path) for path in ROOT.rglob("*.py") if ">>> " in p
 @contextmanager
 def registry_restored() -> Iterator[None]:
     """Take back what an example registers."""
-    tables: list[dict[Any, Any]] = [_functional._ours, MapDataPipe.functions, IterDataPipe.functions]
+    tables: list[dict[Any, Any]] = [registry._ours, MapDataPipe.functions, IterDataPipe.functions]
     before = [dict(table) for table in tables]
     try:
         yield
@@ -90,5 +90,5 @@ def test_an_example_that_registers_a_pipe_leaves_no_trace() -> None:
     with registry_restored():
         run_examples("kdpipes.core.sample_pipe")
         assert "doctest_scale" in MapDataPipe.functions
-    assert ("doctest_scale", "map") not in _functional.registered()
+    assert ("doctest_scale", "map") not in registry.registered()
     assert "doctest_scale" not in {**MapDataPipe.functions, **IterDataPipe.functions}

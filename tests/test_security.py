@@ -107,9 +107,10 @@ PROOFS = {
     },
 }
 READS_PICKLES = {  # of users' own chains and callables, and what their processes send each other
-    "callback.py", "worker.py", "shipped.py", "packing.py", "jobs.py", "shared.py",
+    *("callback.py", "services.py", "jobs.py", "shared.py", "buffers.py", "channel.py", "processes.py"),
+    "worker_main.py",
     "codec.py",  # with `allow_pickle=True` alone
-}  # fmt: skip
+}
 RUNS_CODE = {"_chain_of.py", "s3_server.py", "folder_watcher.py"}  # the user's file; a server for tests; itself
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent / "kdpipes"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_PREFIXES = {"startswith", "endswith", "partition"}
 
 
 def length(node: Any) -> int:
@@ -99,6 +100,16 @@ def undeclared_reads(tree: ast.AST, attributes: Collection[str]) -> Iterator[tup
                 yield node.lineno, name
 
 
+def name_comparisons(tree: ast.AST) -> int:
+    """Count decisions by the name of a class or module: `type(x).__name__ == ...`, `.__module__.startswith(...)`."""
+    names = {"__module__", "__name__", "__qualname__"}
+    return sum(
+        (isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and name_of(node.func) in _PREFIXES))
+        and any(isinstance(part, ast.Attribute) and part.attr in names for part in ast.walk(node))
+        for node in ast.walk(tree)
+    )
+
+
 def is_traversal(function: Any) -> bool:
     """Return whether a function follows the sources of pipes itself."""
     calls = {name_of(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
@@ -132,12 +143,12 @@ def parsed() -> dict[Path, ast.Module]:
 
 
 def foreign_private_reads(tree: ast.AST) -> int:
-    """Count reads of `x._name` where `x` is neither `self` nor `cls`: private attributes of other objects."""
+    """Count reads of `x._name`, a private attribute, where `x` is not `self`, `cls`, `super()` or `type(self)`."""
     return sum(
         isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
-        and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+        and ast.unparse(node.value) not in {"self", "cls", "super()", "type(self)"}
         for node in ast.walk(tree)
     )
 
@@ -166,6 +177,7 @@ def in_source() -> dict[str, float]:
         "calls of walk": reads["walk"],
         "modules that call walk": sum("walk" in called_names(tree) for tree in trees.values()),
         "undeclared attribute reads": len(undeclared),
+        "comparisons of names of classes and modules": sum(map(name_comparisons, trees.values())),
         "private attributes of other objects": sum(map(foreign_private_reads, trees.values())),
     }
 

@@ -15,6 +15,7 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.stock import redraws, shards
 from kdpipes.core.traits import Traits
+from kdpipes.core.user_code import own_members
 from kdpipes.errors import ChainError
 from kdpipes.sample import Sample
 
@@ -107,7 +108,8 @@ def _parts(source: Any, route: tuple[int, ...], unhashed: list[str]) -> Iterator
         elif node.traits.is_plan:
             changed = node.traits.changes or ()  # of `map_classes`, which decides on labels
             if not all(traits.ignores(name) for traits in read_on_the_way for name in changed):
-                yield Pipe.fingerprint(node.pipe)
+                yield node.pipe.value_fingerprint()
+                yield from [own for own in [own_members(type(node.pipe))] if own]  # the code of a user's class
         elif node.traits.role != "order":
             yield from _source_parts(node.pipe, unhashed)
 

@@ -96,7 +96,7 @@ def shown_value(value: Any, depth: int = 0) -> str:
     if isinstance(value, functools.partial):
         return shown_value(value.func, depth)
     if isinstance(value, _FUNCTIONS):
-        return "lambda" if value.__name__ == "<lambda>" else value.__name__
+        return value.__name__.replace("<lambda>", "lambda")
     arguments = list(arguments_of(value)) if depth < 2 else []
     return _shortened(f"{type(value).__name__}({', '.join(arguments)})")
 

@@ -19,7 +19,7 @@ from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.randomness import EpochCounter
 from kdpipes.core.registry import Named, pipe_name, short_name
 from kdpipes.core.stock import KEEPS_ITEMS_APART, is_one_to_one, is_replicable, stock_traits
-from kdpipes.core.traits import Traits
+from kdpipes.core.traits import UNDECLARED, Traits
 
 __all__ = ["AnyPipe", "Chain", "Node", "upstream_of"]
 
@@ -33,6 +33,7 @@ class _SetsState(Protocol):
 
 
 _LOOKED_AT = 8  # entries of a collection; one that holds pipes begins with them, a longer one without holds data
+_SOURCE = Traits(role="source")
 _LONG = 1000  # collections that are copied without looking for streams in them
 
 
@@ -64,7 +65,8 @@ class Node:
     def traits(self) -> Traits:
         """What the pipe does to samples; of stock pipes, what kdpipes knows about them."""
         if isinstance(self.pipe, Pipe):
-            return self.pipe.traits
+            traits = self.pipe.traits
+            return _SOURCE if traits is UNDECLARED and not self.upstream else traits
         return stock_traits(self.pipe, is_source=not self.upstream)
 
     @property

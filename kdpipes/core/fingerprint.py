@@ -22,6 +22,7 @@ import random
 import socket
 import sys
 import tarfile
+import threading
 import zipfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
@@ -37,7 +38,7 @@ from torch.utils.data.datapipes.iter import ShardingFilter
 
 from kdpipes.callback import Callback
 from kdpipes.core.first_values import with_first_values
-from kdpipes.core.user_code import VALUES, global_values, is_users, is_users_module, library_of, own_members
+from kdpipes.core.user_code import VALUES, global_values, is_kdpipes, is_users, is_users_module, library_of, own_members
 from kdpipes.storage.shared import PackedStrings, Shared
 
 __all__ = [
@@ -67,6 +68,7 @@ _OF_THIS_PROCESS = (
 _BASIC = frozenset([bytes, str, bool, int, float, complex, type(None)])  # different values have different texts
 _REFERENCES = (functools.partial, MethodType, BuiltinFunctionType)
 _SETTLED = (*VALUES, *_REFERENCES, *_OF_THIS_PROCESS, type, FunctionType)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.local)
 _HANDLES = (io.IOBase, mmap.mmap, socket.socket, zipfile.ZipFile, tarfile.TarFile)
 
 
@@ -333,7 +335,7 @@ class _Hasher:
         if attributes or (self._follows_globals and is_plain and is_users(kind)):
             return attributes
         reduced = _reduced(value)
-        is_input = kind.__module__ != "_thread" and not (isinstance(value, io.IOBase) and not _is_readable(value))
+        is_input = not isinstance(value, _LOCKS) and not (isinstance(value, io.IOBase) and not _is_readable(value))
         if reduced is None and read_as and is_input:
             self.unhashed.append(f"{read_as} ({kind.__name__})")
         return reduced
@@ -422,7 +424,7 @@ def _is_unsettled(value: Any) -> bool:
         return True
     if isinstance(value, _SETTLED) or is_users(type(value)):
         return False
-    return not type(value).__module__.startswith("kdpipes.") and _reduced(value) is None
+    return not is_kdpipes(type(value)) and _reduced(value) is None
 
 
 def _reduced(value: Any) -> Any:

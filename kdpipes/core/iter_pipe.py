@@ -14,7 +14,7 @@ from torchdata.datapipes.iter import SampleMultiplexer
 
 from kdpipes.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain
-from kdpipes.core.pipe import Pipe, SamplePipe
+from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import EpochCounter, SampleKey, current_epoch, hash_key, is_replaying, with_stream_keys
 from kdpipes.core.registry import note_name, pipe_name
 from kdpipes.core.stock import Seeded, has_own_seed, shards
@@ -103,7 +103,7 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
                 else functools.partial(call_with_key, self._called, sample_key, self._place)
             )
             # `_apply_fn` reads these three attributes only.
-            yield Mapper._apply_fn(applied, data)  # type: ignore[arg-type,no-untyped-call]
+            yield type(self)._apply_fn(applied, data)  # type: ignore[arg-type,no-untyped-call]
 
     def fingerprint(self) -> Any:
         """Return the same data as for torch's own class, so that states fit both."""
@@ -140,7 +140,7 @@ note_name(MapperIterDataPipe, "map")
 note_name(CollatorIterDataPipe, "collate")
 
 
-class IterPipe(SamplePipe, Streaming[Any], IterChain):
+class IterPipe(Streaming[Any], IterChain):
     """A stream of samples. A pipe of one's own implements `samples`, which yields them in order.
 
     Without `deal`, the n-th sample of the k-th iteration is ordinal n of epoch k.

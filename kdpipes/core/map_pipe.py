@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.datapipes.map import Mapper
+from torch.utils.data.datapipes.iter import Shuffler as StreamShuffler
+from torch.utils.data.datapipes.map import Concater, Mapper, Shuffler
 from torch.utils.data.datapipes.map.callable import default_fn
 
 from kdpipes._progress import shown_if_slow
 from kdpipes.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.order import Order
-from kdpipes.core.pipe import Pipe, SamplePipe, gives_samples
+from kdpipes.core.pipe import Pipe, gives_samples
 from kdpipes.core.randomness import SampleKey, current_epoch, current_key, planning, using_key
 from kdpipes.core.registry import note_name, pipe_name
 from kdpipes.errors import ChainError, check_count, must_be
@@ -35,7 +36,7 @@ _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
 _EPOCH = "_kdpipes_epoch"
 
 
-class MapPipe(SamplePipe, MapChain):
+class MapPipe(Pipe, MapChain):
     """An indexed pipe of samples: `len(pipe)`, `pipe[3]`, `pipe[5:-3:2]`, `pipe.column("y")`.
 
     A pipe of one's own implements `__len__` and `fetch`. One that chooses among the samples of others is a `PlanPipe`.
@@ -233,23 +234,25 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0
 
 
-_OURS = {  # stock pipes that lose the columns, and what keeps them
-    "ConcaterMapDataPipe": "Put `kdp.concat(one, other)` in its place.",
-    "MapperMapDataPipe": "Put `.transform(...)` or `.add_field(...)` in its place, or behind this pipe.",
-    "ShufflerIterDataPipe": "Put `.permute(seed)` in its place, or `deal(shuffle=True)` at the end.",
+_WITHOUT_COLUMNS: dict[Any, str] = {  # stock pipes, and what keeps the columns
+    Concater: "Use `kdp.concat(one, other)` instead.",
+    Mapper: "Use `.transform(...)` or `.add_field(...)` instead, or put it after this pipe.",
+    Shuffler: "Use `.permute(seed)` instead, or `deal(shuffle=True)` at the end.",
+    StreamShuffler: "Use `.permute(seed)` instead, or `deal(shuffle=True)` at the end.",
 }
 
 
 def indexed(source_datapipe: Any, name: str, *, takes_samples: bool = True) -> MapPipe:
-    """Return the source of the plan pipe `name`, or refuse one that has lost its columns, or its samples."""
-    if isinstance(source_datapipe, IterDataPipe) and type(source_datapipe).__name__ not in _OURS:
+    """Return the source of the plan pipe `name`; raise if it has lost its columns or its samples."""
+    hint = next((hint for kind, hint in _WITHOUT_COLUMNS.items() if isinstance(source_datapipe, kind)), None)
+    if isinstance(source_datapipe, IterDataPipe) and hint is None:
         raise ChainError(
             f"`{name}` needs indexed sources here, but `{pipe_name(source_datapipe)}` is a stream. `kdp.open_shards` "
             "is indexed; or begin with the stream: `stream.mix(...)` takes both."
         )
     if not isinstance(source_datapipe, MapPipe):
-        way_out = _OURS.get(type(source_datapipe).__name__, "Make samples of it first: `.to_samples(...)`.")
         raise ChainError(
-            f"`.{name}()` needs a source with columns, but `{pipe_name(source_datapipe)}` has none. {way_out}"
+            f"`.{name}()` needs a source with columns, but `{pipe_name(source_datapipe)}` has none. "
+            + (hint or "Make samples of it first: `.to_samples(...)`.")
         )
     return gives_samples(source_datapipe, name) if takes_samples else source_datapipe

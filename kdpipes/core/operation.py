@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.traits import Traits
+from kdpipes.core.traits import UNDECLARED, Traits
 from kdpipes.errors import refuse_field
 from kdpipes.sample import Sample
 
@@ -19,7 +19,7 @@ class Operation(Fingerprinted):
     makes `traits` a property.
     """
 
-    traits: Traits = Traits()
+    traits: Traits = UNDECLARED
 
     def __call__(self, sample: Sample) -> Any:
         """Change the sample and return it."""

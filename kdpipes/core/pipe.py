@@ -1,4 +1,4 @@
-"""What pipes of both flavours share: errors about names, and sources that are refused."""
+"""`Pipe`, the base class of all pipes of kdpipes and of its users, and what pipes ask about their sources."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from kdpipes.core.first_values import with_first_values
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
 from kdpipes.core.registry import pipe_name
-from kdpipes.core.traits import Traits
+from kdpipes.core.traits import UNDECLARED, Traits
 from kdpipes.errors import ChainError, closest, must_be
 
-__all__ = ["Pipe", "SamplePipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples", "show_by"]
+__all__ = ["Pipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples", "show_by"]
 
+_NOT_ARGUMENTS = (CALLED, "traits")
 _WAY_OUT = "Not where the source is "  # how the docstrings of names begin that a flavour refuses
 
 
@@ -64,9 +65,14 @@ Made = TypeVar("Made", bound="Pipe")
 
 
 class Pipe(Fingerprinted):
-    """What all pipes of kdpipes have in common: what they declare, and how they are shown."""
+    """What all pipes of kdpipes have in common: what they declare, and how they are shown.
 
+    `traits` declares what the pipe does to samples: as an attribute of the class, set in `__init__`, or as a property.
+    """
+
+    traits: Traits = UNDECLARED
     functions: ClassVar[Any]
+    reduce_ex_hook: ClassVar[Any]
     __signature__: ClassVar[inspect.Signature]
     computed: ClassVar[tuple[str, ...]] = ()  # attributes that are not arguments, and so not part of the fingerprint
 
@@ -77,12 +83,11 @@ class Pipe(Fingerprinted):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "identity" in vars(cls):
+            raise TypeError(
+                f"`identity` is not called any more: the class {cls.__name__} must name the method `fingerprint`."
+            )
         cls.__signature__ = _signature_of(cls)  # or `help` would show the arguments of `__new__`
-
-    @property
-    def traits(self) -> Traits:
-        """What the pipe does to samples. A subclass sets a class attribute in its place, or overrides the property."""
-        return Traits()
 
     @property
     def operation(self) -> Operation | None:
@@ -124,7 +129,17 @@ class Pipe(Fingerprinted):
         What is upstream does not belong to it.
         """
         held = with_first_values(self, vars(self))
-        return [(name, value) for name, value in sorted(held.items()) if name not in (*self.computed, CALLED)]
+        return [(name, value) for name, value in sorted(held.items()) if name not in (*self.computed, *_NOT_ARGUMENTS)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        hook = type(self).reduce_ex_hook
+        if hook is not None:  # torch walks the graph: it looks for pipes among the attributes
+            try:
+                return hook(self)
+            except NotImplementedError:
+                # The class may be defined in a notebook, which does not pickle.
+                return object, (), self.__getstate__()  # type: ignore[attr-defined]  # torch's
+        return super().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
         return _shown_by["text"](self)
@@ -147,22 +162,6 @@ class Pipe(Fingerprinted):
                 if name.startswith("_"):
                     raise
                 raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions)) from None
-
-
-class SamplePipe(Pipe):
-    """A pipe of samples, whose class may be one of a notebook."""
-
-    reduce_ex_hook: ClassVar[Any]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        hook = type(self).reduce_ex_hook
-        if hook is not None:  # torch walks the graph: it looks for pipes among the attributes
-            try:
-                return hook(self)
-            except NotImplementedError:
-                # The class may be defined in a notebook, which does not pickle.
-                return object, (), self.__getstate__()  # type: ignore[attr-defined]  # torch's
-        return super().__reduce_ex__(protocol)
 
 
 def _as_method(found: Any) -> Any:

@@ -185,7 +185,7 @@ class PlanPipe(MapPipe):
             if len(self.sources) > 1:
                 root_column, positions = self._joined_column(name), self._all(0)
             else:
-                root, positions = self._traced()
+                root, positions = self.traced()
                 root_column = root.column(name)
         chosen: NDArray[Any] = root_column[positions]
         return chosen
@@ -196,15 +196,15 @@ class PlanPipe(MapPipe):
             return as_column([value for column in columns for value in column.tolist()])
         return np.concatenate(columns)
 
-    def _traced(self) -> tuple[MapPipe, Any]:
+    def traced(self) -> tuple[MapPipe, Any]:
         """Return the nearest pipe upstream that has columns of its own, and where the samples of epoch 0 lie in it.
 
         A chain of plans takes one indexing per column, because each plan keeps the positions in that pipe.
         """
         source = self.source
-        if not (isinstance(source, PlanPipe) and source._passes_columns()):
+        if not (isinstance(source, PlanPipe) and source.passes_columns()):
             return source, self._all(0)
-        root, positions = source._traced()
+        root, positions = source.traced()
         if self._from_root is not None:
             return root, self._from_root.value
         composed = positions[self._all(0)]
@@ -212,7 +212,7 @@ class PlanPipe(MapPipe):
             self._from_root = Shared(composed)
         return root, composed
 
-    def _passes_columns(self) -> bool:
+    def passes_columns(self) -> bool:
         return len(self.sources) == 1 and type(self).column is PlanPipe.column
 
     def class_names(self) -> tuple[str, ...] | None:

@@ -19,7 +19,7 @@ from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
 from kdpipes.core.registry import Named, refuse_taken, register
-from kdpipes.core.traits import Traits
+from kdpipes.core.traits import UNDECLARED, Traits
 from kdpipes.errors import ChainError
 from kdpipes.sample import Sample, as_sample
 
@@ -49,7 +49,7 @@ class SampleMapper(Named, Pipe):
         return self._operation
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> Traits:  # type: ignore[override]
         """What the operation does; each sample passes before the next one is read."""
         return replace(self.operation.traits, holds_back=False)
 
@@ -155,16 +155,23 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
         pipes = [self]
         while type(source := pipes[0].source) is SampleMapperIterDataPipe and "samples" not in vars(source):
             pipes.insert(0, source)
-        plain = [pipe for pipe in pipes if not pipe._selects]
         steps: list[Callable[[Sample], Sample]] = [
-            pipe._operation if type(pipe) is SampleMapperIterDataPipe else pipe.apply for pipe in plain
+            pipe.operation if type(pipe) is SampleMapperIterDataPipe else pipe.apply
+            for pipe in pipes
+            if pipe.operation.traits.gives != "items"
         ]
         return samples_of(source, pipes[0].name), steps
 
 
 @runtime_checkable
 class _Declaring(Protocol):
-    traits: Traits
+    traits: Any
+
+
+def _declared_by(users: Any) -> Traits:
+    """Return the traits of a user's function or object."""
+    traits = users.traits if isinstance(users, _Declaring) else None
+    return traits if isinstance(traits, Traits) else UNDECLARED
 
 
 class UsersOperation(Operation):
@@ -175,7 +182,7 @@ class UsersOperation(Operation):
         called: The function or object.
         args: More arguments of the function.
         kwargs: More arguments of the function, by name.
-        changes: The fields that a function changes or adds.
+        declared: What the function does; None if `called` declares it.
     """
 
     def __init__(
@@ -184,12 +191,18 @@ class UsersOperation(Operation):
         called: Callback,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        changes: frozenset[str] | None = None,
+        declared: Traits | None = None,
     ) -> None:
         self.name = name
         self.called = called
-        self.args, self.kwargs, self.changes = tuple(args), dict(kwargs or {}), changes
-        declared = called.function.traits if isinstance(called.function, _Declaring) else Traits(changes=changes)
+        self.args, self.kwargs, self.declared = tuple(args), dict(kwargs or {}), declared
+        declared = _declared_by(called.function) if declared is None else declared
+        if (declared.role, declared.gives) != ("work", "samples"):
+            hint = "A pipe with another role is a class of its own: subclass `kdp.MapPipe` or `kdp.IterPipe`."
+            shown = f"Traits(role={declared.role!r}, gives={declared.gives!r})"
+            raise ValueError(
+                f'The traits of `.{name}()` must have role "work" and give "samples", but are {shown} instead. {hint}'
+            )
         is_random = called.declares_random or (called.declares_random is None and "rng" in called.parameters)
         self.traits = replace(
             declared,
@@ -202,7 +215,7 @@ class UsersOperation(Operation):
         self._bound = called.with_function(functools.partial(called.function, **self.kwargs)) if kwargs else called
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return UsersOperation, (self.name, self.called, self.args, self.kwargs, self.changes)
+        return UsersOperation, (self.name, self.called, self.args, self.kwargs, self.declared)
 
     def __call__(self, sample: Sample) -> Sample:
         place, ctx = sample.claim_name(self._place), sample.ctx if sample.is_recording else None
@@ -218,34 +231,39 @@ class UsersOperation(Operation):
             super().check(known)
 
     def fingerprint(self) -> Any:
-        users = self.called.function
-        return users.fingerprint() if isinstance(users, Operation) else (users, self.args, self.kwargs)
-
-    def value_fingerprint(self) -> Any:
-        users = self.called.function
-        return users.value_fingerprint() if isinstance(users, Operation) else self.fingerprint()
+        return self.called.function, self.args, self.kwargs
 
 
 Definition = TypeVar("Definition", bound=Callable[..., Any])
 
 
-def sample_pipe(name: str, *, changes: str | None = None) -> Callable[[Definition], Definition]:
-    """Register a sample-wise pipe as `.name(...)` on indexed pipes and on streams.
+def sample_pipe(
+    name: str, *, changes: str | None = None, reads: str | None = None
+) -> Callable[[Definition], Definition]:
+    """Register a work pipe, `.name(...)`, on indexed pipes and on streams.
 
     Args:
-        name: The functional name, which torch and torchdata must not use already.
-        changes: The fields that a function changes or adds, in one string: "x mask". Other columns then come straight
-            from the source; otherwise a plan pipe that follows calls the function for every sample.
+        name: The functional name. Torch, torchdata and kdpipes must not have a pipe or method of that name.
+        changes: The names of the fields that a function changes or adds, in one string: "x mask". Other columns then
+            come straight from the source. By default, all fields may change, so that a plan pipe downstream calls the
+            function for every sample.
+        reads: The names of the fields that the results of a function depend on, in one string. By default, they may
+            depend on all fields.
 
-    The definition is either a function, `def brighten(sample, *, amount)`, called with each sample, or a class whose
-    `__init__` takes the arguments of `.name(...)` and whose `__call__(sample)` returns the sample. A class may have
-    more methods: `field_names(known)` returns the fields after it, `column_name(name)` the source's column that is
-    column `name` unchanged (None if it is changed), and `check(known)` raises if a field is missing.
+    The definition is either a function, `def brighten(sample, *, amount)`, which is called with each sample and returns
+    it, or a class whose `__init__` takes the arguments of `.name(...)` and whose `__call__(sample)` does the work. A
+    class declares what it changes and reads itself: `traits = kdp.Traits(changes={"x"}, reads={"x"})`, as an attribute
+    of the class or of the object. If it subclasses `kdp.Operation`, missing fields that the traits need raise
+    `FieldError` when the chain is built, and `fingerprint()` may return what tells one operation from another.
 
     The function, or `__call__` of the class, may take `rng`, a `numpy.random.Generator` that depends only on (seed,
     epoch, ordinal, operation), and `ctx`, the sample's ctx; callers of `.name(...)` do not pass these. Without `rng`,
     the global generators of `random`, NumPy and torch are seeded for the call and restored afterwards, as in
     `transform`; for a function with an attribute `is_random = False`, nothing is seeded.
+
+    Raises:
+        TypeError: `changes` or `reads` is given for a class, or the class has methods which `traits` has replaced.
+        ValueError: The functional name is taken.
 
     Example:
         >>> @sample_pipe("doctest_scale")
@@ -256,18 +274,37 @@ def sample_pipe(name: str, *, changes: str | None = None) -> Callable[[Definitio
         20
     """
 
-    changed = None if changes is None else frozenset(changes.split())
+    is_declared = changes is not None or reads is not None
+    declared = Traits(changes=_named_in(changes), reads=_named_in(reads)) if is_declared else None
 
     def decorate(definition: Definition) -> Definition:
+        if isinstance(definition, type):
+            _check_class(definition, is_declared=is_declared)
+
         def make(*args: Any, **kwargs: Any) -> Operation:
             if isinstance(definition, type):
                 return UsersOperation(name, Callback("operation", definition(*args, **kwargs)))
-            return UsersOperation(name, Callback("function", definition), args, kwargs, changed)
+            return UsersOperation(name, Callback("function", definition), args, kwargs, declared)
 
         register_operation(name, definition, make)
         return definition
 
     return decorate
+
+
+def _named_in(names: str | None) -> frozenset[str] | None:
+    return None if names is None else frozenset(names.split())
+
+
+def _check_class(definition: type, *, is_declared: bool) -> None:
+    """Raise TypeError for a class whose fields are declared in a way that has no effect."""
+    replaced = next((name for name in ("column_name", "field_names") if name in dir(definition)), None)
+    if is_declared or replaced is not None:
+        what = "`changes` and `reads` are for functions" if replaced is None else f"`{replaced}` is not called any more"
+        raise TypeError(
+            f"{what}: the class {definition.__name__} must declare which fields it changes and reads as its attribute "
+            '`traits`, like `traits = kdp.Traits(changes={"x"}, reads={"x", "y"})`.'
+        )
 
 
 def work_pipe(name: str) -> Callable[[Definition], Definition]:

@@ -1,24 +1,27 @@
-"""What a pipe does to samples, declared: the only way in which pipes learn about each other."""
+"""What a pipe does to samples, as a declaration that other pipes read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from kdpipes.core.item_form import ItemForm
+from kdpipes.errors import check_choice, must_be
 
-__all__ = ["Gives", "Role", "Traits"]
+__all__ = ["UNDECLARED", "Gives", "Role", "Traits"]
 
 Role = Literal["source", "plan", "order", "work", "cache", "deal", "batch", "device"]
 Gives = Literal["samples", "items", "batches"]
+_PASSING = ("plan", "order", "cache")  # the roles of pipes that pass samples on unchanged
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
     """What a pipe, or the operation of a work pipe, does to samples: as much of it as other pipes need to know.
 
-    The defaults are the cautious choice: an operation may read and change every field when the sample passes.
+    The defaults are the cautious choice: a pipe may read and change every field. For pipes that pass samples on
+    unchanged (roles "plan", "order" and "cache"), the defaults of `reads` and `changes` are no fields.
 
     Args:
         role: "source": makes samples. "plan": chooses among them, or joins several sources; those chosen pass
@@ -28,8 +31,8 @@ class Traits:
         gives: "samples"; "items", which `select` makes of them; or "batches".
         item_form: The form of the items; None unless `gives` is "items".
         needs: Fields that samples must have before the operation.
-        reads: Fields that the results depend on; None if that is unknown.
-        changes: Fields whose values change, or that are added; None if that is unknown.
+        reads: Names of the fields that the results depend on, as a set; None if that is unknown.
+        changes: Names of the fields whose values change, or that are added, as a set; None if that is unknown.
         renames: New names of fields, each with the old one, or several of which the first that a sample has is taken.
         random: The name of what draws random numbers, so that results differ from epoch to epoch; None if nothing
             does as far as is known before it is called.
@@ -49,9 +52,9 @@ class Traits:
     role: Role = "work"
     gives: Gives = "samples"
     item_form: ItemForm | None = None
-    needs: frozenset[str] = frozenset()
-    reads: frozenset[str] | None = None
-    changes: frozenset[str] | None = None
+    needs: Set[str] = frozenset()
+    reads: Set[str] | None = None
+    changes: Set[str] | None = None
     renames: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     random: str | None = None
     records: str | None = None
@@ -63,6 +66,16 @@ class Traits:
     holds_back: bool = True
     counts_whole: bool = False
     is_remote: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("role", self.role, get_args(Role))
+        check_choice("gives", self.gives, get_args(Gives))
+        unknown: Set[str] | None = frozenset() if self.role in _PASSING else None
+        given = {"needs": self.needs, "reads": self.reads, "changes": self.changes}
+        for name, fields in given.items():
+            if fields is not None and not isinstance(fields, Set):
+                raise TypeError(must_be(name, 'a set of names of fields, like {"x"}', fields))
+            object.__setattr__(self, name, unknown if fields is None else frozenset(fields))
 
     @property
     def is_plan(self) -> bool:
@@ -91,3 +104,6 @@ class Traits:
     def ignores(self, name: str) -> bool:
         """Return whether the results do not depend on the field `name`."""
         return self.reads is not None and name not in self.reads
+
+
+UNDECLARED = Traits()  # those of pipes and operations that declare nothing

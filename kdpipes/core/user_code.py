@@ -16,7 +16,16 @@ import torch
 
 from kdpipes.core.first_values import PLAIN, first_global
 
-__all__ = ["VALUES", "global_values", "globals_read", "is_users", "is_users_module", "library_of", "own_members"]
+__all__ = [
+    "VALUES",
+    "global_values",
+    "globals_read",
+    "is_kdpipes",
+    "is_users",
+    "is_users_module",
+    "library_of",
+    "own_members",
+]
 
 VALUES = (*PLAIN, tuple, list, dict, set, frozenset, np.ndarray, torch.Tensor, PurePath, torch.dtype)
 _WRAPPERS = (
@@ -35,9 +44,18 @@ def is_users(kind: type) -> bool:
     return is_users_module(kind.__module__)
 
 
+def is_kdpipes(kind: type) -> bool:
+    """Return whether a class is defined in kdpipes."""
+    return _is_kdpipes_module(kind.__module__)
+
+
+def _is_kdpipes_module(name: str) -> bool:
+    return name.split(".")[0] == "kdpipes"
+
+
 def is_users_module(name: str) -> bool:
     """Return whether a module belongs to a user: it is not part of Python, kdpipes or an installed package."""
-    if name.split(".")[0] in {"builtins", "kdpipes"}:
+    if name.split(".")[0] == "builtins" or _is_kdpipes_module(name):
         return False
     if name == "__main__":  # also of a notebook, and of a program that a library's launcher runs
         return True

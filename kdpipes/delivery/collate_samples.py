@@ -17,7 +17,7 @@ from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.delivery.batch_memory import Allocate, allocate
-from kdpipes.delivery.dealer import OneToOne
+from kdpipes.delivery.batch_pipe import OneToOne
 from kdpipes.errors import ChainError, DataError, closest, must_be
 from kdpipes.sample import Sample
 

@@ -20,16 +20,15 @@ from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.pipe import Pipe, form_of
 from kdpipes.core.randomness import EpochCounter, SampleKey
 from kdpipes.core.registry import pipe_name
-from kdpipes.core.stock import Seeded, shards
+from kdpipes.core.stock import Seeded, Sharded, shards
 from kdpipes.core.traits import Traits
-from kdpipes.delivery.batch_memory import Allocate
 from kdpipes.delivery.by_shard import Cursor
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, refuse_empty
 from kdpipes.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.sample import Sample
 
-__all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "OneToOne", "Resumable", "Shuffle", "fix_ranks"]
+__all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "Resumable", "Shuffle", "fix_ranks"]
 
 Batch = list[Any]
 Shuffle = bool | Literal["shards"]
@@ -88,17 +87,6 @@ class Resumable(Streaming[Any]):
         from kdpipes.loader.state import load_state
 
         load_state(self, state_dict, strict=strict)
-
-
-class OneToOne(Resumable, IterDataPipe[Any]):
-    """Base class of the pipes after `deal` that make one item of each batch before they read the next one."""
-
-    traits = Traits(role="batch", gives="batches", holds_back=False)
-    _allocate: Allocate | None = None  # where batches are made; None if anywhere
-
-    def make_batches_in(self, allocate: Allocate) -> None:
-        """Make batches in memory that is used again for later ones, so nothing may keep them."""
-        self._allocate = allocate
 
 
 class Dealer(Resumable):
@@ -444,7 +432,7 @@ def fix_ranks(chain: Any) -> Ranks | None:
         if isinstance(pipe, Dealer):
             pipe.fix_rank()
             is_for_all_ranks = is_for_all_ranks or pipe.is_for_all_ranks
-        elif ranks.num_ranks > 1 and hasattr(pipe, "apply_sharding"):
+        elif ranks.num_ranks > 1 and isinstance(pipe, Sharded):
             pipe.apply_sharding(ranks.num_ranks, ranks.rank, SHARDING_PRIORITIES.DISTRIBUTED)
     return None if is_for_all_ranks else ranks
 

@@ -28,7 +28,7 @@ import torch
 from kdpipes import _record
 from kdpipes._interrupts import ignore_interrupts
 from kdpipes.delivery.batch_memory import make_batches_in
-from kdpipes.delivery.dealer import OneToOne
+from kdpipes.delivery.batch_pipe import OneToOne
 from kdpipes.errors import add_note
 from kdpipes.loader.buffers import Array, SharedBuffers, anonymous_file, pack, places_of
 from kdpipes.loader.channel import Channel, Kind, Message

@@ -16,7 +16,8 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.core.stock import redraws, shards
-from kdpipes.delivery.dealer import Dealer, OneToOne
+from kdpipes.delivery.batch_pipe import OneToOne
+from kdpipes.delivery.dealer import Dealer
 from kdpipes.look.known import Knowledge
 
 __all__ = ["STAGES", "Node", "a_chain", "nodes_of"]

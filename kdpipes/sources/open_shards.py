@@ -161,7 +161,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return f"{url!r} at offset {min(begins)}" if begins else repr(url)
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> Traits:  # type: ignore[override]
         return Traits(role="source", is_remote=self._is_remote)
 
     def fingerprint(self) -> Any:

@@ -110,7 +110,7 @@ def test_only_the_samples_that_are_shown_are_loaded() -> None:
 def test_shards_elsewhere_are_not_read_ahead(photo_shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     shards = kdp.open_shards(photo_shards)
-    shards.is_elsewhere = True
+    monkeypatch.setattr(shards, "_is_remote", True)
     monkeypatch.setattr(type(shards), "prefetch", lambda _, order: told.append(order))
     dealt = shards.select("key").deal(batch_size=2, shuffle="shards")
     dealt.peek(1)

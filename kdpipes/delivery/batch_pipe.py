@@ -1,0 +1,81 @@
+"""Pipes after `deal` that make one item of each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterDataPipe
+
+from kdpipes.core.chain import Chain
+from kdpipes.core.registry import pipe_name
+from kdpipes.core.traits import Traits
+from kdpipes.delivery.batch_memory import Allocate
+from kdpipes.delivery.dealer import Resumable
+from kdpipes.errors import ChainError, must_be
+
+__all__ = ["BatchPipe", "OneToOne"]
+
+
+class OneToOne(Resumable, IterDataPipe[Any]):
+    """Base class of the pipes after `deal` that make one item of each batch before they read the next one."""
+
+    traits = Traits(role="batch", gives="batches", holds_back=False)
+    computed = ("_allocate",)
+    _allocate: Allocate | None = None  # where batches are made; None if anywhere
+
+    def make_batches_in(self, allocate: Allocate) -> None:
+        """Make batches in memory that is used again for later ones, so nothing may keep them."""
+        self._allocate = allocate
+
+
+class BatchPipe(OneToOne):
+    """A batch pipe of your own: one that makes one item of each batch of `deal`.
+
+    A subclass implements `process`. States and resuming, the length, and random numbers that do not depend on workers
+    follow. `functional_pipe("name", flavour="iter")` registers it as a method.
+
+    Args:
+        source_datapipe: `deal`, or a pipe after it that makes one item of each batch.
+
+    Raises:
+        ChainError: There is no `deal` upstream, or a pipe after it may hold batches back or change their number.
+
+    Example:
+        >>> class Doubled(kdp.BatchPipe):
+        ...     def process(self, batch, rng):
+        ...         return [2 * x for x in batch]
+        >>> list(Doubled(kdp.from_dataset([1, 2, 3], "x").select("x", bare=True).deal(batch_size=2)))
+        [[2, 4], [6]]
+    """
+
+    def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
+        if not isinstance(source_datapipe, IterDataPipe):
+            raise TypeError(must_be("source_datapipe", "a stream of batches", source_datapipe))
+        if Chain.of(source_datapipe).numbering_deal() is None:
+            raise ChainError(
+                f"`{pipe_name(self)}` takes the batches of `deal`, but `{pipe_name(source_datapipe)}` does not give "
+                "them one by one. Put it after `.deal(...)`, and before pipes that hold batches back."
+            )
+        self.source = source_datapipe
+
+    def process(self, batch: Any, rng: np.random.Generator) -> Any:
+        """Return what leaves the chain for a batch.
+
+        Args:
+            batch: What the source gives. It must not be modified.
+            rng: Random numbers that depend only on the seed of `deal`, the epoch, the batch and this pipe.
+        """
+        raise TypeError(f"{type(self).__name__} must implement `process`.")
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def iterate(self) -> Iterator[Any]:
+        chain = Chain.of(self)
+        dealer = chain.numbering_deal()
+        number = sum(type(node.pipe) is type(self) for node in chain.one_to_one_path())
+        place = pipe_name(self) if number == 1 else f"{pipe_name(self)}_{number}"
+        for batch in self.source:
+            yield self.process(batch, dealer.batch_key().rng(place))
