@@ -36,7 +36,7 @@ SLOW = [
     "delivery/test_process_reading_service.py",
     "delivery/test_ranks_now.py",
     "delivery/test_rebuild_batch.py",
-    "delivery/test_shared_slots.py",
+    "delivery/test_shared_buffers.py",
     "delivery/test_thread_reading_service.py",
     "delivery/test_torch_parts.py",
     "look/test_doctor.py",
