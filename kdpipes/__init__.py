@@ -10,12 +10,15 @@ from kdpipes._version import __version__ as __version__
 from kdpipes.cache.cache import CacheIterDataPipe, CacheMapDataPipe, CacherInMemory, CacherInRedis, CacherOnDisk
 from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
 from kdpipes.cache.store import CacheStats
+from kdpipes.core.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
+from kdpipes.core.errors import closest as _closest
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.operation import Operation
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import SampleKey as Draw
 from kdpipes.core.registry import functional_pipe
+from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import sample_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.batch_memory import empty_batch
@@ -25,23 +28,18 @@ from kdpipes.delivery.cutmix import CutMixerIterDataPipe
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
 from kdpipes.delivery.mixup import MixerUpIterDataPipe
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
-from kdpipes.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
-from kdpipes.errors import closest as _closest
 from kdpipes.loader import torch_loaders as _torch_loaders  # noqa: F401  # how torch's DataLoader holds chains
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.rebuild_batch import rebuild_batch
 from kdpipes.loader.services import ProcessReadingService, ThreadReadingService
-from kdpipes.look import notebook as _notebook  # noqa: F401  # which lets pipes show themselves
-from kdpipes.look.crop_boxes import crop_boxes
-from kdpipes.look.doctor.examine import doctor
-from kdpipes.look.doctor.report import Report
-from kdpipes.look.draw_chain import draw
-from kdpipes.look.grid import image_grid
+from kdpipes.look import show as _show  # noqa: F401  # which lets pipes show themselves
+from kdpipes.look.batch import replay_grid, show_batch
+from kdpipes.look.classes import plot_classes
+from kdpipes.look.doctor.examine import Report, doctor
+from kdpipes.look.draw import draw
 from kdpipes.look.peek import Peek
-from kdpipes.look.plot_classes import plot_classes
+from kdpipes.look.pictures import crop_boxes, image_grid
 from kdpipes.look.profile import Profile, profile
-from kdpipes.look.replay_grid import replay_grid
-from kdpipes.look.show_batch import show_batch
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.plan.concat import ConcatenatorMapDataPipe as concat
 from kdpipes.plan.few_shot import FewShotTakerMapDataPipe
@@ -55,7 +53,6 @@ from kdpipes.plan.sample_weighted import WeightedSamplerMapDataPipe
 from kdpipes.plan.subset import SubsetterMapDataPipe
 from kdpipes.plan.take_per_class import PerClassTakerMapDataPipe
 from kdpipes.plan.take_percent import PercentTakerMapDataPipe
-from kdpipes.sample import Sample
 from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe as from_dataset
 from kdpipes.sources.from_dataset import SampleSource
 from kdpipes.sources.from_ids import IdReaderMapDataPipe as from_ids
@@ -65,17 +62,20 @@ from kdpipes.sources.open_records import RecordReaderMapDataPipe as open_records
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe as open_shards
 from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe as stream_shards
 from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDataPipe
-from kdpipes.work.add_field import FieldAdder
-from kdpipes.work.color_transforms import ColorJitter
-from kdpipes.work.decode_images import DecodedImage, EncodedImage, ImageDecoder
-from kdpipes.work.geometric_transforms import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
+from kdpipes.work.decode import DecodedImage, EncodedImage, ImageDecoder
+from kdpipes.work.fields import CtxRecorder, FieldAdder, FieldRenamer, Selector
 from kdpipes.work.on_error import OnError as ErrorHandler
-from kdpipes.work.record_ctx import CtxRecorder
-from kdpipes.work.rename_fields import FieldRenamer
 from kdpipes.work.replay import replay
-from kdpipes.work.select import Selector
-from kdpipes.work.tensor_transforms import Normalize, ToTensor
 from kdpipes.work.transform import RecordedTransform, Transformer
+from kdpipes.work.transforms import (
+    CenterCrop,
+    ColorJitter,
+    HorizontalFlip,
+    Normalize,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+)
 from kdpipes.write.copy import CopyResult, copy_to_local
 from kdpipes.write.localize import FileLocalizer
 from kdpipes.write.records import RecordsResult, write_records

@@ -13,7 +13,7 @@ from typing_extensions import Never
 
 from kdpipes.cache.store import CacheStats
 from kdpipes.look.peek import Peek
-from kdpipes.work.joint import FieldKind
+from kdpipes.work.image_ops import FieldKind
 from kdpipes.work.transform import RecordedTransform
 
 _Uneven = Literal["keep", "pad", "drop"]

@@ -14,14 +14,14 @@ import numpy as np
 from PIL import Image, ImageDraw
 from webdataset import TarWriter
 
+from kdpipes.core.errors import check_count
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.errors import check_count
 from kdpipes.loader.loader import Loader
-from kdpipes.look.grid import image_grid
+from kdpipes.look.pictures import image_grid
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
-from kdpipes.work.geometric_transforms import HorizontalFlip, RandomResizedCrop
+from kdpipes.work.transforms import HorizontalFlip, RandomResizedCrop
 
 __all__ = ["PHOTO_CLASSES", "run_demo", "write_photo_folder", "write_photo_shards"]
 

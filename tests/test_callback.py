@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kdpipes.callback import Callback, snake_case
+from kdpipes.core.callback import Callback, snake_case
 
 
 class RandomCrop:

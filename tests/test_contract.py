@@ -19,7 +19,7 @@ from torchdata.datapipes.map import SequenceWrapper
 import kdpipes as kdp
 from kdpipes.core.chain import Chain
 from kdpipes.core.registry import registered
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 
 ITEMS = [(float(number), number % 3) for number in range(7)]
 Build = Callable[[Any], Any]

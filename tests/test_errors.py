@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kdpipes.errors import (
+from kdpipes.core.errors import (
     ChainError,
     DataError,
     FieldError,

@@ -11,9 +11,9 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
+from kdpipes.core.errors import ChainError
 from kdpipes.core.registry import _ours as registered_here
 from kdpipes.core.registry import functional_pipe, refuse_flavour, register, registered
-from kdpipes.errors import ChainError
 
 
 @pytest.fixture(autouse=True)

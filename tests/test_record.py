@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kdpipes._record import Record, read_record
+from kdpipes.core.activity import Record, read_record
+from kdpipes.core.sample import Sample
 from kdpipes.loader.buffers import anonymous_file
-from kdpipes.sample import Sample
 
 
 @pytest.fixture

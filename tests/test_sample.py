@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torchdata.datapipes.iter import IterableWrapper
 
+from kdpipes.core.errors import ChainError, FieldError
 from kdpipes.core.randomness import SampleKey
-from kdpipes.errors import ChainError, FieldError
-from kdpipes.sample import Lazy, Sample, as_sample
+from kdpipes.core.sample import Lazy, Sample, as_sample
 
 
 class Loads:

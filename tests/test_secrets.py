@@ -18,7 +18,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.cli import main
-from kdpipes.errors import as_cause, must_be
+from kdpipes.core.errors import as_cause, must_be
 from kdpipes.storage.urls import expand_urls, identity_of, path_of, relative_names
 from tests.http_server import Served, serving, tar
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 import kdpipes as kdp
-from kdpipes.work.decode_images import EncodedImage
+from kdpipes.work.decode import EncodedImage
 
 pytestmark = [  # webdataset leaves closing its files to the collector
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),

@@ -6,14 +6,14 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from kdpipes._progress import shown_if_slow
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import layout_in
 from kdpipes.cache.open_cache import heal_contents, read_contents, store_in
 from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.cache.store import CacheStore
+from kdpipes.core.errors import DataError
 from kdpipes.core.masked import masked
-from kdpipes.errors import DataError
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.codec import DamagedError, decode
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.urls import is_local

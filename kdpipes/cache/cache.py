@@ -22,13 +22,13 @@ from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_choice, check_flag, must_be
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
 from kdpipes.core.randomness import SampleKey
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import SampleMapper, SampleMapperIterDataPipe, SampleMapperMapDataPipe, register_operation
 from kdpipes.core.traits import Traits
-from kdpipes.errors import ChainError, check_choice, check_flag, must_be
-from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.urls import is_local
 

@@ -10,8 +10,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from kdpipes._forks import forget_after_fork
 from kdpipes.cache.shared_folder import SharedFolder
+from kdpipes.core.processes import forget_after_fork
 
 __all__ = ["Counters"]
 

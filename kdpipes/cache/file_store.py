@@ -18,7 +18,7 @@ from fsspec.compression import compr
 
 from kdpipes.cache.metadata import METADATA, metadata_bytes, parse_metadata
 from kdpipes.cache.store import CacheStats, CacheStore, Refusal, bound_to, check_key, hint_for
-from kdpipes.errors import DataError, check_choice, check_count
+from kdpipes.core.errors import DataError, check_choice, check_count
 from kdpipes.storage.codec import DamagedError
 from kdpipes.storage.files import create_file, draft_of
 from kdpipes.storage.filesystems import check_filesystem, filesystem_of

@@ -10,14 +10,14 @@ from typing import Any
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError
 from kdpipes.core.fingerprint import digest_with_globals
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.pipe import Pipe
+from kdpipes.core.sample import Sample
 from kdpipes.core.stock import redraws, shards
 from kdpipes.core.traits import Traits
 from kdpipes.core.user_code import own_members
-from kdpipes.errors import ChainError
-from kdpipes.sample import Sample
 
 __all__ = ["Identity", "eager_names", "key_of"]
 

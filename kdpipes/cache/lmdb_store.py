@@ -18,7 +18,7 @@ import numpy as np
 from kdpipes.cache.metadata import create_metadata, read_metadata
 from kdpipes.cache.shared_folder import SharedFolder, free_bytes
 from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Refusal, bound_to, check_key, hint_for
-from kdpipes.errors import DataError, check_count, must_be
+from kdpipes.core.errors import DataError, check_count, must_be
 from kdpipes.storage.urls import is_local
 
 __all__ = ["LmdbStore"]

@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Literal
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.files import create_file, read_url
 from kdpipes.storage.urls import is_local, join_url
 

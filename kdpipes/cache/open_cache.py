@@ -16,11 +16,11 @@ from kdpipes.cache.key import key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import METADATA, layout_in
 from kdpipes.cache.store import CacheStore, bound_to
+from kdpipes.core.errors import DataError, check_flag, must_be, refuse_field
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.masked import masked
 from kdpipes.core.registry import called_as
-from kdpipes.errors import DataError, check_flag, must_be, refuse_field
-from kdpipes.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local
@@ -89,6 +89,12 @@ class CacheReaderMapDataPipe(MapPipe):
             elif _flag(flags, index):
                 fields[name] = Lazy(partial(self._read, base, name), what=f"reading cached field {name!r}")
         return Sample(fields, key=keys[index], index=index)
+
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return self._contents is not None
+
+    def has_column(self, name: str) -> bool:
+        return self._contents is not None and self._contents.value.notes["in_columns"].get(name) is True
 
     def read_column(self, name: str) -> NDArray[Any]:
         notes = self._opened().notes

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Refusal, check_key
-from kdpipes.errors import check_choice, check_count, is_number, must_be
+from kdpipes.core.errors import check_choice, check_count, is_number, must_be
 from kdpipes.storage.codec import DamagedError
 
 __all__ = ["MOST_VALUE_BYTES", "RedisStore"]

@@ -11,7 +11,7 @@ import numpy as np
 from kdpipes.cache.store import CacheStore, bound_to
 from kdpipes.core.fingerprint import digest
 from kdpipes.core.randomness import SampleKey, using_key
-from kdpipes.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.shared import PackedStrings
 

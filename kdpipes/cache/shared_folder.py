@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kdpipes._interrupts import uninterrupted
 from kdpipes.cache.folder_watcher import unwatch, watch
-from kdpipes.errors import must_be
+from kdpipes.core.errors import must_be
+from kdpipes.core.processes import uninterrupted
 from kdpipes.storage.files import CAN_HOLD
 
 # filelock cannot do this: the folder itself is locked, shared by several processes, and never a file inside it.

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
+from kdpipes.core.errors import must_be
 from kdpipes.core.masked import masked
-from kdpipes.errors import must_be
 
 __all__ = ["MORE_ROOM", "MOST_KEY_BYTES", "CacheStats", "CacheStore", "Refusal", "bound_to", "check_key", "hint_for"]
 

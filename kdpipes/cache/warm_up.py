@@ -10,17 +10,17 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from kdpipes._progress import shown_if_slow
 from kdpipes.cache.key import key_of
 from kdpipes.cache.open_cache import write_contents
 from kdpipes.cache.store import MORE_ROOM, Refusal, bound_to
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import DataError, check_count, check_flag
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.operation import ErrorHandler
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, using_key
-from kdpipes.errors import DataError, check_count, check_flag
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 from kdpipes.storage.codec import encode
 
 __all__ = ["warm_up"]

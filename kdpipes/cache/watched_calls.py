@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.callback import Callback
+from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
 from kdpipes.core.fingerprint import attributes_of, digest_with_globals
 from kdpipes.core.first_values import MISSING, Change, note_changed_attribute, note_changed_global

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from kdpipes.errors import must_be
+from kdpipes.core.errors import must_be
 
 __all__ = ["as_options", "field_options", "naming_options"]
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kdpipes.errors import closest
+from kdpipes.core.errors import closest
 
 __all__ = ["CHAIN_HELP", "chain_of", "names_chain", "samples_of"]
 

@@ -1,17 +1,19 @@
-"""Commands that are imported when they are called, and how they end."""
+"""Commands that are imported when they are called, how they end, and what they print for scripts."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from kdpipes.errors import KdpipesError, closest
+from kdpipes.core.errors import KdpipesError, closest
+from kdpipes.core.masked import masked
 
-__all__ = ["INTERRUPTED", "Command", "Commands"]
+__all__ = ["INTERRUPTED", "Command", "Commands", "json_option", "say_json"]
 
 INTERRUPTED = 130  # 128 and the number of the signal, as a shell says it
 _EXPLAINED = (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError)  # their texts need no class
@@ -19,6 +21,7 @@ _STATUS = (
     "Exit status: 0 if all went well; 1 after an error, told in one line on stderr; 2 for wrong usage; "
     f"{INTERRUPTED} after Ctrl-C."
 )
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, of the form above, for scripts.")
 
 
 class _Suggesting(click.Command):
@@ -103,3 +106,16 @@ def _line(error: Exception) -> str:
     if first and isinstance(error, _EXPLAINED):
         return first
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def say_json(data: Any) -> None:
+    """Print plain data as JSON, with secrets in URLs masked."""
+    click.echo(json.dumps(_masked(data), indent=2))  # in ASCII: names in data need not be UTF-8
+
+
+def _masked(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {name: _masked(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_masked(value) for value in data]
+    return masked(data) if isinstance(data, str) and "://" in data else data

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kdpipes.cli._commands import Commands
-from kdpipes.cli._output import json_option, say_json
+from kdpipes.cli._commands import Commands, json_option, say_json
 
 __all__ = ["command"]
 
@@ -76,7 +75,7 @@ def verify_caches(places: tuple[str, ...], as_json: bool) -> None:
       healed: how many of the damaged entries were repaired.
     """
     from kdpipes.cache.admin import check_cache
-    from kdpipes.errors import DataError
+    from kdpipes.core.errors import DataError
 
     checked, total = [], 0
     for place in places:

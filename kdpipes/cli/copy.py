@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kdpipes.cli._commands import Command
-from kdpipes.cli._output import json_option, say_json
+from kdpipes.cli._commands import Command, json_option, say_json
 
 __all__ = ["command"]
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from kdpipes.cli._commands import Command
-from kdpipes.cli._output import json_option, say_json
+from kdpipes.cli._commands import Command, json_option, say_json
 
 __all__ = ["command"]
 
@@ -35,7 +34,7 @@ def command(urls: tuple[str, ...], no_checksums: bool, as_json: bool) -> None:
       {"num_samples": 160, "num_shards": 4,
        "shards": [{"url": "shards/photos-000.tar", "num_samples": 40, "num_bytes": 204800}, ...]}
     """
-    from kdpipes._progress import shown_if_slow
+    from kdpipes.core.progress import shown_if_slow
     from kdpipes.storage.catalog import make_index
     from kdpipes.storage.files import forget_listings, matching_urls
     from kdpipes.storage.urls import expand_urls

@@ -9,9 +9,8 @@ import click
 
 from kdpipes.cli._as_options import field_options, naming_options
 from kdpipes.cli._chain_of import CHAIN_HELP, names_chain, samples_of
-from kdpipes.cli._commands import Command
-from kdpipes.cli._output import json_option, say_json
-from kdpipes.errors import refuse_field
+from kdpipes.cli._commands import Command, json_option, say_json
+from kdpipes.core.errors import refuse_field
 
 __all__ = ["command"]
 
@@ -118,7 +117,7 @@ def command(
 def _tolerant(chain: Any, action: str, quarantine: str | None, *, is_folder: bool) -> Any:
     """Return a chain with `on_error`; files of a folder that are no images count as samples that cannot be made."""
     from kdpipes.core.sample_pipe import SampleMapperMapDataPipe
-    from kdpipes.work.decode_images import UnchangedImages
+    from kdpipes.work.decode import UnchangedImages
 
     seen: Any = SampleMapperMapDataPipe(chain, UnchangedImages("x"), "decode_images") if is_folder else chain
     return seen.on_error(action, path=quarantine)

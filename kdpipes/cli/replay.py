@@ -34,7 +34,7 @@ __all__ = ["command"]
 @click.option("--out", default="grid.png", show_default=True, help="Picture to write.")
 def command(chain: str, seed: int | None, epoch: int, batch: int, field: str, out: str) -> None:
     """Draw a batch."""
-    from kdpipes.look.replay_grid import replay_grid
+    from kdpipes.look.batch import replay_grid
 
     replay_grid(chain_of(chain), seed=seed, epoch=epoch, batch=batch, field=field).save(out)
     click.echo(f"Batch {batch} of epoch {epoch}: {out}")

@@ -12,14 +12,14 @@ from torch.utils.data.datapipes._hook_iterator import _SnapshotState
 from torch.utils.data.datapipes.iter import Collator, Mapper, ShardingFilter
 from torchdata.datapipes.iter import SampleMultiplexer
 
-from kdpipes.callback import Callback, call_with_key
+from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import EpochCounter, SampleKey, current_epoch, hash_key, is_replaying, with_stream_keys
 from kdpipes.core.registry import note_name, pipe_name
+from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.stock import Seeded, has_own_seed, shards
-from kdpipes.errors import ChainError, check_count
-from kdpipes.sample import Sample, as_sample
 
 if TYPE_CHECKING:
     from kdpipes._fluent import IterChain

@@ -14,15 +14,15 @@ from torch.utils.data.datapipes.iter import Shuffler as StreamShuffler
 from torch.utils.data.datapipes.map import Concater, Mapper, Shuffler
 from torch.utils.data.datapipes.map.callable import default_fn
 
-from kdpipes._progress import shown_if_slow
-from kdpipes.callback import Callback, call_with_key
+from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.errors import ChainError, check_count, must_be
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, gives_samples
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, current_epoch, current_key, planning, using_key
 from kdpipes.core.registry import note_name, pipe_name
-from kdpipes.errors import ChainError, check_count, must_be
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 from kdpipes.storage.shared import Shared
 
 if TYPE_CHECKING:
@@ -151,6 +151,10 @@ class MapPipe(Pipe, MapChain):
         if kept is None:
             kept = self.__dict__[_KEPT_LABELS] = Shared(self._checked_column(name))
         return kept.value
+
+    def has_column(self, name: str) -> bool:
+        """Return whether `column(name)` is in memory, so that nothing is read for it."""
+        return name == "y" and _KEPT_LABELS in vars(self)
 
     def _checked_column(self, name: str) -> NDArray[Any]:
         with planning(0):

@@ -1,10 +1,13 @@
-"""Masking of secrets in texts. This module imports nothing heavy, because commands and errors need it."""
+"""Texts that are safe to show: without secrets and control characters.
+
+This module imports nothing heavy, because commands and errors need it.
+"""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["HIDDEN", "masked"]
+__all__ = ["HIDDEN", "masked", "printable"]
 
 HIDDEN = "***"
 _USER = re.compile(r"(?<=://)(?:[^/\s:]*:\S*|[^/\s]+)@")  # passwords may contain slashes and @
@@ -35,3 +38,12 @@ def masked(text: str) -> str:
 def _masked_header(found: re.Match[str]) -> str:
     begins, kind, cookie = found.groups()
     return f"{cookie or begins}{f'{kind} ' if kind else ''}{HIDDEN}"
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters and invalid UTF-8 escaped, so that it cannot control a terminal.
+
+    >>> printable("a\\x1b[31m"), printable("a\\udcff")
+    ('a\\\\x1b[31m', 'a\\\\udcff')
+    """
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from kdpipes.core.errors import refuse_field
 from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.sample import Sample
 from kdpipes.core.traits import UNDECLARED, Traits
-from kdpipes.errors import refuse_field
-from kdpipes.sample import Sample
 
 __all__ = ["ErrorHandler", "Operation"]
 

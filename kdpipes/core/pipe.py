@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.call_text import CALLED, Called, note_call
+from kdpipes.core.errors import ChainError, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.first_values import with_first_values
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.traits import UNDECLARED, Traits
-from kdpipes.errors import ChainError, closest, must_be
 
 __all__ = ["Pipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples", "show_by"]
 
@@ -115,6 +115,14 @@ class Pipe(Fingerprinted):
     def keep_call(self, other: Pipe) -> None:
         """Show the arguments of another pipe in place of the pipe's own."""
         vars(self)[CALLED] = vars(other)[CALLED]
+
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        """Return whether `len(pipe)` is quick, provided that the lengths upstream are known.
+
+        Args:
+            may_plan: Whether a plan may be made from what is in memory, or a small local folder listed.
+        """
+        return True
 
     def prepare_for_workers(self) -> None:
         """Find out now what every worker would find out otherwise: called before workers start."""

@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.errors import ChainError
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe, as_column, indexed
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
 from kdpipes.core.randomness import plan_epoch, planning
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.sample import Sample
 from kdpipes.core.traits import Traits
-from kdpipes.errors import ChainError
-from kdpipes.sample import Sample
 from kdpipes.selection import Joined, Pairs
 from kdpipes.storage.shared import Shared
 
@@ -105,6 +105,16 @@ class PlanPipe(MapPipe):
     def is_planned(self) -> bool:
         """Whether the plan has been made."""
         return self._planned is not None
+
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return self.is_planned or (may_plan and self._plans_quickly())
+
+    def _plans_quickly(self) -> bool:
+        """Return whether `plan` calls no function of the user and reads nothing."""
+        return self.goes_by == "number" or (self.goes_by == "labels" and self.has_column("y"))
+
+    def has_column(self, name: str) -> bool:
+        return all(source.has_column(name) for source in self.sources)
 
     def locate(self, index: Any, epoch: int) -> tuple[Any, Any]:
         """Return the numbers of the sources of samples, and their positions there.

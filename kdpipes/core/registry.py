@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.errors import ChainError, check_choice, closest
+from kdpipes.core.errors import ChainError, check_choice, closest
 
 __all__ = [
     "Flavour",

@@ -11,17 +11,17 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.call_text import note_call
+from kdpipes.core.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.errors import ChainError
 from kdpipes.core.iter_pipe import IterPipe, samples_of
 from kdpipes.core.map_pipe import MapPipe, is_key
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
 from kdpipes.core.registry import Named, refuse_taken, register
+from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.traits import UNDECLARED, Traits
-from kdpipes.errors import ChainError
-from kdpipes.sample import Sample, as_sample
 
 __all__ = ["SampleMapperIterDataPipe", "SampleMapperMapDataPipe", "register_operation", "sample_pipe", "work_pipe"]
 
@@ -113,6 +113,10 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
             picked.keep_call(self)
             return picked
         return super().pick(indices)
+
+    def has_column(self, name: str) -> bool:
+        passed = self.operation.traits.column_before(name)
+        return passed is not None and isinstance(self.source, MapPipe) and self.source.has_column(passed)
 
     def column(self, name: str) -> NDArray[Any]:
         if isinstance(self.source, MapPipe):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from kdpipes.core.errors import check_choice, must_be
 from kdpipes.core.item_form import ItemForm
-from kdpipes.errors import check_choice, must_be
 
 __all__ = ["UNDECLARED", "Gives", "Role", "Traits"]
 

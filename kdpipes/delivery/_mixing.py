@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, DataError, check_count, closest, is_number, must_be, refuse_field
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
 from kdpipes.delivery.batch_pipe import OneToOne
 from kdpipes.delivery.dealer import Dealer
-from kdpipes.errors import ChainError, DataError, check_count, closest, is_number, must_be, refuse_field
 
 __all__ = ["Params", "SampleMixing", "mixed_labels"]
 

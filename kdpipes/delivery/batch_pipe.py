@@ -9,11 +9,11 @@ import numpy as np
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.batch_memory import Allocate
 from kdpipes.delivery.dealer import Resumable
-from kdpipes.errors import ChainError, must_be
 
 __all__ = ["BatchPipe", "OneToOne"]
 

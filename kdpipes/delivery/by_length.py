@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import DataError, check_choice, check_count, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import hash_key
 from kdpipes.delivery.layout import Sharding, Uneven, share_out
-from kdpipes.errors import DataError, check_choice, check_count, must_be
 from kdpipes.selection import Permutation, smallest_int
 
 __all__ = ["ByLength", "LengthEpoch", "LengthOrder", "read_lengths"]

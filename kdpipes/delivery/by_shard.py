@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import in_windows, ranges
 from kdpipes.core.randomness import hash_key
-from kdpipes.errors import ChainError
 from kdpipes.selection import Permutation, smallest_int
 
 __all__ = [

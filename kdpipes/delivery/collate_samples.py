@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.errors import ChainError, DataError, closest, must_be
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.sample import Sample
 from kdpipes.delivery.batch_memory import Allocate, allocate
 from kdpipes.delivery.batch_pipe import OneToOne
-from kdpipes.errors import ChainError, DataError, closest, must_be
-from kdpipes.sample import Sample
 
 __all__ = ["SampleCollatorIterDataPipe", "collate", "split_ctx"]
 

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.errors import DataError
 from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
-from kdpipes.errors import DataError
 
 __all__ = ["CutMixerIterDataPipe"]
 

@@ -10,14 +10,16 @@ from typing import Any, Literal
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._giving_up import given_up_by
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be, refuse_field
+from kdpipes.core.giving_up import given_up_by
 from kdpipes.core.iter_pipe import IterPipe, seed_upstream
 from kdpipes.core.map_pipe import MapPipe, indexed
 from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import warn_of_fixed
 from kdpipes.core.randomness import SampleKey, hash_key, planning, using_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
+from kdpipes.core.sample import Sample
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import (
     Cursor,
@@ -32,8 +34,6 @@ from kdpipes.delivery.by_shard import (
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.layout import EqualEpoch, Layout, Uneven
 from kdpipes.delivery.skipping import LEFT_OUT
-from kdpipes.errors import ChainError, DataError, check_choice, check_count, must_be, refuse_field
-from kdpipes.sample import Sample
 from kdpipes.selection import Permutation
 from kdpipes.storage.shared import Shared
 
@@ -157,6 +157,9 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             return int(self._layout.num_batches(len(self.source), self.sharding().num_ranks))
         buckets = self._by_length(self._layout).buckets(self._layout, self.sharding().num_ranks)
         return buckets.num_kept(self._layout.uneven)
+
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return not isinstance(self._layout, ByLength) or self._lengths is not None
 
     def fingerprint(self) -> Any:
         if isinstance(self._layout, ByLength):

@@ -15,18 +15,18 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import Cycler
 
 from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.pipe import Pipe, form_of
 from kdpipes.core.randomness import EpochCounter, SampleKey
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded, Sharded, shards
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.by_shard import Cursor
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, refuse_empty
-from kdpipes.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
-from kdpipes.sample import Sample
 
 __all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "Resumable", "Shuffle", "fix_ranks"]
 
@@ -395,6 +395,11 @@ class Dealer(Resumable):
         self._limits = SkipLimits(handler, self._num_parts(), first) if self._is_limited else None
         self._skipper = None if handler is None else Skipper(handler, self._banned, tell, seen, self._limits)
         return self._skipper
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether samples come in another order in each epoch."""
+        return bool(self._shuffle)
 
     def batch_key(self) -> SampleKey:
         """Return what tells the batch that was given last from all others: the source of its randomness as a whole."""

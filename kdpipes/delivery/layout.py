@@ -13,9 +13,9 @@ import torch.distributed
 from numpy.typing import NDArray
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
+from kdpipes.core.errors import check_choice, check_count, check_one_of
 from kdpipes.core.order import ranges
 from kdpipes.delivery.by_shard import WindowedOrder
-from kdpipes.errors import check_choice, check_count, check_one_of
 
 __all__ = [
     "NEW_LOADER",

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.errors import DataError
 from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
-from kdpipes.errors import DataError
 
 __all__ = ["MixerUpIterDataPipe"]
 

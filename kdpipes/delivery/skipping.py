@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import DataError
 from kdpipes.core.operation import ErrorHandler
 from kdpipes.core.randomness import SampleKey
-from kdpipes.errors import DataError
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 
 __all__ = ["LEFT_OUT", "Skip", "SkipLimits", "Skipper", "refuse_empty", "unrecorded"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 
+from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.dealer import Resumable
-from kdpipes.errors import ChainError, must_be
 
 __all__ = ["DeviceMoverIterDataPipe"]
 

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from kdpipes._interrupts import uninterrupted
+from kdpipes.core.processes import uninterrupted
 from kdpipes.delivery.by_shard import Cursor
 
 __all__ = ["Channel", "Kind", "Message", "ReceivedFile", "encoded"]

@@ -18,15 +18,15 @@ from torchdata.dataloader2.dataloader2 import DataLoader2Iterator
 from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
-from kdpipes._interrupts import uninterrupted
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
 from kdpipes.core.pipe import Pipe
+from kdpipes.core.processes import uninterrupted
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import shards
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import ranks_now
-from kdpipes.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
 from kdpipes.loader.profile import Measured, measured
 from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped
 from kdpipes.loader.state import Checkpointer, main_part, seed_in

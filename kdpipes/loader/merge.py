@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from kdpipes.core.errors import DataError, add_note
 from kdpipes.delivery.skipping import Skip, SkipLimits
-from kdpipes.errors import DataError, add_note
 from kdpipes.loader.channel import Kind
 from kdpipes.loader.worker import Order, Position, Worker
 

@@ -9,11 +9,11 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter
 
-from kdpipes._meter import Meters, size_of
 from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
+from kdpipes.delivery.meter import Meters, size_of
 
 __all__ = ["Probes", "copy_pipes"]
 

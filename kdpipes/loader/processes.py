@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from kdpipes._interrupts import interrupts_blocked, uninterrupted
-from kdpipes._record import read_record
+from kdpipes.core.activity import read_record
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import WorkerError, add_note
+from kdpipes.core.processes import interrupts_blocked, uninterrupted
 from kdpipes.delivery.deal import DealerMapDataPipe
-from kdpipes.errors import WorkerError, add_note
 from kdpipes.loader.buffers import Arena, BorrowedBuffers, unpack
 from kdpipes.loader.channel import Channel, Kind, Message, ReceivedFile, encoded
 from kdpipes.loader.merge import Counters

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from torchdata.datapipes.iter import FullSync
 
-from kdpipes import _meter
-from kdpipes._meter import OUTSIDE, size_of
 from kdpipes.core.chain import Chain
+from kdpipes.delivery import meter
+from kdpipes.delivery.meter import OUTSIDE, size_of
 from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.probes import Probes, copy_pipes
 from kdpipes.loader.state import main_part
@@ -85,7 +85,7 @@ class ProfiledProducer(Producer):
             if paused - self._reported_at >= _EVERY_S:
                 self._report(send)
             yield
-            self._idle_s += _meter.clock() - paused
+            self._idle_s += meter.clock() - paused
 
     def _begin(self) -> None:
         if self._cost_s <= _SHARE * self._work_s:
@@ -93,11 +93,11 @@ class ProfiledProducer(Producer):
             self._probes.meters.here.meter.leave_out()
         else:
             self._probes.off()
-        self._begun = _meter.clock()
+        self._begun = meter.clock()
 
     def _end(self, number: int | None = None) -> float:
         """Count the time since `_begin`, that of an item or of the end; return what time it is."""
-        now = _meter.clock()
+        now = meter.clock()
         if self._begun is None:
             return now
         spent, self._begun = now - self._begun, None
@@ -126,7 +126,7 @@ class ProfiledProducer(Producer):
                 self._cost_s += row[1] * _CALL_S
 
     def _report(self, send: Callable[[Message], None]) -> None:
-        self._reported_at = _meter.clock()
+        self._reported_at = meter.clock()
         nodes, batches = self._probes.nodes, self._batches
         self._batches = []
         send(

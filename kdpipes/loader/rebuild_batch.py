@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kdpipes.errors import check_count, must_be
+from kdpipes.core.errors import check_count, must_be
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.services import ThreadReadingService
 

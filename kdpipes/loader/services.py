@@ -17,15 +17,15 @@ from torchdata.dataloader2 import CheckpointableReadingServiceInterface
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import Collator, FullSync, Mapper, PinMemory, ShardingRoundRobinDispatcher
 
-from kdpipes._interrupts import uninterrupted
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.pipe import Pipe
+from kdpipes.core.processes import uninterrupted
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import NEW_LOADER, Ranks, check_ranks, ranks_now
 from kdpipes.delivery.skipping import SkipLimits
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
-from kdpipes.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.loader.merge import Agreement, Counters, Merger
 from kdpipes.loader.probes import Probes
 from kdpipes.loader.processes import NUM_BORROWED, DeathPolicy, ProcessPool, ProcessWorker, name_classes

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.registry import pipe_name, shown_name
 from kdpipes.delivery.by_shard import Cursor
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.layout import ranks_now
-from kdpipes.errors import ChainError, must_be
 from kdpipes.loader.worker import Counting, Position
 
 __all__ = ["Checkpointer", "dealer_before", "load_state", "main_part", "seed_in", "state_of"]

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from kdpipes.errors import WorkerError
+from kdpipes.core.errors import WorkerError
 from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.profile import producer_of
 from kdpipes.loader.worker import Order, Producer, Worker

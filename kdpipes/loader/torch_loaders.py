@@ -17,9 +17,9 @@ from torch.utils.data import BatchSampler, Dataset, SequentialSampler, default_c
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper, _MapDataPipeSerializationWrapper
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.delivery.dealer import Dealer
-from kdpipes.errors import must_be
 from kdpipes.loader.state import dealer_before, load_state, state_of
 
 if TYPE_CHECKING:

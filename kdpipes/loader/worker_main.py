@@ -25,11 +25,11 @@ import cloudpickle
 import numpy as np
 import torch
 
-from kdpipes import _record
-from kdpipes._interrupts import ignore_interrupts
+from kdpipes.core import activity
+from kdpipes.core.errors import add_note
+from kdpipes.core.processes import ignore_interrupts
 from kdpipes.delivery.batch_memory import make_batches_in
 from kdpipes.delivery.batch_pipe import OneToOne
-from kdpipes.errors import add_note
 from kdpipes.loader.buffers import Array, SharedBuffers, anonymous_file, pack, places_of
 from kdpipes.loader.channel import Channel, Kind, Message
 from kdpipes.loader.profile import producer_of
@@ -181,7 +181,7 @@ class Sender:
         file = anonymous_file()
         os.ftruncate(file, os.sysconf("SC_PAGESIZE"))
         self.channel.send(Message(Kind.RECORD), file)
-        _record.start_record(file)
+        activity.start_record(file)
         os.close(file)
 
     def next_order(self) -> Order | None:

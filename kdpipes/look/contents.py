@@ -1,29 +1,74 @@
-"""What is in shards, a folder or a chain, as plain data."""
+"""What is in shards, records, a folder or a chain, as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from functools import partial
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["ClassSeen", "Contents", "FieldSeen", "JobSeen", "PartState", "SampleSeen", "ShardState", "classes_seen"]
+from kdpipes.cache.metadata import layout_in
+from kdpipes.core.chain import Chain
+from kdpipes.core.errors import DataError, check_count
+from kdpipes.core.giving_up import given_up_by
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.masked import masked
+from kdpipes.core.progress import shown_if_slow
+from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
+from kdpipes.core.sample import Sample
+from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
+from kdpipes.plan.class_counts import class_counts
+from kdpipes.sources.image_folder import IMAGE_SUFFIXES, ImageFolderMapDataPipe
+from kdpipes.storage.catalog import ShardSeen, survey_shards
+from kdpipes.storage.decoding import decode_member
+from kdpipes.storage.files import forget_listings, list_files, list_versions, matching_urls, version_of
+from kdpipes.storage.memory import read_span
+from kdpipes.storage.records import HEADER, Header, finished_index, part_name, read_header
+from kdpipes.storage.shard_index import Places, ShardIndex
+from kdpipes.storage.shard_notes import Seen, class_names_of, notes_beside, notes_places
+from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names
+from kdpipes.work.on_error import OnError
+
+__all__ = [
+    "ClassSeen",
+    "Contents",
+    "FieldSeen",
+    "JobSeen",
+    "PartState",
+    "SampleSeen",
+    "ShardState",
+    "inspect_data",
+    "look_at_chain",
+]
+
+_TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_SHARDS = re.compile(r"\.(tar|tgz)\b|[*{]")  # a remote place without these is a folder
+_CLASSES = ("cls", "class")  # the member that is the label
+_LONGEST_NAME = 256  # bytes of a class's name
+_SHOWN = (bool, int, float, type(None))  # values of these types are shown as they are
 
 
 @dataclass(frozen=True)
 class FieldSeen:
-    """One field, and what it takes.
+    """One field and its size.
 
     Args:
         name: "jpg".
-        num_samples: How many samples have it, of those that were looked at.
-        num_bytes: Of all of them; None where that is not known.
-        min_bytes: Of the smallest.
-        median_bytes: Of the one in the middle.
-        max_bytes: Of the largest.
-        type: What it is in a chain: "EncodedImage", "Tensor uint8 [3, 96, 96]".
+        num_samples: The number of samples that have it, among those that were read.
+        num_bytes: The size in all of these samples; None if it is unknown.
+        min_bytes: The size of the smallest.
+        median_bytes: The median size.
+        max_bytes: The size of the largest.
+        type: Its type in a chain: "EncodedImage", "Tensor uint8 [3, 96, 96]".
     """
 
     name: str
@@ -36,7 +81,7 @@ class FieldSeen:
 
     @classmethod
     def of(cls, name: str, sizes: ArrayLike, type: str | None = None) -> FieldSeen:
-        """Return a field of so many bytes in each sample that has it."""
+        """Return a field with its size in each sample that has it."""
         each = np.asarray(sizes, dtype=np.int64)
         if not len(each):
             return cls(name, 0, 0, type=type)
@@ -49,9 +94,9 @@ class ClassSeen:
     """One class.
 
     Args:
-        label: As `y` or the member `cls` has it: a number, or a name.
-        name: Of a class with a number, where it is known.
-        num_samples: How many samples are of it.
+        label: The value of `y` or of the member `cls`: a number or a name.
+        name: The name of a class with a number, if it is known.
+        num_samples: The number of its samples.
     """
 
     label: int | str
@@ -65,7 +110,7 @@ class SampleSeen:
 
     Args:
         key: Its key.
-        fields: Of each field what is known: "bytes", "value" of a label, "type" in a chain.
+        fields: What is known about each field: "bytes", "value" of a label, "type" in a chain.
     """
 
     key: str
@@ -77,9 +122,9 @@ class ShardState:
     """One shard.
 
     Args:
-        url: Where it lies.
+        url: Its path or URL.
         num_samples: None if it was not read.
-        num_bytes: Its size.
+        num_bytes: Its size in bytes.
         index: "fresh", "stale", "damaged", "missing"; "impossible" for a compressed tar.
     """
 
@@ -94,9 +139,9 @@ class PartState:
     """One part of record files.
 
     Args:
-        path: Where it lies, or is to lie.
-        num_samples: None if it is missing, as are the bytes.
-        num_bytes: Its size.
+        path: Its path.
+        num_samples: The number of samples; None if the part is missing.
+        num_bytes: Its size in bytes.
     """
 
     path: str
@@ -109,9 +154,9 @@ class JobSeen:
     """A job of `write_shards` or `write_records` that has made shards or parts.
 
     Args:
-        url: Of the file in which the job is noted.
-        num_samples: How many samples the job has; None if that is not known.
-        is_complete: Whether the job has been finished.
+        url: The file that describes the job.
+        num_samples: The number of samples of the job; None if it is unknown.
+        is_complete: Whether the job has finished.
     """
 
     url: str
@@ -125,16 +170,16 @@ class Contents:
 
     Args:
         kind: "shards", "records", "images" (one folder for each class), "files" (any other folder), or "chain".
-        num_samples: How many samples, or files, there are; None if that is not known.
-        num_bytes: What shards, parts, images or files take; None of a chain.
-        fields: Of all samples that were read; in a chain, of the first ones.
-        classes: In ascending order; None where they are not known.
-        samples: The first ones.
-        shards: Of shards only.
-        parts: Of records only.
-        jobs: That have written shards or records, as far as they are noted beside them.
-        pipes: Of a chain only: the names of its pipes, the source first.
-        num_batches: Of a chain only: how many items it gives an epoch; None if that is not known.
+        num_samples: The number of samples or files; None if it is unknown.
+        num_bytes: The size of shards, parts, images or files; None for a chain.
+        fields: The fields of all samples that were read; in a chain, of the first ones.
+        classes: The classes in ascending order; None if they are unknown.
+        samples: The first samples.
+        shards: The shards; empty for anything else.
+        parts: The parts of records; empty for anything else.
+        jobs: The jobs that wrote the shards or records, if files beside these describe them.
+        pipes: The names of a chain's pipes, the source first.
+        num_batches: The number of items of a chain in an epoch; None if it is unknown.
     """
 
     kind: Literal["shards", "records", "images", "files", "chain"]
@@ -150,15 +195,313 @@ class Contents:
     jobs: list[JobSeen] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data, fit for JSON."""
+        """Return plain data that JSON can hold."""
         return asdict(self)
 
 
-def classes_seen(counts: Mapping[Any, int], names: Sequence[str] | None = None) -> list[ClassSeen]:
-    """Return classes with their names, where those are known."""
+def _classes_seen(counts: Mapping[Any, int], names: Sequence[str] | None = None) -> list[ClassSeen]:
+    """Return classes with their names, if these are known."""
 
     def name_of(label: Any) -> str | None:
         is_known = names is not None and isinstance(label, int) and 0 <= label < len(names)
         return names[label] if names is not None and is_known else None
 
     return [ClassSeen(label, name_of(label), number) for label, number in counts.items()]
+
+
+def inspect_data(places: Sequence[str], *, num_samples: int = 3, scan: bool = True) -> Contents:
+    """Return what is in shards, or in a folder. No member is decoded, no image is opened, and nothing is written.
+
+    Args:
+        places: One folder, or paths or fsspec URLs of tars, with brace ranges or globs.
+        num_samples: How many of the first samples are listed.
+        scan: Whether to read shards without a fresh index: the headers of plain local tars, the whole of all others.
+
+    Raises:
+        FileNotFoundError: A shard or the folder is missing, or the folder is empty.
+        ValueError: The folder holds a cache.
+        DataError: A shard, or the index of records, cannot be read.
+    """
+    check_count("num_samples", num_samples, minimum=0)
+    given = [Path(places[0]).expanduser().as_posix()] if len(places) == 1 and is_local(places[0]) else list(places)
+    is_folder = Path(given[0]).is_dir() if is_local(given[0]) else not _SHARDS.search(given[0])
+    if len(given) == 1 and is_folder:
+        return _look_at_folder(given[0], num_samples, scan=scan)
+    urls = expand_urls(given)
+    forget_listings(urls)
+    return _look_at_shards(matching_urls(urls), num_samples, scan=scan)
+
+
+def _look_at_folder(root: str, num_samples: int, *, scan: bool) -> Contents:
+    """Return the records in a folder, or else its shards, or else its files."""
+    if layout_in(root) is not None:
+        raise ValueError(masked(f"{root!r} holds a cache: `kdpipes cache ls {root}` shows what is in it."))
+    header = read_header(Path(root)) if is_local(root) else None
+    if header is not None:
+        return _look_at_records(Path(root), header, num_samples)
+    sizes = _sizes_in(root)
+    if not sizes:
+        raise FileNotFoundError(f"There is no file in {masked(root)!r}.")
+    tars = [path for path in sizes if path.lower().endswith(_TAR_SUFFIXES)]
+    if tars:
+        return _look_at_shards([join_url(root, path) for path in tars], num_samples, scan=scan)
+    images = {path: size for path, size in sizes.items() if path.lower().endswith(IMAGE_SUFFIXES)}
+    if images and all("/" in path for path in images):
+        return _look_at_images(root, images, num_samples)
+    by_suffix = defaultdict[str, list[int]](list)
+    for path, size in sizes.items():
+        by_suffix[PurePosixPath(path).suffix.lower() or "without suffix"].append(size)
+    fields = [FieldSeen.of(suffix, each) for suffix, each in sorted(by_suffix.items())]
+    samples = [SampleSeen(path, {"file": {"bytes": size}}) for path, size in islice(sizes.items(), num_samples)]
+    return Contents("files", len(sizes), sum(sizes.values()), fields, None, samples)
+
+
+def _sizes_in(root: str) -> dict[str, int]:
+    """Return the size of each file below a folder, sorted by its path there."""
+    paths = list_files(root, ("",))
+    if is_local(root):
+        counted = shown_if_slow(paths, len(paths), "reading sizes", "files")
+        return {path: version_of(join_url(root, path)).size for path in counted}
+    versions = list_versions(root)
+    return {path: versions[path].size for path in paths if path in versions}
+
+
+def _look_at_images(root: str, sizes: Mapping[str, int], num_samples: int) -> Contents:
+    folder = ImageFolderMapDataPipe(root)
+    paths = sorted(sizes, key=lambda path: path.split("/", 1))  # the order of the pipe
+    numbers = {name: number for number, name in enumerate(folder.class_names())}
+    samples = [
+        SampleSeen(path, {"x": {"bytes": sizes[path]}, "y": {"value": numbers[path.split("/", 1)[0]]}})
+        for path in paths[:num_samples]
+    ]
+    fields = [FieldSeen.of("x", list(sizes.values())), FieldSeen("y", len(sizes))]
+    classes = _classes_seen(class_counts(folder), folder.class_names())
+    return Contents("images", len(sizes), sum(sizes.values()), fields, classes, samples)
+
+
+def _look_at_records(folder: Path, header: Header, num_samples: int) -> Contents:
+    counted = shown_if_slow(range(header.num_parts), header.num_parts, "reading", "parts")
+    parts, found = list[PartState](), list[tuple[str, ShardIndex]]()
+    for number in counted:
+        index, path = finished_index(folder, header, number), str(folder / part_name(number))
+        if index is None:
+            parts.append(PartState(path, None, None))
+            continue
+        parts.append(PartState(path, len(index.keys), index.version.size))
+        found.append(("", index))
+    labels = [None if (y := index.fields.get("y")) is None else y.values for _, index in found if len(index.keys)]
+    total, is_complete = sum(len(index.keys) for _, index in found), len(found) == len(parts)
+    return Contents(
+        "records",
+        total,
+        sum(part.num_bytes or 0 for part in parts),
+        _fields_in(index for _, index in found),
+        _counted(labels, header.class_names),
+        _first_samples(found, num_samples),
+        parts=parts,
+        jobs=[JobSeen(str(folder / HEADER), total if is_complete else None, is_complete)],
+    )
+
+
+def _look_at_shards(urls: Sequence[str], num_samples: int, *, scan: bool) -> Contents:
+    shards, found = list[ShardState](), list[tuple[str, ShardIndex]]()
+    labels: list[NDArray[Any] | None] = []
+    seen = shown_if_slow(survey_shards(urls, scan=scan), len(urls), "reading", "shards")
+    for name, shard in zip(relative_names(urls), seen, strict=True):
+        index = shard.index
+        shards.append(ShardState(shard.url, None if index is None else len(index.keys), shard.num_bytes, shard.state))
+        if index is not None and len(index.keys):
+            found.append((f"{name}/", index))
+            is_known = all(each is not None for each in labels)  # otherwise, no names of classes need to be read
+            labels.append(_labels_of(shard, index) if is_known else None)
+    numbers = [shard.num_samples for shard in shards if shard.num_samples is not None]
+    jobs, class_names = _jobs_of(shards)
+    return Contents(
+        "shards",
+        sum(numbers) if len(numbers) == len(shards) else None,
+        sum(shard.num_bytes for shard in shards),
+        _fields_in(index for _, index in found),
+        _counted(labels, class_names),
+        _first_samples(found, num_samples),
+        shards=shards,
+        jobs=jobs,
+    )
+
+
+def _jobs_of(shards: Sequence[ShardState]) -> tuple[list[JobSeen], tuple[str, ...] | None]:
+    """Return the jobs noted beside shards, and the names of the classes if all jobs agree on them."""
+    places = notes_places([shard.url for shard in shards])
+    found = [(place, notes) for place in places if (notes := notes_beside(place)) is not None]
+    jobs = [JobSeen(place.url, notes.job.get("num_samples"), notes.shards is not None) for place, notes in found]
+    known = {shard.url: Seen(shard.num_bytes, shard.num_samples) for shard in shards}
+    names = {class_names_of(notes, place, known) for place, notes in found}
+    is_all = sum(len(place.numbers) for place, _ in found) == len(shards)
+    return jobs, names.pop() if is_all and len(names) == 1 else None
+
+
+def _labels_of(shard: ShardSeen, index: ShardIndex) -> NDArray[Any] | None:
+    """Return the labels of a shard. Names of classes are read if the tar is plain and local."""
+    places = next((index.fields[name] for name in _CLASSES if name in index.fields), None)
+    if places is None or bool((places.offsets < 0).any()):
+        return None
+    if places.values is not None:
+        return places.values
+    if not is_local(shard.url) or shard.state == "impossible" or int(places.sizes.max()) > _LONGEST_NAME:
+        return None
+    names = []
+    for offset, size in zip(places.offsets.tolist(), places.sizes.tolist(), strict=True):
+        try:
+            names.append(str(decode_member("cls", read_span(shard.url, offset, size))))
+        except ValueError as error:
+            text = f"The class in {shard.url!r} at offset {offset} cannot be decoded: {error}."
+            raise DataError(text) from error
+    return np.asarray(names)
+
+
+def _counted(labels: Sequence[NDArray[Any] | None], names: Sequence[str] | None) -> list[ClassSeen] | None:
+    """Return the classes of several shards or parts; None if the labels of one are unknown."""
+    known = [each for each in labels if each is not None]
+    if not known or len(known) < len(labels):
+        return None
+    if any(each.dtype.kind == "U" for each in known):
+        known = [each.astype(str) for each in known]
+    return _classes_seen(class_counts(np.concatenate(known)), names)
+
+
+def _fields_in(indexes: Iterator[ShardIndex]) -> list[FieldSeen]:
+    sizes = defaultdict[str, list[NDArray[np.int64]]](list)
+    for index in indexes:
+        for name, places in index.fields.items():
+            sizes[name].append(places.sizes[places.offsets >= 0])
+    return [FieldSeen.of(name, np.concatenate(each)) for name, each in sorted(sizes.items())]
+
+
+def _first_samples(indexes: Sequence[tuple[str, ShardIndex]], number: int) -> list[SampleSeen]:
+    """Return the first samples of some shards or parts, each with what its keys begin with."""
+    found: list[SampleSeen] = []
+    for start, index in indexes:
+        for place in range(min(len(index.keys), number - len(found))):
+            known = {name: places for name, places in sorted(index.fields.items()) if places.offsets[place] >= 0}
+            fields = {name: _member(places, place) for name, places in known.items()}
+            found.append(SampleSeen(f"{start}{index.keys[place]}", fields))
+    return found
+
+
+def _member(places: Places, place: int) -> dict[str, Any]:
+    value = {} if places.values is None else {"value": int(places.values[place])}
+    return {"bytes": int(places.sizes[place]), **value}
+
+
+def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Contents:
+    """Return what a chain gives; its first samples are made as in epoch 0 without `deal`.
+
+    Samples that `on_error` skips are skipped here as well, without a quarantine entry.
+
+    Args:
+        pipe: A chain, with or without `deal`.
+        num_samples: The number of first samples to make and list.
+        scan: Whether to count the classes of an indexed chain, if its samples have a `y`.
+    """
+    chain = Chain.of(pipe)
+    source = pipe if chain.deal is None else chain.deal.upstream[0].pipe
+    with unrecorded(source):
+        samples = [_seen(sample) for sample in islice(_samples_of(source), num_samples)]
+    return Contents(
+        "chain",
+        _length_of(source),
+        None,
+        _fields_of(samples),
+        _classes_of(source) if scan and isinstance(source, MapPipe) else None,
+        samples,
+        pipes=[node.name for node in chain],
+        num_batches=_length_of(pipe),
+    )
+
+
+def _samples_of(source: Any) -> Iterator[Sample]:
+    """Yield samples as the chain makes them; none of a pipe that is not kdpipes' own."""
+    skipper = Skipper(Chain.of(source).error_handler() or OnError(), {}, None)
+    if isinstance(source, MapPipe):
+        for place in range(len(source)):
+            with using_key(sample_key := SampleKey(position=place)):
+                sample = skipper.make(sample_key, 0, partial(source.fetch, place), _as_it_is)
+            if sample is not LEFT_OUT:
+                yield sample
+    elif isinstance(source, IterPipe):
+        samples = given_up_by(partial(skipper.give_up, 0, 0), with_stream_keys(source.samples(), 0, 0))
+        for place, sample in enumerate(samples):
+            sample.bind(sample_key := SampleKey(position=place))
+            if skipper.make(sample_key, 0, partial(_as_it_is, sample), _as_it_is) is not LEFT_OUT:
+                yield sample
+
+
+def _as_it_is(sample: Sample) -> Sample:
+    return sample
+
+
+def _length_of(pipe: Any) -> int | None:
+    try:
+        return len(pipe)
+    except TypeError:  # so says a pipe that does not know
+        return None
+
+
+def _classes_of(source: MapPipe) -> list[ClassSeen] | None:
+    known = source.field_names()
+    if not len(source) or "y" not in (source.fetch(0) if known is None else known):
+        return None
+    column = source.column("y")
+    return _classes_seen(class_counts(column), source.class_names()) if column.dtype.kind in "biuU" else None
+
+
+def _seen(sample: Sample) -> SampleSeen:
+    return SampleSeen(sample.key, {name: _described(sample[name]) for name in sorted(sample)})
+
+
+def _described(value: Any) -> dict[str, Any]:
+    """Return type and size of a value, and the value itself of numbers."""
+    kind = type(value).__name__
+    if isinstance(value, _SHOWN):
+        is_for_json = not isinstance(value, float) or math.isfinite(value)
+        return {"type": kind, "value": value if is_for_json else str(value)}
+    if isinstance(value, bytes | memoryview | bytearray):
+        return {"type": kind, "bytes": len(value)}
+    if isinstance(value, str):
+        return {"type": kind, "bytes": len(value.encode("utf-8", "surrogateescape"))}
+    if isinstance(value, _Array):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"type": f"{kind} {dtype} {list(value.shape)}", "bytes": int(value.nbytes)}
+    size = value.size if isinstance(value, _Sized) else None  # of an image: width and height
+    shown = f"{kind} {size[0]} x {size[1]}" if isinstance(size, tuple) and len(size) == 2 else kind
+    content = value.content if isinstance(value, _Encoded) else None
+    return {"type": shown, **({"bytes": len(content)} if isinstance(content, bytes) else {})}
+
+
+@runtime_checkable
+class _Array(Protocol):
+    dtype: Any
+    shape: Any
+    nbytes: Any
+
+
+@runtime_checkable
+class _Sized(Protocol):
+    size: Any
+
+
+@runtime_checkable
+class _Encoded(Protocol):
+    content: Any
+
+
+def _fields_of(samples: Sequence[SampleSeen]) -> list[FieldSeen]:
+    names = sorted({name for sample in samples for name in sample.fields})
+    return [_field_of(name, [sample.fields[name] for sample in samples if name in sample.fields]) for name in names]
+
+
+def _field_of(name: str, seen: Sequence[dict[str, Any]]) -> FieldSeen:
+    types = sorted({each["type"] for each in seen})
+    kind = types[0] if len(types) == 1 else f"{types[0]}, and {len(types) - 1} others"
+    if all("bytes" in each for each in seen):
+        return FieldSeen.of(name, [each["bytes"] for each in seen], kind)
+    return FieldSeen(name, len(seen), type=kind)

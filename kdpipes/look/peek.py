@@ -5,37 +5,36 @@ from __future__ import annotations
 import base64
 import io
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
-from html import escape
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import MapDataPipe
 
-from kdpipes._printable import printable
+from kdpipes.core.call_text import shown_value
 from kdpipes.core.chain import Chain
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import check_count
+from kdpipes.core.masked import masked, printable
+from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
-from kdpipes.errors import check_count
-from kdpipes.look.chain import a_chain
-from kdpipes.look.items import Fields, class_names_of, fields_of, names_of
-from kdpipes.look.known import is_behind_deal
-from kdpipes.look.pixels import is_image, normalization_of, picture_or_none
-from kdpipes.look.values import summary
+from kdpipes.look.batch import Fields, class_names_of, fields_of, names_of
+from kdpipes.look.pictures import is_image, normalization_of, picture_or_none
+from kdpipes.look.rendering import render
+from kdpipes.work.decode import DecodedImage, EncodedImage
 
-__all__ = ["Peek"]
+__all__ = ["Peek", "summary"]
 
 _SIDE = 96  # of a thumbnail
 _LEAST = 48  # what is smaller is shown larger, pixel by pixel
-_FRAME = "border-collapse:collapse;font:12px/1.5 system-ui,sans-serif;text-align:left"
-_CELL = "padding:4px 8px;border:1px solid rgba(128,128,128,.35);vertical-align:top;text-align:left;max-width:420px"
+_MANY = 20_000_000  # the range of more values is not looked for
+_ENTRIES = 6
 
 
 class Peek:
@@ -81,22 +80,16 @@ class Peek:
     def _repr_html_(self) -> str:
         if not self.items:
             return "<i>nothing: the chain is empty</i>"
+        values = [{**fields.values, **({"ctx": fields.ctx} if fields.ctx else {})} for fields in self._fields]
         columns = list(dict.fromkeys(name for fields in self._fields for name in fields.values))
         columns += ["ctx"] if any(fields.ctx for fields in self._fields) else []
-        head = "".join(f'<th style="{_CELL}">{escape(name)}</th>' for name in ["", *columns])
-        rows = "".join(self._row(number, fields, columns) for number, fields in enumerate(self._fields))
-        return f'<table style="{_FRAME}"><tr>{head}</tr>{rows}</table>'
+        rows = [[self._cell(name, row[name]) if name in row else None for name in columns] for row in values]
+        return render("peek", columns, rows)
 
-    def _row(self, number: int, fields: Fields, columns: list[str]) -> str:
-        values = {**fields.values, **({"ctx": fields.ctx} if fields.ctx else {})}
-        cells = [self._cell(name, values[name]) if name in values else "" for name in columns]
-        shown = "".join(f'<td style="{_CELL}">{cell}</td>' for cell in [str(number), *cells])
-        return f"<tr>{shown}</tr>"
-
-    def _cell(self, name: str, value: Any) -> str:
+    def _cell(self, name: str, value: Any) -> dict[str, Any]:
         found = [picture_or_none(image, self._normalization) for image in self._images(value)]
-        images = "".join(_thumbnail(picture) for picture in found if picture is not None)
-        return f"<div>{images}</div>{escape(self._shown(name, value))}" if images else escape(self._shown(name, value))
+        images = [_thumbnail(picture) for picture in found if picture is not None]
+        return {"images": images, "text": self._shown(name, value)}
 
     def _images(self, value: Any) -> list[Any]:
         """Return the images of a field: itself, its views, or the first ones of a batch."""
@@ -107,14 +100,13 @@ class Peek:
         return [value] if is_image(value) else []
 
 
-def _thumbnail(picture: Image.Image) -> str:
+def _thumbnail(picture: Image.Image) -> dict[str, Any]:
     picture.thumbnail((_SIDE, _SIDE))
     file = io.BytesIO()
     picture.save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
     factor = max(1, _LEAST // max(picture.size))
-    size = f'width="{factor * picture.width}" height="{factor * picture.height}"'
-    return f'<img src="data:image/png;base64,{data}" {size} style="margin:0 3px 3px 0;image-rendering:pixelated">'
+    width, height = factor * picture.width, factor * picture.height
+    return {"data": base64.b64encode(file.getvalue()).decode(), "width": width, "height": height}
 
 
 def peek(source_datapipe: Any, n: int = 3) -> Peek:
@@ -139,23 +131,28 @@ def peek(source_datapipe: Any, n: int = 3) -> Peek:
              y    0 (a)
     """
     check_count("n", n)
-    pipe = a_chain(source_datapipe)
+    pipe = a_datapipe(source_datapipe)
     while isinstance(pipe, DeviceMoverIterDataPipe):
         pipe = pipe.source
     with _generators_kept(), unrecorded(pipe):
-        items = [pipe[index] for index in range(min(n, len(pipe)))] if _is_indexed(pipe) else _taken(pipe, n)
+        is_indexed = isinstance(pipe, MapDataPipe)
+        items = [pipe[index] for index in range(min(n, len(pipe)))] if is_indexed else _taken(pipe, n)
         return Peek(items, pipe, n)
 
 
-def _is_indexed(pipe: Any) -> bool:
-    return isinstance(pipe, MapDataPipe)
+@runtime_checkable
+class _Threaded(Protocol):
+    """A stock pipe with threads."""
+
+    def shutdown(self) -> None: ...
 
 
 def _taken(pipe: Any, n: int) -> list[Any]:
     copied: Any = Chain.of(pipe).copy_streams()
-    for dealer in Chain.of(copied).of_type(Dealer):
+    chain = Chain.of(copied)
+    for dealer in chain.of_type(Dealer):
         dealer.reads_ahead = False
-    is_dealt, items = is_behind_deal(copied), list[Any]()
+    is_dealt, items = any(node.traits.role == "deal" for node in chain.path()), list[Any]()
     iterator = iter(copied)
     with closing(iterator) if hasattr(iterator, "close") else nullcontext():
         for item in islice(iterator, n):
@@ -167,10 +164,9 @@ def _taken(pipe: Any, n: int) -> list[Any]:
             items += item[: n - len(items)]
             if len(items) == n:
                 break
-    for upstream in Chain.of(copied).pipes:
-        end = getattr(type(upstream), "shutdown", None)  # of stock pipes with threads
-        if end is not None:
-            end(upstream)
+    for threaded in chain.pipes:
+        if isinstance(threaded, _Threaded):
+            threaded.shutdown()
     return items
 
 
@@ -192,6 +188,54 @@ def _generators_kept() -> Iterator[None]:
         random.setstate(before[0])
         np.random.set_state(before[1])
         torch.set_rng_state(before[2])
+
+
+def summary(value: Any) -> str:
+    """Return what a value is.
+
+    Example:
+        >>> summary(torch.arange(6.0).reshape(2, 3)), summary(b"abc"), summary("heron")
+        ('tensor float32 [2, 3], 0 … 5', '3 bytes', "'heron'")
+    """
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return _array(value)
+    if isinstance(value, EncodedImage):
+        return f"encoded image {value.size[0]}x{value.size[1]}, {len(value.content):,} bytes"
+    if isinstance(value, Image.Image | DecodedImage):
+        return f"image {value.mode} {value.size[0]}x{value.size[1]}"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"{len(value):,} bytes"
+    if isinstance(value, list | tuple) and len(value) > _ENTRIES:
+        kinds = sorted({type(entry).__name__ for entry in value})
+        return f"{type(value).__name__} of {len(value):,}: {', '.join(kinds[:3])}{', …' if len(kinds) > 3 else ''}"
+    if isinstance(value, list | tuple):
+        opening, closing = "[]" if isinstance(value, list) else "()"
+        return f"{opening}{', '.join(map(summary, value))}{closing}"
+    if isinstance(value, Mapping):
+        entries = [f"{name}: {summary(entry)}" for name, entry in list(value.items())[:_ENTRIES]]
+        return f"{{{', '.join([*entries, *(['…'] if len(value) > _ENTRIES else [])])}}}"
+    return shown_value(value)
+
+
+def _array(value: Any) -> str:
+    is_tensor = isinstance(value, torch.Tensor)
+    dtype = str(value.dtype).removeprefix("torch.")
+    text = f"{'tensor' if is_tensor else 'array'} {dtype} {list(value.shape)}"
+    size = value.numel() if is_tensor else value.size
+    if is_tensor and value.device.type != "cpu":
+        return f"{text} on {value.device}"
+    if not size or size > _MANY or "complex" in dtype or (not is_tensor and value.dtype.kind not in "biuf"):
+        return text
+    if not value.shape:
+        return f"{text}: {_number(value.item())}"
+    low, high = (value.min().item(), value.max().item()) if dtype != "bool" else (False, True)
+    if dtype == "bool":
+        return f"{text}, {(value.sum() / size).item():.0%} True"
+    return f"{text}, {_number(low)} … {_number(high)}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 register("peek", peek, flavour="map")

@@ -9,27 +9,45 @@ from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import MapDataPipe
 
-from kdpipes import _meter
+from kdpipes.core.chain import Chain, Node
+from kdpipes.core.errors import ChainError, check_callable, is_number, must_be
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
-from kdpipes.errors import ChainError, check_callable, is_number, must_be
+from kdpipes.delivery import meter
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.profile import Measured, Row, WorkerTimes
-from kdpipes.look.figure import Figure
-from kdpipes.look.pipe_kinds import Kind, kind_of
-from kdpipes.look.profile_chart import as_chart
-from kdpipes.look.profile_table import as_html, as_text
-from kdpipes.look.profile_trace import write_trace
+from kdpipes.look.profile_view import as_chart, as_html, as_text, write_trace
+from kdpipes.look.rendering import Figure
 
-__all__ = ["BORROWED", "SENDING", "PipeTime", "Profile", "StepTime", "profile"]
+__all__ = ["BORROWED", "SENDING", "Kind", "PipeTime", "Profile", "StepTime", "kind_of", "profile"]
 
-SENDING, BORROWED = "(sending)", "(deal)"  # what takes time, and is no pipe of the chain
+Kind = Literal["storage", "plan", "decoding", "transforms", "cache", "transfer", "device"]
+SENDING, BORROWED = "(sending)", "(deal)"  # these take time, but are not pipes of the chain
 _BATCH_SIZE = 16  # of an indexed chain, which has none
 _HARDLY = 0.05  # the share of waiting below which a faster chain would gain nothing to speak of
 
 
+_BY_ROLE: dict[str, Kind] = {
+    "cache": "cache",
+    "deal": "transfer",
+    "batch": "transfer",
+    "plan": "plan",
+    "join": "plan",
+    "device": "device",
+}
+_BY_NAME: dict[str, Kind] = {"decode_images": "decoding", "map": "transforms", "pin_memory": "device"}
+
+
+def kind_of(node: Node) -> Kind:
+    """Return the kind of work that a pipe does."""
+    if not node.upstream:
+        return "storage"
+    other: Kind = "transfer" if node.operation is None else "transforms"
+    return _BY_ROLE.get(node.traits.role) or _BY_NAME.get(node.name, other)
+
+
 class StepTime(NamedTuple):
-    """One of several things that a pipe does: "applying 'resize' to field 'x'"."""
+    """One of the steps of a pipe: "applying 'resize' to field 'x'"."""
 
     what: str
     seconds: float
@@ -39,18 +57,18 @@ class PipeTime(NamedTuple):
     """The time of one pipe.
 
     Args:
-        pipe: Its name; in brackets what is no pipe of the chain: "(sending)" to the main process, and the "(deal)" that
-            an indexed chain is given to be measured.
+        pipe: Its name. Names in brackets are not pipes of the chain: "(sending)" to the main process, and the "(deal)"
+            with which an indexed chain is measured.
         kind: The kind of its work: "storage", "plan", "decoding", "transforms", "cache", "transfer" (batches, and their
             way from a worker to the main process), "device".
-        is_main: Whether it runs in the main process, behind the workers.
-        share: Of the time that all pipes take.
-        seconds: Without what pipes upstream take; of all workers together.
-        calls: How many samples it has made, or batches, behind `deal`.
-        num_bytes: The size of what it has made, as far as that is known.
-        hits: Of a cache: how many fields it had.
-        misses: Of a cache: how many it did not have.
-        steps: What it does, where that is measured for itself.
+        is_main: Whether it runs in the main process, after the workers.
+        share: Its share of the time of all pipes.
+        seconds: Its time in all workers together, without the time of pipes upstream.
+        calls: The number of samples that it made; after `deal`, of batches.
+        num_bytes: The size of its results, as far as it is known.
+        hits: The number of fields that a cache had.
+        misses: The number of fields that a cache did not have.
+        steps: Its steps, if they are measured separately.
     """
 
     pipe: str
@@ -71,15 +89,15 @@ class Profile:
 
     Args:
         pipes: The time of each pipe, from the source on.
-        num_batches: How many batches the loop was given.
-        num_samples: How many samples these had, where `deal` counts them.
-        num_workers: How many workers there are; 0 where the loop makes the batches itself.
-        loop_s: How long the loop ran.
-        wait_s: How long of that it waited for batches (or made them, without workers).
-        main_s: How long of that pipes behind the workers took, such as `to_device`.
-        work_s: How long the workers have worked, all together.
-        idle_s: How long they have waited for the loop, all together.
-        lanes: What each worker has told, for the trace.
+        num_batches: The number of batches that the loop received.
+        num_samples: The number of their samples, if `deal` counts them.
+        num_workers: The number of workers; 0 if the loop makes the batches itself.
+        loop_s: The duration of the loop.
+        wait_s: The part of it spent waiting for batches (or making them, without workers).
+        main_s: The part of it spent in pipes after the workers, such as `to_device`.
+        work_s: The working time of all workers together.
+        idle_s: The time that all workers together waited for the loop.
+        lanes: The reports of each worker, for the trace.
     """
 
     pipes: tuple[PipeTime, ...]
@@ -96,17 +114,17 @@ class Profile:
 
     @property
     def consumer_s(self) -> float:
-        """How long the loop was busy with batches that it had."""
+        """The time that the loop was busy with its batches."""
         return max(self.loop_s - self.wait_s - self.main_s, 0.0)
 
     @property
     def wait_share(self) -> float:
-        """Which part of the loop was waiting for batches, or making them."""
+        """The share of the loop spent waiting for batches or making them."""
         return min(self.wait_s / self.loop_s, 1.0) if self.loop_s else 0.0
 
     @property
     def bound(self) -> Literal["chain", "consumer"]:
-        """Which of the two the other one waits for."""
+        """Whether the consumer waits for the chain, or the chain for the consumer."""
         idle_share = self.idle_s / (self.work_s + self.idle_s or 1.0) if self.num_workers else 1 - self.wait_share
         return "chain" if self.wait_share >= max(idle_share, _HARDLY) else "consumer"
 
@@ -168,12 +186,14 @@ def _pipe_times(
     scale = work_s / probed_s if probed_s else 1.0  # the last items may not have been measured
     rows = [row._replace(seconds=row.seconds * scale) for row in measured.rows] + measured.main_rows
     total_s = sum(row.seconds for row in rows) or 1.0
+    nodes = {id(node.pipe): node for node in Chain.of(measured.pipes[0])}
     found = []
     for place in [*reversed(range(len(names))), None]:
         own = [row for row in rows if row.place == place]
         if place is not None:
             pipe = measured.pipes[place]
-            made = _pipe_time(names[place], kind_of(pipe), place < measured.num_main, own, total_s)
+            kind = kind_of(nodes[id(pipe)])
+            made = _pipe_time(names[place], kind, place < measured.num_main, own, total_s)
             hits, misses = (_counted(pipe, before.get(place, {}), name) for name in ("cache_hits", "cache_misses"))
             found.append(made._replace(hits=hits, misses=misses))
         elif own and measured.has_workers:
@@ -254,7 +274,7 @@ def _counts(loader: Loader) -> dict[int, dict[str, int]]:
 
 
 def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> None:
-    end = _meter.clock() + seconds
+    end = meter.clock() + seconds
     num_left = 2 * loader.measured().num_workers  # what a worker says of the first comes before its second
     while True:
         batch = _END
@@ -262,7 +282,7 @@ def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> N
             if step is not None:
                 step(batch)
             num_left -= 1
-            if num_left <= 0 and _meter.clock() >= end:
+            if num_left <= 0 and meter.clock() >= end:
                 return
         if batch is _END:
             raise ChainError("The chain gives no batch: there is nothing to measure.")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import DataError, closest, must_be
 from kdpipes.core.map_pipe import MapPipe, as_column
-from kdpipes.errors import DataError, closest, must_be
 from kdpipes.selection import UNLABELLED
 
 __all__ = ["check_classes", "label_of", "labels_of", "shown", "to_labels"]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from kdpipes import selection
+from kdpipes.core.errors import must_be
 from kdpipes.core.map_pipe import as_column
-from kdpipes.errors import must_be
 from kdpipes.selection import UNLABELLED
 
 __all__ = ["class_counts"]

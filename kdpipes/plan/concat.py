@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from kdpipes.core.errors import ChainError
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import called_as
-from kdpipes.errors import ChainError
 from kdpipes.selection import Joined, Stretch
 
 __all__ = ["ConcatenatorMapDataPipe"]

@@ -6,10 +6,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import DataError, check_count, check_seed
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
-from kdpipes.errors import DataError, check_count, check_seed
 from kdpipes.plan._classes import labels_of, shown
 from kdpipes.selection import UNLABELLED, class_counts, take_per_class
 

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.errors import ChainError, check_choice, check_flag, check_seed, is_number, must_be
 from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_upstream
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import gives_samples
 from kdpipes.core.plan_pipe import PlanPipe, shared_class_names
 from kdpipes.core.registry import functional_pipe
+from kdpipes.core.sample import Sample
 from kdpipes.core.traits import Traits
-from kdpipes.errors import ChainError, check_choice, check_flag, check_seed, is_number, must_be
-from kdpipes.sample import Sample
 from kdpipes.selection import interleave, smallest_int
 
 __all__ = ["MixerIterDataPipe", "MixerMapDataPipe"]

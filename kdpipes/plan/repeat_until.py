@@ -9,12 +9,12 @@ from typing import Any
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.errors import DataError, check_count, check_one_of
 from kdpipes.core.iter_pipe import samples_of, seed_upstream
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe, join_shards
 from kdpipes.core.registry import functional_pipe
-from kdpipes.errors import DataError, check_count, check_one_of
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 from kdpipes.selection import Rounds
 
 __all__ = ["RepeaterUntilIterDataPipe", "RepeaterUntilMapDataPipe"]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import DataError, check_count, check_flag, check_seed, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
-from kdpipes.errors import DataError, check_count, check_flag, check_seed, must_be
 from kdpipes.plan._classes import labels_of, to_labels
 from kdpipes.selection import by_label, draw_weighted
 from kdpipes.storage.shared import Shared
@@ -75,6 +75,9 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         self._shares: Shared[NDArray[Any]] | None = None
 
     computed = (*PlanPipe.computed, "_shares")
+
+    def _plans_quickly(self) -> bool:
+        return self.has_column("y")
 
     def plan(self, epoch: int) -> NDArray[Any]:
         if epoch:

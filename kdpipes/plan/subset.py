@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
-from kdpipes.errors import must_be
 from kdpipes.selection import Stretch, smallest_int
 from kdpipes.storage.shared import Shared
 
@@ -53,6 +53,9 @@ class SubsetterMapDataPipe(PlanPipe):
                 raise TypeError(must_be("indices", "a sequence of integers", indices))
             indices = indices.astype(np.int64)
         self._wanted: Shared[range | NDArray[np.int64]] = Shared(indices)
+
+    def _plans_quickly(self) -> bool:
+        return True
 
     def plan(self, epoch: int) -> Stretch | NDArray[Any]:
         size, wanted = len(self.source), self._wanted.value

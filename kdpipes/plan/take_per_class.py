@@ -7,10 +7,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import check_count, check_one_of, check_seed, is_number, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
-from kdpipes.errors import check_count, check_one_of, check_seed, is_number, must_be
 from kdpipes.plan._classes import labels_of
 from kdpipes.selection import take_per_class
 

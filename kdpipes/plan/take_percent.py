@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from kdpipes.core.errors import is_number, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
-from kdpipes.errors import is_number, must_be
 from kdpipes.selection import Stretch
 
 __all__ = ["PercentTakerMapDataPipe"]

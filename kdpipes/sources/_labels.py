@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import DataError, closest
 from kdpipes.core.map_pipe import as_column
-from kdpipes.errors import DataError, closest
-from kdpipes.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import UNLABELLED
 
 __all__ = ["as_classes", "class_names_in", "numbered"]

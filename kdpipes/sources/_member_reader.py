@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._forks import forget_after_fork
+from kdpipes.core.errors import DataError
 from kdpipes.core.order import WINDOW, Order
-from kdpipes.errors import DataError
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.catalog import Catalog
 from kdpipes.storage.files import Version
 from kdpipes.storage.memory import read_span

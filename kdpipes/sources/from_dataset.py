@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe, TensorDataset
 from webdataset.pipeline import DataPipeline
 
-from kdpipes.callback import Callback, call_seeded
+from kdpipes.core.callback import Callback, call_seeded
+from kdpipes.core.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.core.fingerprint import settled_attributes
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.core.registry import called_as
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.user_code import own_members
-from kdpipes.errors import ChainError, check_names, must_be, refuse_field
-from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._labels import as_classes, class_names_in, numbered
 from kdpipes.storage.shared import Shared, is_sharing
 
@@ -28,8 +28,23 @@ _PREFIX = "getitem_"
 _LABELS = ("targets", "labels")  # attributes of datasets
 _IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)
 _RESERVED = frozenset(
-    "value_fingerprint class_names column fetch field_names finish identity key_of pick prefetch "  # noqa: SIM905
-    "read_column redrawn_by shard_numbers".split()
+    [
+        "class_names",
+        "column",
+        "fetch",
+        "field_names",
+        "fingerprint",
+        "finish",
+        "has_column",
+        "has_quick_length",
+        "key_of",
+        "pick",
+        "prefetch",
+        "read_column",
+        "redrawn_by",
+        "shard_numbers",
+        "value_fingerprint",
+    ]
 )
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
 
@@ -120,6 +135,11 @@ class DatasetReaderMapDataPipe(MapPipe):
         elif self._class_names is not None and "y" in fields:
             fields["y"] = numbered(fields["y"], self._class_names)
         return Sample(fields, key=str(index), index=index)
+
+    def has_column(self, name: str) -> bool:
+        if name == "y" and self._known_labels() is not None:
+            return True
+        return name in self.field_names() and type(self._dataset.value) in (list, tuple)
 
     def read_column(self, name: str) -> NDArray[Any]:
         labels = self._known_labels() if name == "y" else None

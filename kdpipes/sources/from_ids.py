@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.callback import Callback
+from kdpipes.core.callback import Callback
+from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.registry import called_as
-from kdpipes.errors import DataError, check_names, must_be
-from kdpipes.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.sources._labels import as_classes
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import file_stamp, read_url
@@ -94,6 +94,9 @@ class IdReaderMapDataPipe(MapPipe):
     def _version_of(self, name: Any) -> str:
         load = self._load.function
         return file_stamp(load.path_of(name)) if isinstance(load, _FileLoader) else ""
+
+    def has_column(self, name: str) -> bool:
+        return name == "y" and self._labels is not None
 
     def read_column(self, name: str) -> NDArray[Any]:
         if name == "key":

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 from webdataset import cache, filters, mix, shardlists
 from webdataset.pipeline import DataPipeline
 
+from kdpipes.core.errors import ChainError, check_names, must_be
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.randomness import current_epoch, hash_key
 from kdpipes.core.registry import called_as
-from kdpipes.errors import ChainError, check_names, must_be
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 from kdpipes.sources.to_samples import Recipe
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.urls import path_of, relative_names

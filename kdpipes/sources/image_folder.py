@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.registry import called_as
-from kdpipes.errors import DataError, check_names, must_be
-from kdpipes.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.storage.files import file_stamp, list_files, list_stamps, read_url
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local, join_url
@@ -23,6 +24,7 @@ __all__ = ["IMAGE_SUFFIXES", "ImageFolderMapDataPipe"]
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".gif", ".tif", ".tiff")
 
+_FEW_FILES = 20_000  # a folder of at most so many is listed to show its length
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"}
 
 
@@ -106,6 +108,12 @@ class ImageFolderMapDataPipe(MapPipe):
             self._versions = Shared(PackedStrings([stamps.get(path, "") for path in self._listed().paths]))
         return self._versions.value
 
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return self._listing is not None or (may_plan and is_local(self._root) and _has_few_files(self._root))
+
+    def has_column(self, name: str) -> bool:
+        return name == "y" and self._listing is not None
+
     def read_column(self, name: str) -> NDArray[Any]:
         return self._listed().labels if name == "y" else super().read_column(name)
 
@@ -153,3 +161,23 @@ def _class_folders(root: str) -> set[str]:
     if not is_local(root):
         return set()
     return {path.name for path in Path(root).iterdir() if path.is_dir() and not path.name.startswith(".")}
+
+
+def _has_few_files(root: str) -> bool:
+    """Return whether a local folder holds few files; reads no more entries than it takes to know."""
+    return sum(1 for _ in islice(_entries_of(root), _FEW_FILES + 1)) <= _FEW_FILES
+
+
+def _entries_of(root: str) -> Iterator[str]:
+    waiting, seen = [root], set[tuple[int, int]]()
+    while waiting:
+        folder = waiting.pop()
+        status = Path(folder).stat()
+        if (status.st_dev, status.st_ino) in seen:  # a link that leads back
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                yield entry.path
+                if Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir():
+                    waiting.append(entry.path)

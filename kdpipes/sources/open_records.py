@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.errors import DataError, check_choice, check_count, must_be, refuse_field
 from kdpipes.core.map_pipe import MapPipe, is_key
 from kdpipes.core.registry import called_as
-from kdpipes.errors import DataError, check_choice, check_count, must_be, refuse_field
-from kdpipes.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.storage.codec import checksum_of, decode
 from kdpipes.storage.memory import MappedFiles
 from kdpipes.storage.records import Records, read_records
@@ -119,6 +119,13 @@ class RecordReaderMapDataPipe(MapPipe):
         places = np.arange(len(parts)) - np.searchsorted(parts, parts)  # of samples in their parts
         is_next = (np.diff(parts) != 0) | (np.diff(places // self._block_size) != 0)
         return np.cumsum(np.concatenate([np.zeros(min(len(parts), 1), dtype=np.int64), is_next]))
+
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return self._records is not None
+
+    def has_column(self, name: str) -> bool:
+        known = {} if self._records is None else self._records.value.fields
+        return name in known and not isinstance(known[name], Places)
 
     def read_column(self, name: str) -> NDArray[Any]:
         records = self._opened()

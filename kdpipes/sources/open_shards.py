@@ -11,13 +11,13 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._progress import shown_if_slow
+from kdpipes.core.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, refuse_field
 from kdpipes.core.map_pipe import MapPipe, as_column, is_key
 from kdpipes.core.order import Order
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import called_as
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.traits import Traits
-from kdpipes.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, refuse_field
-from kdpipes.sample import Lazy, Sample
 from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.catalog import Catalog, open_catalog
 from kdpipes.storage.decoding import decode_member, version_suffix
@@ -182,6 +182,13 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def shard_numbers(self) -> NDArray[Any]:
         return self._indexed().shards
+
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        return self._catalog is not None
+
+    def has_column(self, name: str) -> bool:
+        known = {} if self._catalog is None else self._catalog.value.fields
+        return name in known and not isinstance(known[name], Places)
 
     def read_column(self, name: str) -> NDArray[Any]:
         catalog = self._indexed()

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kdpipes._giving_up import are_given_up, give_up
+from kdpipes.core.errors import DataError, add_note, check_choice, check_count, check_flag, check_names
+from kdpipes.core.giving_up import are_given_up, give_up
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.registry import called_as
-from kdpipes.errors import DataError, add_note, check_choice, check_count, check_flag, check_names
-from kdpipes.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import Permutation
 from kdpipes.storage.catalog import find_index
 from kdpipes.storage.decoding import decode_member, version_suffix

@@ -8,14 +8,15 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.callback import Callback
+from kdpipes.core.callback import Callback
+from kdpipes.core.errors import ChainError, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import functional_pipe
-from kdpipes.errors import ChainError, check_names, must_be
-from kdpipes.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.traits import Traits
 from kdpipes.sources._labels import numbered
 from kdpipes.storage.files import file_stamp, read_url
 from kdpipes.storage.urls import identity_of
@@ -172,6 +173,8 @@ class SampleMakerMapDataPipe(MapPipe):
         ('b', 2)
     """
 
+    traits = Traits(role="source")
+
     def __init__(
         self,
         source_datapipe: MapDataPipe[Any],
@@ -220,6 +223,8 @@ class SampleMakerIterDataPipe(IterPipe):
         >>> [(sample.key, sample["y"]) for sample in stream]
         [('a/1.jpg', 'a'), ('b/2.jpg', 'b')]
     """
+
+    traits = Traits(role="source")
 
     def __init__(
         self,

@@ -19,9 +19,9 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._progress import shown_if_slow
+from kdpipes.core.errors import DataError
 from kdpipes.core.masked import masked
-from kdpipes.errors import DataError
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.files import (
     Version,
     cache_folder,

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from kdpipes.errors import DataError, must_be
+from kdpipes.core.errors import DataError, must_be
 
 __all__ = ["DamagedError", "PickledError", "checksum_of", "decode", "encode", "in_batches", "register_type"]
 

@@ -20,8 +20,8 @@ import fsspec
 import platformdirs
 from filelock import FileLock, Timeout
 
+from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.masked import masked
-from kdpipes.errors import DataError, as_cause
 from kdpipes.storage.filesystems import filesystem_of, not_installed
 from kdpipes.storage.retries import NUM_TRIES, SilenceError, ask, in_time, is_missing, retried, what_went_wrong
 from kdpipes.storage.urls import identity_of, is_local, join_url

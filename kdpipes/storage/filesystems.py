@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
+from kdpipes.core.errors import must_be
 from kdpipes.core.masked import masked
-from kdpipes.errors import must_be
 
 __all__ = ["PrivateHostError", "check_filesystem", "check_hosts", "filesystem_of", "not_installed"]
 

@@ -8,7 +8,7 @@ import weakref
 from collections import OrderedDict
 from pathlib import Path
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.files import Version
 
 __all__ = ["MappedFiles", "read_span"]

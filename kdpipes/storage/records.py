@@ -20,8 +20,8 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._progress import shown_if_slow
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.codec import checksum_of, encode, in_batches
 from kdpipes.storage.files import Version, create_file
 from kdpipes.storage.shard_index import IndexBuilder, JoinedIndexes, Places, ShardIndex

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from fsspec.spec import AbstractFileSystem
 
-from kdpipes._forks import forget_after_fork
-from kdpipes.errors import DataError, as_cause
+from kdpipes.core.errors import DataError, as_cause
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.files import Version, remote_info, version_in
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.retries import (

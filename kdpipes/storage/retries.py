@@ -15,8 +15,8 @@ from concurrent.futures import TimeoutError as NotDone
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from kdpipes.core.errors import is_number, must_be
 from kdpipes.core.masked import masked
-from kdpipes.errors import is_number, must_be
 from kdpipes.storage.filesystems import PrivateHostError
 
 __all__ = [

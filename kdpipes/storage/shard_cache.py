@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes._forks import forget_after_fork
+from kdpipes.core.errors import DataError
 from kdpipes.core.masked import masked
-from kdpipes.errors import DataError
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.catalog import keep_index
 from kdpipes.storage.files import CAN_HOLD, HeldFile, Version, cache_folder, pread
 from kdpipes.storage.remote import Threads, read_range

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.files import cache_folder, cached_name, make_cache_folder, read_url, replace_file
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_refused
 from kdpipes.storage.urls import is_local

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 from fsspec.compression import compr
 from webdataset.tariterators import base_plus_ext
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.decoding import INTEGER, NUMBERS
 from kdpipes.storage.files import Version, open_url
 from kdpipes.storage.memory import read_span

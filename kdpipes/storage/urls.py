@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import braceexpand
 
-from kdpipes.errors import must_be
+from kdpipes.core.errors import must_be
 
 __all__ = ["expand_urls", "identity_of", "is_local", "join_url", "path_of", "relative_names"]
 

@@ -20,11 +20,10 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
+from kdpipes.core.errors import check_choice, check_seed, must_be
 from kdpipes.core.randomness import hash_key
-from kdpipes.errors import check_choice, check_seed, must_be
 from kdpipes.storage.files import pread
-from kdpipes.testing.faults import BEFORE_THE_ANSWER, ErrorStyle, Fault, error_of
-from kdpipes.testing.ledger import Begun, Ledger, Request, num_repeated
+from kdpipes.testing.faults import BEFORE_THE_ANSWER, Begun, ErrorStyle, Fault, Ledger, Request, error_of, num_repeated
 
 __all__ = ["FaultyFileSystem", "StorageStats", "faulty_storage"]
 

@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
@@ -16,21 +16,18 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes._plain_data import as_plain, restored
+from kdpipes.core.errors import must_be
 from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.plain_data import as_plain, restored
 from kdpipes.core.randomness import seeded_globals
-from kdpipes.errors import must_be
-from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.work.decode import DecodedImage, EncodedImage
+from kdpipes.work.image_ops import NUM_COLUMNS, FieldKind, as_array, back_as
 from kdpipes.work.joint import (
     Fields,
-    closed_of_albumentations,
-    closed_of_v2,
-    opened_for_albumentations,
-    opened_for_v2,
-    targets_of,
+    JointTransform,
 )
 
-__all__ = ["AlbumentationsAdapter", "TorchvisionAdapter", "adapted"]
+__all__ = ["AlbumentationsAdapter", "TorchvisionAdapter", "adapted", "unwrapped"]
 
 _NUM_SEEDS = 1 << 53  # which every reader of JSON holds exactly
 _NO_IDENTITY = {"_images_was_list", "_key2func", "_masks_was_list", "params", "py_random", "random_generator", "seed"}
@@ -172,6 +169,11 @@ class _Adapter(ABC, Fingerprinted):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._transform, self._fields)
 
+    @property
+    def wrapped(self) -> Any:
+        """The transform of the other library."""
+        return self._transform
+
     def __repr__(self) -> str:
         return repr(self._transform)
 
@@ -245,7 +247,7 @@ class AlbumentationsAdapter(_Adapter):
         if self._fields is None:
             return _Tree(self._transform, _is_composition, _AlbumentationsUnit)
         transform = copy.deepcopy(self._transform)  # including its processors, which hold state during a call
-        targets = zip(targets_of(self._fields), self._fields.kinds, strict=True)
+        targets = zip(_targets_of(self._fields), self._fields.kinds, strict=True)
         names = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}
         more = {target: names[kind] for target, kind in targets if kind in names and target != names[kind]}
         transform.add_targets(more)
@@ -253,7 +255,7 @@ class AlbumentationsAdapter(_Adapter):
 
     def _opened(self, value: Any) -> Any:
         if self._fields is not None:
-            return opened_for_albumentations(self._fields, value, _labels_of(self._transform))
+            return _opened_for_albumentations(self._fields, value, _labels_of(self._transform))
         if isinstance(value, EncodedImage | DecodedImage | np.ndarray):
             return np.array(value)
         if not isinstance(value, Image.Image):
@@ -291,7 +293,7 @@ class AlbumentationsAdapter(_Adapter):
 
     def _closed(self, result: Any, value: Any) -> Any:
         if self._fields is not None:
-            return closed_of_albumentations(self._fields, value, result)
+            return _closed_of_albumentations(self._fields, value, result)
         is_image = isinstance(result, np.ndarray) and result.dtype == np.uint8 and result.shape[2:] in {(), (3,)}
         return Image.fromarray(result) if is_image else result
 
@@ -399,6 +401,78 @@ def _identity(transform: Any) -> list[Any]:
     return [type(transform).__qualname__, own]
 
 
+def _plain(value: Any) -> Any:
+    return value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
+
+
+def _opened_for_albumentations(fields: Fields, values: tuple[Any, ...], labels: tuple[str, ...]) -> dict[str, Any]:
+    """Return the values in the form that albumentations takes, by the names of its targets.
+
+    Args:
+        fields: The fields of the values.
+        values: The values.
+        labels: The fields that are filtered along with boxes or points.
+    """
+    fields.size(values)
+    data: dict[str, Any] = {}
+    for name, target, kind, value in zip(fields.names, _targets_of(fields), fields.kinds, values, strict=True):
+        if kind in ("boxes", "points"):
+            data[target] = as_array(kind, value).astype(np.float32)
+        elif kind == "other":
+            data.update({name: value} if name in labels else {})
+        elif isinstance(value, torch.Tensor):
+            data[target] = np.ascontiguousarray(value.numpy() if value.dim() == 2 else value.permute(1, 2, 0).numpy())
+        else:
+            image = _plain(value)
+            is_odd = kind == "image" and isinstance(image, Image.Image) and image.mode not in {"L", "RGB"}
+            data[target] = np.array(image.convert("RGB") if is_odd else image)
+    return data
+
+
+def _closed_of_albumentations(fields: Fields, values: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the results of albumentations, each in the type of the original value."""
+    made = []
+    for name, target, kind, value in zip(fields.names, _targets_of(fields), fields.kinds, values, strict=True):
+        if kind == "other":
+            made.append(_filtered(value, data[name]) if name in data else value)
+        elif kind in ("boxes", "points"):
+            made.append(back_as(value, np.asarray(data[target]).reshape(-1, NUM_COLUMNS[kind])))
+        else:
+            made.append(_closed_image(kind, value, data[target]))
+    return tuple(made)
+
+
+def _targets_of(fields: Fields) -> list[str]:
+    """Return the target name of each field: the first of a kind has the kind's target, others their own name."""
+    names = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}
+    return [
+        names.get(kind, name) if fields.kinds.index(kind) == place else name
+        for place, (name, kind) in enumerate(zip(*fields, strict=True))
+    ]
+
+
+def _filtered(before: Any, made: Any) -> Any:
+    if isinstance(before, torch.Tensor | np.ndarray):
+        is_number = isinstance(before, torch.Tensor) or before.dtype.kind in "iuf"
+        return back_as(before, made) if is_number else np.asarray(made)
+    return type(before)(made) if isinstance(before, list | tuple) else made
+
+
+def _closed_image(kind: FieldKind, before: Any, made: Any) -> Any:
+    if not isinstance(made, np.ndarray) or isinstance(before, np.ndarray):
+        return made
+    if isinstance(before, torch.Tensor):
+        planes = torch.from_numpy(np.ascontiguousarray(made))
+        return planes if made.ndim == 2 else planes.permute(2, 0, 1)
+    is_picture = made.dtype == np.uint8 and made.shape[2:] in {(), (3,)}
+    if not is_picture and not (kind == "mask" and made.ndim == 2):
+        return made
+    image = Image.fromarray(made)
+    if getattr(before, "mode", None) == "P" and image.mode == "L":
+        image.putpalette([value for value in range(256) for _ in "rgb"])  # makes it a mask of class numbers again
+    return image
+
+
 class TorchvisionAdapter(_Adapter):
     """A transform of `torchvision.transforms.v2`, recorded: what `.transform("x", v2.RandomResizedCrop(224))` makes.
 
@@ -420,7 +494,7 @@ class TorchvisionAdapter(_Adapter):
 
     def _opened(self, value: Any) -> Any:
         if self._fields is not None:
-            return opened_for_v2(self._fields, value)
+            return _opened_for_v2(self._fields, value)
         return value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
 
     def _run(self, tree: _Tree, value: Any) -> Any:
@@ -428,7 +502,7 @@ class TorchvisionAdapter(_Adapter):
             return tree.top(value)
 
     def _closed(self, result: Any, value: Any) -> Any:
-        return result if self._fields is None else closed_of_v2(self._fields, value, result)
+        return result if self._fields is None else _closed_of_v2(self._fields, value, result)
 
 
 class _TorchvisionUnit(_Unit):
@@ -471,3 +545,68 @@ class _TorchvisionUnit(_Unit):
 def _is_v2_container(transform: Any) -> bool:
     names = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
     return _is_of(type(transform), "torchvision.transforms.v2") and type(transform).__name__ in names
+
+
+def unwrapped(transform: Any) -> Any:
+    """Return the transform that was given to the user's `.transform(...)`, without what kdpipes wrapped around it."""
+    return transform.wrapped if isinstance(transform, _Adapter | JointTransform) else transform
+
+
+def _opened_for_v2(fields: Fields, values: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the values in the form that torchvision v2 takes: `tv_tensors` and Pillow images, by field."""
+    from torchvision import tv_tensors  # type: ignore[import-untyped]  # imported already by the transform's module
+
+    width, height = fields.size(values)
+    data: dict[str, Any] = {}
+    for name, kind, value in zip(fields.names, fields.kinds, values, strict=True):
+        if kind == "other" or isinstance(value, tv_tensors.TVTensor):
+            data[name] = torch.as_tensor(value) if _is_numbers(value) else value  # v2 would treat an array as an image
+        elif kind in ("boxes", "points"):
+            numbers = torch.as_tensor(as_array(kind, value)).float()
+            how: dict[str, Any] = {"canvas_size": (height, width)}
+            made = tv_tensors.KeyPoints if kind == "points" else tv_tensors.BoundingBoxes
+            data[name] = made(numbers, **how, **({"format": "XYXY"} if kind == "boxes" else {}))
+        elif kind == "image":
+            image = _plain(value)
+            data[name] = image if isinstance(image, Image.Image) else tv_tensors.Image(_planes_of(image))
+        else:
+            data[name] = tv_tensors.Mask(_planes_of(_plain(value)))
+    return data
+
+
+def _closed_of_v2(fields: Fields, values: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the results of v2: plain tensors, and masks, boxes and points in the types of the original values."""
+    made = []
+    for name, kind, value in zip(fields.names, fields.kinds, values, strict=True):
+        result = data[name]
+        if not isinstance(result, torch.Tensor) or type(value) is type(result):
+            made.append(result)
+        elif kind == "image" or (kind == "mask" and isinstance(value, torch.Tensor)):
+            made.append(result.as_subclass(torch.Tensor))
+        elif kind == "mask":
+            made.append(_mask_of(value, result.as_subclass(torch.Tensor)))
+        else:
+            is_list = kind == "other" and isinstance(value, list)
+            made.append(result.tolist() if is_list else back_as(value, result.as_subclass(torch.Tensor)))
+    return tuple(made)
+
+
+def _is_numbers(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(entry, int | float) for entry in value)
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+
+
+def _planes_of(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    array = np.array(value)
+    planes = torch.from_numpy(array.astype(np.int32) if array.dtype in (np.uint16, np.uint32) else array)
+    return planes if array.ndim == 2 else planes.permute(2, 0, 1)
+
+
+def _mask_of(before: Any, made: torch.Tensor) -> Any:
+    array = np.ascontiguousarray((made if made.dim() == 2 else made.permute(1, 2, 0)).numpy())
+    if isinstance(before, np.ndarray):
+        return array.astype(before.dtype)
+    return Image.fromarray(array)

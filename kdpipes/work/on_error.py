@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
+from filelock import FileLock
+
+from kdpipes.core.errors import ChainError, DataError, FieldError, check_choice, check_count, is_number, must_be
 from kdpipes.core.operation import ErrorHandler
+from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import work_pipe
-from kdpipes.errors import ChainError, DataError, FieldError, check_choice, check_count, is_number, must_be
-from kdpipes.sample import Sample
-from kdpipes.storage.files import CAN_HOLD
 
 __all__ = ["OnError"]
 
@@ -77,7 +77,12 @@ class OnError(ErrorHandler):
         max_samples: int | None = None,
     ) -> None:
         check_choice("action", action, ("raise", "skip", "quarantine", "substitute"))
-        self.max_share = _check_share(max_share)
+        rule = "a share, from 0 to 1"
+        if not is_number(max_share):
+            raise TypeError(must_be("max_share", rule, max_share))
+        if not 0 <= max_share <= 1:
+            raise ValueError(must_be("max_share", rule, max_share))
+        self.max_share = float(max_share)
         self.max_samples = None if max_samples is None else check_count("max_samples", max_samples, minimum=0)
         if path is not None and not isinstance(path, str | os.PathLike):
             raise TypeError(must_be("path", "a path", path))
@@ -161,37 +166,21 @@ class OnError(ErrorHandler):
         return listed
 
     def write_down(self, key: str, error: str, *, once: bool = False) -> None:
-        """Put a sample into quarantine: one line, which processes append whole.
+        """Put a sample into quarantine: append one line while no other process does.
 
         Args:
-            key: Of the sample, or the name of a shard.
-            error: Why.
-            once: Whether other processes meet the same, and one line will do.
+            key: The key of the sample, or the name of a shard.
+            error: Why it could not be made.
+            once: Whether other processes meet the same error, and one line is enough.
         """
         if self._path is not None and not self._num_looking:
             line = json.dumps({"key": key, "error": error}) + "\n"
-            with self._path.open("a+b", buffering=0) as file:
-                if once:
-                    _lock(file)
-                    if key in self.listed():
-                        return
-                    file.seek(0, os.SEEK_END)
-                is_torn = file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+            lock = FileLock(self._path.with_name(f".{self._path.name}.lock"))
+            with lock, self._path.open("a+b") as file:
+                if once and key in self.listed():
+                    return
+                is_torn = False
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    is_torn = file.read(1) != b"\n"  # a process was killed while it wrote
                 file.write(("\n" if is_torn else "").encode() + line.encode())
-
-
-def _check_share(value: Any) -> float:
-    rule = "a share, from 0 to 1"
-    if not is_number(value):
-        raise TypeError(must_be("max_share", rule, value))
-    if not 0 <= value <= 1:
-        raise ValueError(must_be("max_share", rule, value))
-    return float(value)
-
-
-def _lock(file: FileIO) -> None:
-    """Lock a file until it is closed; where locks are missing, two processes may write the same entry."""
-    if CAN_HOLD:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX)

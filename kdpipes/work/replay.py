@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import Shuffler
 
 from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.errors import ChainError, DataError, closest, must_be
 from kdpipes.core.iter_pipe import IterPipe, seed_upstream
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import SampleKey, planning, using_key
+from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import SampleMapper
-from kdpipes.errors import ChainError, DataError, closest, must_be
-from kdpipes.sample import Sample
 
 __all__ = ["find_sample", "replay"]
 
@@ -79,14 +80,11 @@ def _sample_key_of(ctx: Mapping[str, Any]) -> SampleKey:
 
 def _chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
     """Return the part of a chain that makes samples: what `deal` reads, or the chain, if there is none."""
-    pipe, path = source_datapipe, source_datapipe
-    while hasattr(path, "__dict__"):
-        if hasattr(path, "batch_key"):  # a dealer
-            pipe = path.source
-            break
-        sources = upstream_of(path)
-        path = sources[0] if len(sources) == 1 else None
-    while isinstance(pipe, Shuffler):  # which changes nothing but the order
+    pipe = source_datapipe
+    if isinstance(pipe, IterDataPipe | MapDataPipe):
+        deal = next((node for node in Chain.of(pipe).path() if node.traits.role == "deal"), None)
+        pipe = pipe if deal is None else deal.upstream[0].pipe
+    while isinstance(pipe, Shuffler):  # it changes only the order
         (pipe,) = upstream_of(pipe)
     if not isinstance(pipe, MapPipe | IterPipe):
         raise ChainError(f"{type(pipe).__name__} is no pipe of samples. Put kdpipes' own pipes in its place.")
@@ -125,7 +123,11 @@ def _redone(sample: Sample, chain: MapPipe | IterPipe, sample_key: SampleKey) ->
 
 def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:
     if isinstance(chain, MapPipe):
-        _refuse_several(key, chain)
+        sources = [node.pipe for node in Chain.of(chain).sources if isinstance(node.pipe, MapPipe)]
+        if len(sources) > 1 and sum(bool((source.column("key") == key).any()) for source in sources) > 1:
+            raise ChainError(
+                f"Several sources of the chain have a sample of key {key!r}: give the raw sample in its place."
+            )
         with using_key(sample_key):
             made = find_sample(key, chain)
             if made is None:
@@ -152,15 +154,6 @@ def find_sample(key: str, pipe: MapPipe) -> Sample | None:
         return None
     for number, source in enumerate(upstream_of(pipe)):  # another epoch may give it
         if isinstance(source, MapPipe) and (sample := find_sample(key, source)) is not None:
-            sample = sample.come_from(number) if hasattr(pipe, "_sources") else sample
+            sample = sample.come_from(number) if len(upstream_of(pipe)) > 1 else sample
             return pipe.apply(sample) if isinstance(pipe, SampleMapper) else sample
     return None
-
-
-def _refuse_several(key: str, chain: MapPipe) -> None:
-    """Refuse a key that several sources have."""
-    sources = [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, MapPipe) and not upstream_of(pipe)]
-    if len(sources) > 1 and sum(bool((source.column("key") == key).any()) for source in sources) > 1:
-        raise ChainError(
-            f"Several sources of the chain have a sample of key {key!r}: give the raw sample in its place."
-        )

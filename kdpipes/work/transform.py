@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from kdpipes.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.errors import DataError, add_note, must_be
 from kdpipes.core.operation import Operation
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
-from kdpipes.errors import DataError, add_note, must_be
-from kdpipes.sample import Lazy, Sample
-from kdpipes.work._images import borrows_rng
 from kdpipes.work.adapters import adapted
-from kdpipes.work.decode_images import DecodedImage, EncodedImage
-from kdpipes.work.joint import FieldKind, Fields, JointTransform, fields_of
+from kdpipes.work.decode import DecodedImage, EncodedImage
+from kdpipes.work.image_ops import FieldKind, borrows_rng
+from kdpipes.work.joint import Fields, JointTransform, fields_of
 
 __all__ = ["RecordedTransform", "Transformer"]
 
@@ -108,7 +108,12 @@ class Transformer(Operation):
             self._fields = fields_of(names, kinds)
         self.field = field if self._fields is None else names[self._fields.lead]
         self._steps = _steps("transforms", transforms, self._fields)
-        self._views = None if views is None else _recipes(views, self._fields)
+        self._views = None
+        if views is not None:
+            is_lists = isinstance(views, list | tuple) and all(isinstance(recipe, list | tuple) for recipe in views)
+            if not is_lists or not views:
+                raise TypeError(must_be("views", "lists of callables, one list for each view", views))
+            self._views = [_steps(f"views[{number}]", recipe, self._fields) for number, recipe in enumerate(views)]
         used = frozenset(self._names)
         steps = self._all_steps()
         self.traits = Traits(
@@ -116,7 +121,9 @@ class Transformer(Operation):
             reads=used,
             changes=used,
             random=next((step.name for step in self.random_steps()), None),
-            records=next((step.name for step, has_params in steps if _records(step, has_params)), None),
+            records=next(
+                (step.name for step, has_params in steps if has_params or step.parameters & {"ctx", "rng"}), None
+            ),
             seeds=tuple(step.name for step, has_params in steps if not has_params and is_seeded(step)),
         )
 
@@ -203,18 +210,6 @@ def _by_field(sample: Sample, *views: tuple[Any, ...]) -> tuple[Any, ...]:
 def _draws(step: Callback, has_params: bool) -> bool:
     declared = step.declares_random
     return has_params or "rng" in step.parameters if declared is None else declared
-
-
-def _records(step: Callback, has_params: bool) -> bool:
-    return has_params or not step.parameters.isdisjoint({"ctx", "rng"})
-
-
-def _recipes(views: Any, fields: Fields | None) -> list[list[_Step]]:
-    rule = "lists of callables, one list for each view"
-    is_lists = isinstance(views, list | tuple) and all(isinstance(recipe, list | tuple) for recipe in views)
-    if not is_lists or not views:
-        raise TypeError(must_be("views", rule, views))
-    return [_steps(f"views[{number}]", recipe, fields) for number, recipe in enumerate(views)]
 
 
 def _steps(param: str, transforms: Sequence[Any], fields: Fields | None) -> list[_Step]:

@@ -27,9 +27,9 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from kdpipes._progress import bytes_if_slow
+from kdpipes.core.errors import DataError, as_cause, check_count, must_be
 from kdpipes.core.masked import masked
-from kdpipes.errors import DataError, as_cause, check_count, must_be
+from kdpipes.core.progress import bytes_if_slow
 from kdpipes.storage.files import CAN_HOLD, HeldFile, draft_of, version_in
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream

@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 import cloudpickle
 import torch
 
-from kdpipes._progress import shown_if_slow
-from kdpipes.errors import WorkerError, add_note, check_count, must_be
+from kdpipes.core.errors import WorkerError, add_note, check_count, must_be
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.shared import sharing
 
 __all__ = ["check_workers", "in_parallel", "run_jobs"]

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
-from kdpipes.errors import ChainError, must_be
 from kdpipes.storage.files import CAN_HOLD, HeldFile, remote_info
 from kdpipes.storage.urls import identity_of, is_local
 from kdpipes.write.copy import PARTIAL, SourceFile, copy_file, is_inside, state_of

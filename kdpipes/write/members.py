@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes.callback import Callback
+from kdpipes.core.callback import Callback
+from kdpipes.core.errors import ChainError, DataError, add_note, check_callable, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.masked import masked
-from kdpipes.errors import ChainError, DataError, add_note, check_callable, closest, must_be
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import Version
 from kdpipes.storage.shard_index import IndexBuilder, ShardIndex

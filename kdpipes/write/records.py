@@ -18,15 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._progress import shown_if_slow
-from kdpipes.callback import Callback, call_seeded
+from kdpipes.core.callback import Callback, call_seeded
 from kdpipes.core.chain import Chain
-from kdpipes.core.fingerprint import Fingerprinted, digest, digest_values
-from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.order import Order
-from kdpipes.core.pipe import gives_samples
-from kdpipes.core.randomness import SampleKey, hash_key
-from kdpipes.errors import (
+from kdpipes.core.errors import (
     ChainError,
     DataError,
     add_note,
@@ -37,7 +31,13 @@ from kdpipes.errors import (
     check_seed,
     must_be,
 )
-from kdpipes.sample import Sample
+from kdpipes.core.fingerprint import Fingerprinted, digest, digest_values
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.order import Order
+from kdpipes.core.pipe import gives_samples
+from kdpipes.core.progress import shown_if_slow
+from kdpipes.core.randomness import SampleKey, hash_key
+from kdpipes.core.sample import Sample
 from kdpipes.selection import Permutation
 from kdpipes.storage.files import CAN_HOLD, HeldFile, draft_of, read_url, replace_file
 from kdpipes.storage.records import (

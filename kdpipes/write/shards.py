@@ -30,17 +30,17 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._progress import shown_if_slow
-from kdpipes.callback import Callback
+from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import DataError, as_cause, check_count, must_be, refuse_field
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.iter_pipe import seed_chain
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import shown_name
-from kdpipes.errors import DataError, as_cause, check_count, must_be, refuse_field
-from kdpipes.sample import Sample, as_sample
+from kdpipes.core.sample import Sample, as_sample
 from kdpipes.storage.catalog import index_beside, index_url
 from kdpipes.storage.files import forget_listings, read_url, version_of, write_url
 from kdpipes.storage.retries import retried

@@ -311,7 +311,7 @@ def test_a_field_that_is_loaded_before_the_cache_is_warned_of() -> None:
         sample["x"] = np.asarray([sample["x"]])
         return sample
 
-    from kdpipes.callback import Callback
+    from kdpipes.core.callback import Callback
     from kdpipes.core.sample_pipe import SampleMapperMapDataPipe, UsersOperation
 
     source = kdp.from_ids([1, 2], load=int)

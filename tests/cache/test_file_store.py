@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import kdpipes as kdp
 from kdpipes.cache import file_store
 from kdpipes.cache.file_store import FileLayout, FileStore
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode, encode
 
 OnDisk = Callable[..., Any]

@@ -23,7 +23,7 @@ from kdpipes.cache import folder_watcher, lmdb_store, shared_folder
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import create_metadata
 from kdpipes.cache.shared_folder import SharedFolder, clear_named, named_folders
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode, encode
 
 OnDisk = Callable[..., Any]

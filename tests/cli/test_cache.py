@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes import _progress
 from kdpipes.cache.admin import check_cache, clear_cache, look_at_cache, named_caches
 from kdpipes.cache.file_store import FileStore
+from kdpipes.core import progress
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_what_needs_no_source_is_healed(places: list[str], run: Any) -> None:
 
 
 def test_a_bar_on_stderr_shows_what_takes_long(places: list[str], run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_progress, "DELAY_S", 0.0)
+    monkeypatch.setattr(progress, "DELAY_S", 0.0)
     said = run("cache", "verify", places[1])
     assert "verifying" in said.err
     assert said.out == f"{places[1]}: 4 entries, 0 damaged\n"

@@ -12,8 +12,7 @@ from webdataset import TarWriter
 import kdpipes as kdp
 from kdpipes.cli._chain_of import names_chain
 from kdpipes.demo import write_photo_shards
-from kdpipes.look.chain_contents import look_at_chain
-from kdpipes.look.inspect_data import inspect_data
+from kdpipes.look.contents import inspect_data, look_at_chain
 from kdpipes.storage.catalog import make_index
 
 CHAIN = """

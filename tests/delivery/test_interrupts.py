@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes._interrupts import uninterrupted
+from kdpipes.core.processes import uninterrupted
 from kdpipes.loader import processes
 from kdpipes.loader.worker_main import work
 

@@ -12,8 +12,7 @@ from torchdata.datapipes.iter import FileLister, IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.registry import called_directly
-from kdpipes.look.chain import nodes_of
-from kdpipes.look.chain_html import chain_html
+from kdpipes.look.show import chain_html, views_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 LABELS = [0, 0, 0, 1, 2]
@@ -24,7 +23,7 @@ def birds() -> Any:
 
 
 def stages(pipe: Any) -> list[tuple[str, str]]:
-    return [(node.stage, node.name) for node in nodes_of(pipe, finds_out=True)]
+    return [(node.stage, node.name) for node in views_of(pipe, find_out=True)]
 
 
 def html(pipe: Any) -> str:
@@ -114,7 +113,7 @@ def test_each_pipe_has_its_stage() -> None:
 
 
 def test_lengths_and_classes_of_small_plans_are_found_out() -> None:
-    nodes = nodes_of(birds().oversample(mode="exact").repeat_until(min_size=10).deal(batch_size=4), finds_out=True)
+    nodes = views_of(birds().oversample(mode="exact").repeat_until(min_size=10).deal(batch_size=4), find_out=True)
     assert [node.length for node in nodes] == [5, 9, 18, 5]
     assert nodes[0].classes == {"heron": 3, "stork": 1, "gull": 1}
     assert nodes[1].classes == {"heron": 3, "stork": 3, "gull": 3}
@@ -163,19 +162,19 @@ def test_to_look_opens_nothing_reads_no_sample_and_begins_no_epoch(
 
 
 def test_a_large_folder_is_not_listed(photo_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kdpipes.look.known._FEW_FILES", 100)
+    monkeypatch.setattr("kdpipes.sources.image_folder._FEW_FILES", 100)
     folder = kdp.image_folder(photo_folder)
-    assert [node.length for node in nodes_of(folder, finds_out=True)] == [None]
+    assert [node.length for node in views_of(folder, find_out=True)] == [None]
     assert len(folder) == 160
-    assert [node.length for node in nodes_of(folder, finds_out=True)] == [160]
+    assert [node.length for node in views_of(folder, find_out=True)] == [160]
 
 
 def test_a_large_plan_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kdpipes.look.known._FEW", 4)
+    monkeypatch.setattr("kdpipes.look.show._FEW", 4)
     pipe = birds().filter_classes(valid=[0])
-    assert [node.length for node in nodes_of(pipe, finds_out=True)] == [5, None]
+    assert [node.length for node in views_of(pipe, find_out=True)] == [5, None]
     assert len(pipe) == 3
-    assert [node.length for node in nodes_of(pipe, finds_out=True)] == [5, 3]
+    assert [node.length for node in views_of(pipe, find_out=True)] == [5, 3]
 
 
 def test_html_escapes_what_users_write_and_hides_what_they_must_not_show() -> None:
@@ -223,9 +222,9 @@ def test_record_folders_are_not_opened_and_their_classes_are_told_once_they_are(
     with monkeypatch.context() as patch:
         patch.delattr("kdpipes.sources.open_records.read_records")
         assert repr(records)
-        assert [node.length for node in nodes_of(records.filter_classes(valid=[0]), finds_out=True)] == [None, None]
+        assert [node.length for node in views_of(records.filter_classes(valid=[0]), find_out=True)] == [None, None]
     assert len(records) == 5
-    (node,) = nodes_of(records, finds_out=True)
+    (node,) = views_of(records, find_out=True)
     assert (node.length, node.classes) == (5, {"heron": 3, "stork": 1, "gull": 1})
 
 
@@ -244,5 +243,5 @@ def test_links_that_lead_back_are_followed_once(photo_folder: Path, tmp_path: Pa
     (tmp_path / "dogs").mkdir()
     (tmp_path / "dogs" / "back").symlink_to("..")
     (tmp_path / "dogs" / "self").symlink_to("self")
-    (node,) = nodes_of(kdp.image_folder(tmp_path), finds_out=True)
+    (node,) = views_of(kdp.image_folder(tmp_path), find_out=True)
     assert (node.problem, node.length) == ("", len(kdp.image_folder(tmp_path)))

@@ -10,7 +10,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.look.chain_contents import look_at_chain
+from kdpipes.look.contents import look_at_chain
 
 
 def chain_of(photo_folder: Path) -> Any:

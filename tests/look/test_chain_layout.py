@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.look.chain_layout import layout_of
+from kdpipes.look.draw import layout_of
 
 Box = tuple[float, float, float, float]
 Points = list[tuple[float, float]]

@@ -460,7 +460,7 @@ def test_a_report_is_plain_data_and_html(clock: Clock, monkeypatch: pytest.Monke
     assert f"JPEGs are decoded by {decoder}." in str(report)
     assert f"<p>JPEGs are decoded by {decoder}.</p>" in report._repr_html_()
     assert sum(plain["shares"].values()) == pytest.approx(1.0)
-    assert "<code>pip install &#x27;kdpipes[fast]&#x27;</code>" in report._repr_html_()
+    assert "<code>pip install &#39;kdpipes[fast]&#39;</code>" in report._repr_html_()
     assert repr(report) == str(report), "and not all that it holds"
     wrong = kdp.doctor(numbers().select("x").deal(batch_size=8).shuffle()).to_dict()
     assert (wrong["is_clean"], wrong["profile"], wrong["findings"][0]["pipe"]) == (False, None, "shuffle")

@@ -21,7 +21,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.look.doctor import data_checks
-from kdpipes.work.decode_images import ImageDecoder
+from kdpipes.work.decode import ImageDecoder
 
 STOCK = "ignore:(Lambda|Local) function is not supported:UserWarning"
 

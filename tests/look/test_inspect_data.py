@@ -14,8 +14,7 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.demo import PHOTO_CLASSES, write_photo_shards
-from kdpipes.look.contents import FieldSeen, JobSeen
-from kdpipes.look.inspect_data import inspect_data
+from kdpipes.look.contents import FieldSeen, JobSeen, inspect_data
 from kdpipes.storage.catalog import make_index
 from kdpipes.storage.urls import expand_urls
 

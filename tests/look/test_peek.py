@@ -15,7 +15,7 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
-from kdpipes.look.values import summary
+from kdpipes.look.peek import summary
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 ITEMS = [(float(number), number % 3) for number in range(10)]

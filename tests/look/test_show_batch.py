@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import kdpipes as kdp
-from kdpipes.look.pixels import normalization_of
+from kdpipes.look.pictures import normalization_of
 
 FIRST = (228, 87, 46)  # the colour of a crop
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.5]

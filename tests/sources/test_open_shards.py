@@ -14,7 +14,7 @@ import pytest
 from webdataset import TarWriter
 
 import kdpipes as kdp
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.files import version_of
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings

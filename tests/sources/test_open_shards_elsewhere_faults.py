@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage import remote
 from kdpipes.storage.catalog import index_url, make_index
 from kdpipes.storage.remote import Span

@@ -13,7 +13,7 @@ from fsspec.registry import known_implementations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.files import list_files, open_url, read_url
 from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names
 from kdpipes.testing import Fault, faulty_storage

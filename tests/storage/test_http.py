@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import NoCredentialsError
 
 import kdpipes as kdp
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.remote import RemoteStream, Span, read_range
 from kdpipes.storage.retries import is_refused, retried, what_went_wrong

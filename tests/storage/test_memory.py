@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage import memory
 from kdpipes.storage.memory import MappedFiles
 

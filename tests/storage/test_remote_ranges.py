@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage import remote
 from kdpipes.storage.remote import RangeReader, Span, read_range
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage

@@ -17,7 +17,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage import remote
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream, StreamsAhead
 from kdpipes.storage.retries import NUM_TRIES

@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 import kdpipes as kdp
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.files import open_url, read_url, version_of
 from kdpipes.storage.remote import BrokenStreamError, RangeReader, RemoteStream, Span, read_range
 from kdpipes.storage.retries import SilenceError, check_timeout, in_time, limited, time_limit

@@ -10,8 +10,8 @@ import pytest
 import s3fs
 
 import kdpipes as kdp
+from kdpipes.core.errors import DataError
 from kdpipes.demo import write_photo_shards
-from kdpipes.errors import DataError
 from kdpipes.storage.files import list_files, open_url, read_url
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.testing import Fault, faulty_storage

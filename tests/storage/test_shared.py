@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdpipes.callback import Callback
+from kdpipes.core.callback import Callback
 from kdpipes.storage.shared import PackedStrings, Shared
 
 

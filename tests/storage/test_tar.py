@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
 
 import kdpipes as kdp
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.files import version_of
 from kdpipes.storage.tar import _split, index_shard, read_groups
 

@@ -19,7 +19,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.fingerprint import fingerprint
-from kdpipes.work.decode_images import EncodedImage
+from kdpipes.work.decode import EncodedImage
 from tests.hashes import fingerprints
 
 WIDTH, HEIGHT = 60, 40

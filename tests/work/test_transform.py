@@ -13,7 +13,7 @@ from PIL import Image
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes import callback
+from kdpipes.core import callback
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.sources import from_dataset
 

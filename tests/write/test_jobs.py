@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kdpipes.errors import WorkerError
+from kdpipes.core.errors import WorkerError
 from kdpipes.write.jobs import run_jobs
 
 WAYS: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 3}]

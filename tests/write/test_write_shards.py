@@ -21,7 +21,7 @@ import pytest
 import webdataset as wds
 
 import kdpipes as kdp
-from kdpipes.errors import ChainError
+from kdpipes.core.errors import ChainError
 from kdpipes.storage.catalog import index_url, make_index
 from kdpipes.storage.files import version_of
 from kdpipes.storage.shard_index import ShardIndex

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
-from kdpipes.errors import ChainError, DataError
+from kdpipes.core.errors import ChainError, DataError
 from kdpipes.write import shards
 from tests.processes import in_child
 from tests.write.shards import LIMITS, QUIET, names_in, tars_in, write

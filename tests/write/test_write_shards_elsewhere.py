@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 import kdpipes as kdp
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.shard_index import ShardIndex

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes.errors import DataError
+from kdpipes.core.errors import DataError
 from tests.write.shards import QUIET, names_in, tars_in, write
 
 pytestmark = QUIET

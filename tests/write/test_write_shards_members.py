@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import kdpipes as kdp
-from kdpipes.errors import ChainError, DataError
+from kdpipes.core.errors import ChainError, DataError
 from kdpipes.storage.catalog import index_url, make_index
 from kdpipes.storage.files import read_url
 from kdpipes.write import members

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kdpipes as kdp
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 from kdpipes.storage.decoding import decode_member
 from kdpipes.write.members import MemberEncoder
 from tests.write.shards import QUIET, write

@@ -18,11 +18,11 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
-from kdpipes.look.doctor.chain_facts import contents, operation_of, readable, samples_of, selector_in
-from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
+from kdpipes.look.doctor.facts import Facts, Finding, contents, readable, samples_of, selected_from, selector_in
 from kdpipes.storage.tar import DottedKeys
-from kdpipes.work.decode_images import DecodedImage, orientation_of
+from kdpipes.work.decode import DecodedImage, ImageDecoder, orientation_of
+from kdpipes.work.fields import FieldAdder
 from kdpipes.work.joint import fields_of
 from kdpipes.work.transform import Transformer
 
@@ -42,9 +42,9 @@ class _Column(NamedTuple):
     values: Sequence[Any]
 
 
-def _columns(chain: Any, batch: Any) -> list[_Column]:
+def _columns(chain: Chain, batch: Any) -> list[_Column]:
     """Return the fields of a batch, where the chain still knows which part of it is which."""
-    form, selector = form_of(chain), selector_in(chain)
+    form, selector = form_of(chain.end.pipe), selector_in(chain)
     if form is None or selector is None:
         return []
     keys: Sequence[Any] = form.names if form.kind == "dict" else range(len(form.names))
@@ -54,15 +54,15 @@ def _columns(chain: Any, batch: Any) -> list[_Column]:
     else:
         parts = batch[0] if form.has_ctx else batch
         columns = [parts] if form.kind == "bare" else [parts[key] for key in keys]
-    return [_Column(name, values) for name, values in zip(operation_of(selector).names, columns, strict=True)]
+    return [_Column(name, values) for name, values in zip(selector.names, columns, strict=True)]
 
 
-def text_labels(chain: Any, facts: Facts, batch: Any) -> Iterator[Finding]:
+def text_labels(chain: Chain, facts: Facts, batch: Any) -> Iterator[Finding]:
     """Labels that leave the chain as text: the same few words again and again, so no captions."""
     for field, values in _columns(chain, batch):
         if field not in _LABELS or not len(values) or not isinstance(values[0], str):
             continue
-        labels = [label for label in contents(selector_in(chain).source, field) if isinstance(label, str)]
+        labels = [label for label in contents(selected_from(chain), field) if isinstance(label, str)]
         if len(set(labels)) * 2 <= len(labels):
             names = sorted(set(labels))
             pairs = [f"{name!r}: {number}" for number, name in enumerate(names)]
@@ -78,12 +78,12 @@ def text_labels(chain: Any, facts: Facts, batch: Any) -> Iterator[Finding]:
             )
 
 
-def nothing_made(chain: Any, facts: Facts, batch: Any) -> Iterator[Finding]:
+def nothing_made(chain: Chain, facts: Facts, batch: Any) -> Iterator[Finding]:
     """A batch that is None, or a field of all its samples that a function makes; a source may well have no labels."""
     if batch is None or (isinstance(batch, list) and batch and all(item is None for item in batch)):
-        yield _nothing("error", pipe_name(chain), f"`.{pipe_name(chain)}()` gives None in place of batches.")
+        yield _nothing("error", chain.end.name, f"`.{chain.end.name}()` gives None in place of batches.")
         return
-    added = {operation_of(pipe).name for pipe in Chain.of(chain).pipes if pipe_name(pipe) == "add_field"}
+    added = {adder.name for adder in chain.operations(FieldAdder)}
     for field, values in _columns(chain, batch):
         if field in added and isinstance(values, list) and all(value is None for value in values):
             yield _nothing("warning", "add_field", f"Field {field!r} is None in all samples of a batch.")
@@ -95,14 +95,19 @@ def _nothing(severity: Any, pipe: str, what: str) -> Finding:
     )
 
 
-def equal_images(chain: Any, facts: Facts, batch: Any) -> Iterator[Finding]:
+def equal_images(chain: Chain, facts: Facts, batch: Any) -> Iterator[Finding]:
     """Images of a batch that are all alike behind their transforms, though they differ before."""
     for field, values in _columns(chain, batch):
-        transforms = [pipe for pipe in Chain.of(chain).pipes if isinstance(operation_of(pipe), Transformer)]
-        mine = [pipe for pipe in transforms if field in operation_of(pipe).fields.names]
+        mine = [
+            node
+            for node in reversed(chain)
+            if isinstance(node.operation, Transformer) and field in node.operation.fields.names
+        ]
         if not mine or fields_of((field,), None).kinds[0] != "image" or not _are_equal_images(values):
             continue
-        before = [_bytes_of(value) for value in itertools.islice(contents(mine[-1].source, field), _NUM_PROBED)]
+        before = [
+            _bytes_of(value) for value in itertools.islice(contents(mine[-1].upstream[0].pipe, field), _NUM_PROBED)
+        ]
         if len(set(before)) * 2 > len(before):
             yield Finding(
                 "equal-images",
@@ -129,14 +134,14 @@ def _bytes_of(value: Any) -> bytes:
     return getattr(value, "content", None) or np.asarray(value).tobytes()
 
 
-def misread_images(chain: Any, facts: Facts) -> Iterator[Finding]:
+def misread_images(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """Images that `decode_images` cannot hold, whose class numbers become colours, or that lie on their side."""
-    for pipe in Chain.of(chain).pipes:
-        if pipe_name(pipe) != "decode_images":
+    for node in reversed(chain):
+        operation, modes, is_turned = node.operation, set(), False
+        if not isinstance(operation, ImageDecoder):
             continue
-        operation, modes, is_turned = operation_of(pipe), set(), False
-        field, mode = operation._field, operation._mode
-        for header in _headers(pipe.source, field):
+        field, mode = operation.field, operation.mode
+        for header in _headers(node.upstream[0].pipe, field):
             modes.add(header.mode)
             is_turned = is_turned or orientation_of(header) > 1
         wide = next((found for found in sorted(modes) if found == "F" or found.startswith("I")), None)
@@ -157,7 +162,7 @@ def misread_images(chain: Any, facts: Facts) -> Iterator[Finding]:
                 "The numbers of classes become the colours that they are shown in.",
                 f'`.decode_images("{field}", mode="P")` keeps the numbers.',
             )
-        if is_turned and not operation._exif:
+        if is_turned and not operation.exif:
             yield _misread(
                 "turned-photos",
                 "hint",
@@ -185,9 +190,9 @@ def _headers(source: Any, field: str) -> Iterator[Image.Image]:
                 continue
 
 
-def merged_samples(chain: Any, facts: Facts) -> Iterator[Finding]:
+def merged_samples(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """Samples of shards that became one, because their keys have dots."""
-    for source in Chain.of(chain).pipes:
+    for source in chain.pipes:
         if not isinstance(source, MapPipe | IterPipe) or _upstream(source) is not None:
             continue
         dotted = DottedKeys(warns=False)
@@ -221,9 +226,9 @@ def _upstream(pipe: Any) -> Any:
     return next((other for other in Chain.of(pipe).pipes[1:] if isinstance(other, MapPipe | IterPipe)), None)
 
 
-def unnamed_classes(chain: Any, facts: Facts) -> Iterator[Finding]:
+def unnamed_classes(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """A `map_classes` to numbers without names for the new classes."""
-    for pipe in Chain.of(chain).pipes:
+    for pipe in chain.pipes:
         if pipe_name(pipe) != "map_classes" or pipe.class_names() is not None:
             continue
         if _upstream(pipe) is not None and _upstream(pipe).class_names() is not None:

@@ -1,31 +1,30 @@
-"""`kdp.doctor`: all checks of a chain, and the measurement."""
+"""`kdp.doctor`: all checks of a chain, the measurement, and the report."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.registry import pipe_name
+from kdpipes.core.errors import check_count, must_be
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.delivery.skipping import unrecorded
-from kdpipes.errors import check_count, must_be
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.services import ThreadReadingService
-from kdpipes.look.doctor import data_checks, order_checks, rank_checks, sharding_checks, shipping_checks, work_checks
-from kdpipes.look.doctor.advice import advice
-from kdpipes.look.doctor.bounds import bound_of
-from kdpipes.look.doctor.chain_facts import redraws
-from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.look.doctor.report import Report
-from kdpipes.look.profile import profile
+from kdpipes.look.doctor import data_checks, order_checks, sharding_checks, shipping_checks, work_checks
+from kdpipes.look.doctor.advice import Advice, advice, bound_of, kinds_text, shares_by_kind
+from kdpipes.look.doctor.facts import Facts, Finding
+from kdpipes.look.profile import Profile, profile
+from kdpipes.look.rendering import render
 from kdpipes.work.jpeg import find_decoders
 
-__all__ = ["doctor"]
+__all__ = ["Report", "doctor"]
 
 _BATCH_SIZE = 16  # of an indexed chain, which has none
 _BY_LOOKING = (
@@ -43,10 +42,10 @@ _BY_LOOKING = (
     work_checks.tolerant,
     work_checks.unhashed_globals,
     data_checks.unnamed_classes,
-    rank_checks.unclear_rank,
-    rank_checks.all_to_each_rank,
+    sharding_checks.unclear_rank,
+    sharding_checks.all_to_each_rank,
 )
-_Check = Callable[[Any, Facts], Iterator[Finding]]
+_Check = Callable[[Chain, Facts], Iterator[Finding]]
 _BY_SAMPLES: tuple[_Check, ...] = (  # the first where it is dealt
     order_checks.sorted_batches,
     work_checks.slow_decoder,
@@ -62,6 +61,66 @@ _BY_A_BATCH = (
     data_checks.equal_images,
 )
 _SEVERITIES = ("error", "warning", "hint")
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What is wrong with a chain, what bounds it, and what to change: prints as text, shows as HTML in notebooks.
+
+    Args:
+        findings: What is wrong, or could be better, the worst first.
+        profile: Where the time goes; None if that was not measured.
+        bound: What bounds the chain: "storage", "decoding", "transforms", "transfer", "the consumer", ...
+        advice: The changes that would help, the best one first, each alone.
+        decoders: What decodes the JPEGs of `decode_images`, and in which version.
+    """
+
+    findings: tuple[Finding, ...]
+    profile: Profile | None = None
+    bound: str | None = None
+    advice: tuple[Advice, ...] = ()
+    decoders: tuple[str, ...] = ()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is wrong: there may be hints."""
+        return all(finding.severity == "hint" for finding in self.findings)
+
+    def __repr__(self) -> str:
+        lines = [str(finding) for finding in self.findings] or ["Nothing is wrong with the chain."]
+        lines += [self._decoders_text()] if self.decoders else []
+        if self.profile is not None:
+            lines += ["", str(self.profile), kinds_text(self.profile), self._bound_text()]
+            lines += [f"  {one}" for one in self.advice]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        decoders = self._decoders_text() if self.decoders else ""
+        if self.profile is None:
+            return render("report", self.findings, decoders, "", [], [])
+        sentences, advice = [kinds_text(self.profile), self._bound_text()], [str(one) for one in self.advice]
+        return render("report", self.findings, decoders, self.profile._repr_html_(), sentences, advice)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, fit for JSON; `shares` are those of the chain's time by kind of work."""
+        return {
+            "is_clean": self.is_clean,
+            "findings": [finding._asdict() for finding in self.findings],
+            "decoders": list(self.decoders),
+            "bound": self.bound,
+            "shares": None if self.profile is None else shares_by_kind(self.profile),
+            "advice": [one._asdict() for one in self.advice],
+            "profile": None if self.profile is None else self.profile.to_dict(),
+        }
+
+    def _decoders_text(self) -> str:
+        return f"JPEGs are decoded by {' and '.join(self.decoders)}."
+
+    def _bound_text(self) -> str:
+        if self.bound == "the consumer":
+            return "What bounds is the consumer: no change of the chain would help."
+        best = " What would help, each alone:" if self.advice else ""
+        return f"What bounds is {self.bound}.{best}"
 
 
 def doctor(
@@ -96,11 +155,12 @@ def doctor(
     indexed = isinstance(source_datapipe, MapDataPipe)
     chain = source_datapipe.deal(batch_size=_BATCH_SIZE) if indexed else source_datapipe
     with unrecorded(chain):
-        findings = _examined(chain, facts, is_dealt=not indexed)
+        nodes = Chain.of(chain)
+        findings = _examined(nodes, facts, is_dealt=not indexed)
         if not measure or any(finding.severity == "error" for finding in findings):
-            return Report(findings, decoders=work_checks.decoders_of(chain))
+            return Report(findings, decoders=work_checks.decoders_of(nodes))
         measured = profile(source_datapipe, seconds, step=step, **_way_to_run(num_workers))
-    told = bound_of(measured), tuple(advice(chain, measured, facts)), work_checks.decoders_of(chain)
+    told = bound_of(measured), tuple(advice(nodes, measured, facts)), work_checks.decoders_of(nodes)
     return Report(findings, measured, *told)
 
 
@@ -120,18 +180,18 @@ def _facts(num_workers: int) -> Facts:
     )
 
 
-def _examined(chain: Any, facts: Facts, *, is_dealt: bool) -> tuple[Finding, ...]:
+def _examined(chain: Chain, facts: Facts, *, is_dealt: bool) -> tuple[Finding, ...]:
     findings = [finding for check in _BY_LOOKING for finding in check(chain, facts)]
     if not any(finding.severity == "error" for finding in findings):
         findings += _tried(chain, facts, _BY_SAMPLES if is_dealt else _BY_SAMPLES[1:])
     if not is_dealt:
-        own = pipe_name(Chain.of(chain).pipes[1])
+        own = chain.end.upstream[0].name
         findings = [finding._replace(pipe=own) if finding.pipe == "deal" else finding for finding in findings]
-        findings.append(_undealt(own, redraws(chain)))
+        findings.append(_undealt(own, _redrawn(chain)))
     return tuple(sorted(_once(findings), key=lambda finding: _SEVERITIES.index(finding.severity)))
 
 
-def _tried(chain: Any, facts: Facts, by_samples: Sequence[_Check]) -> list[Finding]:
+def _tried(chain: Chain, facts: Facts, by_samples: Sequence[_Check]) -> list[Finding]:
     """Return what shows when the first batch is made, twice."""
     try:
         first, once = _first_batch(chain), work_checks.global_generators()
@@ -148,33 +208,39 @@ def _tried(chain: Any, facts: Facts, by_samples: Sequence[_Check]) -> list[Findi
 _NOTHING: Any = object()
 
 
-def _first_batch(chain: Any) -> Any:
-    with Loader(chain) as loader:
+def _first_batch(chain: Chain) -> Any:
+    with Loader(chain.end.pipe) as loader:
         loader.seed(0)
         return next(iter(loader), _NOTHING)
 
 
-def _broken(chain: Any, error: Exception) -> Finding:
+def _broken(chain: Chain, error: Exception) -> Finding:
     notes = " ".join(getattr(error, "__notes__", []))
     return Finding(
         "cannot-load",
         "error",
-        pipe_name(chain),
+        chain.end.name,
         f"The first batch cannot be made: {type(error).__name__}: {error}".split("\n")[0],
         notes or "No loader can run the chain.",
         'Mend what it names, or leave such samples out: `.on_error("skip")`.',
     )
 
 
-def _empty(chain: Any) -> Finding:
+def _empty(chain: Chain) -> Finding:
     return Finding(
         "empty",
         "error",
-        pipe_name(chain),
+        chain.end.name,
         "The chain gives no batch.",
         "An epoch ends before it begins.",
         "Look at the plan: `len(pipe)` behind each filter.",
     )
+
+
+def _redrawn(chain: Chain) -> str | None:
+    """Return the name of a pipe that draws anew in each epoch, but would not in passes over an indexed chain."""
+    redrawn = (pipe.redrawn_by() for pipe in chain.of_type(MapPipe))
+    return chain.random_name() or next((name for name in redrawn if name), None)
 
 
 def _undealt(pipe: str, redrawn: str | None) -> Finding:

@@ -5,98 +5,95 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data.datapipes.iter import Shuffler
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import Batcher, Shuffler
 from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, UnBatcher
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
-from kdpipes.core.registry import pipe_name
-from kdpipes.look.doctor.chain_facts import (
-    dealer_in,
-    draws,
-    gives_batches,
-    operation_of,
-    readable,
-    stock_random,
-    upstream,
-)
-from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.work.select import Selector
+from kdpipes.core.stock import redraws
+from kdpipes.look.doctor.facts import Facts, Finding, before, readable
+from kdpipes.work.fields import Selector
 
 __all__ = ["random_before_cache", "shuffle_after_batch", "sorted_batches", "unrecorded_ctx"]
 
+_MIXING = ("permute", "mix", "sample_weighted", "shuffle")
 _STOCK_CACHES = (InMemoryCacheHolder, EndOnDiskCacheHolder)
 
 
-def random_before_cache(chain: Any, facts: Facts) -> Iterator[Finding]:
-    """A cache that keeps what was drawn at random; ours refuse that, torchdata's do not."""
-    for cache in Chain.of(chain).pipes:
-        if not isinstance(cache, _STOCK_CACHES):
+def random_before_cache(chain: Chain, facts: Facts) -> Iterator[Finding]:
+    """A cache that keeps what was drawn at random; kdpipes' own caches refuse that, torchdata's do not."""
+    for cache in reversed(chain):
+        if not isinstance(cache.pipe, _STOCK_CACHES):
             continue
-        found = next((pipe for pipe in upstream(cache) if draws(pipe) or stock_random(pipe)), None)
+        drawing = (node for node in before(cache) if node.traits.random or _shuffles(node.pipe))
+        found = next(drawing, None)
         if found is not None:
             yield Finding(
                 "random-before-cache",
                 "error",
-                pipe_name(cache),
-                f"`{pipe_name(cache)}` keeps what `{draws(found) or pipe_name(found)}` has drawn.",
+                cache.name,
+                f"`{cache.name}` keeps what `{found.traits.random or found.name}` has drawn.",
                 "Every epoch gets the random numbers of the first one.",
                 "Put the cache before it; `.cache_in_memory()` refuses such an order.",
             )
 
 
-def shuffle_after_batch(chain: Any, facts: Facts) -> Iterator[Finding]:
+def _shuffles(pipe: Any) -> bool:
+    """Return whether a stock pipe changes the order at random."""
+    return isinstance(pipe, IterDataPipe) and not isinstance(pipe, Pipe) and redraws(pipe)
+
+
+def shuffle_after_batch(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """A shuffle that mixes whole batches."""
-    for shuffler in Chain.of(chain).pipes:
-        if not isinstance(shuffler, Shuffler):
+    for shuffler in reversed(chain):
+        if not isinstance(shuffler.pipe, Shuffler):
             continue
-        for pipe in upstream(shuffler):
-            if isinstance(pipe, UnBatcher):
+        for node in before(shuffler):
+            if isinstance(node.pipe, UnBatcher):
                 break
-            if gives_batches(pipe):
+            if node.traits.role == "deal" or isinstance(node.pipe, Batcher):
                 yield Finding(
                     "shuffle-after-batch",
                     "error",
                     "shuffle",
-                    f"`.shuffle()` stands behind `.{pipe_name(pipe)}()`.",
+                    f"`.shuffle()` stands behind `.{node.name}()`.",
                     "It changes the order of batches, whose samples stay together; and the loader cannot resume there.",
                     "Use `deal(shuffle=True)`; on a stream, put `.shuffle()` before `.deal()`.",
                 )
                 break
 
 
-def unrecorded_ctx(chain: Any, facts: Facts) -> Iterator[Finding]:
-    """A `select` of the ctx where no transform is recorded, for want of a `record_ctx`."""
-    for selector in Chain.of(chain).pipes:
-        operation = operation_of(selector)
+def unrecorded_ctx(chain: Chain, facts: Facts) -> Iterator[Finding]:
+    """A `select` of the ctx although no transform is recorded, because there is no `record_ctx`."""
+    for node in reversed(chain):
+        operation = node.operation
         if not isinstance(operation, Selector) or not (operation.return_ctx or "ctx" in operation.names):
             continue
-        recorders = [pipe for pipe in upstream(selector) if isinstance(pipe, Pipe) and pipe.traits.records]
-        if not recorders or any(_is_recorded(pipe) for pipe in recorders):
+        recorders = [recorder for recorder in before(node) if recorder.traits.records]
+        recorded = (one for recorder in recorders for one in before(recorder) if one.name == "record_ctx")
+        if not recorders or any(recorded):
             continue
         first = recorders[-1]
         yield Finding(
             "unrecorded-ctx",
             "warning",
-            pipe_name(selector),
-            f"`.{pipe_name(selector)}()` gives the ctx, and no `.record_ctx()` stands before `.{pipe_name(first)}()`.",
+            node.name,
+            f"`.{node.name}()` gives the ctx, and no `.record_ctx()` stands before `.{first.name}()`.",
             f"What `{first.traits.records}` does is recorded nowhere: the ctx lacks it.",
-            f"Put `.record_ctx()` right before `.{pipe_name(first)}()`.",
+            f"Put `.record_ctx()` right before `.{first.name}()`.",
         )
 
 
-def _is_recorded(pipe: Any) -> bool:
-    return any(pipe_name(before) == "record_ctx" for before in upstream(pipe))
-
-
-def sorted_batches(chain: Any, facts: Facts) -> Iterator[Finding]:
+def sorted_batches(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """A training chain that is not shuffled, of a source that is sorted by class."""
-    dealer = dealer_in(chain)
-    source = None if dealer is None else dealer.source
-    if not isinstance(source, MapPipe) or dealer._shuffle or not any(draws(pipe) for pipe in Chain.of(chain).pipes):
+    if chain.deal is None or not any(node.traits.random for node in chain):
         return
-    if any(_mixes(pipe) for pipe in Chain.of(source).pipes):
+    dealer, source = chain.deal.pipe, chain.deal.pipe.source
+    if not isinstance(source, MapPipe) or dealer.is_shuffled:
+        return
+    if any(node.name in _MIXING for node in Chain.of(source)):
         return
     size = min(dealer.sizes().get("global_batch_size") or 16, 64)
     if len(source) < 2 * size:
@@ -112,7 +109,3 @@ def sorted_batches(chain: Any, facts: Facts) -> Iterator[Finding]:
             "A batch holds one class, and the model forgets the others meanwhile.",
             "Use `deal(..., shuffle=True, seed=0)`.",
         )
-
-
-def _mixes(pipe: Any) -> bool:
-    return pipe_name(pipe) in {"permute", "mix", "sample_weighted", "shuffle"}

@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes._meter import size_of
-from kdpipes.core.chain import Chain
-from kdpipes.core.registry import pipe_name
-from kdpipes.look.doctor.chain_facts import operation_of, shrinks
-from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.look.profile_table import bytes_text
-from kdpipes.sample import Sample
+from kdpipes.core.chain import Chain, Node
+from kdpipes.core.sample import Sample
+from kdpipes.delivery.meter import size_of
+from kdpipes.look.doctor.facts import Facts, Finding, shrinks
+from kdpipes.look.profile_view import bytes_text
 from kdpipes.storage.shared import Shared, sharing
+from kdpipes.work.decode import ImageDecoder
 
 __all__ = ["float_pixels", "full_size_pixels", "small_shared_memory", "unpicklable"]
 
@@ -27,28 +26,28 @@ _ENOUGH = 16 << 20  # bytes of a pickle that has come so far
 _PREFETCH, _LENT = 2, 2
 
 
-def unpicklable(chain: Any, facts: Facts) -> Iterator[Finding]:
+def unpicklable(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """Parts of a chain that spawned workers cannot get."""
-    for pipe in Chain.of(chain).pipes:
-        for name, value in _parts(pipe):
+    for node in reversed(chain):
+        for name, value in _parts(node):
             error = _refusal(value)
             if error is not None:
                 yield Finding(
                     "unpicklable",
                     "warning",
-                    pipe_name(pipe),
-                    f"`{name}` of `{pipe_name(pipe)}` cannot be pickled ({error}).",
+                    node.name,
+                    f"`{name}` of `{node.name}` cannot be pickled ({error}).",
                     "Workers that are forked inherit it, open handles and locks included; spawned ones (macOS, CUDA in "
                     "the main process) cannot start.",
                     "Open it where it is first used, in the worker; or use `kdp.ThreadReadingService`.",
                 )
 
 
-def _parts(pipe: Any) -> Iterator[tuple[str, Any]]:
+def _parts(node: Node) -> Iterator[tuple[str, Any]]:
     """Yield the parts of a pipe, those of its operation instead of that."""
-    operation = operation_of(pipe)
-    held = dict(vars(operation)) if hasattr(operation, "__dict__") else {}
-    for name, value in {**vars(pipe), **held}.items():
+    operation = node.operation
+    held = {} if operation is None else vars(operation)
+    for name, value in {**vars(node.pipe), **held}.items():
         if isinstance(value, IterDataPipe | MapDataPipe) or value is operation:
             continue
         yield name.lstrip("_"), value.value if isinstance(value, Shared) else value
@@ -87,29 +86,29 @@ def _refusal(value: Any) -> str | None:
     return None
 
 
-def full_size_pixels(chain: Any, facts: Facts, batch: Any) -> Iterator[Finding]:
+def full_size_pixels(chain: Chain, facts: Facts, batch: Any) -> Iterator[Finding]:
     """Decoded images that leave the workers as large as they are."""
     image = next((image for image in _images(batch) if _bytes_of(image) >= _LARGE), None)
-    decoders = [pipe for pipe in Chain.of(chain).pipes if pipe_name(pipe) == "decode_images"]
+    decoders = chain.operations(ImageDecoder)
     if image is not None and decoders and not shrinks(chain) and facts.num_workers:
         yield Finding(
             "full-size-pixels",
             "warning",
-            pipe_name(chain),
+            chain.end.name,
             f"Images leave the workers at their full size, {bytes_text(_bytes_of(image))} each.",
             "Pixels are ten to twenty times as large as their JPEG, and each is copied on its way.",
             "Resize or crop in the workers: `.transform(field, kdp.RandomResizedCrop(224))`, which also decodes less.",
         )
 
 
-def float_pixels(chain: Any, facts: Facts, batch: Any) -> Iterator[Finding]:
+def float_pixels(chain: Chain, facts: Facts, batch: Any) -> Iterator[Finding]:
     """Images that leave the workers as floating-point numbers."""
     for image in _images(batch):
         if facts.num_workers and _is_float(image) and _bytes_of(image) >= _LARGE:
             yield Finding(
                 "float-pixels",
                 "hint",
-                pipe_name(chain),
+                chain.end.name,
                 f"Images leave the workers as {str(image.dtype).removeprefix('torch.')}.",
                 "That is four times the bytes of the uint8 that they were decoded to.",
                 "Send uint8, and divide and normalize on the device: `x.to(device).float().div_(255)`.",
@@ -148,14 +147,14 @@ def _images(value: Any, depth: int = 0) -> Iterator[Any]:
         yield value
 
 
-def small_shared_memory(chain: Any, facts: Facts, batch: Any) -> Iterator[Finding]:
+def small_shared_memory(chain: Chain, facts: Facts, batch: Any) -> Iterator[Finding]:
     """Less shared memory than the batches on their way need."""
     needed = facts.num_workers * (_PREFETCH + _LENT) * size_of(batch)
     if facts.shm_free is not None and needed > facts.shm_free:
         yield Finding(
             "small-shared-memory",
             "warning",
-            pipe_name(chain),
+            chain.end.name,
             f"The batches on their way need {bytes_text(needed)} of shared memory, of which "
             f"{bytes_text(facts.shm_free)} are free in /dev/shm.",
             "What finds no room takes a slower way.",

@@ -11,13 +11,16 @@ import numpy as np
 import torch
 from torch.utils.data.datapipes.iter import Shuffler
 
-from kdpipes.core.chain import Chain
+from kdpipes.cache.cache import CacheIterDataPipe, CacheMapDataPipe
+from kdpipes.core.chain import Chain, Node
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import fields_of as fields_known
 from kdpipes.core.registry import pipe_name
-from kdpipes.look.doctor.chain_facts import callables_of, contents, dealer_in, operation_of, selected_names
-from kdpipes.look.doctor.finding import Facts, Finding
-from kdpipes.look.pipe_kinds import kind_of
+from kdpipes.look.doctor.facts import Facts, Finding, callables_of, contents, selected_names
+from kdpipes.work.adapters import unwrapped
+from kdpipes.work.decode import EncodedImage, ImageDecoder
+from kdpipes.work.fields import FieldAdder
 from kdpipes.work.joint import fields_of
 from kdpipes.work.on_error import OnError
 from kdpipes.work.transform import Transformer
@@ -43,15 +46,15 @@ _MOVING = re.compile(
 _JPEG = b"\xff\xd8\xff"
 
 
-def held_generators(chain: Any, facts: Facts) -> Iterator[Finding]:
+def held_generators(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """Callables that draw from a generator of their own."""
-    for pipe in Chain.of(chain).pipes:
-        for name, function in callables_of(pipe):
+    for node in reversed(chain):
+        for name, function in callables_of(node):
             if any(isinstance(value, _GENERATORS) for value in _held(function)):
                 yield Finding(
                     "unrecorded-randomness",
                     "warning",
-                    pipe_name(pipe),
+                    node.name,
                     f"`{name}` holds a random generator of its own.",
                     "Each worker has a copy of it: they draw the same numbers, in an order that depends on their "
                     "number, and nothing records them.",
@@ -59,26 +62,22 @@ def held_generators(chain: Any, facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def drawn_apart(chain: Any, facts: Facts) -> Iterator[Finding]:
+def drawn_apart(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """An image that is moved at random without its mask, boxes or points, or each of them for itself."""
-    transforms = [
-        (pipe, operation_of(pipe)) for pipe in Chain.of(chain).pipes if isinstance(operation_of(pipe), Transformer)
-    ]
+    transforms = [(node, node.operation) for node in chain if isinstance(node.operation, Transformer)]
     kinds: dict[str, str] = {name: fields_of((name,), None).kinds[0] for name in selected_names(chain)}
     steps: dict[str, set[str]] = {}  # what is drawn for each field
     for _, operation in transforms:
         kinds.update(zip(operation.fields.names, operation.fields.kinds, strict=True))
         for name in operation.fields.names:
             steps.setdefault(name, set()).update(step.name for step in operation.random_steps())
-    added = [pipe for pipe in Chain.of(chain).pipes if pipe_name(pipe) == "add_field"]
+    added = [(node.pipe, node.operation.name) for node in chain if isinstance(node.operation, FieldAdder)]
     belonging = [name for name, kind in kinds.items() if kind in ("mask", "boxes", "points")]
-    for pipe, operation in reversed(transforms):
+    for node, operation in transforms:
         if "image" not in operation.fields.kinds:
             continue
-        image, known = operation.field, pipe.field_names()
-        later = [
-            operation_of(other).name for other in added if other not in Chain.of(pipe).pipes
-        ]  # made of what was moved
+        image, known, upstream = operation.field, fields_known(node.pipe), Chain.of(node.pipe)
+        later = [name for pipe, name in added if pipe not in upstream]  # these fields are made of what was moved
         left_out = {*operation.fields.names, *later}
         apart = [name for name in belonging if name not in left_out and (not known or name in known)]
         for step in operation.random_steps():
@@ -98,16 +97,16 @@ def _apart(what: str, why: str, image: str, name: str) -> Finding:
 
 def _moves(function: Any) -> bool:
     """Return whether a random transform moves pixels, going by its name and the names of those that it is made of."""
-    transform = getattr(function, "_transform", function)
+    transform = unwrapped(function)
     parts = getattr(transform, "transforms", None)
     if isinstance(parts, list | tuple | torch.nn.ModuleList):
         return any(map(_moves, parts))
     return bool(_MOVING.search(getattr(transform, "__name__", type(transform).__name__)))
 
 
-def tolerant(chain: Any, facts: Facts) -> Iterator[Finding]:
+def tolerant(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """An `on_error` that lets any number of samples fail."""
-    handler = Chain.of(chain).error_handler()
+    handler = chain.error_handler()
     if isinstance(handler, OnError) and handler.max_share == 1 and handler.max_samples is None:
         yield Finding(
             "unlimited-errors",
@@ -119,10 +118,10 @@ def tolerant(chain: Any, facts: Facts) -> Iterator[Finding]:
         )
 
 
-def unhashed_globals(chain: Any, facts: Facts) -> Iterator[Finding]:
+def unhashed_globals(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """A cache that other runs find, whose key cannot follow everything that functions before it read."""
-    for pipe in Chain.of(chain).pipes:
-        names = pipe.unhashed() if kind_of(pipe) == "cache" else []
+    for pipe in chain.of_type(CacheMapDataPipe, CacheIterDataPipe):
+        names = pipe.unhashed()
         if names:
             yield Finding(
                 "unhashed-globals",
@@ -152,15 +151,16 @@ def _held(function: Any) -> Iterator[Any]:
     yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
 
 
-def unrepeatable(chain: Any, facts: Facts, batches: tuple[Any, Any], generators: tuple[Any, Any]) -> Iterator[Finding]:
+def unrepeatable(
+    chain: Chain, facts: Facts, batches: tuple[Any, Any], generators: tuple[Any, Any]
+) -> Iterator[Finding]:
     """A batch that comes out differently the second time, or for which something draws unseeded numbers.
 
     Functions that kdpipes seeds leave the global generators as they were. One that seeds them itself leaves them in the
     same state each time.
     """
-    dealer = dealer_in(chain)
-    behind = [pipe for pipe in Chain.of(chain).pipes if dealer is not None and dealer in Chain.of(pipe).pipes[1:]]
-    if dealer is None or any(isinstance(pipe, Shuffler) for pipe in behind):
+    dealer = chain.deal
+    if dealer is None or any(dealer.pipe in Chain.of(pipe) for pipe in chain.of_type(Shuffler)):
         return
     if is_same(*batches) and is_same(*generators):
         return
@@ -185,17 +185,16 @@ def global_generators() -> tuple[Any, ...]:
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
-def _suspect(chain: Any) -> str:
+def _suspect(chain: Chain) -> str:
     """Return the name of a stock pipe whose function names random numbers, or else of a pipe that calls functions."""
-    names = [pipe_name(pipe) for pipe in Chain.of(chain).pipes]
-    stock = [
-        pipe for pipe in Chain.of(chain).pipes if not isinstance(pipe, MapPipe | Streaming) and _names_random(pipe)
-    ]
-    return next((name for name in [*map(pipe_name, stock), *names] if name in _CALLING or stock), names[0])
+    names = [node.name for node in reversed(chain)]
+    others = [node for node in reversed(chain) if not isinstance(node.pipe, MapPipe | Streaming)]
+    stock = [node.name for node in others if _names_random(node)]
+    return next((name for name in [*stock, *names] if name in _CALLING or stock), names[0])
 
 
-def _names_random(pipe: Any) -> bool:
-    codes = [getattr(function, "__code__", None) for _, function in callables_of(pipe)]
+def _names_random(node: Node) -> bool:
+    codes = [getattr(function, "__code__", None) for _, function in callables_of(node)]
     return any(_RANDOM.search(name) for code in codes if code is not None for name in code.co_names)
 
 
@@ -216,13 +215,15 @@ def is_same(one: Any, other: Any) -> bool:
     return True
 
 
-def slow_decoder(chain: Any, facts: Facts) -> Iterator[Finding]:
+def slow_decoder(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """JPEGs that Pillow decodes, where something faster gives the same pixels."""
-    for pipe in Chain.of(chain).pipes:
-        backend = getattr(operation_of(pipe), "_backend", None)
-        if pipe_name(pipe) != "decode_images" or (backend != "pillow" and facts.fast_decoders):
+    for node in reversed(chain):
+        decoder = node.operation
+        if not isinstance(decoder, ImageDecoder) or (decoder.backend != "pillow" and facts.fast_decoders):
             continue
-        if not _is_jpeg(pipe):
+        backend, content = decoder.backend, next(contents(node.upstream[0].pipe, decoder.field), b"")
+        content = content.content if isinstance(content, EncodedImage) else content
+        if not isinstance(content, bytes | bytearray | memoryview) or bytes(content[:3]) != _JPEG:
             continue
         what = '`decode_images(backend="pillow")` is asked for.' if backend == "pillow" else "No fast decoder is there."
         way_out = "`pip install 'kdpipes[fast]'`: of a crop it decodes just the region."
@@ -236,14 +237,7 @@ def slow_decoder(chain: Any, facts: Facts) -> Iterator[Finding]:
         )
 
 
-def decoders_of(chain: Any) -> tuple[str, ...]:
+def decoders_of(chain: Chain) -> tuple[str, ...]:
     """Return what decodes the JPEGs of a chain, each once."""
-    told = [operation_of(pipe).decoded_by() for pipe in Chain.of(chain).pipes if pipe_name(pipe) == "decode_images"]
+    told = [decoder.decoded_by() for decoder in chain.operations(ImageDecoder)]
     return tuple(dict.fromkeys(" ".join(filter(None, names)) for names in told))
-
-
-def _is_jpeg(pipe: Any) -> bool:
-    """Return whether the first sample that can be read is a JPEG."""
-    content = next(contents(pipe.source, operation_of(pipe)._field), b"")
-    content = getattr(content, "content", content)
-    return isinstance(content, bytes | bytearray | memoryview) and bytes(content[:3]) == _JPEG

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
+from kdpipes.core.errors import DataError, check_choice, check_flag, must_be
 from kdpipes.core.operation import Operation
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
-from kdpipes.errors import DataError, check_choice, check_flag, must_be
-from kdpipes.sample import Lazy, Sample
 from kdpipes.storage.codec import register_type
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, decoder, made_smaller
 
@@ -59,7 +59,7 @@ class DecodedImage:
         self._shared: NDArray[np.uint8] | None = None
 
     @classmethod
-    def _of_rows(cls, rows: NDArray[np.uint8]) -> DecodedImage:
+    def of_rows(cls, rows: NDArray[np.uint8]) -> DecodedImage:
         """Return the image of pixels `[H, W, 3]` that nobody may write to, of which it makes copies when it must."""
         image = cls.__new__(cls)
         image._pixels, image._shared = None, rows
@@ -75,6 +75,17 @@ class DecodedImage:
     @property
     def _rows(self) -> NDArray[np.uint8]:
         return self.pixels.numpy().transpose(1, 2, 0) if self._shared is None else self._shared
+
+    def as_rows(self) -> NDArray[np.uint8]:
+        """Return the pixels `[H, W, 3] uint8`, for caches; raise TypeError if they are of another shape or dtype."""
+        pixels = self._pixels
+        if pixels is None or self._shared is not None:
+            return self._rows
+        if pixels.dtype != torch.uint8 or pixels.dim() != 3 or len(pixels) != 3 or pixels.device.type != "cpu":
+            found = f"{list(pixels.shape)} {pixels.dtype} on {str(pixels.device)!r}"
+            rule = "unless its pixels are [3, H, W] uint8 in main memory"
+            raise TypeError(f"A DecodedImage cannot be kept {rule}: {found}.")
+        return self._rows
 
     @property
     def size(self) -> tuple[int, int]:
@@ -317,23 +328,13 @@ register_type(
 )
 
 
-def _rows_of(image: DecodedImage) -> NDArray[np.uint8]:
-    if image._shared is not None:
-        return image._shared
-    pixels = image.pixels
-    if pixels.dtype != torch.uint8 or pixels.dim() != 3 or len(pixels) != 3 or pixels.device.type != "cpu":
-        found = f"{list(pixels.shape)} {pixels.dtype} on {str(pixels.device)!r}"
-        raise TypeError(f"A DecodedImage cannot be kept unless its pixels are [3, H, W] uint8 in main memory: {found}.")
-    return image._rows
-
-
 def _image_of(plain: Any) -> DecodedImage:
     if plain.dtype != np.uint8 or plain.ndim != 3 or plain.shape[2] != 3:
         raise ValueError(f"pixels of an image are [H, W, 3] uint8, not {list(plain.shape)} {plain.dtype}")
-    return DecodedImage._of_rows(plain)
+    return DecodedImage.of_rows(plain)
 
 
-register_type("DecodedImage", DecodedImage, _rows_of, _image_of)
+register_type("DecodedImage", DecodedImage, DecodedImage.as_rows, _image_of)
 
 
 def _box_in_file(box: Box, turn: int, size: tuple[int, int]) -> Box:
@@ -440,34 +441,34 @@ class ImageDecoder(Operation):
         check_choice("mode", mode, get_args(Mode))
         check_flag("exif", exif)
         decoder(backend)
-        self._field = field
-        self._backend = backend
+        self.field = field
+        self.backend = backend
         self._exact = exact
-        self._mode: Mode = mode
-        self._exif = exif
+        self.mode: Mode = mode
+        self.exif = exif
         self._what = f"decoding field {field!r}"
         used = frozenset({field})
         self.traits = Traits(needs=used, reads=used, changes=used)
 
     def __call__(self, sample: Sample) -> Sample:
-        sample[self._field] = Lazy(self._encoded, sample.lazy(self._field), what=self._what)
+        sample[self.field] = Lazy(self._encoded, sample.lazy(self.field), what=self._what)
         return sample
 
     def value_fingerprint(self) -> Any:
         """Return what the pixels depend on: the decoder and its version, and the mode."""
-        return self._field, *self.decoded_by(), PIL.__version__, self._exact, *self._options()
+        return self.field, *self.decoded_by(), PIL.__version__, self._exact, *self._options()
 
     def fingerprint(self) -> Any:
         """Return the arguments that change the images; with defaults, in the form that earlier releases saved."""
-        known = {"_field": self._field, "_backend": self._backend, "_exact": self._exact, "_what": self._what}
+        known = {"_field": self.field, "_backend": self.backend, "_exact": self._exact, "_what": self._what}
         return {**known, "options": self._options()} if self._options() else known
 
     def _options(self) -> tuple[Any, ...]:
-        return () if self._mode == "RGB" and not self._exif else (self._mode, self._exif)
+        return () if self.mode == "RGB" and not self.exif else (self.mode, self.exif)
 
     def decoded_by(self) -> tuple[str, str]:
         """Return what decodes JPEGs, and in which version; Pillow's is not told."""
-        fast = decoder(self._backend)
+        fast = decoder(self.backend)
         return ("pillow", "") if fast is None else (fast.name, fast.version)
 
     def _encoded(self, sample: Sample, value: Any) -> Any:
@@ -475,7 +476,7 @@ class ImageDecoder(Operation):
             return value
         if not isinstance(value, bytes | bytearray | memoryview):
             raise TypeError(f"`decode_images` takes bytes, but the field holds {type(value).__name__}.")
-        image = EncodedImage(bytes(value), sample.naming(), self._backend, self._exact, self._mode, self._exif)
+        image = EncodedImage(bytes(value), sample.naming(), self.backend, self._exact, self.mode, self.exif)
         image.size  # noqa: B018 - a file that is no image is to fail here, where the sample is known
         return image
 

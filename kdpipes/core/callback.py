@@ -11,9 +11,9 @@ from typing import Any
 import cloudpickle
 import torch
 
+from kdpipes.core.errors import check_callable
 from kdpipes.core.randomness import SampleKey, seeded_globals
-from kdpipes.errors import check_callable
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 
 __all__ = ["Callback", "call_seeded", "call_with_key", "is_seeded", "snake_case"]
 

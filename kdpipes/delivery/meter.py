@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kdpipes.sample import Sample
+from kdpipes.core.sample import Sample
 
 __all__ = ["OUTSIDE", "Meter", "Meters", "size_of"]
 

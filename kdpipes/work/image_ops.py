@@ -1,35 +1,45 @@
-"""What the transforms share: images of three kinds, how each is cut and resized, and how a transform is called."""
+"""Operations that transforms share: crop and resize images of any type, and move masks, boxes and points with them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
-from kdpipes.errors import check_count, must_be
-from kdpipes.work.decode_images import DecodedImage, EncodedImage
+from kdpipes.core.errors import DataError, check_count, must_be
+from kdpipes.work.decode import DecodedImage, EncodedImage
 
 __all__ = [
+    "NUM_COLUMNS",
     "RESAMPLING",
     "Drawn",
+    "FieldKind",
     "Fixed",
     "Interpolation",
+    "as_array",
     "as_image",
+    "back_as",
     "borrows_rng",
     "check_size",
     "cut",
     "cut_out",
     "keeps_no_rng",
     "like",
+    "moved",
+    "on_mask",
     "resized",
     "size_of",
 ]
 
+FieldKind = Literal["image", "mask", "boxes", "points", "other"]
+NUM_COLUMNS = {"boxes": 4, "points": 2}
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -62,6 +72,10 @@ class Drawn:
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         raise TypeError(f"{type(self).__name__} must implement `apply`.")
+
+    def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
+        """Return a mask, boxes or points unchanged, as transforms do that change only the values of pixels."""
+        return value
 
     def __call__(self, image: Any, rng: np.random.Generator) -> Any:
         """Return the image with parameters drawn from `rng`."""
@@ -168,6 +182,7 @@ def _nearest(length: int, wanted: int) -> torch.Tensor:
 
 
 def _interpolated(image: torch.Tensor, size: tuple[int, int], interpolation: str) -> torch.Tensor:
+    antialiased = partial(functional.interpolate, mode=interpolation, align_corners=False, antialias=True)
     is_bytes = image.dtype == torch.uint8
     if not is_bytes and not image.is_floating_point():
         raise TypeError(f"Only tensors of uint8 or float can be resized by {interpolation!r}, but got {image.dtype}.")
@@ -176,23 +191,19 @@ def _interpolated(image: torch.Tensor, size: tuple[int, int], interpolation: str
     if is_quick and image.dim() == 3 and image.stride(0) == 1:  # as pixels lie in an image: the fastest, stays so
         _, row, column = image.stride()
         one = image.as_strided((1, *image.shape), (row * image.shape[1], 1, row, column))  # a batch that torch knows so
-        return _antialiased(one, size, interpolation)[0]
+        return antialiased(one, size)[0]
     batch = image.reshape(math.prod(lead[:-1]), *image.shape[-3:])
     if is_quick:
-        return _antialiased(batch, size, interpolation).reshape(*lead, *size)
+        return antialiased(batch, size).reshape(*lead, *size)
     batch = batch.contiguous()
     exact = batch if image.dtype == torch.float64 else batch.to(torch.float32)
     # Of a width of 1, torch 2.13 makes wrong values, or of bytes an internal error; of a height of 1 it does not.
     turned = size[1] == 1
-    result = _antialiased(exact.mT if turned else exact, size[::-1] if turned else size, interpolation)
+    result = antialiased(exact.mT if turned else exact, size[::-1] if turned else size)
     result = result.mT if turned else result
     if is_bytes:
         result = result.round().clamp(0, 255)
     return result.to(image.dtype).reshape(*lead, *size)
-
-
-def _antialiased(batch: torch.Tensor, size: tuple[int, ...], interpolation: str) -> torch.Tensor:
-    return functional.interpolate(batch, size, mode=interpolation, align_corners=False, antialias=True)
 
 
 def check_size(value: Any) -> tuple[int, int]:
@@ -204,3 +215,69 @@ def check_size(value: Any) -> tuple[int, int]:
         rule = "an integer of at least 1, or two of them, height and width"
         raise type(error)(must_be("size", rule, value)) from None
     return height, width
+
+
+def on_mask(value: Any, apply: Callable[[Any], Any]) -> Any:
+    """Return a mask of any dtype, in its own type, after an operation on images that makes no new values.
+
+    Args:
+        value: An image from Pillow or `decode_images`, a tensor `[..., H, W]` or an array `[H, W]` or `[H, W, C]`.
+        apply: The operation on images from Pillow or `decode_images`, and on tensors `[..., C, H, W]`.
+    """
+    if isinstance(value, torch.Tensor):
+        return apply(value[None])[0] if value.dim() == 2 else apply(value)
+    if not isinstance(value, np.ndarray):
+        return apply(value)
+    kind = value.dtype
+    bits = np.dtype(f"i{kind.itemsize}") if kind.kind == "u" and kind.itemsize > 1 else kind  # a dtype that torch has
+    planes = torch.from_numpy(np.atleast_3d(value).transpose(2, 0, 1).copy().view(bits))
+    made: NDArray[Any] = np.ascontiguousarray(apply(planes).permute(1, 2, 0).numpy()).view(kind)
+    return made[..., 0] if value.ndim == 2 else made
+
+
+def moved(
+    kind: FieldKind,
+    value: Any,
+    *,
+    scale: tuple[float, float] = (1, 1),
+    shift: tuple[float, float] = (0, 0),
+    size: tuple[int, int],
+) -> Any:
+    """Return boxes or points after `x * scale + shift`; boxes are clipped at the edges of the image.
+
+    Args:
+        kind: "boxes" or "points".
+        value: Boxes `[N, 4]`, or points `[N, 2]`, in a form that `as_array` takes.
+        scale: The factors in x and y.
+        shift: The shifts in x and y, in pixels of the result.
+        size: Width and height of the resulting image.
+    """
+    found = as_array(kind, value)
+    points = found.reshape(len(found), NUM_COLUMNS[kind] // 2, 2) * np.asarray(scale, np.float64) + np.asarray(
+        shift, np.float64
+    )
+    if kind == "boxes":
+        points = np.stack([points.min(axis=1), points.max(axis=1)], axis=1).clip(0, size)
+    return back_as(value, points.reshape(found.shape))
+
+
+def as_array(kind: FieldKind, value: Any) -> NDArray[Any]:
+    """Return boxes or points, also from lists, as an array of floats; an empty value becomes `[0, 4]` or `[0, 2]`."""
+    found = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+    if not found.size:
+        found = found.reshape(0, NUM_COLUMNS[kind])
+    if found.ndim != 2 or found.shape[1] != NUM_COLUMNS[kind] or found.dtype.kind not in "iuf":
+        what = {"boxes": "[N, 4]: left, top, right, bottom", "points": "[N, 2]: x, y"}[kind]
+        raise DataError(f"{kind.capitalize()} must be numbers {what}, in pixels, but are {found.dtype} {found.shape}.")
+    return found.astype(np.float64 if found.dtype != np.float32 else np.float32)
+
+
+def back_as(before: Any, made: Any) -> Any:
+    """Return numbers in the type and dtype of the original value; for a list, as an array of float32."""
+    array = np.asarray(made)
+    if isinstance(before, torch.Tensor):
+        array = array if before.is_floating_point() else np.rint(array)
+        return torch.from_numpy(array).to(before.device, before.dtype)
+    if isinstance(before, np.ndarray):
+        return (np.rint(array) if before.dtype.kind in "iu" else array).astype(before.dtype)
+    return array.astype(np.float32)

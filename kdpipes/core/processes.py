@@ -1,14 +1,18 @@
-"""Delay or block Ctrl-C in sections of code that must not be interrupted."""
+"""What processes must take care of: Ctrl-C at the wrong moment, and the threads and locks of a parent that forks."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
-__all__ = ["ignore_interrupts", "interrupts_blocked", "uninterrupted"]
+from fsspec import AbstractFileSystem
+
+__all__ = ["Forgetful", "forget_after_fork", "ignore_interrupts", "interrupts_blocked", "uninterrupted"]
 
 _CAN_BLOCK = hasattr(signal, "pthread_sigmask")
 
@@ -50,3 +54,44 @@ def ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if _CAN_BLOCK:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+class Forgetful(Protocol):
+    """What holds threads, locks or counts of one process."""
+
+    def forget(self) -> None:
+        """Begin anew, with none of them."""
+
+
+_alive: weakref.WeakSet[Forgetful] = weakref.WeakSet()
+
+
+def forget_after_fork(one: Forgetful) -> None:
+    """Let something `forget()` in each process that is forked while it lives."""
+    _alive.add(one)
+
+
+def _forget() -> None:
+    for one in list(_alive):
+        one.forget()
+
+
+_held: list[Any] = []
+
+
+def _instances(kind: Any) -> Iterator[Any]:
+    yield from list(getattr(kind, "_cache", {}).values())
+    for special in kind.__subclasses__():
+        yield from _instances(special)
+
+
+def _hold() -> None:
+    """Keep the file systems that fsspec knows from being closed in a forked process, which fsspec has forget them.
+
+    Closing one there takes the sockets out of the event loop of the parent, which then waits for ever.
+    """
+    _held.extend(_instances(AbstractFileSystem))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold, after_in_parent=_held.clear, after_in_child=_forget)

@@ -1,17 +1,36 @@
-"""A figure as SVG: notebooks show it, and it is saved as a file that browsers open."""
+"""What notebooks show: HTML made by the template beside this module, and figures as SVG."""
 
 from __future__ import annotations
 
+import functools
 import os
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from kdpipes._printable import printable
-from kdpipes.errors import must_be
+from kdpipes.core.errors import must_be
+from kdpipes.core.masked import printable
 
-__all__ = ["Figure", "svg_text"]
+if TYPE_CHECKING:
+    import jinja2
+
+__all__ = ["Figure", "render", "svg_text"]
 
 _FONT = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
+
+
+def render(macro: str, *arguments: Any) -> str:
+    """Return what a macro of `look.html.jinja` makes of some arguments. Text is escaped."""
+    return str(getattr(_template().module, macro)(*arguments))
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    import jinja2  # takes 50 ms, which only what is shown should pay
+
+    loader = jinja2.PackageLoader("kdpipes", "look")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("look.html.jinja")
 
 
 class Figure:

@@ -1,4 +1,4 @@
-"""A batch as a picture: its images with the names of their classes, and where they were cut from."""
+"""Batches as pictures: the images of a batch, or a batch of any epoch beside the originals."""
 
 from __future__ import annotations
 
@@ -10,21 +10,85 @@ import torch
 from PIL import Image
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_count, check_names, check_seed
+from kdpipes.core.item_form import ItemForm
+from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import a_datapipe, form_of
+from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.delivery.collate_samples import split_ctx
-from kdpipes.errors import ChainError, check_count, check_names
-from kdpipes.look.chain import a_chain
-from kdpipes.look.crop_boxes import crop_boxes
-from kdpipes.look.grid import image_grid
-from kdpipes.look.items import class_names_of, fields_of, names_of, rows_of
-from kdpipes.look.pixels import Normalization, check_normalization, is_image, normalization_of, picture_of
-from kdpipes.look.replay_grid import original_of
-from kdpipes.sample import Sample
+from kdpipes.look.pictures import (
+    Normalization,
+    check_normalization,
+    crop_boxes,
+    image_grid,
+    is_image,
+    normalization_of,
+    picture_of,
+)
 from kdpipes.work.replay import find_sample
 from kdpipes.work.transform import Transformer
 
-__all__ = ["show_batch"]
+__all__ = ["Fields", "class_names_of", "fields_of", "names_of", "replay_grid", "show_batch"]
+
+
+class Fields(NamedTuple):
+    """The fields of one item.
+
+    Args:
+        values: By name, or by position where the chain does not say.
+        ctx: What was recorded; empty where nothing was.
+    """
+
+    values: dict[str, Any]
+    ctx: Mapping[str, Any]
+
+
+def names_of(chain: Any) -> ItemForm | None:
+    """Return the form that `select` has given the items; None without `select`."""
+    return next((form for form in map(form_of, Chain.of(chain).pipes) if form is not None), None)
+
+
+def class_names_of(chain: Any) -> tuple[str, ...] | None:
+    """Return the names of the classes 0, 1, ..., where the chain knows them."""
+    nearest = next(iter(Chain.of(chain).of_type(MapPipe, IterPipe)), None)
+    return None if nearest is None else nearest.class_names()
+
+
+def fields_of(item: Any, form: ItemForm | None = None) -> Fields:
+    """Return the fields of one item: a sample, a tuple, a dictionary, a collated batch of those, or anything else."""
+    if isinstance(item, Sample):
+        values = dict(item)  # which records their ctx
+        return Fields({"key": item.key, **values}, item.ctx)
+    item, ctx = _without_ctx(item, form)
+    if form is not None and form.kind == "bare":
+        return Fields({form.names[0]: item}, ctx)
+    if isinstance(item, Mapping):
+        return Fields({str(name): value for name, value in item.items()}, ctx)
+    if isinstance(item, tuple):
+        known = form.names if form is not None and len(form.names) == len(item) else None
+        return Fields(dict(zip(known or (f"[{place}]" for place in range(len(item))), item, strict=True)), ctx)
+    return Fields({"value": item}, ctx)
+
+
+def _without_ctx(item: Any, form: ItemForm | None) -> tuple[Any, Mapping[str, Any]]:
+    """Return an item of `select(..., return_ctx=True)` without its ctx, and the ctx."""
+    if not isinstance(item, tuple | list) or len(item) != 2 or not isinstance(item[1], Mapping):
+        return item, {}
+    fields, ctx = item
+    has_ctx = isinstance(fields, tuple | list | Mapping) if form is None else form.has_ctx
+    if not has_ctx:
+        return item, {}
+    is_tuple = isinstance(fields, list) and (form is None or form.kind == "tuple")  # torch's collate makes lists
+    return tuple(fields) if is_tuple else fields, ctx
+
+
+def rows_of(batch: list[Any], form: ItemForm | None = None) -> Fields:
+    """Return the fields of a batch that is a list of items, each field a list."""
+    items = [fields_of(item, form) for item in batch]
+    fields = dict.fromkeys(name for item in items for name in item.values)
+    return Fields({name: [item.values.get(name) for item in items] for name in fields}, {})
 
 
 class _Batch(NamedTuple):
@@ -81,7 +145,7 @@ def show_batch(
         >>> kdp.show_batch((x, y), class_names=["heron", "stork"], tile=32).size
         (96, 46)
     """
-    names = None if source_datapipe is None else names_of(a_chain(source_datapipe))
+    names = None if source_datapipe is None else names_of(a_datapipe(source_datapipe))
     labels_of = check_names("class_names", class_names)
     if source_datapipe is not None and labels_of is None:
         labels_of = class_names_of(source_datapipe)
@@ -189,9 +253,7 @@ def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, numbe
         if len(originals) < number:
             raise ValueError(f"`originals` must be as many as the {number} images, but are {len(originals)}.")
         return originals
-    source = (
-        None if chain is None else next((pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, MapPipe)), None)
-    )
+    source = None if chain is None else next(iter(Chain.of(chain).of_type(MapPipe)), None)
     if source is None or batch.keys is None:
         raise ChainError(
             "`crops` needs the originals: give the chain, indexed, and batches with keys, "
@@ -217,3 +279,67 @@ def _image_field(source: Any) -> str:
     """Return the field that transforms were applied to."""
     transforms = Chain.of(source).operations(Transformer)
     return transforms[0].field if transforms else "x"
+
+
+def replay_grid(
+    source_datapipe: Any, *, seed: int | None = None, epoch: int = 0, batch: int = 0, field: str = "x", tile: int = 128
+) -> Image.Image:
+    """Return a picture of one batch: of each sample the original, with its recorded crops, and the result beside it.
+
+    The result is that of the work pipes: not mixed with others. Floats are stretched to black and white.
+
+    Args:
+        source_datapipe: A chain with `deal`. Crops are drawn where `record_ctx` stands before the transforms.
+        seed: The seed of the epoch; by default, that of `deal`.
+        epoch: The number of the epoch, from 0.
+        batch: The number of the batch, from 0.
+        field: The field of images.
+        tile: Height and width of an image in pixels.
+
+    Raises:
+        ChainError: There is no `deal` in the chain.
+        IndexError: The epoch has no such batch.
+    """
+    dealt = Chain.of(source_datapipe).deal
+    if dealt is None:
+        raise ChainError("The chain has no `deal`, and so no batches.")
+    originals: dict[int, Lazy | None] = {}  # of samples that `on_error` loads at once: then they are known no more
+
+    def seen(sample: Sample) -> None:
+        originals[sample.ordinal] = _before(sample, field)
+
+    samples = dealt.pipe.whole_samples(
+        check_count("epoch", epoch, minimum=0),
+        check_count("batch", batch, minimum=0),
+        seed=None if seed is None else check_seed(seed),
+        seen=seen,
+    )
+    if samples is None:
+        raise IndexError(f"Epoch {epoch} has no batch {batch}.")
+    pictures, captions = [], []
+    for sample in samples:
+        before = originals.get(sample.ordinal)
+        original = original_of(sample, field) if before is None else before.get(sample)
+        results = sample[field] if isinstance(sample[field], tuple) else (sample[field],)
+        pictures += [crop_boxes(original, sample.ctx), *map(_shown, results)]
+        captions += [sample.key[-(tile // 6) :], *([""] * len(results))]
+    num_each = len(pictures) // len(samples)
+    return image_grid(pictures, captions, num_columns=max(1, 8 // num_each) * num_each, tile=tile)
+
+
+def original_of(sample: Sample, field: str) -> Any:
+    """Return the image of a sample before its transforms, or what it is, if it has been read before."""
+    before = _before(sample, field)
+    return sample[field] if before is None else before.get(sample)
+
+
+def _before(sample: Sample, field: str) -> Lazy | None:
+    return sample.lazy(field).before(lambda step: step.startswith(("applying ", "making views ")))
+
+
+def _shown(value: Any) -> Any:
+    """Return an image; of floats, stretched to black and white."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        low, high = value.amin(), value.amax()
+        return ((value - low) / (high - low).clamp(min=1e-9) * 255).to(torch.uint8)
+    return value

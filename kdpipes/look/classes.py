@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.chain import Chain, Node
+from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.pipe import Pipe
-from kdpipes.errors import ChainError, check_count
-from kdpipes.look.chain import a_chain
-from kdpipes.look.figure import Figure, svg_text
+from kdpipes.look.rendering import Figure, svg_text
 from kdpipes.plan.class_counts import class_counts
 
 __all__ = ["plot_classes"]
@@ -41,37 +39,32 @@ def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
         <4 samples of 2 classes, and 6 after the plan, 640x114; `.save('figure.svg')` writes it>
     """
     check_count("max_classes", max_classes)
-    chain = next((pipe for pipe in Chain.of(a_chain(source_datapipe)).pipes if isinstance(pipe, MapPipe)), None)
+    chain = next((node for node in reversed(Chain.of(source_datapipe)) if isinstance(node.pipe, MapPipe)), None)
     if chain is None:
         raise ChainError(
             "`plot_classes` needs an indexed chain: a stream does not know its classes before it is read. "
             "`kdp.open_shards` is indexed."
         )
-    after, before = _counts([chain]), _counts(_before(chain))
-    is_planned = any(node.traits.is_plan for node in Chain.of(chain))
+    after, before = _counts([chain]), _counts(_before_plan(chain))
+    is_planned = any(node.traits.is_plan for node in Chain.of(chain.pipe))
     return _figure(before, after if is_planned else None, max_classes)
 
 
-def _before(pipe: Any) -> list[Any]:
-    """Return the pipes that the plan reads from, each once."""
-    if not any(node.traits.is_plan for node in Chain.of(pipe)) or not _has_labels(pipe):
-        return [pipe]
-    found = {id(one): one for source in upstream_of(pipe) for one in _before(source)}
+def _before_plan(node: Node) -> list[Node]:
+    """Return the nodes that the plan reads from, each once."""
+    is_planned = any(other.traits.is_plan for other in Chain.of(node.pipe))
+    # Upstream of an operation that makes `y`, or renames a field to it, there are no labels to count.
+    if not is_planned or (node.operation is not None and node.traits.column_before("y") != "y"):
+        return [node]
+    found = {other.place: other for source in node.upstream for other in _before_plan(source)}
     return list(found.values())
 
 
-def _has_labels(pipe: Any) -> bool:
-    """Return whether the pipe's own sources have labels, too: they may be called `y` here only."""
-    operation = pipe.operation if isinstance(pipe, Pipe) else None
-    renames = None if operation is None else operation.traits.column_before
-    return operation is None or (renames is not None and renames("y") == "y")
-
-
-def _counts(pipes: list[Any]) -> Counter[str]:
+def _counts(nodes: list[Node]) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for pipe in pipes:
-        names = pipe.class_names() or ()
-        for label, count in class_counts(pipe).items():
+    for node in nodes:
+        names = node.pipe.class_names() or ()
+        for label, count in class_counts(node.pipe).items():
             is_named = isinstance(label, int) and 0 <= label < len(names)
             counts[names[label] if is_named else str(label)] += count
         counts.update(dict.fromkeys(names, 0))

@@ -1,0 +1,182 @@
+"""What the checks share: findings, facts about the machine, and questions about a chain."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
+from torchdata.datapipes.iter import Prefetcher
+
+from kdpipes.core.callback import Callback
+from kdpipes.core.chain import Chain, Node, upstream_of
+from kdpipes.core.giving_up import given_up_by
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.work.fields import Selector
+
+__all__ = [
+    "Facts",
+    "Finding",
+    "Severity",
+    "before",
+    "callables_of",
+    "contents",
+    "readable",
+    "samples_of",
+    "selected_from",
+    "selected_names",
+    "selector_in",
+    "shrinks",
+]
+
+Severity = Literal["error", "warning", "hint"]
+_FEW = 64  # samples that are looked at
+_PASSING = (Shuffler, ShardingFilter, Prefetcher)  # stock pipes that pass samples on as they are
+_log = logging.getLogger("kdpipes")
+_SMALLER = re.compile("crop|resiz|thumbnail|downsampl|patch|pool|shrink|scale", re.IGNORECASE)
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with a chain or could be better.
+
+    Args:
+        code: Its kind, in a few words: "shuffle-after-batch".
+        severity: "error": the data or the run are wrong; "warning": they will be in some set-up, or it is slow for no
+            gain; "hint": it could be better.
+        pipe: The pipe that it is about.
+        what: What there is.
+        why: Why that is bad.
+        way_out: What to do.
+    """
+
+    code: str
+    severity: Severity
+    pipe: str
+    what: str
+    why: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.code} ({self.pipe}): {self.what} {self.why}\n    {self.way_out}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the checks know about the machine and about how the chain will run.
+
+    Args:
+        num_workers: The number of workers.
+        num_cpus: The number of processors that this process may use.
+        shm_free: The free shared memory in bytes; None if the machine has none.
+        fast_decoders: The installed JPEG decoders that are faster than Pillow's.
+    """
+
+    num_workers: int
+    num_cpus: int
+    shm_free: int | None
+    fast_decoders: tuple[str, ...]
+
+
+def before(node: Node) -> list[Node]:
+    """Return the nodes upstream of a node, the nearest first."""
+    return list(reversed(Chain.of(node.pipe)))[1:]
+
+
+def readable(source: MapPipe, positions: Iterable[int], field: str) -> Iterator[Any]:
+    """Yield a field of the samples that have it and can be read.
+
+    Other samples do not matter here: the chain gives batches nevertheless, because `on_error` skips them.
+    """
+    for position in positions:
+        yield from _readable_field(functools.partial(source.fetch, position), field)
+
+
+def _readable_field(make: Callable[[], Any], field: str) -> list[Any]:
+    """Return the field of a sample, or nothing where it has none, or cannot be made or read."""
+    try:
+        sample = make()
+        return [sample[field]] if field in sample else []
+    except Exception as error:  # whatever a user's code raises
+        _log.debug("A sample cannot be read: %s", error)
+        return []
+
+
+def contents(source: Any, field: str) -> Iterator[Any]:
+    """Yield a field of the first samples that have it, and can be read."""
+    for sample in samples_of(source):
+        yield from _readable_field(sample, field)
+
+
+def samples_of(source: Any) -> Iterator[Callable[[], Any]]:
+    """Yield functions that return the first samples of a source, or raise if one cannot be read."""
+    if isinstance(source, MapPipe):
+        yield from (functools.partial(source.fetch, position) for position in range(min(len(source), _FEW)))
+        return
+    while isinstance(source, _PASSING):
+        source = upstream_of(source)[0]
+    copied: Any = Chain.of(source).copy_streams() if isinstance(source, IterDataPipe) else source
+    samples = copied.samples() if isinstance(copied, IterPipe) else iter(())
+    for sample in given_up_by(_pass_over, itertools.islice(samples, _FEW)):
+        yield functools.partial(_same, sample)
+
+
+def _same(sample: Any) -> Any:
+    return sample
+
+
+def _pass_over(key: str, index: int, error: Exception) -> bool:
+    """Ignore shards that cannot be read: the chain gives a batch all the same."""
+    return True
+
+
+def selector_in(chain: Chain) -> Selector | None:
+    """Return what `select` does; None if the chain has none."""
+    return next(iter(chain.operations(Selector)), None)
+
+
+def selected_from(chain: Chain) -> Any:
+    """Return the pipe whose samples `select` takes."""
+    return next(node.upstream[0].pipe for node in reversed(chain) if isinstance(node.operation, Selector))
+
+
+def selected_names(chain: Chain) -> tuple[str, ...]:
+    """Return the fields that a chain selects, with "ctx" if it gives the ctx as well."""
+    selector = selector_in(chain)
+    return () if selector is None else (*selector.names, *["ctx"] * selector.return_ctx)
+
+
+def callables_of(node: Node) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the function of each callable that a pipe holds."""
+    seen: set[int] = set()
+    held = {} if node.operation is None else vars(node.operation)
+    waiting = [*vars(node.pipe).values(), *held.values()]
+    while waiting:
+        value = waiting.pop(0)
+        if id(value) in seen or isinstance(value, type):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Callback):
+            yield value.name, _bare(value.function)
+        elif isinstance(value, list | tuple) and len(value) <= 100:
+            waiting.extend(value)
+        elif callable(value) and not isinstance(value, type) and hasattr(value, "__module__"):
+            yield str(getattr(value, "__name__", type(value).__name__)), _bare(value)
+
+
+def _bare(function: Any) -> Any:
+    """Return the user's function that a partial was made from."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def shrinks(chain: Chain) -> bool:
+    """Return whether something in a chain makes images smaller, going by its name."""
+    return any(_SMALLER.search(name) for node in chain for name, _ in callables_of(node))

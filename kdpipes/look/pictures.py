@@ -1,0 +1,275 @@
+"""Images of any kind as pictures: one at a time, side by side, or with the recorded crops drawn over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+from torch.utils.data.datapipes.iter import Mapper
+from torch.utils.data.datapipes.map import Mapper as IndexedMapper
+
+from kdpipes.core.chain import Chain
+from kdpipes.core.errors import DataError, check_count, is_number, must_be
+from kdpipes.work.adapters import unwrapped
+from kdpipes.work.decode import DecodedImage, EncodedImage
+from kdpipes.work.transform import Transformer
+
+__all__ = [
+    "Normalization",
+    "as_picture",
+    "check_normalization",
+    "crop_boxes",
+    "image_grid",
+    "is_image",
+    "normalization_of",
+    "picture_of",
+    "picture_or_none",
+]
+
+Normalization = tuple[NDArray[np.float64], NDArray[np.float64]]
+_CHANNELS = (1, 3)
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM")
+_SLACK = 1e-3  # by which arithmetic misses 0 and 1
+_BOX = {"top", "left", "height", "width"}
+_COLORS = ("#e4572e", "#17bebb", "#ffc914", "#76b041", "#c77dff", "#4ea8de")
+_LIGHT, _DARK = "#ffffff", "#000000"
+Box = tuple[float, float, float, float]
+
+
+def image_grid(
+    images: Sequence[Any] | Any, captions: Sequence[str] | None = None, *, num_columns: int = 8, tile: int = 112
+) -> Image.Image:
+    """Return images side by side as one image, each with a caption below it.
+
+    Args:
+        images: A batch `[B, C, H, W] uint8`, or a sequence of images: tensors, arrays `[H, W, 3]`, Pillow's.
+        captions: A line of text for each image.
+        num_columns: The number of images in a row.
+        tile: Height and width of a tile in pixels; images keep their aspect ratio.
+
+    Raises:
+        ValueError: There are no images, or not as many captions as images.
+
+    Example:
+        >>> image_grid([Image.new("RGB", (20, 10))] * 3, num_columns=2, tile=16).size
+        (32, 32)
+    """
+    pictures = [as_picture(image) for image in images]
+    if not pictures:
+        raise ValueError("`images` must hold at least one image, but holds none.")
+    if captions is not None and len(captions) != len(pictures):
+        raise ValueError(f"`captions` must be as many as the {len(pictures)} images, but are {len(captions)}.")
+    columns = min(check_count("num_columns", num_columns), len(pictures))
+    check_count("tile", tile, minimum=8)
+    height = tile + (14 if captions is not None else 0)
+    grid = Image.new("RGB", (columns * tile, -(-len(pictures) // columns) * height), "white")
+    pen = ImageDraw.Draw(grid)
+    for place, picture in enumerate(pictures):
+        left, top = place % columns * tile, place // columns * height
+        shown = _fitted(picture, tile - 2)
+        grid.paste(shown, (left + (tile - shown.width) // 2, top + (tile - shown.height) // 2))
+        if captions is not None:
+            pen.text((left + 3, top + tile), str(captions[place])[: tile // 5], fill="black")
+    return grid
+
+
+def _fitted(picture: Image.Image, side: int) -> Image.Image:
+    scale = side / max(picture.size)
+    size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
+    return picture.resize(size, Image.Resampling.BILINEAR)
+
+
+def as_picture(image: Any) -> Image.Image:
+    """Return an image of any kind as an RGB image of Pillow's."""
+    if isinstance(image, tuple | list):
+        raise TypeError("`images` must be images, but are tuples: of several views, show one at a time.")
+    if isinstance(image, Image.Image):
+        return image.convert("RGB")
+    if hasattr(image, "to_pil"):
+        picture: Image.Image = image.to_pil().convert("RGB")
+        return picture
+    pixels = np.asarray(image)
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3):
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.dtype != np.uint8:
+        raise TypeError(
+            f"`images` must hold uint8 pixels, but hold {pixels.dtype} instead. Scale them to 0..255 first."
+        )
+    return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).convert("RGB")
+
+
+def is_image(value: Any) -> bool:
+    """Return whether a value is one image: Pillow's, one of `decode_images`, its bytes, `[C, H, W]` or `[H, W, C]`."""
+    if isinstance(value, bytes):
+        return value.startswith(_MAGIC)
+    if isinstance(value, Image.Image | EncodedImage | DecodedImage):
+        return True
+    if not isinstance(value, torch.Tensor | np.ndarray) or len(value.shape) != 3 or 0 in value.shape:
+        return False
+    is_number_like = "complex" not in str(value.dtype) and "bool" not in str(value.dtype)
+    return is_number_like and (value.shape[0] in _CHANNELS or value.shape[2] in _CHANNELS)
+
+
+def picture_of(image: Any, normalization: Normalization | None = None) -> Image.Image:
+    """Return one image as an RGB image of Pillow's.
+
+    Args:
+        image: What `is_image` says is one; of floats, those from 0 to 1 are taken as such, also after they have been
+            denormalised, and others are stretched to black and white.
+        normalization: Mean and standard deviation, which are taken back.
+    """
+    if isinstance(image, bytes):
+        image = EncodedImage(image, mode="unchanged")
+    if not isinstance(image, torch.Tensor | np.ndarray):
+        image = image if isinstance(image, Image.Image) else image.to_pil()
+        is_wide = image.mode == "F" or image.mode.startswith("I")
+        return as_picture(_bytes_of(np.asarray(image, np.float64), None) if is_wide else image)
+    pixels = image.detach().cpu().float().numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
+    if str(image.dtype).removeprefix("torch.") == "uint8":
+        return as_picture(pixels.astype(np.uint8))
+    return as_picture(_bytes_of(pixels.astype(np.float64), normalization))
+
+
+def _bytes_of(pixels: NDArray[np.float64], normalization: Normalization | None) -> NDArray[np.uint8]:
+    if pixels.ndim == 3 and pixels.shape[0] in _CHANNELS:
+        pixels = pixels.transpose(1, 2, 0)
+    pixels = np.nan_to_num(pixels)
+    if normalization is not None:
+        mean, std = normalization
+        if mean.size not in {1, pixels.shape[-1]}:
+            raise ValueError(
+                f"`mean` and `std` are for {mean.size} channels, but the images have {pixels.shape[-1]} channels."
+            )
+        pixels = pixels * std + mean
+    elif pixels.min() < -_SLACK or pixels.max() > 1 + _SLACK:
+        low, high = pixels.min(), pixels.max()
+        pixels = (pixels - low) / max(high - low, 1e-9)
+    shown: NDArray[np.uint8] = (pixels.clip(0, 1) * 255).round().astype(np.uint8)
+    return shown
+
+
+def picture_or_none(value: Any, normalization: Normalization | None = None) -> Image.Image | None:
+    """Return an image as a picture; None for what is none, or is damaged."""
+    try:
+        return picture_of(value, normalization) if is_image(value) else None
+    except DataError:
+        return None
+
+
+def check_normalization(mean: Any, std: Any) -> Normalization | None:
+    """Return `mean` and `std` as arrays, or refuse what are no numbers, or only one of both."""
+    if (mean is None) != (std is None):
+        raise ValueError("`mean` and `std` must be given together.")
+    if mean is None:
+        return None
+    for name, values in (("mean", mean), ("std", std)):
+        entries = values if isinstance(values, Sequence | np.ndarray | torch.Tensor) else [values]
+        if isinstance(values, str) or not all(is_number(_plain(entry)) for entry in entries):
+            raise TypeError(must_be(name, "a number for each channel", values))
+    made = tuple(np.atleast_1d(np.asarray(values, dtype=np.float64)) for values in (mean, std))
+    return made[0], made[1]
+
+
+def _plain(entry: Any) -> Any:
+    return entry.item() if hasattr(entry, "item") else entry
+
+
+def normalization_of(chain: Any) -> Normalization | None:
+    """Return mean and standard deviation of the `Normalize` in a chain: kdpipes', torchvision's or albumentations'."""
+    for node in reversed(Chain.of(chain)):
+        functions = node.operation.functions() if isinstance(node.operation, Transformer) else []
+        if isinstance(node.pipe, Mapper | IndexedMapper):
+            functions = [node.pipe.fn]
+        for function in functions:
+            if (found := next(_normalizations(function), None)) is not None:
+                return found
+    return None
+
+
+def _normalizations(transform: Any, depth: int = 0) -> Iterator[Normalization]:
+    """Yield what a transform, or one inside of it, has normalised by, the last one first."""
+    inner = unwrapped(transform)
+    held = getattr(inner, "__dict__", {})
+    if type(inner).__name__ == "Normalize":
+        mean, std = (held.get(name, held.get(f"_{name}")) for name in ("mean", "std"))
+        if mean is not None and std is not None:
+            yield np.asarray(mean, dtype=np.float64), np.asarray(std, dtype=np.float64)
+    nested = held.get("transforms")
+    if isinstance(nested, list | tuple) and depth < 4:
+        for child in reversed(nested):
+            yield from _normalizations(child, depth + 1)
+
+
+def crop_boxes(image: Any, ctx: Mapping[str, Any], *, line: int | None = None) -> Image.Image:
+    """Return a copy of the image with a rectangle around the region that each view was cut from.
+
+    It is the first region that a ctx has recorded, and of each view of it the first: red, turquoise, yellow, ..., with
+    a light edge outside and a dark one inside. The flips and resizes that kdpipes' own transforms did before are
+    reckoned with; behind transforms of other libraries nothing is drawn.
+
+    Args:
+        image: The image before all transforms: Pillow's, one of `decode_images`, an array or a tensor.
+        ctx: The sample's ctx, with entries of `top`, `left`, `height` and `width`.
+        line: The width of lines in pixels; by default, as the size of the image wants it.
+
+    Raises:
+        TypeError: The ctx is that of a batch.
+
+    Example:
+        >>> region = {"top": 2, "left": 4, "height": 9, "width": 9}
+        >>> crop_boxes(Image.new("RGB", (40, 30)), {"random_resized_crop": region}).getpixel((4, 2))
+        (228, 87, 46)
+    """
+    if isinstance(image, Mapping):
+        raise TypeError(must_be("image", "an image, like `sample['x']`", image))
+    drawn = as_picture(image).copy()
+    pen, width = ImageDraw.Draw(drawn), line or max(3, round(max(drawn.size) / 60))
+    views = [ctx, *(entry for name, entry in ctx.items() if name.startswith("view_") and isinstance(entry, Mapping))]
+    colors = cycle(_COLORS)
+    if len(views) > 1 and not list(_first_box(ctx, drawn.size)):
+        views = views[1:]
+    boxes = [(box, color) for view, color in zip(views, colors, strict=False) for box in _first_box(view, drawn.size)]
+    for box, _ in boxes:
+        _draw_edges(pen, box, width)
+    for (left, top, right, bottom), color in boxes:
+        pen.rectangle((left, top, right - 1, bottom - 1), outline=color, width=width)
+    return drawn
+
+
+def _draw_edges(pen: ImageDraw.ImageDraw, box: Box, width: int) -> None:
+    """Draw a light line around the region and a dark one inside, so that it shows on images of any colour."""
+    (left, top, right, bottom), edge = box, max(1, round(width / 3))
+    outer, inner = (left - edge, top - edge, right - 1 + edge, bottom - 1 + edge), width + edge
+    pen.rectangle(outer, outline=_LIGHT, width=edge)
+    if min(right - left, bottom - top) > 2 * inner:
+        pen.rectangle((left, top, right - 1, bottom - 1), outline=_DARK, width=inner)
+
+
+def _first_box(ctx: Mapping[str, Any], size: tuple[int, int]) -> Iterator[Box]:
+    """Yield the first region of a view, in pixels of the image that it began with."""
+    (width, height), is_mirrored = size, False
+    for entry in ctx.values():
+        if not isinstance(entry, Mapping) or "partner" in entry:
+            continue
+        if set(entry) >= _BOX:
+            yield _scaled(entry, size, (width, height), is_mirrored=is_mirrored)
+            return
+        if set(entry) == {"height", "width"}:
+            width, height = entry["width"], entry["height"]
+        is_mirrored ^= entry.get("flipped") is True
+        if "steps" in entry:
+            return
+
+
+def _scaled(box: Mapping[str, Any], size: tuple[int, int], seen: tuple[int, int], *, is_mirrored: bool) -> Box:
+    sides = [box["left"], box["top"], box["left"] + box["width"], box["top"] + box["height"]]
+    if not all(isinstance(side, int) for side in sides):
+        raise TypeError(must_be("ctx", "that of one sample", dict(box), "Of a batch, `kdp.split_ctx(ctx)` makes them."))
+    across, down = size[0] / seen[0], size[1] / seen[1]
+    left, top, right, bottom = sides[0] * across, sides[1] * down, sides[2] * across, sides[3] * down
+    return (size[0] - right, top, size[0] - left, bottom) if is_mirrored else (left, top, right, bottom)

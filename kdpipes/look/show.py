@@ -1,0 +1,263 @@
+"""How a chain is shown: as text, for `repr`, and as HTML in notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import Batcher, IterableWrapper, UnBatcher
+from torch.utils.data.datapipes.map import Batcher as IndexedBatcher
+from torch.utils.data.datapipes.map import SequenceWrapper
+from torchdata.datapipes.iter import FlatMapper
+
+from kdpipes.core.call_text import arguments_of
+from kdpipes.core.chain import Chain, Node
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.masked import masked, printable
+from kdpipes.core.pipe import Pipe, show_by
+from kdpipes.core.stock import redraws, shards
+from kdpipes.look.rendering import render
+from kdpipes.plan.class_counts import class_counts
+
+__all__ = ["COLORS", "NodeView", "chain_html", "chain_text", "length_text", "views_of"]
+
+COLORS = {"source": "#4e79a7", "plan": "#e08a1e", "work": "#59a14f", "cache": "#2a9d9d", "delivery": "#8e5ea2"}
+_FEW = 200_000  # a plan over at most so many samples is made to show its length and classes
+_WIDTH = 110  # a longer text is broken into lines
+_DEEP = 3
+_SHOWN = 12  # of a longer chain, this many pipes at its start and at its end are written
+_BARS = 24  # if there are more classes, only their number is shown
+_MOST_ROWS = 60
+_COUNTED = (IterableWrapper, SequenceWrapper)  # stock sources whose length is in memory
+_REGROUPING = (Batcher, IndexedBatcher, UnBatcher, FlatMapper)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeView:
+    """What is shown of one pipe of a chain.
+
+    Args:
+        node: The node of the chain.
+        sources: The views of the pipes upstream.
+        stage: A key of `COLORS`.
+        unit: "samples", "batches", or "items" if that is unknown.
+        length: The number of items; None if it is unknown.
+        classes: The number of samples of each class, by name if there are names; None if that is unknown.
+        problem: The error that the plan raised; empty if it raised none.
+    """
+
+    node: Node
+    sources: tuple[NodeView, ...]
+    stage: str
+    unit: str
+    length: int | None = None
+    classes: dict[str, int] | None = None
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the pipe."""
+        return self.node.name
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments that the pipe was made with, as text."""
+        pipe = self.node.pipe
+        return pipe.call_arguments if isinstance(pipe, Pipe) else tuple(arguments_of(pipe))
+
+
+def views_of(chain: Any, *, find_out: bool) -> list[NodeView]:
+    """Return the views of a chain's pipes, each after those upstream of it; the end of the chain is the last.
+
+    No sample is read, nothing remote is opened, and no epoch begins.
+
+    Args:
+        chain: A pipe.
+        find_out: Whether to make plans over few samples, and to list small local folders, for lengths and classes.
+    """
+    views: dict[int, NodeView] = {}
+    for node in _upstream_first(Chain.of(chain).end):
+        views[node.place] = _view(node, tuple(views[source.place] for source in node.upstream), find_out)
+    return list(views.values())
+
+
+def _upstream_first(end: Node) -> Iterator[Node]:
+    """Yield nodes branch by branch, each once and after all that it reads from, which `Chain` does not promise."""
+    waiting, opened, done = [end], set[int](), set[int]()
+    while waiting:
+        node = waiting[-1]
+        new = [source for source in node.upstream[::-1] if source.place not in opened | done]
+        if node.place not in opened and new:
+            opened.add(node.place)
+            waiting += new
+            continue
+        waiting.pop()
+        if node.place not in done:
+            done.add(node.place)
+            yield node
+
+
+def _view(node: Node, sources: tuple[NodeView, ...], find_out: bool) -> NodeView:
+    stage, unit = _stage(node, sources), _unit(node, sources)
+    length, classes, problem = None, None, ""
+    try:
+        length = _length(node, sources, find_out)
+        if find_out and length and length <= _FEW and stage in ("source", "plan"):
+            classes = _classes(node.pipe)
+    except Exception as error:  # the plan's own: it is shown, because the chain is only looked at
+        problem = f"{type(error).__name__}: {error}"
+    return NodeView(node, sources, stage, unit, length, classes, problem)
+
+
+def _stage(node: Node, sources: tuple[NodeView, ...]) -> str:
+    traits = node.traits
+    if traits.role in ("deal", "batch", "device") or any(source.stage == "delivery" for source in sources):
+        return "delivery"
+    if not sources or traits.role == "source":
+        return "source"
+    if traits.role == "cache":
+        return "cache"
+    if traits.is_plan or isinstance(node.pipe, Pipe):
+        return "plan" if traits.is_plan else "work"
+    if all(source.stage == "source" and not isinstance(source.node.pipe, MapPipe | IterPipe) for source in sources):
+        return "source"  # a stock pipe that helps to list or to read files
+    chooses = isinstance(node.pipe, IterDataPipe) and (shards(node.pipe) or redraws(node.pipe))
+    return "plan" if chooses or len(sources) > 1 else "work"
+
+
+def _unit(node: Node, sources: tuple[NodeView, ...]) -> str:
+    if node.traits.role == "deal":
+        return "batches"
+    if isinstance(node.pipe, MapPipe | IterPipe):
+        return "samples"
+    units = {source.unit for source in sources}
+    return units.pop() if len(units) == 1 and not isinstance(node.pipe, _REGROUPING) else "items"
+
+
+def _length(node: Node, sources: tuple[NodeView, ...], find_out: bool) -> int | None:
+    """Return the length of a pipe if that costs nothing; None if it is unknown, or the pipe has none."""
+    lengths = [source.length for source in sources if source.length is not None]
+    if len(lengths) < len(sources):
+        return None
+    if isinstance(node.pipe, Pipe):
+        is_quick = node.pipe.has_quick_length(may_plan=find_out and sum(lengths) <= _FEW)
+    else:
+        is_quick = bool(sources) or isinstance(node.pipe, _COUNTED)
+    try:
+        return len(node.pipe) if is_quick else None
+    except TypeError:  # the pipe has no length
+        return None
+
+
+def _classes(pipe: Any) -> dict[str, int] | None:
+    if not isinstance(pipe, MapPipe) or not pipe.has_column("y"):
+        return None
+    labels = pipe.column("y")
+    if labels.dtype.kind not in "iuU":
+        return None
+    counts, names = class_counts(labels), pipe.class_names() or ()
+    is_named = all(isinstance(label, int) and label < len(names) for label in counts)
+    return {names[label] if is_named and label >= 0 else str(label): count for label, count in counts.items()}
+
+
+def chain_text(chain: Any) -> str:
+    """Return a chain as it would be written, with its length if that is known.
+
+    Example:
+        >>> pipe = kdp.from_ids(["a", "b", "c"], [0, 1, 0]).decode_images("x").deal(batch_size=2)
+        >>> chain_text(pipe)
+        "from_ids(['a', 'b', 'c'], [0, 1, 0]) → decode_images('x') → deal(batch_size=2)  [3 samples, 2 batches]"
+    """
+    views = views_of(chain, find_out=False)
+    end, parts = views[-1], _calls(views[-1], 0)
+    counted = [end]
+    if end.unit == "batches":
+        counted = [*[view for view in views[::-1] if view.unit == "samples"][:1], end]
+    lengths = ", ".join(length_text(view) for view in counted if view.length is not None)
+    line = " → ".join(parts)
+    return (line if len(line) <= _WIDTH else "\n  → ".join(parts)) + (f"  [{lengths}]" if lengths else "")
+
+
+def _calls(end: NodeView, depth: int) -> list[str]:
+    """Return the pipes of one branch as text; other sources are arguments of the pipe that joins them."""
+    path = [end]
+    while path[-1].sources and path[-1].name != "concat":
+        path.append(path[-1].sources[0])
+    path.reverse()
+    if len(path) <= 2 * _SHOWN:
+        return [_call(view, depth) for view in path]
+    first, last = path[:_SHOWN], path[-_SHOWN:]
+    left_out = f"… {len(path) - 2 * _SHOWN:,} more …"
+    return [*(_call(view, depth) for view in first), left_out, *(_call(view, depth) for view in last)]
+
+
+def _call(view: NodeView, depth: int) -> str:
+    others = view.sources if view.name == "concat" else view.sources[1:]
+    branches = ["…" if depth >= _DEEP else " → ".join(_calls(other, depth + 1)) for other in others]
+    return f"{view.name}({', '.join([*branches, *view.arguments])})"
+
+
+def length_text(view: NodeView) -> str:
+    """Return the length with its unit; nothing if it is unknown."""
+    if view.length is None:
+        return ""
+    unit = {"batches": "batch", "samples": "sample", "items": "item"}[view.unit] if view.length == 1 else view.unit
+    return f"{view.length:,} {unit}"
+
+
+def chain_html(chain: Any) -> str:
+    """Return a chain as a piece of HTML with inline styles and without scripts.
+
+    It shows lengths and classes that are known or quick to find out; see `views_of`.
+    """
+    views = views_of(chain, find_out=True)
+    is_unknown = all(view.length is None for view in views if view.unit == "samples")
+    rows = _rows(views[-1], set())
+    if is_unknown and any(isinstance(view.node.pipe, MapPipe) for view in views):
+        rows.append({"note": "Lengths are not known yet: len(pipe) finds them out."})
+    return render("chain", rows)
+
+
+def _rows(end: NodeView, drawn: set[NodeView]) -> list[dict[str, Any]]:
+    """Return the rows up to a pipe; pipes that another branch has shown already are only named."""
+    path = [end]
+    while path[-1] not in drawn and len(path[-1].sources) == 1:
+        path.append(path[-1].sources[0])
+    rows: list[dict[str, Any]] = []
+    if path[-1] in drawn:
+        rows.append({"note": f"{path.pop().name}, as drawn before"})
+    elif path[-1].sources:
+        rows.append({"branches": [_rows(source, drawn) for source in path[-1].sources]})
+    drawn.update(path)
+    shown, stage = path[::-1], ""
+    last = len(shown) - _MOST_ROWS // 2
+    for place, view in enumerate(shown):
+        if not _MOST_ROWS <= place < last:
+            rows.append(_row(view, "" if view.stage == stage else view.stage))
+        elif place == _MOST_ROWS:
+            rows.append({"note": f"… {last - _MOST_ROWS:,} more …"})
+        stage = view.stage
+    return rows
+
+
+def _row(view: NodeView, stage: str) -> dict[str, Any]:
+    """Return one pipe; its length and classes only if they differ from those upstream."""
+    classes = view.classes if [view.classes] != [source.classes for source in view.sources] else None
+    is_new = [(view.length, view.unit)] != [(source.length, source.unit) for source in view.sources]
+    is_drawn = classes is not None and len(classes) <= _BARS
+    return {
+        "stage": stage,
+        "color": COLORS[view.stage],
+        "name": view.name,
+        "arguments": ", ".join(view.arguments),
+        "num_classes": len(classes or ()),
+        "bars": {printable(name): count for name, count in (classes or {}).items()} if is_drawn else {},
+        "length": length_text(view) if is_new or classes else "",
+        "problem": masked(view.problem),
+    }
+
+
+show_by(text=chain_text, html=chain_html)

@@ -1,0 +1,261 @@
+"""Operations on the fields of a sample: compute, rename, record and select them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kdpipes.core.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.errors import FieldError, check_flag, must_be, refuse_field
+from kdpipes.core.item_form import ItemForm
+from kdpipes.core.operation import Operation
+from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample_pipe import work_pipe
+from kdpipes.core.traits import Traits
+
+__all__ = ["CtxRecorder", "FieldAdder", "FieldRenamer", "Selector"]
+
+
+@work_pipe("add_field")
+class FieldAdder(Operation):
+    """Adds a field that is computed from the sample when it is read (functional name: ``add_field``).
+
+    The function sees the fields as they are at this place of the chain, whatever transforms follow.
+
+    Args:
+        name: The new field's name; a field of that name is replaced.
+        function: Called with the sample, returns the value. A parameter `rng` gets a generator of its own, `ctx` the
+            sample's ctx.
+
+    Example:
+        >>> kdp.from_dataset([(3, 0)]).add_field("twice", lambda sample: 2 * sample["x"]).select("twice")[0]
+        (6,)
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(must_be("name", "a name for a field", name))
+        self.name = name
+        self._function = called = Callback("function", function)
+        is_random = "rng" in called.parameters if called.declares_random is None else called.declares_random
+        self.traits = Traits(
+            changes=frozenset({name}),
+            random=called.name if is_random else None,
+            records=called.name if "ctx" in called.parameters else None,
+            seeds=(called.name,) if is_seeded(called) else (),
+        )
+        self._place, self._what = f"add_field.{name}", f"computing field {name!r}"
+
+    def __call__(self, sample: Sample) -> Sample:
+        place, is_recorded = sample.claim_name(self._place), sample.is_recording
+
+        def compute(view: Sample) -> Any:
+            return call_seeded(self._function, view, place, view, ctx=view.ctx if is_recorded else None)
+
+        value = Lazy(compute, what=self._what, scope=sample.scope())
+        if is_recorded and "ctx" in self._function.parameters:
+            sample.promise_ctx(place, value)
+        sample[self.name] = value
+        return sample
+
+
+_MANY = 1_000  # sets of names that are kept
+
+
+@work_pipe("rename_fields")
+class FieldRenamer(Operation):
+    """Gives fields new names (functional name: ``rename_fields``).
+
+    Loads nothing. Fields that are not named stay as they are.
+
+    Args:
+        renames: New name and old name, `x="jpg"`. Of several old names, `x="jpg;jpeg;png"`, the first that a sample has
+            is taken, as webdataset does.
+
+    Raises:
+        FieldError: A sample has none of the old names, or has a field of the new name already. (One of a shard of which
+            other samples have that member is an error of the data, when the field is read.)
+
+    Example:
+        >>> kdp.from_dataset([("a.jpg", 0)], "jpg cls").rename_fields(x="jpg;png", y="cls").select("x y")[0]
+        ('a.jpg', 0)
+    """
+
+    def __init__(self, **renames: str) -> None:
+        if not renames:
+            raise ValueError('`rename_fields` must be given at least one name, like `x="jpg;png"`.')
+        for new, old in renames.items():
+            if not isinstance(old, str) or not old.split(";"):
+                raise TypeError(must_be(new, 'the old name, or several of them, like "jpg;png"', old))
+        self._renames = {new: [name.strip() for name in old.split(";")] for new, old in renames.items()}
+        renamed = {new: tuple(names) for new, names in self._renames.items()}
+        read = frozenset(name for names in renamed.values() for name in names)
+        self.traits = Traits(reads=read, changes=frozenset(), renames=renamed)
+        self._orders: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # by the names that samples came with
+
+    def __call__(self, sample: Sample) -> Sample:
+        if sample.arrange(self._orders):
+            return sample
+        known, is_whole = sample.names, not sample.lacking
+        values, used = dict[str, Lazy](), set[str]()
+        for new, names in self._renames.items():
+            for old in names:
+                if old in sample:
+                    used.add(old)
+                    values[new] = sample.lazy(old)
+                    break
+            else:
+                missing = sample.missing(names)
+                values[new] = missing or refuse_field(";".join(names), f"Sample {sample.key!r}", sample)
+        for old in used:
+            del sample[old]
+        for new, value in values.items():
+            if new in sample:
+                raise FieldError(f"Sample {sample.key!r} has a field {new!r} already; it would be lost.")
+            sample[new] = value
+        if is_whole and len(self._orders) < _MANY:
+            old_names = {new: next(old for old in names if old in known) for new, names in self._renames.items()}
+            self._orders[known] = [(name, old_names.get(name, name)) for name in sample]
+        return sample
+
+    def fingerprint(self) -> Any:
+        return self._renames
+
+    def check(self, known: frozenset[str]) -> None:
+        renamed = {
+            next((name for name in names if name in known), None) or refuse_field(";".join(names), "The source", known)
+            for names in self._renames.values()
+        }
+        taken = next((new for new in self._renames if new in known - renamed), None)
+        if taken is not None:
+            raise FieldError(f"The source has a field {taken!r} already; it would be lost.")
+
+
+@work_pipe("record_ctx")
+class CtxRecorder(Operation):
+    """Records the parameters of the transforms that follow in `sample.ctx` (functional name: ``record_ctx``).
+
+    An entry is plain data under the operation's name: `ctx["random_resized_crop"] == {"top": 3, ...}`; the second
+    operation of a name is `random_resized_crop_2`. It is written when the transform runs, so when its field is read.
+    For callables that draw random numbers of their own, an entry `draw` says which: seed, epoch and ordinal.
+
+    Source: KappaData's ctx.
+
+    Example:
+        >>> def shift(x, ctx, rng):
+        ...     ctx["shift"] = int(rng.integers(5))
+        ...     return x + ctx["shift"]
+        >>> x, ctx = kdp.from_dataset([(10, 0)]).record_ctx().transform("x", shift).select("x", return_ctx=True)[0]
+        >>> x[0] == 10 + ctx["shift"]
+        True
+    """
+
+    traits = Traits(reads=frozenset(), changes=frozenset())
+
+    def __call__(self, sample: Sample) -> Sample:
+        sample.record()
+        return sample
+
+
+_SPECIAL: dict[str, Callable[[Sample], Any]] = {
+    "index": lambda sample: sample.index,
+    "key": lambda sample: sample.key,
+    "ordinal": lambda sample: sample.ordinal,
+    "is_padding": lambda sample: sample.draw.is_padding,
+    "ctx": lambda sample: dict(sample.ctx),
+}
+_CTX = "ctx."
+
+
+@work_pipe("select")
+class Selector(Operation):
+    """Turns samples into tuples or dictionaries of some of their fields (functional name: ``select``).
+
+    No other field is loaded.
+
+    Args:
+        mode: The names of the fields, in order, in one string: "x y". Besides fields: `key`, `index` (the position in
+            the source), `ordinal` (the position in the dealt epoch), `is_padding`, `ctx`, and `ctx.NAME`, one entry of
+            the ctx, and `ctx.NAME.PART`. A field with such a name takes precedence. With `as_dict`, parts can be
+            renamed: "pixel_values=x labels=y".
+        return_ctx: Whether to give `((x, y), ctx)`, ctx being what the operations on these fields recorded.
+        as_dict: Whether to return dictionaries, `{"x": x, "y": y}`, instead of tuples. `collate_samples` makes a
+            dictionary of batches from them.
+        bare: Whether to return the value of a single field itself: `y` instead of `(y,)`.
+
+    Raises:
+        FieldError: There is no such field.
+        ValueError: Two parts of a dictionary have the same name; a part of a tuple is renamed; or `bare` is used with
+            several fields or with `as_dict`.
+
+    Source: KappaData's ModeWrapper.
+
+    Example:
+        >>> kdp.from_dataset([("a", 7)]).select("y key")[0]
+        (7, '0')
+        >>> kdp.from_dataset([("a", 7)]).select("labels=y key", as_dict=True)[0]
+        {'labels': 7, 'key': '0'}
+        >>> kdp.from_dataset([("a", 7)]).select("y", bare=True)[0]
+        7
+    """
+
+    def __init__(self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False) -> None:
+        if not isinstance(mode, str):
+            raise TypeError(must_be("mode", 'names in one string, like "x y"', mode))
+        if not mode.split():
+            raise ValueError(must_be("mode", 'at least one name, like "x y"', mode))
+        if not isinstance(return_ctx, bool):
+            raise TypeError(must_be("return_ctx", "True or False", return_ctx, 'Names go into one string: "x y".'))
+        if "," in mode:
+            raise ValueError(must_be("mode", 'names with spaces between, like "x y"', mode))
+        if check_flag("as_dict", as_dict) and check_flag("bare", bare):
+            raise ValueError(must_be("bare", "False if `as_dict` is True", bare, "Choose one of the two."))
+        if check_flag("bare", bare) and len(mode.split()) > 1:
+            raise ValueError(must_be("mode", "a single name if `bare` is True", mode, "Omit `bare` to get a tuple."))
+        if "=" in mode and not as_dict:
+            hint = "The parts of a tuple have no names: add `as_dict=True`."
+            raise ValueError(must_be("mode", 'names like "x y"', mode, hint))
+        pairs = [name.rpartition("=") for name in mode.split()]
+        self.names = tuple(field for _, _, field in pairs)
+        labels = tuple(label if equals else field for label, equals, field in pairs)
+        if as_dict and (len(set(labels)) < len(labels) or not all(labels) or not all(self.names)):
+            raise ValueError(must_be("mode", 'different names, like "x y" or "pixel_values=x labels=y"', mode))
+        self.return_ctx = return_ctx
+        self.form = ItemForm(labels, return_ctx, "dict" if as_dict else "bare" if bare else "tuple")
+        self.traits = Traits(gives="items", item_form=self.form, changes=frozenset())
+
+    def __call__(self, sample: Sample) -> Any:
+        if not self.return_ctx and "ctx" not in self.names:
+            return self.form.joined([_value(sample, name) for name in self.names])
+        values = {
+            name: _value(sample, name) for name in sorted(self.names, key="ctx".__eq__)
+        }  # the ctx when all is read
+        selected = self.form.joined([values[name] for name in self.names])
+        return (selected, dict(sample.ctx)) if self.return_ctx else selected
+
+    def fingerprint(self) -> Any:
+        """Return the arguments that change the items; for tuples, in the form that earlier releases saved."""
+        parts: dict[str, Any] = {"names": self.names, "return_ctx": self.return_ctx}
+        return parts if self.form.kind == "tuple" else {**parts, "form": tuple(self.form)}
+
+    def check(self, known: frozenset[str]) -> None:
+        for name in self.names:
+            if name not in known and name not in _SPECIAL and not name.startswith(_CTX):
+                refuse_field(name, "The source", known)
+
+
+def _part(entry: Any, name: str) -> Any:
+    if not isinstance(entry, Mapping) or name not in entry:
+        refuse_field(name, "That entry of the ctx", entry if isinstance(entry, Mapping) else ())
+    return entry[name]
+
+
+def _value(sample: Sample, name: str) -> Any:
+    if name not in sample:
+        if name in _SPECIAL:
+            return _SPECIAL[name](sample)
+        if name.startswith(_CTX):
+            entry, *within = name[len(_CTX) :].split(".")
+            return functools.reduce(_part, within, sample.recorded(entry))
+    return sample[name]
