@@ -21,17 +21,17 @@ from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import sample_pipe
 from kdpipes.core.traits import Traits
-from kdpipes.delivery import chain_state as _chain_state  # noqa: F401  # how torch's DataLoader holds chains
 from kdpipes.delivery.batch_memory import empty_batch
-from kdpipes.delivery.behind_deal import BatchPipe
+from kdpipes.delivery.batch_pipe import BatchPipe
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe
 from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
-from kdpipes.delivery.loader import Loader
 from kdpipes.delivery.mixup import MixerUpIterDataPipe
-from kdpipes.delivery.reading_services import ProcessReadingService, ThreadReadingService
-from kdpipes.delivery.rebuild_batch import rebuild_batch
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
+from kdpipes.loader import torch_loaders as _torch_loaders  # noqa: F401  # how torch's DataLoader holds chains
+from kdpipes.loader.loader import Loader
+from kdpipes.loader.rebuild_batch import rebuild_batch
+from kdpipes.loader.services import ProcessReadingService, ThreadReadingService
 from kdpipes.look import show as _show  # noqa: F401  # which lets pipes show themselves
 from kdpipes.look.batch import replay_grid, show_batch
 from kdpipes.look.classes import plot_classes

@@ -16,7 +16,7 @@ from webdataset import TarWriter
 
 from kdpipes.core.errors import check_count
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.delivery.loader import Loader
+from kdpipes.loader.loader import Loader
 from kdpipes.look.pictures import image_grid
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe

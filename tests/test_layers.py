@@ -17,11 +17,6 @@ ROOT = Path(kdpipes.__file__).parent
 STAGES = {"sources", "plan", "work", "cache", "delivery", "write"}
 TOP = {"look", "demo", "cli", "testing", "__main__"}
 LOADER = {"loader"}
-# Modules that belong to the layer of `loader`, and are still to move there.
-MOVING = {
-    f"delivery.{name}"
-    for name in ("batches", "chain_state", "checkpoint", "loader", "reading_services", "rebuild_batch", "torch_parts")
-}
 ENTRY = "__init__"  # the package's own: it imports everything
 
 # What each module still does besides importing: reads of attributes of pipes that no type declares, decisions by the
@@ -39,17 +34,14 @@ STILL: dict[str, tuple[int, int, int]] = {
     "cli/copy.py": (0, 0, 1),
     "cli/pack.py": (0, 0, 1),
     "cli/records.py": (0, 0, 1),
-    "delivery/batches.py": (0, 0, 4),
-    "delivery/chain_state.py": (0, 0, 3),
     "delivery/deal.py": (0, 0, 1),
-    "delivery/dealer.py": (1, 0, 4),
-    "delivery/loader.py": (0, 0, 9),
-    "delivery/probes.py": (0, 0, 1),
-    "delivery/reading_services.py": (0, 0, 12),
+    "delivery/dealer.py": (0, 0, 4),
     "delivery/to_device.py": (1, 0, 0),
     "errors.py": (0, 1, 0),
-    "loader/buffers.py": (0, 0, 3),
+    "loader/loader.py": (0, 0, 3),
     "loader/merge.py": (0, 0, 2),
+    "loader/probes.py": (0, 0, 1),
+    "loader/torch_loaders.py": (0, 0, 1),
     "loader/worker_main.py": (0, 0, 1),
     "look/chain.py": (0, 2, 0),
     "look/chain_html.py": (1, 0, 0),
@@ -88,8 +80,7 @@ STILL: dict[str, tuple[int, int, int]] = {
 
 
 def parts_of(path: Path) -> tuple[str, ...]:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ("loader", *parts[1:]) if ".".join(parts) in MOVING else parts
+    return path.relative_to(ROOT).with_suffix("").parts
 
 
 MODULES = sorted(path for path in ROOT.rglob("*.py") if parts_of(path) != (ENTRY,))
@@ -110,7 +101,6 @@ def imports_of(path: Path) -> Iterator[str]:
         for name in names:
             if name.split(".")[0] == "kdpipes":
                 part = (name + ".").split(".")[1]
-                part = "loader" if ".".join(name.split(".")[1:3]) in MOVING else part
                 is_module = (ROOT / part).is_dir() or any(ROOT.glob(f"{part}.py*"))
                 yield part if part and is_module else ENTRY
 
@@ -132,7 +122,6 @@ def test_every_module_belongs_to_a_layer_that_is_not_empty() -> None:
     assert names >= {"storage", "sources", "plan", "work", "delivery", "loader", "look", "demo", "cli"}
     assert {parts_of(path)[0] for path in modules("leaf")} & (STAGES | LOADER | TOP) == set()
     assert set(imports_of(ROOT / "demo.py")) >= {"sources", "work", "look", "loader", "core"}
-    assert all((ROOT / f"{name.replace('.', '/')}.py").exists() for name in MOVING)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

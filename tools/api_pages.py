@@ -32,6 +32,7 @@ MORE_MODULES = {"testing": ("kdpipes.testing", "kdpipes.demo")}
 def page_of(value: Any) -> str:
     """Return the name of the API page that a public name stands on: its stage."""
     part = value.__module__.partition(".")[2].partition(".")[0]
+    part = "delivery" if part == "loader" else part  # one page for batches and what loads them
     return part if part in PAGES else "rest"
 
 

@@ -18,7 +18,7 @@ from kdpipes.core.operation import ErrorHandler, Operation
 from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.randomness import EpochCounter
 from kdpipes.core.registry import Named, pipe_name, short_name
-from kdpipes.core.stock import is_one_to_one, is_replicable, stock_traits
+from kdpipes.core.stock import KEEPS_ITEMS_APART, is_one_to_one, is_replicable, stock_traits
 from kdpipes.core.traits import UNDECLARED, Traits
 
 __all__ = ["AnyPipe", "Chain", "Node", "upstream_of"]
@@ -73,6 +73,11 @@ class Node:
     def stays_in_main_process(self) -> bool:
         """Whether the pipe must not be copied to workers."""
         return self.traits.role == "device" or not is_replicable(self.pipe)
+
+    @property
+    def is_one_to_one(self) -> bool:
+        """Whether the pipe makes one item of each batch or item before it reads the next one."""
+        return self.traits.role == "batch" or is_one_to_one(self.pipe)
 
     @property
     def is_join(self) -> bool:
@@ -182,10 +187,27 @@ class Chain:
             path += path[-1].upstream
         return path
 
+    def one_to_one_path(self) -> list[Node]:
+        """Return the nodes from the end up to the first that does not make exactly one item of each it reads."""
+        path = [self.end]
+        while path[-1].is_one_to_one and len(path[-1].upstream) == 1:
+            path += path[-1].upstream
+        return path
+
     def numbering_deal(self) -> Any:
-        """Return the `deal` whose batches number the items of the chain; None if pipes after it keep items back."""
+        """Return the `deal` whose n-th batch is the n-th item of the chain; None if there is no such `deal`."""
+        last = self.one_to_one_path()[-1]
+        return last.pipe if last.traits.role == "deal" else None
+
+    def resumable_deal(self) -> Any:
+        """Return the `deal` after whose batches the chain can resume; None if pipes after it keep items back.
+
+        Pipes after it may leave out items, or make several of a batch, as long as they hold no items back.
+        """
         node = self.end
-        while node.traits.role == "batch" or is_one_to_one(node.pipe):
+        while node.is_one_to_one or isinstance(node.pipe, KEEPS_ITEMS_APART):
+            if len(node.upstream) != 1:
+                return None
             (node,) = node.upstream
         return node.pipe if node.traits.role == "deal" else None
 

@@ -10,7 +10,7 @@ from torchdata.datapipes.iter import Filter, FlatMapper, Prefetcher, ShardingRou
 
 from kdpipes.core.traits import Traits
 
-__all__ = ["KEEPS_ITEMS_APART", "Seeded", "is_one_to_one", "redraws", "shards", "stock_traits"]
+__all__ = ["KEEPS_ITEMS_APART", "Seeded", "Sharded", "is_one_to_one", "redraws", "shards", "stock_traits"]
 
 KEEPS_ITEMS_APART = (Mapper, IndexedMapper, Collator, Filter, FlatMapper, UnBatcher)  # they hold no item back
 _ORDER_ALONE = (Shuffler, Prefetcher)
@@ -24,13 +24,15 @@ class Seeded(Protocol):
 
 
 @runtime_checkable
-class _Sharded(Protocol):
-    def apply_sharding(self, num_of_instances: int, instance_id: int) -> Any: ...
+class Sharded(Protocol):
+    """A pipe that can be told which part of the items it gives."""
+
+    def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: Any) -> Any: ...
 
 
 def shards(pipe: Any) -> bool:
     """Return whether a pipe gives each worker a part of its own."""
-    return isinstance(pipe, _Sharded | ShardingRoundRobinDispatcher)
+    return isinstance(pipe, Sharded | ShardingRoundRobinDispatcher)
 
 
 def is_one_to_one(pipe: Any) -> bool:

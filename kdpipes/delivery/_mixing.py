@@ -16,7 +16,8 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_count, closest, is_number, must_be, refuse_field
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
-from kdpipes.delivery.behind_deal import DEALERS, OneToOne, one_to_one_path
+from kdpipes.delivery.batch_pipe import OneToOne
+from kdpipes.delivery.dealer import Dealer
 
 __all__ = ["Params", "SampleMixing", "mixed_labels"]
 
@@ -133,15 +134,16 @@ def _check_field(param: str, name: Any, names: tuple[str, ...]) -> None:
 
 def _dealer_before(source: Any, method: str) -> Any:
     """Return the `deal` that gives the batches of `source`, one by one; refuse a chain in which they lose touch."""
-    *between, dealer = one_to_one_path(source)
-    if isinstance(dealer, DEALERS) and between:
-        return dealer
-    if isinstance(dealer, DEALERS):
+    chain = Chain.of(source)
+    *between, last = chain.one_to_one_path()
+    if isinstance(last.pipe, Dealer) and between:
+        return last.pipe
+    if isinstance(last.pipe, Dealer):
         raise ChainError(f"`.{method}()` mixes tensors, but `.deal()` gives lists. Put `.collate_samples()` before it.")
-    if any(isinstance(pipe, DEALERS) for pipe in Chain.of(source).pipes):
+    if chain.deal is not None:
         raise ChainError(
-            f"`.{method}()` must know which batch of `.deal()` it mixes, but {type(dealer).__name__} may hold batches "
-            "back, or change their number. Put it right behind `.collate_samples()`."
+            f"`.{method}()` must know which batch of `.deal()` it mixes, but {type(last.pipe).__name__} may hold "
+            "batches back, or change their number. Put it right behind `.collate_samples()`."
         )
     raise ChainError(
         f"`.{method}()` draws for each batch of `.deal()`, which is not there. Put "
@@ -152,7 +154,7 @@ def _dealer_before(source: Any, method: str) -> Any:
 def _name_for(pipe: Any) -> str:
     """Return the name of an operation that no other one of the chain has: "mixup", "mixup_2", ..."""
     _dealer_before(pipe.source, pipe.method)
-    number = sum(type(upstream) is type(pipe) for upstream in one_to_one_path(pipe))
+    number = sum(type(node.pipe) is type(pipe) for node in Chain.of(pipe).one_to_one_path())
     return pipe.method if number == 1 else f"{pipe.method}_{number}"
 
 

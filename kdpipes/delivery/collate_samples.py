@@ -19,7 +19,7 @@ from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.core.sample import Sample
 from kdpipes.delivery.batch_memory import Allocate, allocate
-from kdpipes.delivery.behind_deal import OneToOne
+from kdpipes.delivery.batch_pipe import OneToOne
 
 __all__ = ["SampleCollatorIterDataPipe", "collate", "split_ctx"]
 

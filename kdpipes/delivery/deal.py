@@ -21,8 +21,16 @@ from kdpipes.core.randomness import SampleKey, hash_key, planning, using_key, wi
 from kdpipes.core.registry import functional_pipe, pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
-from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
-from kdpipes.delivery.cursor import Cursor, Shards, is_passed_straight, refuse_whole, shards_behind
+from kdpipes.delivery.by_shard import (
+    Cursor,
+    ShardOrder,
+    Shards,
+    WindowedOrder,
+    is_passed_straight,
+    read_shards,
+    refuse_whole,
+    shards_behind,
+)
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.layout import EqualEpoch, Layout, Uneven
 from kdpipes.delivery.skipping import LEFT_OUT
@@ -263,7 +271,6 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             return self._skipper.make(sample_key, batch, lambda: source[position], lambda item: item)
 
     def _prepare(self) -> None:
-        super()._prepare()
         if isinstance(self._layout, ByLength):
             self._by_length(self._layout)
         elif self._shuffle == "shards":
@@ -456,7 +463,6 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         return [pipe for pipe in Chain.of(self).pipes if isinstance(pipe, Shards)]
 
     def _prepare(self) -> None:
-        super()._prepare()
         if (shards := shards_behind(self)) is not None:
             _ = shards.num_shards  # globs are written out once, for all workers alike
 

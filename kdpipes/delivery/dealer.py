@@ -22,9 +22,9 @@ from kdpipes.core.pipe import Pipe, form_of
 from kdpipes.core.randomness import EpochCounter, SampleKey
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
-from kdpipes.core.stock import Seeded, shards
+from kdpipes.core.stock import Seeded, Sharded, shards
 from kdpipes.core.traits import Traits
-from kdpipes.delivery.cursor import Cursor
+from kdpipes.delivery.by_shard import Cursor
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, refuse_empty
 
@@ -70,7 +70,7 @@ class Resumable(Streaming[Any]):
         Raises:
             ChainError: A pipe after `deal` may hold batches back or change their number.
         """
-        from kdpipes.delivery.chain_state import state_of  # which builds on this module
+        from kdpipes.loader.state import state_of  # which builds on this module
 
         return state_of(self)
 
@@ -84,7 +84,7 @@ class Resumable(Streaming[Any]):
         Raises:
             ValueError: The state belongs to another chain, and `strict` is True.
         """
-        from kdpipes.delivery.chain_state import load_state
+        from kdpipes.loader.state import load_state
 
         load_state(self, state_dict, strict=strict)
 
@@ -437,7 +437,7 @@ def fix_ranks(chain: Any) -> Ranks | None:
         if isinstance(pipe, Dealer):
             pipe.fix_rank()
             is_for_all_ranks = is_for_all_ranks or pipe.is_for_all_ranks
-        elif ranks.num_ranks > 1 and hasattr(pipe, "apply_sharding"):
+        elif ranks.num_ranks > 1 and isinstance(pipe, Sharded):
             pipe.apply_sharding(ranks.num_ranks, ranks.rank, SHARDING_PRIORITIES.DISTRIBUTED)
     return None if is_for_all_ranks else ranks
 

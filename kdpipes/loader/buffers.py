@@ -217,7 +217,7 @@ class BorrowedBuffers:
     _all: ClassVar[weakref.WeakSet[BorrowedBuffers]] = weakref.WeakSet()
 
     def __init__(self) -> None:
-        BorrowedBuffers._all.add(self)
+        self._all.add(self)
         self.arena: Arena | None = None
         self._is_detached = False
         self._is_reported = False  # the worker knows that the arena is detached
@@ -268,11 +268,15 @@ class BorrowedBuffers:
 
     @classmethod
     def detach_borrowed(cls) -> None:
-        """Let nobody write again to arenas that have borrowed buffers: a process is about to be forked."""
+        """Never write again to arenas with borrowed buffers: a process is about to be forked."""
         for buffers in list(cls._all):
-            arena = buffers.arena
-            if arena is not None and any(number == arena.number for number, _ in list(buffers._borrowed)):
-                buffers._is_detached = True
+            buffers.detach_if_borrowed()
+
+    def detach_if_borrowed(self) -> None:
+        """Never write to the arena again if the user holds views of it."""
+        arena = self.arena
+        if arena is not None and any(number == arena.number for number, _ in list(self._borrowed)):
+            self._is_detached = True
 
 
 def pack(item: Any, given: Mapping[int, _Given]) -> tuple[bytes, list[Array]]:

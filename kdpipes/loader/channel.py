@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdpipes.core.processes import uninterrupted
-from kdpipes.delivery.cursor import Cursor
+from kdpipes.delivery.by_shard import Cursor
 
 __all__ = ["Channel", "Kind", "Message", "ReceivedFile", "encoded"]
 

@@ -27,7 +27,6 @@ from kdpipes.core.activity import read_record
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import WorkerError, add_note
 from kdpipes.core.processes import interrupts_blocked, uninterrupted
-from kdpipes.delivery.behind_deal import dealer_of
 from kdpipes.delivery.deal import DealerMapDataPipe
 from kdpipes.loader.buffers import Arena, BorrowedBuffers, unpack
 from kdpipes.loader.channel import Channel, Kind, Message, ReceivedFile, encoded
@@ -455,7 +454,7 @@ class ProcessWorker(Worker):
 
     def _samples_of(self, batch: int) -> str:
         """Return the keys of the samples in a batch as text for an error; empty if the chain is not indexed."""
-        dealer = dealer_of(self._parcel.open())
+        dealer = Chain.of(self._parcel.open()).resumable_deal()
         with contextlib.suppress(Exception):  # an error here must not hide the original one
             if isinstance(dealer, DealerMapDataPipe):
                 keys = [sample.key for sample in dealer.whole_samples(self._order.position.epoch, batch) or []]

@@ -11,11 +11,10 @@ from torchdata.datapipes.iter import FullSync
 
 from kdpipes.core.chain import Chain
 from kdpipes.delivery import meter
-from kdpipes.delivery.behind_deal import dealer_of
-from kdpipes.delivery.checkpoint import main_part
 from kdpipes.delivery.meter import OUTSIDE, size_of
-from kdpipes.delivery.probes import Probes, copy_pipes
 from kdpipes.loader.channel import Kind, Message
+from kdpipes.loader.probes import Probes, copy_pipes
+from kdpipes.loader.state import main_part
 from kdpipes.loader.worker import Order, Producer
 
 __all__ = ["Measured", "ProfiledProducer", "Row", "WorkerTimes", "measured", "producer_of"]
@@ -226,7 +225,7 @@ def measured(chain: Any, service: Any) -> Measured:
         service: One of kdpipes', which measures.
     """
     ends, part = main_part(chain, has_workers=service.has_workers)
-    if dealer_of(part) is not None:
+    if Chain.of(part).resumable_deal() is not None:
         ends = [pipe for pipe in ends if not isinstance(pipe, FullSync)]
     tally, num_main = service.tally, len(ends)
     times = sorted(tally.times.values(), key=lambda one: (one["worker"], one["id"]))

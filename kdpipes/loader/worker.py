@@ -13,9 +13,8 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.stock import Seeded
-from kdpipes.delivery.behind_deal import DEALERS, dealer_of, one_to_one_path
-from kdpipes.delivery.cursor import Cursor
-from kdpipes.delivery.dealer import Dealt
+from kdpipes.delivery.by_shard import Cursor
+from kdpipes.delivery.dealer import Dealer, Dealt
 from kdpipes.delivery.skipping import Skip
 from kdpipes.loader.channel import Kind, Message
 
@@ -119,11 +118,12 @@ class Producer:
         self._chain = chain
         self._worker, self._num_workers = worker, num_workers
         graph_settings.apply_sharding(chain, num_workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
-        self._dealer = dealer_of(chain)
+        read = Chain.of(chain)
+        self._dealer = read.resumable_deal()
         self._num_skipped = 0  # of the batch that is being made
-        self.is_one_to_one = self._dealer is not None and one_to_one_path(chain)[-1] is self._dealer
-        self._dealers = [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, DEALERS)]
-        self._counting = [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, Counting)]
+        self.is_one_to_one = self._dealer is not None and read.numbering_deal() is self._dealer
+        self._dealers = read.of_type(Dealer)
+        self._counting = [pipe for pipe in read.pipes if isinstance(pipe, Counting)]
         self._first_epochs = [pipe.next_epoch() for pipe in self._counting]
 
     def epoch(self, order: Order, first_epoch: int, send: Callable[[Message], None]) -> Iterator[None]:

@@ -29,7 +29,7 @@ from kdpipes.core import activity
 from kdpipes.core.errors import add_note
 from kdpipes.core.processes import ignore_interrupts
 from kdpipes.delivery.batch_memory import make_batches_in
-from kdpipes.delivery.behind_deal import OneToOne
+from kdpipes.delivery.batch_pipe import OneToOne
 from kdpipes.loader.buffers import Array, SharedBuffers, anonymous_file, pack, places_of
 from kdpipes.loader.channel import Channel, Kind, Message
 from kdpipes.loader.profile import producer_of

@@ -14,7 +14,7 @@ from kdpipes.core.errors import ChainError, check_callable, is_number, must_be
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.delivery import meter
-from kdpipes.delivery.loader import Loader
+from kdpipes.loader.loader import Loader
 from kdpipes.loader.profile import Measured, Row, WorkerTimes
 from kdpipes.look.profile_view import as_chart, as_html, as_text, write_trace
 from kdpipes.look.rendering import Figure

@@ -157,7 +157,7 @@ def test_an_epoch_that_was_interrupted_as_it_began_is_still_due(monkeypatch: pyt
     with kdp.Loader(pipe, reading_service=kdp.ThreadReadingService(2)) as loader:
         assert list(loader) == epochs[0]
         with monkeypatch.context() as patched:
-            patched.setattr("kdpipes.delivery.reading_services.Merger", _interrupt)
+            patched.setattr("kdpipes.loader.services.Merger", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 iter(loader)
         assert loader.epoch == 1

@@ -14,9 +14,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import check_count, must_be
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.delivery.loader import Loader
-from kdpipes.delivery.reading_services import ThreadReadingService
 from kdpipes.delivery.skipping import unrecorded
+from kdpipes.loader.loader import Loader
+from kdpipes.loader.services import ThreadReadingService
 from kdpipes.look.doctor import data_checks, order_checks, sharding_checks, shipping_checks, work_checks
 from kdpipes.look.doctor.advice import Advice, advice, bound_of, kinds_text, shares_by_kind
 from kdpipes.look.doctor.facts import Facts, Finding

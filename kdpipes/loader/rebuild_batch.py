@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdpipes.core.errors import check_count, must_be
-from kdpipes.delivery.loader import Loader
-from kdpipes.delivery.reading_services import ThreadReadingService
+from kdpipes.loader.loader import Loader
+from kdpipes.loader.services import ThreadReadingService
 
 __all__ = ["rebuild_batch"]
 

@@ -1,4 +1,4 @@
-"""The state of a loader: small plain data that says where in which epoch of which chain it stands."""
+"""Loader state: which epoch and batch of which chain comes next, as small plain data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.registry import pipe_name, shown_name
-from kdpipes.delivery.behind_deal import dealer_of
-from kdpipes.delivery.cursor import Cursor
+from kdpipes.delivery.by_shard import Cursor
+from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.loader.worker import Counting, Position
 
-__all__ = ["Checkpointer", "main_part", "seed_in"]
+__all__ = ["Checkpointer", "dealer_before", "load_state", "main_part", "seed_in", "state_of"]
 
 _VERSION = 2  # 2: other hashes of the chain
 _MAX_EPOCHS = 10**9  # more means damage; so does a count that JSON numbers cannot represent exactly
@@ -69,9 +69,13 @@ class Checkpointer:
         """The chain's fingerprints: to be read before iterating changes what users' callables hold."""
         return Chain.of(self._chain).fingerprints() if self._known_pipes is None else self._known_pipes
 
+    @functools.cached_property
+    def _deal(self) -> Any:
+        return Chain.of(self._chain).resumable_deal()
+
     def first_position(self) -> Position:
         """Return where the chain's next iteration begins: where a loaded state stands, or at the start of an epoch."""
-        dealer = dealer_of(self._chain)
+        dealer = self._deal
         if dealer is not None and dealer.is_resumed:
             epoch, batch, cursor = dealer.position()
             cursors = () if cursor is None else ((dealer.lane(), cursor),)
@@ -85,7 +89,7 @@ class Checkpointer:
 
     def num_batches(self) -> int | None:
         """Return the number of batches of an epoch, where they are numbered and known."""
-        dealer = dealer_of(self._chain)
+        dealer = self._deal
         if dealer is None or dealer.is_split_by_shard:
             return None
         try:
@@ -116,7 +120,7 @@ class Checkpointer:
 
     def sizes(self) -> dict[str, Any]:
         """Return the numbers on which the order depends, with the current ranks."""
-        dealer = dealer_of(self._chain)
+        dealer = self._deal
         batch: dict[str, Any] = {} if dealer is None else dealer.sizes()
         if dealer is None or dealer.is_split_by_shard:
             num_ranks = ranks_now().num_ranks if dealer is None else dealer.sharding().num_ranks
@@ -166,7 +170,7 @@ class Checkpointer:
             not isinstance(entry, list | tuple) or len(entry) != 4 for entry in entries
         ):
             _refuse_entry("cursors", "lists of four integers each", entries)
-        dealer = dealer_of(self._chain)
+        dealer = self._deal
         num_lanes = self._num_workers if dealer is not None and dealer.is_split_by_shard else 1
         limits = (num_lanes, _MAX_PLACE, _MAX_PLACE, _MAX_COUNT)
         cursors: dict[int, Cursor] = {}
@@ -199,6 +203,38 @@ class Checkpointer:
                     "order depends on them with `deal(max_tokens=...)` (but not `global_max_tokens`), with "
                     '`deal(split="shards")`, without `deal` at the end, and with pipes behind it that hold items back.'
                 )
+
+
+def state_of(chain: Any) -> dict[str, Any]:
+    """Return the state of a dealt chain: see `Resumable.state_dict`."""
+    dealer = dealer_before(chain)
+    epoch, batch, cursor = dealer.position()
+    cursors = () if cursor is None else ((dealer.lane(), cursor),)
+    return _checkpointer(dealer).state_at(Position(epoch, batch, 0, cursors))
+
+
+def load_state(chain: Any, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    """Load the state of a dealt chain: see `Resumable.load_state_dict`."""
+    dealer = dealer_before(chain)
+    position = _checkpointer(dealer).position_in(state, strict=strict)
+    dealer.resume_at(position.epoch, position.number, dict(position.cursors).get(dealer.lane()))
+
+
+def dealer_before(chain: Any) -> Dealer:
+    """Return the `deal` of a chain whose later pipes make one item of each batch."""
+    last = Chain.of(chain).one_to_one_path()[-1]
+    if isinstance(last.pipe, Dealer):
+        return last.pipe
+    raise ChainError(
+        f"The chain has no state, because `{last.name}` after `.deal()` may hold batches back or change their "
+        "number. Remove it, or use `kdp.Loader(chain)`, which has a state."
+    )
+
+
+def _checkpointer(dealer: Dealer) -> Checkpointer:
+    made = Checkpointer(dealer, dealer.sharding().num_workers, dealer.known_pipes, is_part=True)
+    dealer.known_pipes = made.pipes
+    return made
 
 
 def seed_in(state: Mapping[str, Any]) -> int:

@@ -3,40 +3,73 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2.dataloader2 import DataLoader2Iterator
 from torchdata.dataloader2.graph._serialization import clone
 from torchdata.dataloader2.random import seed_generator
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, must_be
+from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import shards
-from kdpipes.delivery.batches import Batches
-from kdpipes.delivery.behind_deal import dealer_of, one_to_one_path
-from kdpipes.delivery.checkpoint import Checkpointer, main_part, seed_in
 from kdpipes.delivery.dealer import fix_ranks
-from kdpipes.delivery.foreign_arguments import refuses_foreign_arguments
 from kdpipes.delivery.layout import ranks_now
-from kdpipes.delivery.reading_services import InlineReadingService, ProcessReadingService, ReadingService
-from kdpipes.delivery.shipped import Shipped
-from kdpipes.delivery.torch_parts import BatchNumbers, EpochSampler, NumberedBatches
 from kdpipes.loader.profile import Measured, measured
+from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped
+from kdpipes.loader.state import Checkpointer, main_part, seed_in
+from kdpipes.loader.torch_loaders import BatchNumbers, EpochSampler, NumberedBatches
 from kdpipes.loader.worker import Counting, Position
 from kdpipes.storage.shared import sharing
 
 __all__ = ["Loader"]
+
+
+Given = ParamSpec("Given")
+
+_INSTEAD = {  # arguments of torch's DataLoader, and what replaces them
+    "batch_size": "end the chain with `.deal(batch_size=...).collate_samples()`",
+    "shuffle": "the chain says so: `.deal(batch_size=..., shuffle=True)`",
+    "sampler": "the chain says so: `.deal(batch_size=..., shuffle=True)`, `.sample_weighted(...)`",
+    "batch_sampler": "the chain says so: `.deal(batch_size=...)`",
+    "drop_last": 'the chain says so: `.deal(batch_size=..., uneven="drop")`',
+    "collate_fn": "end the chain with `.collate_samples()`, or with `.map(function)` behind `.deal()`",
+    "pin_memory": 'end the chain with `.to_device("cuda")`',
+    "timeout": "write `timeout_s=...`",
+    "prefetch_factor": "write `prefetch=...`",
+    "persistent_workers": "its workers always are",
+    "worker_init_fn": "the chain says so: `.deal(batch_size=..., seed=...)`",
+    "generator": "the chain says so: `.deal(batch_size=..., seed=...)`",
+    "multiprocessing_context": "write `start_method=...`",
+}
+
+
+def _refuses_foreign_arguments(construct: Callable[Given, None]) -> Callable[Given, None]:
+    """Make a constructor explain what to write in place of an argument that only torch's DataLoader has."""
+    known = [name for name in inspect.signature(construct).parameters if name != "self"]
+
+    @functools.wraps(construct)
+    def constructed(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        unknown = next((name for name in kwargs if name not in known), None)
+        if unknown is not None:
+            instead = _INSTEAD.get(unknown)
+            hint = f": {instead}." if instead is not None else f".{closest(unknown, known)}"
+            raise TypeError(f"`Loader` takes no argument `{unknown}`{hint}")
+        construct(*args, **kwargs)
+
+    return constructed
 
 
 class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no types
@@ -81,7 +114,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     prefetch_factor = None  # `accelerate.skip_first_batches` makes a loader with it, without workers
     _terminated = True  # until the constructor is through: `__del__` shuts down what has begun
 
-    @refuses_foreign_arguments
+    @_refuses_foreign_arguments
     def __init__(
         self,
         source_datapipe: Any,
@@ -117,11 +150,11 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             super().__init__(self._pristine, reading_service=self._service)
         self._pristine = self._datapipe_before_reading_service_adapt
         own = _own(self._service)
-        self._checkpointer = _checkpointer(self._pristine._chain, own) if own else None
+        self._checkpointer = _checkpointer(self._pristine.chain, own) if own else None
 
     def __len__(self) -> int:
         try:
-            return len(self._pristine._chain)
+            return len(self._pristine.chain)
         except TypeError as error:
             raise TypeError(
                 f"The loader has no length, because its chain has none: {error}. Streams of shards have none; "
@@ -129,7 +162,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             ) from None
 
     def __repr__(self) -> str:
-        names = " → ".join(map(pipe_name, reversed(Chain.of(self._pristine._chain).pipes)))
+        names = " → ".join(map(pipe_name, reversed(Chain.of(self._pristine.chain).pipes)))
         num_workers = _num_workers(self._service) if getattr(self._service, "has_workers", True) else 0
         return f"<kdpipes.Loader of {names}; {num_workers} workers>"
 
@@ -198,7 +231,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
                     self._own.seed_epochs(functools.partial(_seed_of, self._base_seed))
                     self._count_by_ranks(self._checkpointer)
                     return self._begun_at(self._own, self._start or self._own.next_start)
-            return Batches(self, super().__iter__().iterator_id)
+            return Batches(self, super().__iter__().iterator_id, self._begun_again, self._interrupted)
 
     def _begun_at(self, own: ReadingService, start: Position | None) -> Any:
         """Return the iterator of an epoch that begins at `start`; after an error, the next call starts there."""
@@ -207,7 +240,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         try:
             own.start_at(start)
             self._start = None
-            return Batches(self, super().__iter__().iterator_id)
+            return Batches(self, super().__iter__().iterator_id, self._begun_again, self._interrupted)
         except BaseException:
             with uninterrupted():
                 self.shutdown()
@@ -217,7 +250,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     def from_batch(self, number: int) -> Iterator[Any]:
         """Return an iterator over the next epoch from batch `number` on, for `loader.dataset`."""
         own = self._own
-        if own is None or self._checkpointer is None or one_to_one_path(self._dealt_part)[-1] is not self._dealer:
+        if own is None or self._checkpointer is None or Chain.of(self._dealt_part).numbering_deal() is None:
             return islice(iter(self), number, None)
         own_next = own.position if self._has_begun else own.next_start or Position(self.epoch)
         self._start, self._reset_iter = Position((self._start or own_next).epoch, number), True
@@ -258,10 +291,11 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self.shutdown()
         return own.position
 
-    def _begun_again(self, position: Position) -> int:
-        """Go on with an epoch that was interrupted, and return the number of the iterator that does."""
-        self._start, self._reset_iter = position, True
-        return int(self._begun().iterator_id)
+    def _begun_again(self, position: Position | None) -> int:
+        """Begin the epoch if it was set after `iter(self)`, or go on at `position`; return the iterator's number."""
+        if position is not None:
+            self._start, self._reset_iter = position, True
+        return int(self._begun().iterator_id) if self._reset_iter else int(self.valid_iterator_id)
 
     def seed(self, seed: int) -> None:
         """Seed the stock pipes behind `deal`. Order and augmentation come from `deal(seed=...)` alone."""
@@ -379,7 +413,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     def _counted_by_caches(self) -> Counter[str]:
         counts: Counter[str] = Counter()
-        for pipe in Chain.of(self._pristine._chain).of_type(Pipe):
+        for pipe in Chain.of(self._pristine.chain).of_type(Pipe):
             counts.update(pipe.counters())
         return counts
 
@@ -392,7 +426,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         own = self._own
         if own is None or not own.is_profiled:
             raise ValueError("The loader does not measure: make it with `kdp.Loader(pipe, ..., profile=True)`.")
-        return measured(self._pristine._chain, own)
+        return measured(self._pristine.chain, own)
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
@@ -431,11 +465,11 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     @property
     def _dealt_part(self) -> Any:
         """The part of the chain that workers run."""
-        return main_part(self._pristine._chain, has_workers=False)[1]
+        return main_part(self._pristine.chain, has_workers=False)[1]
 
     @property
     def _dealer(self) -> Any:
-        return dealer_of(self._dealt_part)
+        return Chain.of(self._dealt_part).resumable_deal()
 
     def _known_length(self) -> int | None:
         try:
@@ -553,3 +587,45 @@ def _seeds_without_cuda() -> Iterator[None]:
         yield
     finally:
         seed_generator._get_torch_random_seed = original
+
+
+class Batches(DataLoader2Iterator):  # type: ignore[misc]  # torchdata carries no types
+    """DataLoader2's iterator, but for Ctrl-C, after which DataLoader2 leaves workers to whoever holds the loader.
+
+    In a notebook that is the last traceback, whatever the user deletes. So the workers end with the interrupt, and
+    start again when the next batch is asked for, or the next epoch.
+
+    Args:
+        loader: The loader.
+        number: Which of its iterators this is; the latest is the one that gives batches.
+        begin: Begins the epoch if it was set after `iter(loader)`, or goes on at the position where it was interrupted;
+            returns the number of the iterator.
+        end: Ends the workers, and returns the position at which a new iterator can go on; None if it needs none.
+    """
+
+    iterator_id: int
+
+    def __init__(
+        self,
+        loader: Any,
+        number: int,
+        begin: Callable[[Position | None], int],
+        end: Callable[[], Position | None],
+    ) -> None:
+        super().__init__(loader, number)
+        self._begin, self._end = begin, end
+        self._interrupted_at: Position | None = None
+        self._is_fresh = True
+
+    def __next__(self) -> Any:
+        may_begin = self._is_fresh or self._interrupted_at is not None
+        if may_begin and self.iterator_id == self.dataloader.valid_iterator_id:
+            self.iterator_id = self._begin(self._interrupted_at)
+            self._interrupted_at = None
+        self._is_fresh = False
+        try:
+            return super().__next__()
+        except KeyboardInterrupt:
+            with uninterrupted():
+                self._interrupted_at = self._end()
+            raise

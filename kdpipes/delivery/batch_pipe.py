@@ -1,4 +1,4 @@
-"""Pipes after `deal` that make one item of each batch, and which `deal` the items of a chain come from."""
+"""Pipes after `deal` that make one item of each batch."""
 
 from __future__ import annotations
 
@@ -7,31 +7,26 @@ from typing import Any
 
 import numpy as np
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import Collator, Mapper
-from torchdata.datapipes.iter import Filter, FlatMapper, UnBatcher
 
-from kdpipes.core.chain import upstream_of
+from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.batch_memory import Allocate
-from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
 from kdpipes.delivery.dealer import Resumable
 
-__all__ = ["DEALERS", "BatchPipe", "OneToOne", "dealer_of", "one_to_one_path"]
-
-DEALERS = (DealerMapDataPipe, DealerIterDataPipe)
+__all__ = ["BatchPipe", "OneToOne"]
 
 
 class OneToOne(Resumable, IterDataPipe[Any]):
-    """What pipes behind `deal` have in common that make one item of each, before they read the next one."""
+    """Base class of the pipes after `deal` that make one item of each batch before they read the next one."""
 
     traits = Traits(role="batch", gives="batches", holds_back=False)
     computed = ("_allocate",)
     _allocate: Allocate | None = None  # where batches are made; None if anywhere
 
     def make_batches_in(self, allocate: Allocate) -> None:
-        """Make batches in memory that is used again for later ones: nothing may keep them."""
+        """Make batches in memory that is used again for later ones, so nothing may keep them."""
         self._allocate = allocate
 
 
@@ -58,7 +53,7 @@ class BatchPipe(OneToOne):
     def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a stream of batches", source_datapipe))
-        if not isinstance(one_to_one_path(source_datapipe)[-1], DEALERS):
+        if Chain.of(source_datapipe).numbering_deal() is None:
             raise ChainError(
                 f"`{pipe_name(self)}` takes the batches of `deal`, but `{pipe_name(source_datapipe)}` does not give "
                 "them one by one. Put it after `.deal(...)`, and before pipes that hold batches back."
@@ -78,28 +73,9 @@ class BatchPipe(OneToOne):
         return len(self.source)
 
     def iterate(self) -> Iterator[Any]:
-        dealer = dealer_of(self.source)
-        number = sum(type(pipe) is type(self) for pipe in one_to_one_path(self))
+        chain = Chain.of(self)
+        dealer = chain.numbering_deal()
+        number = sum(type(node.pipe) is type(self) for node in chain.one_to_one_path())
         place = pipe_name(self) if number == 1 else f"{pipe_name(self)}_{number}"
         for batch in self.source:
             yield self.process(batch, dealer.batch_key().rng(place))
-
-
-_ONE_TO_ONE = (OneToOne, Mapper, Collator)
-_STATELESS = (*_ONE_TO_ONE, Filter, FlatMapper, UnBatcher)
-
-
-def one_to_one_path(pipe: Any) -> list[Any]:
-    """Return `pipe` and what is upstream of it, nearest first, up to the first pipe that is not one to one."""
-    path = [pipe]
-    while isinstance(path[-1], _ONE_TO_ONE) and len(sources := upstream_of(path[-1])) == 1:
-        path += sources
-    return path
-
-
-def dealer_of(chain: Any) -> Any:
-    """Return the `deal` whose batches number the items of a chain; None where behind it pipes keep items back."""
-    pipe = chain
-    while isinstance(pipe, _STATELESS):
-        (pipe,) = upstream_of(pipe)
-    return pipe if isinstance(pipe, DEALERS) else None

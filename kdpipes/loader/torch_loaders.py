@@ -1,62 +1,37 @@
-"""The state of a dealt chain, and chains as the datasets of torch's DataLoader.
+"""What torch's DataLoader and trainers see of kdpipes: chains as datasets of a DataLoader, and a Loader's samplers.
 
 DataLoader wraps a datapipe in an object that only passes its items on, so that trainers find neither `set_epoch` nor a
-state, and mistakes go unnoticed. Therefore wrappers of kdpipes' chains become objects of the classes below.
+state, and mistakes go unnoticed. Therefore the wrappers of kdpipes' chains become objects of the classes below.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import BatchSampler, Dataset, SequentialSampler, default_collate, get_worker_info
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper, _MapDataPipeSerializationWrapper
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, must_be
+from kdpipes.core.errors import must_be
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.registry import pipe_name
-from kdpipes.delivery.behind_deal import DEALERS, one_to_one_path
-from kdpipes.delivery.checkpoint import Checkpointer
 from kdpipes.delivery.dealer import Dealer
-from kdpipes.loader.worker import Position
+from kdpipes.loader.state import dealer_before, load_state, state_of
 
-__all__ = ["DealtDataset", "IndexedDataset", "load_state", "state_of"]
+if TYPE_CHECKING:
+    from kdpipes.loader.loader import Loader
 
-
-def state_of(chain: Any) -> dict[str, Any]:
-    """Return the state of a dealt chain: see `Resumable.state_dict`."""
-    dealer = _dealer_before(chain)
-    epoch, batch, cursor = dealer.position()
-    cursors = () if cursor is None else ((dealer.lane(), cursor),)
-    return _checkpointer(dealer).state_at(Position(epoch, batch, 0, cursors))
-
-
-def load_state(chain: Any, state: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Load the state of a dealt chain: see `Resumable.load_state_dict`."""
-    dealer = _dealer_before(chain)
-    position = _checkpointer(dealer).position_in(state, strict=strict)
-    dealer.resume_at(position.epoch, position.number, dict(position.cursors).get(dealer.lane()))
-
-
-def _dealer_before(chain: Any) -> Dealer:
-    """Return the `deal` of a chain whose later pipes make one item of each batch."""
-    last = one_to_one_path(chain)[-1]
-    if isinstance(last, Dealer):
-        return last
-    raise ChainError(
-        f"The chain has no state, because `{pipe_name(last)}` after `.deal()` may hold batches back or change their "
-        "number. Remove it, or use `kdp.Loader(chain)`, which has a state."
-    )
-
-
-def _checkpointer(dealer: Dealer) -> Checkpointer:
-    made = Checkpointer(dealer, dealer.sharding().num_workers, dealer.known_pipes, is_part=True)
-    dealer.known_pipes = made.pipes
-    return made
+__all__ = [
+    "BatchNumbers",
+    "DealtDataset",
+    "EpochSampler",
+    "IndexedDataset",
+    "NumberedBatches",
+]
 
 
 class DealtDataset(_IterDataPipeSerializationWrapper):
@@ -69,6 +44,11 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
     _datapipe: Any
     _ahead: torch.Tensor
     _has_loaded = False
+
+    @property
+    def chain(self) -> Any:
+        """The dealt chain."""
+        return self._datapipe
 
     def share_epochs(self, ahead: torch.Tensor, *, is_new: bool) -> None:
         """Count epochs together with the copies of this dataset in other processes.
@@ -90,7 +70,7 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
         """Called by DataLoader when an epoch begins; if the end of an epoch was loaded, begin the next one."""
         if self._has_loaded:
             self._has_loaded = False
-            _dealer_before(self._datapipe).pass_over()
+            dealer_before(self._datapipe).pass_over()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the part of the chain that this process reads."""
@@ -125,7 +105,7 @@ def _indexed(chain: Any) -> list[MapPipe]:
 
 
 def _dealers(chain: Any) -> list[Dealer]:
-    return [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, Dealer)]
+    return Chain.of(chain).of_type(Dealer)
 
 
 _wrap_stream: Any = _IterDataPipeSerializationWrapper.__init__
@@ -134,11 +114,11 @@ _wrap_indexed: Any = _MapDataPipeSerializationWrapper.__init__
 
 def _init_stream(self: Any, datapipe: Any) -> None:
     """Wrap a stream for a DataLoader, whose constructor calls this."""
-    datapipe = datapipe._datapipe if isinstance(datapipe, DealtDataset) else datapipe  # as Accelerate wraps it again
+    datapipe = datapipe.chain if isinstance(datapipe, DealtDataset) else datapipe  # as Accelerate wraps it again
     _wrap_stream(self, datapipe)
     if _dealers(datapipe):
-        if isinstance(one_to_one_path(datapipe)[-1], DEALERS):
-            _check_batch_size(sys._getframe(1).f_locals)
+        if Chain.of(datapipe).numbering_deal() is not None:
+            _check_batch_size(_arguments())
         self.__class__ = DealtDataset
         ahead: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self.share_epochs(ahead, is_new=True)
@@ -149,8 +129,13 @@ def _init_indexed(self: Any, datapipe: Any) -> None:
     _wrap_indexed(self, datapipe)
     if _indexed(datapipe):
         if not isinstance(datapipe, IndexedDataset):  # Accelerate wraps the wrapper again
-            _warn_of_equal_epochs(datapipe, sys._getframe(1).f_locals)
+            _warn_of_equal_epochs(datapipe, _arguments())
         self.__class__ = IndexedDataset
+
+
+def _arguments() -> Mapping[str, Any]:
+    """Return the arguments of the DataLoader whose constructor calls the caller: it does not pass them on."""
+    return sys._getframe(2).f_locals
 
 
 def _warn_of_equal_epochs(chain: Any, arguments: Mapping[str, Any]) -> None:
@@ -178,3 +163,83 @@ def _check_batch_size(arguments: Mapping[str, Any]) -> None:
 
 _IterDataPipeSerializationWrapper.__init__ = _init_stream  # type: ignore[method-assign]
 _MapDataPipeSerializationWrapper.__init__ = _init_indexed  # type: ignore[method-assign]
+
+
+class EpochSampler(SequentialSampler):
+    """The `sampler` of a loader: Lightning calls its `set_epoch`, and does not replace sequential samplers.
+
+    Args:
+        loader: The loader.
+    """
+
+    data_source: Loader
+
+    def __init__(self, loader: Loader) -> None:
+        super().__init__(loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the number of the next iteration."""
+        self.data_source.set_epoch(epoch)
+
+
+class BatchNumbers(BatchSampler):
+    """The `batch_sampler` of a loader: the numbers of the batches of an epoch, each in a list.
+
+    transformers' Trainer calls its `set_epoch`; `accelerate.skip_first_batches` leaves out the first numbers.
+
+    Args:
+        loader: The loader.
+    """
+
+    sampler: EpochSampler
+
+    def __init__(self, loader: Loader) -> None:
+        self.sampler = EpochSampler(loader)
+        self.batch_size = loader.batch_size  # type: ignore[assignment]  # None for batches by length
+        self.drop_last = loader.drop_last
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the number of the next iteration."""
+        self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        try:
+            numbers: Any = range(len(self))
+        except TypeError:
+            numbers = count()  # the loader ends the epoch
+        return ([number] for number in numbers)
+
+
+class NumberedBatches(Dataset[Any]):
+    """The `dataset` of a loader: returns the batches of its next epoch by number, in order, starting at any batch.
+
+    The length is the number of samples of an epoch, as `len(loader.dataset)` is with torch's DataLoader.
+
+    Args:
+        loader: The loader.
+        source: The source of its `deal`, if it has one.
+    """
+
+    def __init__(self, loader: Loader, source: Any) -> None:
+        self._loader, self._source = loader, source
+        self._batches: Iterator[Any] = iter(())
+        self._next = -1
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitems__(self, numbers: list[int]) -> Any:
+        if get_worker_info() is not None:
+            raise RuntimeError("A `kdp.Loader` has its own workers: read its `dataset` with `num_workers=0`.")
+        (number,) = numbers
+        if number != self._next:
+            self._batches, self._next = self._loader.from_batch(number), number
+        self._next += 1
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._next = -1
+            raise

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+import cloudpickle
 from torch.utils.data import IterDataPipe
 from torchdata.dataloader2 import CheckpointableReadingServiceInterface
 from torchdata.dataloader2.random import SeedGenerator
@@ -21,22 +22,20 @@ from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
-from kdpipes.delivery.agreement import Agreement
-from kdpipes.delivery.behind_deal import dealer_of
-from kdpipes.delivery.checkpoint import Checkpointer, main_part
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import NEW_LOADER, Ranks, check_ranks, ranks_now
-from kdpipes.delivery.probes import Probes
-from kdpipes.delivery.shipped import Shipped
 from kdpipes.delivery.skipping import SkipLimits
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
-from kdpipes.loader.merge import Counters, Merger
+from kdpipes.loader.merge import Agreement, Counters, Merger
+from kdpipes.loader.probes import Probes
 from kdpipes.loader.processes import NUM_BORROWED, DeathPolicy, ProcessPool, ProcessWorker, name_classes
+from kdpipes.loader.state import Checkpointer, main_part
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
 from kdpipes.loader.worker import Order, Position, Worker
 from kdpipes.loader.worker_main import Options, Parcel
+from kdpipes.storage.shared import Shared, is_sharing
 
-__all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "ThreadReadingService"]
+__all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "Shipped", "ThreadReadingService"]
 
 
 _ONE_TO_ONE = (DeviceMoverIterDataPipe, FullSync, PinMemory, Mapper, Collator)  # some of them hold items back
@@ -85,9 +84,9 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     def initialize(self, datapipe: Any) -> Any:
         """Called by DataLoader2 once: start the workers."""
-        datapipe = datapipe._chain if isinstance(datapipe, Shipped) else datapipe
+        datapipe = datapipe.chain if isinstance(datapipe, Shipped) else datapipe
         ends, chain = main_part(datapipe, has_workers=self.has_workers)
-        if any(isinstance(pipe, ShardingRoundRobinDispatcher) for pipe in Chain.of(chain).pipes):
+        if Chain.of(chain).of_type(ShardingRoundRobinDispatcher):
             raise ChainError(
                 "`.sharding_round_robin_dispatch()` needs torchdata's MultiProcessingReadingService. `.deal()` gives "
                 "each worker batches of its own, without a process in between."
@@ -95,7 +94,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self._chain, self._checkpointer = chain, Checkpointer(chain, self.num_workers)
         for pipe in Chain.of(chain).of_type(Pipe):
             pipe.prepare_for_workers()
-        dealer = dealer_of(chain)
+        dealer = Chain.of(chain).resumable_deal()
         self._is_split_by_shard = dealer is not None and dealer.is_split_by_shard
         self._ranks = fix_ranks(chain)
         is_among_ranks = self._ranks is not None and self._ranks.num_ranks > 1
@@ -109,11 +108,11 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         self.finalize()  # ends the workers that an interrupted call has left
         with uninterrupted():
             self._lanes = self._open_lanes()
-        self._items = _with_source(ends, _Merged(self))
+        self._items = _with_source(ends, _Stream(self._merging))
         if self.is_profiled:
             self.main_probes = Probes(self._items)
             self.main_probes.on()
-        return _Delivered(self)
+        return _Stream(self._delivering)
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
         """Called by DataLoader2 at the start of an epoch."""
@@ -193,19 +192,62 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         """Return how many items the main process has received and not given out."""
         return sum(lane.num_waiting for lane in self._lanes) + len(self._passed)
 
-    def _begin(self) -> Iterator[Any]:
+    def _merging(self) -> Callable[[], Any]:
+        """Begin to merge the workers' items; after each of them, note the position where it ends."""
+        passed, agreement, merger = self._passed, self._agreement, self._merger()
+
+        def take() -> Any:
+            item = next(merger) if agreement is None else agreement.next_of(merger)
+            passed.append(merger.position)
+            return item
+
+        return take
+
+    def _delivering(self) -> Callable[[], Any]:
+        """Begin an epoch; after each item that the user gets, note where the loader stands.
+
+        If an epoch is resumed after its last batch, the iteration delivers nothing, and the next iteration is the next
+        epoch.
+        """
         assert self._start is not None
         assert self._items is not None
         self._position, self._start = self._start, Position(self._start.epoch + 1)
         self._passed.clear()
-        return iter(self._items)
+        items, owner, asked = iter(self._items), os.getpid(), 0.0
+
+        def take() -> Any:
+            nonlocal asked
+            # A forked child shares the sockets and open files of its parent, which would miss whatever the child reads.
+            if owner != os.getpid():
+                raise RuntimeError(
+                    f"This iterator belongs to process {owner}, but process {os.getpid()}, forked from it, requests a "
+                    "batch. Make a loader in this process, or begin a new epoch: `for batch in loader`."
+                )
+            if not self._lanes:
+                raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
+            if self._ranks is not None:
+                check_ranks(self._ranks, ranks_now())
+            begun = asked or time.perf_counter()
+            try:
+                item = next(items)
+            except StopIteration:
+                self._position = Position(self._position.epoch + 1)
+                raise
+            self._position = self._take_passed()
+            now = time.perf_counter()
+            self.tally.busy_s += now - begun
+            asked = now
+            return item
+
+        return take
 
     def _merger(self) -> Merger:
         if self._seed_of is not None:
             self._seeds = SeedGenerator(self._seed_of(self._position.epoch))
         seeds = [None if self._seeds is None else self._seeds.spawn(lane) for lane in range(len(self._lanes))]
         orders = [Order(self._position, seed) for seed in seeds]
-        dealer, handler = dealer_of(self._chain), Chain.of(self._chain).error_handler()
+        chain = Chain.of(self._chain)
+        dealer, handler = chain.resumable_deal(), chain.error_handler()
         limits = None
         if dealer is not None and handler is not None:
             limits = SkipLimits(handler, dealer.num_ranks(), self._position.number)
@@ -393,82 +435,35 @@ def _check_timeout(timeout_s: Any) -> float | None:
     return float(timeout_s)
 
 
-class _Merged(Streaming[Any], IterDataPipe[Any]):
-    """What comes from the workers, where the chain's main part takes it."""
+class _Stream(Streaming[Any], IterDataPipe[Any]):
+    """A stream of items that a function gives.
 
-    def __init__(self, service: ReadingService) -> None:
-        self._service = service
-
-    def iterate(self) -> Iterator[Any]:
-        return _Passing(self._service)
-
-
-class _Passing:
-    """Notes after each item of the workers where it ends; ends on all ranks together, where those differ."""
-
-    def __init__(self, service: ReadingService) -> None:
-        self._passed = service._passed
-        self._agreement = service._agreement
-        self._merger = service._merger()
-
-    def __iter__(self) -> _Passing:
-        return self
-
-    def __next__(self) -> Any:
-        item = next(self._merger) if self._agreement is None else self._agreement.next_of(self._merger)
-        self._passed.append(self._merger.position)
-        return item
-
-
-class _Delivered(Streaming[Any], IterDataPipe[Any]):
-    """The end of the adapted chain: what the user gets."""
-
-    def __init__(self, service: ReadingService) -> None:
-        self._service = service
-
-    def iterate(self) -> Iterator[Any]:
-        return _Delivering(self._service)
-
-
-class _Delivering:
-    """Notes after each item that the user gets where the loader stands.
-
-    If an epoch is resumed after its last batch, the iteration delivers nothing, and the next iteration is the next
-    epoch.
+    Args:
+        begin: Called at the start of each iteration; returns a function that returns one item after the other.
     """
 
-    def __init__(self, service: ReadingService) -> None:
-        self._service = service
-        self._items = service._begin()
-        self._asked, self._is_first = 0.0, True
-        self._owner = os.getpid()
+    def __init__(self, begin: Callable[[], Callable[[], Any]]) -> None:
+        self._begin = begin
 
-    def __iter__(self) -> _Delivering:
+    def iterate(self) -> Iterator[Any]:
+        return _Items(self._begin())
+
+
+class _Items:
+    """An iterator that can go on after an error, which a generator cannot.
+
+    Args:
+        take: Returns the next item, or raises StopIteration.
+    """
+
+    def __init__(self, take: Callable[[], Any]) -> None:
+        self._take = take
+
+    def __iter__(self) -> _Items:
         return self
 
     def __next__(self) -> Any:
-        service = self._service
-        # A forked child shares the sockets and open files of its parent, which would miss whatever the child reads.
-        if self._owner != os.getpid():
-            raise RuntimeError(
-                f"This iterator belongs to process {self._owner}, but process {os.getpid()}, forked from it, requests "
-                "a batch. Make a loader in this process, or begin a new epoch: `for batch in loader`."
-            )
-        if not service._lanes:
-            raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
-        if service._ranks is not None:
-            check_ranks(service._ranks, ranks_now())
-        self._asked = time.perf_counter() if self._is_first else self._asked
-        try:
-            item = next(self._items)
-        except StopIteration:
-            service._position = Position(service._position.epoch + 1)
-            raise
-        service._position = service._take_passed()
-        now = time.perf_counter()
-        service.tally.busy_s += now - self._asked
-        self._asked, self._is_first = now, False
-        return item
+        return self._take()
 
 
 def _with_source(ends: list[Any], source: Any) -> Any:
@@ -478,3 +473,30 @@ def _with_source(ends: list[Any], source: Any) -> Any:
         setattr(pipe, name, source)
         source = pipe
     return source
+
+
+class Shipped(Streaming[Any], IterDataPipe[Any]):
+    """A chain whose copies in this process share its data, and which travels to other processes by cloudpickle.
+
+    Args:
+        source_datapipe: The chain.
+    """
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.chain = source_datapipe
+        self._copy: Shared[Any] | None = None
+
+    def iterate(self) -> Iterator[Any]:
+        return iter(self.chain)
+
+    def __getstate__(self) -> Any:
+        if IterDataPipe.getstate_hook is not None:
+            return IterDataPipe.getstate_hook({"chain": self.chain})
+        if is_sharing():
+            self._copy = Shared(Chain.of(self.chain).copy_streams())  # kept until it has arrived
+            return {"copy": self._copy}
+        return {"payload": cloudpickle.dumps(self.chain)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.chain = state["copy"].value if "copy" in state else cloudpickle.loads(state["payload"])
+        self._copy = None
