@@ -142,12 +142,25 @@ def parsed() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
 
 
+PUBLIC = {
+    "_replace",
+    "_asdict",
+    "_make",
+    "_fields",
+    "_exit",
+}  # of named tuples and `os`: documented despite their names
+
+
 def foreign_private_reads(tree: ast.AST) -> int:
-    """Count reads of `x._name`, a private attribute, where `x` is not `self`, `cls`, `super()` or `type(self)`."""
+    """Count reads of `x._name` where `x` is another object and `_name` is not an attribute that the module defines."""
+    stores = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    own = {node.attr for node in stores} | {node.name for node in ast.walk(tree) if isinstance(node, Function)}
+    own |= {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}  # slots
     return sum(
         isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
+        and node.attr not in own | PUBLIC
         and ast.unparse(node.value) not in {"self", "cls", "super()", "type(self)"}
         for node in ast.walk(tree)
     )

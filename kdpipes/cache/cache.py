@@ -17,7 +17,7 @@ from kdpipes.cache.key import Identity, eager_names, key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import Layout, layout_in
 from kdpipes.cache.redis_store import MOST_VALUE_BYTES, RedisStore
-from kdpipes.cache.replayed import Replayed
+from kdpipes.cache.replayed import Replayable, Replayed
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
@@ -390,7 +390,7 @@ class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):
         """Yield new samples, front to back. Shards of an earlier epoch are not opened again."""
         path = list(_work_path(self.source))
         shards = path.pop()
-        if not callable(getattr(shards, "place", None)):
+        if not isinstance(shards, Replayable):
             yield from super().samples()
             return
         for raw in Replayed(shards, self._operation.store).samples():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,9 +15,19 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.shared import PackedStrings
 
-__all__ = ["Replayed"]
+__all__ = ["Replayable", "Replayed"]
 
 _MOST = 1_000_000  # samples of which a note is kept
+
+
+@runtime_checkable
+class Replayable(Protocol):
+    """A stream of shards whose samples may be given again without opening a shard."""
+
+    cursor: tuple[int, int, int]
+
+    def place(self) -> Any:
+        """Return what the next iteration will give; None if that is not known before it."""
 
 
 class Replayed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import difflib
 import operator
 import sys
@@ -182,7 +183,7 @@ def as_cause(error: BaseException) -> BaseException:
     text = str(error)
     if cause is before and masked(text) == text:
         return error
-    is_plain = type(error).__module__ == "builtins" and not isinstance(error, UnicodeError)
+    is_plain = type(error) in vars(builtins).values() and not isinstance(error, UnicodeError)
     stand_in = type(error)(masked(text)) if is_plain else KdpipesError(f"{type(error).__name__}: {masked(text)}")
     stand_in.__dict__["status"] = getattr(error, "status", None) or getattr(error, "code", None)
     stand_in.__cause__ = cause

@@ -159,7 +159,7 @@ def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
         return function(value)
     if isinstance(value, Mapping):
         return {name: _mapped(part, function) for name, part in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
+    if isinstance(value, tuple) and "_fields" in dir(type(value)):
         return type(value)(*(_mapped(part, function) for part in value))
     if isinstance(value, tuple | list):
         return type(value)(_mapped(part, function) for part in value)

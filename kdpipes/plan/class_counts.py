@@ -8,7 +8,8 @@ import numpy as np
 
 from kdpipes import selection
 from kdpipes.core.errors import must_be
-from kdpipes.core.map_pipe import as_column
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.selection import UNLABELLED
 
 __all__ = ["class_counts"]
@@ -28,7 +29,7 @@ def class_counts(labels: Any) -> dict[Any, int]:
         >>> kdp.class_counts(kdp.from_dataset(["a", "b", "c"], "x", labels=[2, 0, 2]))
         {0: 1, 2: 2}
     """
-    column = labels.column("y") if hasattr(labels, "column") else labels
+    column = labels.column("y") if isinstance(labels, MapPipe | IterPipe) else labels
     if isinstance(column, list | tuple | np.ndarray) and np.ndim(column) == 1:
         column = as_column(column)
         if column.dtype == object:

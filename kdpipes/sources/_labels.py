@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,14 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import UNLABELLED
 
 __all__ = ["as_classes", "class_names_in", "numbered"]
+
+
+@runtime_checkable
+class _Labelled(Protocol):
+    """A feature of a Hugging Face dataset that names its classes."""
+
+    names: Any
+
 
 Names = tuple[str, ...] | None
 
@@ -85,5 +93,6 @@ def class_names_in(dataset: Any, fields: Sequence[str]) -> Names:
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping):
         return None
-    found = [names for field in fields if (names := getattr(features.get(field), "names", None)) is not None]
+    labelled = (feature for field in fields if isinstance(feature := features.get(field), _Labelled))
+    found = [feature.names for feature in labelled if feature.names is not None]
     return tuple(found[0]) if len(found) == 1 else None

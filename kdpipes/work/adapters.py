@@ -468,7 +468,7 @@ def _closed_image(kind: FieldKind, before: Any, made: Any) -> Any:
     if not is_picture and not (kind == "mask" and made.ndim == 2):
         return made
     image = Image.fromarray(made)
-    if getattr(before, "mode", None) == "P" and image.mode == "L":
+    if isinstance(before, Image.Image | EncodedImage | DecodedImage) and before.mode == "P" and image.mode == "L":
         image.putpalette([value for value in range(256) for _ in "rgb"])  # makes it a mask of class numbers again
     return image
 

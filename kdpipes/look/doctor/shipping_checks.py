@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.chain import Chain, Node
@@ -17,7 +18,7 @@ from kdpipes.delivery.meter import size_of
 from kdpipes.look.doctor.facts import Facts, Finding, shrinks
 from kdpipes.look.profile_view import bytes_text
 from kdpipes.storage.shared import Shared, sharing
-from kdpipes.work.decode import ImageDecoder
+from kdpipes.work.decode import DecodedImage, EncodedImage, ImageDecoder
 
 __all__ = ["float_pixels", "full_size_pixels", "small_shared_memory", "unpicklable"]
 
@@ -143,7 +144,7 @@ def _images(value: Any, depth: int = 0) -> Iterator[Any]:
         parts = list(value.values()) if isinstance(value, Mapping) else list(value)
         for part in parts[:8]:
             yield from _images(part, depth + 1)
-    elif (isinstance(getattr(value, "size", None), tuple) and hasattr(value, "mode")) or hasattr(value, "to_pil"):
+    elif isinstance(value, Image.Image | EncodedImage | DecodedImage):
         yield value
 
 
