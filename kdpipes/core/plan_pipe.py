@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
@@ -93,13 +94,56 @@ class PlanPipe(MapPipe):
         """Return what `plan` has returned for an epoch. Not to be modified."""
         if self._planned is None:
             with planning(0):
-                made = _as_kept(self.plan(0))
+                made = self._kept(self.plan(0))
             redrawn = None if self.goes_by == "number" else self._redrawn_upstream(of_labels=self.goes_by == "labels")
             self._is_fixed = redrawn is not None
             if redrawn is not None and self.warns_of_fixed:
                 warn_of_fixed(redrawn, pipe_name(self))
             self._planned = Shared(made)
-        return self._recent.of(epoch, self.plan) if epoch and self.redraws else self._planned.value
+        return self._recent.of(epoch, self._planned_for) if epoch and self.redraws else self._planned.value
+
+    def _planned_for(self, epoch: int) -> Any:
+        return self._kept(self.plan(epoch))
+
+    def _kept(self, plan: Any) -> Any:
+        """Return a plan as one object, with arrays that cannot be written to; raise if it is not a plan.
+
+        Raises:
+            TypeError: The positions are not integers.
+            IndexError: A position lies outside the source.
+        """
+        if isinstance(plan, tuple):
+            numbers, positions = (self._checked(part) for part in plan)
+            sizes = np.asarray([len(source) for source in self.sources])
+            self._check_range(numbers, len(sizes))
+            self._check_range(positions, sizes[numbers] if len(positions) else 0)
+            return Pairs(numbers, positions)
+        if plan is not None and not isinstance(plan, np.ndarray | list | range | torch.Tensor):
+            return plan  # positions that follow from arithmetic
+        positions = self._checked(plan)
+        self._check_range(positions, len(self.source))
+        return positions
+
+    def _checked(self, positions: Any) -> NDArray[Any]:
+        found = np.asarray(positions)
+        if found.shape == (0,) and found.dtype == np.float64:  # NumPy's type of an empty list
+            found = found.astype(np.int64)
+        if found.ndim != 1 or found.dtype.kind not in "iu":
+            hint = " A mask gives positions by `np.flatnonzero(mask)`." if found.dtype.kind == "b" else ""
+            raise TypeError(
+                f"`plan` of `{pipe_name(self)}` must return integer positions, `[n] int`, but returned {found.dtype} "
+                f"of shape {list(found.shape)} instead.{hint}"
+            )
+        found.flags.writeable = False
+        return found
+
+    def _check_range(self, positions: NDArray[Any], size: Any) -> None:
+        wrong = np.flatnonzero((positions < 0) | (positions >= size))
+        if len(wrong):
+            raise IndexError(
+                f"`plan` of `{pipe_name(self)}` returned position {positions[wrong[0]]} for sample {wrong[0]}, which "
+                f"lies outside the source. Positions begin at 0; the source has {len(self.source)} samples."
+            )
 
     @property
     def is_planned(self) -> bool:
@@ -233,15 +277,6 @@ class PlanPipe(MapPipe):
         return None if None in known else frozenset.intersection(*known)  # type: ignore[arg-type]
 
 
-def _as_kept(plan: Any) -> Any:
-    """Return a plan as one object, with arrays that cannot be written to."""
-    arrays = plan if isinstance(plan, tuple) else (plan,)
-    for positions in arrays:
-        if isinstance(positions, np.ndarray):
-            positions.flags.writeable = False
-    return Pairs(*plan) if isinstance(plan, tuple) else plan
-
-
 class _Recent:
     """The plans of the last two epochs in this process, as worker threads may be in either; copies start empty."""
 
@@ -256,7 +291,7 @@ class _Recent:
         plan = self._kept.get(epoch)
         if plan is None:
             with planning(0):  # labels are those of epoch 0
-                plan = _as_kept(make(epoch))
+                plan = make(epoch)
             self._kept = {**dict(list(self._kept.items())[-1:]), epoch: plan}
         return plan
 

@@ -139,3 +139,38 @@ def test_a_single_source_can_be_concatenated() -> None:
 def test_plans_are_known_by_their_arguments() -> None:
     assert Told(9).take_percent(to_percent=0.5).fingerprint() == Told(90).take_percent(to_percent=0.5).fingerprint()
     assert Told(9).take_percent(to_percent=0.5).fingerprint() != Told(9).take_percent(to_percent=0.6).fingerprint()
+
+
+class Planned(kdp.PlanPipe):
+    """Chooses what it is given."""
+
+    def __init__(self, source_datapipe: kdp.MapPipe, chosen: Any) -> None:
+        super().__init__(source_datapipe)
+        self.chosen_by_hand = chosen
+
+    def plan(self, epoch: int) -> Any:
+        return self.chosen_by_hand
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error", "text"),
+    [
+        (np.array([0, 99]), IndexError, "`Planned` returned position 99 for sample 1, which lies outside the source"),
+        (np.array([-1]), IndexError, "position -1 for sample 0"),
+        (np.array([True, False, True]), TypeError, r"returned bool of shape \[3\] instead. A mask gives positions"),
+        (np.array([0.0, 2.0]), TypeError, "must return integer positions"),
+        (None, TypeError, "must return integer positions"),
+    ],
+)
+def test_a_plan_of_anything_but_positions_is_an_error(chosen: Any, error: type[Exception], text: str) -> None:
+    pipe = Planned(kdp.from_dataset(["a", "b", "c"], "x"), chosen)
+    with pytest.raises(error, match=text):
+        pipe[0]
+    with pytest.raises(error, match=text):
+        pipe.column("x")
+
+
+def test_a_plan_may_be_a_list() -> None:
+    pipe = Planned(kdp.from_dataset(["a", "b", "c"], "x"), [2, 0])
+    assert pipe.column("x").tolist() == [sample["x"] for sample in pipe] == ["c", "a"]
+    assert len(Planned(kdp.from_dataset(["a"], "x"), [])) == 0
