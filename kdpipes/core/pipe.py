@@ -29,7 +29,15 @@ class UnknownPipeError(AttributeError):
 
     def __str__(self) -> str:
         owner, name, names = self.args
-        return f"`{owner}` has no pipe or attribute {name!r}.{_upstream_with(name, self) or closest(name, names)}"
+        hint = _upstream_with(name, self) or _elsewhere(name) or closest(name, names)
+        return f"`{owner}` has no pipe or attribute {name!r}.{hint}"
+
+
+def _elsewhere(name: str) -> str:
+    """Return a hint if `name` is a pipe of the other flavour; that it is missing here means that this one lacks it."""
+    if name in MapDataPipe.functions:
+        return f" `.{name}()` is a pipe of indexed sources; this is a stream."
+    return f" `.{name}()` is a pipe of streams: put it after `.deal()`." if name in IterDataPipe.functions else ""
 
 
 def _upstream_with(name: str, error: AttributeError) -> str:

@@ -450,3 +450,8 @@ def test_the_doctor_finds_mistakes_with_own_pipes() -> None:
     unrecorded = source.own_noise(strength=1.0).select("n", return_ctx=True).deal(batch_size=5)
     [finding] = [one for one in kdp.doctor(unrecorded, measure=False).findings if one.code == "unrecorded-ctx"]
     assert "`.own_noise()`" in finding.what
+
+
+def test_a_pipe_of_the_other_flavour_is_named() -> None:
+    with pytest.raises(AttributeError, match=r"`.bucketbatch\(\)` is a pipe of streams: put it"):
+        kdp.from_dataset(["a"], "x").bucketbatch  # noqa: B018
