@@ -147,7 +147,9 @@ def decode(
     if length != len(view):
         raise DamagedError(f"The entry has {len(view)} bytes instead of {length}.")
     start_of_sum = zlib.crc32(key) if number == _FORMAT_WITH_KEY else 0
-    if verify and zlib.crc32(view[_START_OF_CHECKED:], start_of_sum) != checksum:
+    # The checksum does not cover the format number: a damaged one must not pass as that of an entry without a key.
+    lacks_key = number == _FORMAT_WITH_KEY and not key
+    if verify and (lacks_key or zlib.crc32(view[_START_OF_CHECKED:], start_of_sum) != checksum):
         of_another = ", or it belongs to another key" if number == _FORMAT_WITH_KEY else ""
         raise DamagedError(f"The entry of {length} bytes is damaged: its checksum differs{of_another}.")
     start = _FRAME.size + size

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
@@ -334,6 +334,7 @@ ENTRY = entry_of(EXAMPLE)
 
 
 @given(st.integers(0, len(ENTRY) - 1), st.integers(1, 255))
+@example(3, 3)  # the other format number
 def test_one_changed_byte_is_found(place: int, change: int) -> None:
     damaged = bytearray(ENTRY)
     damaged[place] ^= change
