@@ -93,6 +93,15 @@ class Kernel:
         return shown
 
 
+def was_interrupted(shown: dict[str, Any]) -> bool:
+    """Return whether a cell ended with KeyboardInterrupt.
+
+    About one interrupt in 400 hits an instruction that has no line number. IPython cannot format such a traceback
+    and prints it as text, without an error message.
+    """
+    return "KeyboardInterrupt" in (shown["error"] or shown["text"])
+
+
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     manager, client = start_new_kernel(cwd=str(tmp_path_factory.mktemp("notebook")))
@@ -157,7 +166,7 @@ def test_a_cell_runs_twice_with_lambdas_and_classes_of_the_notebook(kernel: Kern
 def test_an_interrupted_cell_leaves_no_process_and_runs_again(kernel: Kernel, cell: str) -> None:
     kernel.run("import kdpipes as kdp")
     kernel.run(PIPES)
-    assert kernel.run(cell, interrupted_at="running")["error"] == "KeyboardInterrupt"
+    assert was_interrupted(kernel.run(cell, interrupted_at="running"))
     if cell == STANDING:  # its loader lives on, and can be iterated
         again = kernel.run("print(len(list(standing)))\nstanding.close()")
         assert (again["error"], again["text"]) == ("", "3\n")
@@ -169,7 +178,7 @@ def test_an_interrupted_cell_leaves_no_process_and_runs_again(kernel: Kernel, ce
 def test_a_loader_that_was_interrupted_and_deleted_leaves_no_process(kernel: Kernel) -> None:
     kernel.run("import kdpipes as kdp")
     kernel.run(PIPES)
-    assert kernel.run(FORGOTTEN, interrupted_at="running")["error"] == "KeyboardInterrupt"
+    assert was_interrupted(kernel.run(FORGOTTEN, interrupted_at="running"))
     kernel.run("1 + 1")
     kernel.run("del forgotten")
     assert kernel.run(CHILDREN)["text"] == "0 []\n", "though IPython keeps the traceback, which holds the loader"
