@@ -44,12 +44,15 @@ from kdpipes.plan.class_counts import class_counts
 from kdpipes.plan.concat import ConcatenatorMapDataPipe as concat
 from kdpipes.plan.few_shot import FewShotTakerMapDataPipe
 from kdpipes.plan.filter_classes import ClassFilterIterDataPipe, ClassFilterMapDataPipe
+from kdpipes.plan.filter_samples import SampleFilterIterDataPipe, SampleFilterMapDataPipe
+from kdpipes.plan.join import JoinerMapDataPipe
 from kdpipes.plan.map_classes import ClassMapperIterDataPipe, ClassMapperMapDataPipe
 from kdpipes.plan.mix import MixerIterDataPipe, MixerMapDataPipe
 from kdpipes.plan.oversample import OversamplerIterDataPipe, OversamplerMapDataPipe
 from kdpipes.plan.permute import PermuterMapDataPipe
 from kdpipes.plan.repeat_until import RepeaterUntilIterDataPipe, RepeaterUntilMapDataPipe
 from kdpipes.plan.sample_weighted import WeightedSamplerMapDataPipe
+from kdpipes.plan.split import split
 from kdpipes.plan.subset import SubsetterMapDataPipe
 from kdpipes.plan.take_per_class import PerClassTakerMapDataPipe
 from kdpipes.plan.take_percent import PercentTakerMapDataPipe
@@ -115,6 +118,7 @@ __all__ = [
     "HorizontalFlip",
     "ImageDecoder",
     "IterPipe",
+    "JoinerMapDataPipe",
     "KdpipesError",
     "Loader",
     "MapPipe",
@@ -141,6 +145,8 @@ __all__ = [
     "Resize",
     "Sample",
     "SampleCollatorIterDataPipe",
+    "SampleFilterIterDataPipe",
+    "SampleFilterMapDataPipe",
     "SampleMakerIterDataPipe",
     "SampleMakerMapDataPipe",
     "SampleSource",
@@ -177,6 +183,7 @@ __all__ = [
     "replay_grid",
     "sample_pipe",
     "show_batch",
+    "split",
     "split_ctx",
     "stream_shards",
     "write_records",

@@ -12,6 +12,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from typing_extensions import Never
 
 from kdpipes.cache.store import CacheStats
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.look.peek import Peek
 from kdpipes.work.image_ops import FieldKind
 from kdpipes.work.transform import RecordedTransform
@@ -80,7 +81,16 @@ class MapChain(MapDataPipe[Any]):
     def take_per_class(
         self, *, num_samples: int | None = None, share: float | None = None, seed: int | None = None
     ) -> MapChain: ...
-    def few_shot(self, shots: int, *, seed: int = 0) -> MapChain: ...
+    def few_shot(self, shots: int, *, seed: int = 0, rest: bool = False) -> MapChain: ...
+    def filter_samples(self, *, columns: str | Sequence[str], keep: Callable[..., Any]) -> MapChain: ...
+    def join(
+        self,
+        other: MapPipe,
+        *,
+        fields: str | Sequence[str] | None = None,
+        how: Literal["inner", "left"] = "inner",
+        on: Callable[[str], Any] | None = None,
+    ) -> MapChain: ...
     def map_classes(
         self,
         mapping: Mapping[Any, Any],
@@ -262,6 +272,7 @@ class IterChain(IterDataPipe[Any]):
         self, local_root: str | os.PathLike[str], *, global_root: str | os.PathLike[str] | None = None
     ) -> IterChain: ...
     def filter_classes(self, *, valid: _Classes | None = None, invalid: _Classes | None = None) -> IterChain: ...
+    def filter_samples(self, *, columns: str | Sequence[str], keep: Callable[..., Any]) -> IterChain: ...
     def oversample(
         self,
         *,

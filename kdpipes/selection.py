@@ -22,14 +22,18 @@ __all__ = [
     "by_label",
     "class_counts",
     "draw_weighted",
+    "hash_values",
     "interleave",
     "keep_classes",
     "oversample_exact",
     "oversample_multiply",
     "smallest_int",
     "take_per_class",
+    "take_stratum",
 ]
 
+_CHUNK = 1 << 16
+_FNV_PRIME = np.uint64(0x100000001B3)  # of the 64-bit FNV-1a hash
 UNLABELLED = -1  # the label of a sample that has none
 Ints = NDArray[np.integer[Any]]
 
@@ -153,6 +157,56 @@ def take_per_class(labels: NDArray[Any], number_of: Callable[[int], int], seed: 
             group = np.random.default_rng(int.from_bytes(key, "little")).permutation(group)
         chosen.append(group[:number])
     return np.sort(np.concatenate(chosen))
+
+
+def take_stratum(labels: NDArray[Any], start: float, stop: float, *, key: bytes) -> Ints:
+    """Return the positions of a share of each class, drawn at random, in ascending order.
+
+    Shares that touch, `(0, 0.8)` and `(0.8, 1)`, have no position in common and leave none out. Unlabelled samples
+    (-1) are a class here.
+
+    Args:
+        labels: The label of each sample.
+        start: Where the share begins, from 0 to 1.
+        stop: Where the share ends, from `start` to 1.
+        key: The seed of the choice.
+
+    >>> take_stratum(np.array([0, 0, 1, 1]), 0.0, 0.5, key=b"seed").size
+    2
+    """
+    classes, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.argsort(numbers.reshape(-1), kind="stable").astype(smallest_int(len(labels)))
+    chosen = [np.zeros(0, dtype=smallest_int(len(labels)))]
+    for label, group in zip(classes.tolist(), np.split(order, np.cumsum(counts)[:-1]), strict=False):
+        permutation = Permutation(len(group), key=key + str(label).encode())
+        chosen.append(group[permutation[np.arange(round(start * len(group)), round(stop * len(group)))]])
+    return np.sort(np.concatenate(chosen))
+
+
+def hash_values(values: NDArray[Any], key: bytes) -> NDArray[np.uint64]:
+    """Return a hash of each value, evenly distributed, which depends on the value and `key` alone.
+
+    >>> one, other = np.array(["a", "bcd"]), np.array(["bcd"])
+    >>> bool(hash_values(one, b"")[1] == hash_values(other, b"")[0])
+    True
+    """
+    seed = np.frombuffer(hashlib.blake2b(key, digest_size=8).digest(), dtype=np.uint64)[0]
+    if values.dtype == object:
+        values = np.asarray([str(value) for value in values.tolist()], dtype=np.str_)
+    if values.dtype.kind == "f":
+        values = np.asarray(values, dtype=np.float64).view(np.uint64)
+    if values.dtype.kind in "biu":
+        return _mixed(_mixed(values.astype(np.int64).view(np.uint64)) ^ seed)
+    unit = np.uint32 if values.dtype.kind == "U" else np.uint8
+    width = values.dtype.itemsize // np.dtype(unit).itemsize
+    hashes = np.full(len(values), seed, dtype=np.uint64)
+    for begin in range(0, len(values), _CHUNK):  # so that temporary arrays stay in the processor's cache
+        part = np.ascontiguousarray(values[begin : begin + _CHUNK]).view(unit).reshape(-1, width) if width else None
+        state = hashes[begin : begin + _CHUNK]
+        for column in part.T if part is not None else ():
+            is_there = column != 0  # shorter texts are filled up with zeros, which must not count
+            state[is_there] = (state[is_there] ^ column[is_there]) * _FNV_PRIME
+    return _mixed(hashes)
 
 
 def interleave(sizes: Sequence[int], weights: Sequence[float], seed: int, *, until_all: bool) -> tuple[Ints, Ints]:

@@ -51,6 +51,8 @@ EXAMPLES: dict[str, Build] = {
     ),
     "on_error": lambda source: source.on_error("skip"),
     "few_shot": lambda source: source.few_shot(shots=1, seed=1),
+    "filter_samples": lambda source: source.filter_samples(columns=["x", "y"], keep=lambda x, y: (x > 1) & (y != 1)),
+    "join": lambda source: source.join(_source("map").rename_fields(other="x", label="y")),
     "localize_files": lambda source: source.map(_own_path).localize_files(LOCAL.name).to_samples(),
     "map_classes": lambda source: source.map_classes({0: 1, 2: 0}, unmapped="keep"),
     "mix": lambda source: source.mix(Chain.of(source).copy_streams(), weights=[2, 1], seed=2, stop="all"),
@@ -75,7 +77,7 @@ BEHIND_DEAL = {"collate_samples", "cutmix", "mixup", "to_device"}
 RANDOM = {"cutmix", "mixup", "oversample", "transform"}  # those whose epochs may differ
 ELSEWHERE = {"cache_in_redis", "peek"}  # one needs a server, one is no pipe: see their own tests
 REFUSED = {("subset", "iter"), *((name, "map") for name in BEHIND_DEAL)} | {
-    (name, "iter") for name in ("few_shot", "permute", "sample_weighted", "take_per_class", "take_percent")
+    (name, "iter") for name in ("few_shot", "join", "permute", "sample_weighted", "take_per_class", "take_percent")
 }
 
 
@@ -214,6 +216,7 @@ def test_what_is_no_pipe_is_refused_where_the_chain_is_built(name: str, flavour:
         "add_field": ("z", len),
         "cache_on_disk": ("memory://contract",),
         "few_shot": (1,),
+        "join": ([1, 2, 3],),
         "localize_files": ("local",),
         "map_classes": ({0: 1},),
         "mix": ([1, 2, 3],),
@@ -228,6 +231,7 @@ def test_what_is_no_pipe_is_refused_where_the_chain_is_built(name: str, flavour:
     keywords: dict[str, Any] = {
         "deal": {"batch_size": 1},
         "filter_classes": {"valid": [0]},
+        "filter_samples": {"columns": "x", "keep": len},
         "oversample": {"class_counts": {0: 1}} if flavour == "iter" else {},
         "rename_fields": {"z": "x"},
         "repeat_until": {"repetitions": 1},

@@ -249,6 +249,11 @@ class Sample(MutableMapping[str, Any]):
         self._origin.route = (*self._origin.route, number)
         return self
 
+    def depend_on(self, other: Sample) -> None:
+        """Include the version of another sample, whose fields this one takes, in the version of this one."""
+        version = self._origin.version
+        self._origin.version = lambda: f"{version if isinstance(version, str) else version()} {other.version}".strip()
+
     @property
     def ordinal(self) -> int:
         """The sample's position in the dealt epoch."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.errors import DataError, check_count, check_seed
+from kdpipes.core.errors import DataError, check_count, check_flag, check_seed
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
@@ -27,8 +28,9 @@ class FewShotTakerMapDataPipe(PlanPipe):
         source_datapipe: An indexed pipe of samples.
         shots: How many of each class.
         seed: Of the choice, from 0 up to 2**64.
+        rest: Whether to take all other labelled samples instead, to evaluate on.
 
-    Length: `shots` times the number of classes.
+    Length: `shots` times the number of classes; with `rest`, the other samples that have a label.
 
     Raises:
         DataError: A class has fewer samples. (When the plan is made; `take_per_class` takes what there is.)
@@ -41,8 +43,9 @@ class FewShotTakerMapDataPipe(PlanPipe):
 
     goes_by = "labels"
 
-    def __init__(self, source_datapipe: MapPipe, shots: int, *, seed: int = 0) -> None:
+    def __init__(self, source_datapipe: MapPipe, shots: int, *, seed: int = 0, rest: bool = False) -> None:
         super().__init__(source_datapipe)
+        self._takes_rest = check_flag("rest", rest)
         self._shots = check_count("shots", shots)
         self._choice_seed = check_seed(seed)
 
@@ -56,7 +59,12 @@ class FewShotTakerMapDataPipe(PlanPipe):
                 f"Class {name} has {counts[rare]} samples, fewer than the {self._shots} of `few_shot`. "
                 f"`.take_per_class(num_samples={self._shots}, seed=...)` takes what there is."
             )
-        return take_per_class(labels, lambda size: self._shots, self._choice_seed)
+        chosen = take_per_class(labels, lambda size: self._shots, self._choice_seed)
+        if not self._takes_rest:
+            return chosen
+        is_rest = labels != UNLABELLED
+        is_rest[chosen] = False
+        return np.flatnonzero(is_rest).astype(chosen.dtype)
 
 
 refuse_flavour("few_shot", flavour="iter", way_out="A stream cannot count ahead: `kdp.open_shards` is indexed.")

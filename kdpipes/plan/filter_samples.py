@@ -1,0 +1,139 @@
+"""Keep samples by the values of any of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe
+
+from kdpipes.core.callback import Callback
+from kdpipes.core.errors import DataError, FieldError, add_note, must_be
+from kdpipes.core.iter_pipe import samples_of
+from kdpipes.core.map_pipe import MapPipe, as_column, is_key
+from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
+from kdpipes.core.registry import functional_pipe
+from kdpipes.core.sample import Sample
+from kdpipes.selection import smallest_int
+
+__all__ = ["SampleFilterIterDataPipe", "SampleFilterMapDataPipe"]
+
+Keep = Callable[..., Any]
+
+
+class _Rule:
+    """The two arguments, and the mask that they give for some samples."""
+
+    def __init__(self, columns: str | Sequence[str], keep: Keep) -> None:
+        names = [columns] if isinstance(columns, str) else columns
+        is_list = isinstance(names, list | tuple) and len(names) > 0
+        if not is_list or not all(isinstance(name, str) and name for name in names):
+            raise TypeError(must_be("columns", 'the name of a field, or a list of names like ["json.width"]', columns))
+        self.columns = tuple(names)
+        self.keep = Callback("keep", keep)
+
+    def mask(self, values: list[NDArray[Any]], size: int) -> NDArray[np.bool_]:
+        """Return which of `size` samples to keep.
+
+        Args:
+            values: One array `[size]` for each column.
+            size: The number of samples.
+        """
+        try:
+            mask = np.asarray(self.keep(*values))
+        except ValueError as error:
+            if "truth value" in str(error):
+                add_note(error, "`keep` gets whole columns: write `&`, `|` and `~` in place of `and`, `or` and `not`.")
+            raise
+        if mask.dtype != bool or mask.shape != (size,):
+            raise TypeError(
+                f"`keep` must return one boolean for each sample, `[{size}] bool`, but returned {mask.dtype} of shape "
+                f"{list(mask.shape)} instead. It gets one array for each of `columns`: `keep=lambda w, h: (w >= 256) & "
+                "(h >= 256)`."
+            )
+        return mask
+
+
+@functional_pipe("filter_samples", flavour="map")
+class SampleFilterMapDataPipe(PlanPipe):
+    """Keeps the samples whose fields satisfy a condition (functional name: ``filter_samples``).
+
+    On an indexed source, `keep` is called once, with whole columns. Columns that the source's index holds, like labels
+    and keys, cost nothing. Other fields are read once, sample by sample, with a progress bar: do not name the field of
+    an image. On a stream, `keep` is called for each sample as it passes, with arrays of one entry.
+
+    Args:
+        source_datapipe: A pipe of samples, indexed or a stream.
+        columns: The name of a field, or a list of names. `"json.width"` is the entry `"width"` of the field `"json"`.
+            `"key"` is the key of the sample.
+        keep: Called with one NumPy array `[n]` for each column. It returns `[n] bool`: which samples to keep. It must
+            depend on its arguments alone.
+
+    Length: the number of samples that are kept; not known on a stream.
+
+    Memory: four bytes for each sample that is kept, shared by all workers.
+
+    Raises:
+        FieldError: A sample has no such field. (When the plan is made, or the sample passes.)
+        TypeError: `keep` does not return booleans.
+
+    Example:
+        >>> sizes = kdp.from_dataset([{"x": "a", "w": 300}, {"x": "b", "w": 20}, {"x": "c", "w": 256}], "x w")
+        >>> sizes.filter_samples(columns="w", keep=lambda w: w >= 256).column("x")
+        array(['a', 'c'], dtype='<U1')
+    """
+
+    def __init__(self, source_datapipe: MapPipe, *, columns: str | Sequence[str], keep: Keep) -> None:
+        super().__init__(source_datapipe)
+        self._rule = _Rule(columns, keep)
+
+    def plan(self, epoch: int) -> NDArray[Any]:
+        size = len(self.source)
+        columns = [_column(self.source, name) for name in self._rule.columns]
+        return np.flatnonzero(self._rule.mask(columns, size)).astype(smallest_int(size))
+
+
+@functional_pipe("filter_samples", flavour="iter", doc_of=SampleFilterMapDataPipe)
+class SampleFilterIterDataPipe(StreamPlanPipe):
+    def __init__(self, source_datapipe: IterDataPipe[Any], *, columns: str | Sequence[str], keep: Keep) -> None:
+        super().__init__(source_datapipe)
+        self._rule = _Rule(columns, keep)
+
+    def samples(self) -> Iterator[Sample]:
+        for sample in samples_of(self.source, "filter_samples"):
+            values = [as_column([_value(sample, name)]) for name in self._rule.columns]
+            if self._rule.mask(values, 1)[0]:
+                yield sample
+
+
+def _column(source: MapPipe, name: str) -> NDArray[Any]:
+    """Return one field of all samples, or one entry of a field that holds dictionaries."""
+    known = source.field_names()
+    if "." not in name or source.has_column(name) or (known is not None and name in known):
+        return source.column(name)
+    field, _, path = name.partition(".")
+    if known is None or field in known:
+        return as_column([_entry(value, path, name) for value in source.column(field).tolist()])
+    return source.column(name)  # its error names the fields that exist
+
+
+def _value(sample: Sample, name: str) -> Any:
+    if is_key(name, sample):
+        return sample.key
+    if name in sample or "." not in name:
+        return sample[name]
+    field, _, path = name.partition(".")
+    return _entry(sample[field], path, name)
+
+
+def _entry(value: Any, path: str, name: str) -> Any:
+    """Return the entry of nested dictionaries at a path like "size.width"."""
+    for part in path.split("."):
+        if not isinstance(value, dict):
+            raise DataError(f"Column {name!r} looks up {part!r} in a dictionary, but found {type(value).__name__}.")
+        if part not in value:
+            raise FieldError(f"Column {name!r}: there is no entry {part!r}; there is {', '.join(map(repr, value))}.")
+        value = value[part]
+    return value

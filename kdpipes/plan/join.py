@@ -1,0 +1,209 @@
+"""Put the fields of two sources side by side, by the keys of their samples."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes.core.callback import Callback
+from kdpipes.core.errors import ChainError, DataError, check_choice, refuse_field
+from kdpipes.core.map_pipe import MapPipe, as_column, indexed
+from kdpipes.core.order import Order
+from kdpipes.core.plan_pipe import PlanPipe, warn_of_fixed
+from kdpipes.core.randomness import planning
+from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.sample import Lazy, Sample
+from kdpipes.selection import smallest_int
+from kdpipes.storage.shared import Shared
+
+__all__ = ["JoinerMapDataPipe"]
+
+_SHARD = re.compile(r"^.*\.tar(?:\.\w+)?/")
+_EXTENSION = re.compile(r"\.\w+$")
+_NUM_NAMED = 5  # how many missing keys a warning names
+
+
+def bare_key(key: str) -> str:
+    """Return a key without the name of its shard and without the extension of a file.
+
+    >>> bare_key("images-000.tar/cat/0007"), bare_key("cat/0007.jpg")
+    ('cat/0007', 'cat/0007')
+    """
+    return _EXTENSION.sub("", _SHARD.sub("", key))
+
+
+@functional_pipe("join", flavour="map")
+class JoinerMapDataPipe(PlanPipe):
+    """Adds the fields of another source to the samples with the same keys (functional name: ``join``).
+
+    Captions, embeddings or latents that were computed once stand beside the images. A field is loaded when it is read,
+    from either source. Samples of the other source that have no partner are left out.
+
+    Args:
+        source_datapipe: An indexed pipe of samples.
+        other: The other indexed pipe of samples; each of its keys occurs once.
+        fields: The fields to add, one name or several; by default, all of the other source's.
+        how: What to do with samples that the other source lacks. "inner" leaves them out, with a warning that counts
+            and names them. "left" keeps them; their added fields are None.
+        on: Called with a key of either source; returns what must be equal. By default, the key without the name of its
+            shard and without the extension of a file: "images-000.tar/0007" fits "latents-000.tar/0007", and
+            "cat/0007.jpg" fits "cat/0007.npy".
+
+    Length: the number of samples that have a partner; with "left", that of the source.
+
+    Memory: eight bytes for each sample, shared by all workers; while the plan is made, the keys of both sources.
+
+    Raises:
+        ChainError: Both sources have a field of the same name.
+        DataError: Two samples of the other source have the same key. (When the plan is made.)
+
+    Example:
+        >>> images = kdp.from_dataset(["image 0", "image 1", "image 2"], "x")
+        >>> captions = kdp.from_dataset(["a heron", "a stork"], "caption")
+        >>> images.join(captions, how="left").column("caption")
+        array(['a heron', 'a stork', None], dtype=object)
+    """
+
+    computed = (*PlanPipe.computed, "other", "_partners")
+
+    def __init__(
+        self,
+        source_datapipe: MapPipe,
+        other: MapPipe,
+        *,
+        fields: str | Sequence[str] | None = None,
+        how: Literal["inner", "left"] = "inner",
+        on: Callable[[str], Any] | None = None,
+    ) -> None:
+        super().__init__(source_datapipe)
+        check_choice("how", how, ("inner", "left"))
+        self.other = indexed(other, "join")
+        self._fields = None if fields is None else tuple(fields.split() if isinstance(fields, str) else fields)
+        self._how, self._on = how, Callback("on", bare_key if on is None else on)
+        self._partners: Shared[NDArray[Any]] | None = None
+        added, known = self._added(), self.source.field_names()
+        if added is not None:
+            self.traits = replace(PlanPipe.traits, changes=added)
+            self._refuse_taken(added & (known or frozenset()))
+
+    def _added(self) -> frozenset[str] | None:
+        """Return the names of the added fields, where they are known before a sample is read."""
+        known = self.other.field_names()
+        missing = next((name for name in self._fields or () if known is not None and name not in known), None)
+        if missing is not None:
+            refuse_field(missing, "The other source of `join`", known or ())
+        return known if self._fields is None else frozenset(self._fields)
+
+    def _refuse_taken(self, taken: frozenset[str]) -> None:
+        if taken:
+            raise ChainError(
+                f"Both sources of `join` have a field {min(taken)!r}. Choose which fields to add with `fields=`, or "
+                f"give one another name: `other.rename_fields(other_{min(taken)}={min(taken)!r})`."
+            )
+
+    def plan(self, epoch: int) -> NDArray[Any]:
+        redrawn = self.other.redrawn_by()
+        if redrawn is not None:
+            warn_of_fixed(redrawn, "join")
+        keys, others = self.source.column("key").tolist(), self.other.column("key").tolist()
+        places: dict[Any, int] = {}
+        for place, key in enumerate(others):
+            first = places.setdefault(self._on(key), place)
+            if first != place:
+                raise DataError(
+                    f"`join` needs each key of the other source once, but {others[first]!r} and {key!r} both stand for "
+                    f"{self._on(key)!r}. `on=` says what of a key counts."
+                )
+        partners = np.asarray([places.get(self._on(key), -1) for key in keys], dtype=np.int64)
+        missing = np.flatnonzero(partners < 0)
+        if self._how == "inner":
+            if len(missing):
+                named = ", ".join(repr(keys[place]) for place in missing[:_NUM_NAMED])
+                text = f"`join` leaves out {len(missing)} of {len(keys)} samples, which the other source lacks: {named}"
+                warnings.warn(text + (", ..." if len(missing) > _NUM_NAMED else "."), stacklevel=2)
+            chosen = np.flatnonzero(partners >= 0)
+        else:
+            chosen = np.arange(len(keys))
+        self._partners = Shared(partners[chosen].astype(smallest_int(len(others))))
+        return chosen.astype(smallest_int(len(keys)))
+
+    def partners(self) -> NDArray[Any]:
+        """Return the position of each sample's partner in the other source, `[n] int`; -1 where it has none."""
+        self.chosen()
+        assert self._partners is not None
+        return self._partners.value
+
+    def fetch(self, index: int) -> Sample:
+        sample = super().fetch(index)
+        partner = int(self.partners()[index])
+        if partner < 0:
+            added = self._added()
+            for name in self._names_in(self._any_of_other()) if added is None else added:
+                sample[name] = None
+            return sample
+        with planning(0):
+            other = self.other.fetch(partner)
+        for name in self._names_in(other):
+            sample[name] = Lazy(lambda _, name=name: other[name], what=f"reading field {name!r} of {other.key!r}")
+        sample.depend_on(other)
+        return sample
+
+    def _any_of_other(self) -> Sample:
+        if not len(self.other):
+            raise DataError("The other source of `join` is empty, so its fields are not known. Name them: `fields=`.")
+        return self.other.fetch(0)
+
+    def _names_in(self, other: Sample) -> tuple[str, ...]:
+        if self._fields is None:
+            self._refuse_taken(frozenset(other) & (self.source.field_names() or frozenset()))
+        return tuple(other) if self._fields is None else self._fields
+
+    def _is_added(self, name: str) -> bool:
+        known = self.source.field_names()
+        if name == "key" or (known is not None and name in known):
+            return False
+        added = self._added()
+        if added is None:  # only samples know
+            return bool(len(self.other)) and name in self._any_of_other()
+        return name in added
+
+    def column(self, name: str) -> NDArray[Any]:
+        if not self._is_added(name):
+            return super().column(name)
+        column, partners = self.other.column(name), self.partners()
+        if not (partners < 0).any():
+            found: NDArray[Any] = column[partners]
+            return found
+        values = column.tolist()
+        return as_column([None if place < 0 else values[place] for place in partners.tolist()])
+
+    def has_column(self, name: str) -> bool:
+        added = self._added()
+        return self.other.has_column(name) if added is not None and name in added else super().has_column(name)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        added = self._added()
+        return self.other.class_names() if added is not None and "y" in added else super().class_names()
+
+    def field_names(self) -> frozenset[str] | None:
+        known, added = super().field_names(), self._added()
+        return None if known is None or added is None else known | added
+
+    def prefetch(self, order: Order) -> None:
+        super().prefetch(order)
+        with planning(0):
+            self.other.prefetch(order.through(self._partners_of))
+
+    def _partners_of(self, index: NDArray[Any]) -> NDArray[Any]:
+        partners = self.partners()[index]
+        found: NDArray[Any] = partners[partners >= 0]
+        return found
+
+
+refuse_flavour("join", flavour="iter", way_out="Streams have no positions: `kdp.open_shards` is indexed.")

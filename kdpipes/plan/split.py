@@ -1,0 +1,91 @@
+"""Divide a source into disjoint parts, for training, validation and test."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes.core.errors import check_seed, is_number, must_be
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe
+from kdpipes.core.randomness import hash_key
+from kdpipes.core.registry import called_as
+from kdpipes.plan._classes import labels_of
+from kdpipes.selection import hash_values, smallest_int, take_stratum
+
+__all__ = ["PartTakerMapDataPipe", "split"]
+
+
+def split(source_datapipe: MapPipe, *, by: str = "key", seed: int = 0, **shares: float) -> Any:
+    """Divide an indexed source into disjoint parts that together hold every sample.
+
+    The parts do not leak into each other: choose `by` such that samples which belong together stay together.
+
+    Args:
+        source_datapipe: An indexed pipe of samples.
+        by: What decides in which part a sample lies. `"key"`: a hash of its key, so that a sample stays in its part
+            when the data grows; parts have about their share of the samples. `"y"`: each class is divided in exactly
+            these shares, at random. Any other name of a field, like `"patient"`: a hash of its value, so that samples
+            with the same value lie in the same part.
+        seed: The seed of the division, from 0 up to 2**64. Other seeds give other parts.
+        shares: The share of each part, by its name, above 0; together 1.
+
+    Returns:
+        The parts, a named tuple of indexed pipes, each in the source's order.
+
+    Raises:
+        ValueError: The shares do not sum up to 1.
+
+    Example:
+        >>> letters = kdp.from_dataset(list("abcdefghij"), "x", labels=[0, 1] * 5)
+        >>> train, test = kdp.split(letters, train=0.6, test=0.4, by="y")
+        >>> kdp.class_counts(train), kdp.class_counts(test)
+        ({0: 3, 1: 3}, {0: 2, 1: 2})
+    """
+    if not shares:
+        raise ValueError("`split` needs the parts and their shares, like `kdp.split(pipe, train=0.8, val=0.2)`.")
+    for name, share in shares.items():
+        if not is_number(share):
+            raise TypeError(must_be(name, "a share between 0 and 1", share))
+        if not 0 < share <= 1:
+            raise ValueError(must_be(name, "a share above 0 and at most 1", share, "80 percent are 0.8."))
+    total = sum(shares.values())
+    if abs(total - 1) > 1e-9:
+        hint = "Name the rest, too: `kdp.split(pipe, train=0.8, rest=0.2)`." if total < 1 else ""
+        raise ValueError(must_be("shares", "numbers that sum up to 1", shares, hint))
+    ends = tuple((np.cumsum(list(shares.values())) / total).tolist())
+    parts = [PartTakerMapDataPipe(source_datapipe, part, ends, by, seed) for part in range(len(shares))]
+    return namedtuple("Split", shares)(*parts)
+
+
+@called_as("split")
+class PartTakerMapDataPipe(PlanPipe):
+    """One part of `kdp.split`.
+
+    Args:
+        source_datapipe: An indexed pipe of samples.
+        part: The number of the part, from 0.
+        ends: Where each part ends, as a cumulative share, from above 0 to 1.
+        by: What decides in which part a sample lies.
+        seed: The seed of the division.
+    """
+
+    def __init__(self, source_datapipe: MapPipe, part: int, ends: tuple[float, ...], by: str, seed: int) -> None:
+        if not isinstance(by, str) or not by:
+            raise TypeError(must_be("by", 'the name of a field, like "key", "y" or "patient"', by))
+        super().__init__(source_datapipe)
+        self._part, self._ends, self._by, self._split_seed = part, ends, by, check_seed(seed)
+
+    def plan(self, epoch: int) -> NDArray[Any]:
+        bounds = (self._ends[self._part - 1] if self._part else 0.0, self._ends[self._part])
+        if self._by != "y":
+            drawn = hash_values(self.source.column(self._by), hash_key("split", self._split_seed))
+            lower, upper = (np.uint64(min(int(bound * 2**64), 2**64 - 1)) for bound in bounds)
+            is_last = self._part == len(self._ends) - 1
+            chosen = np.flatnonzero((drawn >= lower) & ((drawn < upper) | is_last))
+            return chosen.astype(smallest_int(len(drawn)))
+        labels = labels_of(self.source, "split")
+        return take_stratum(labels, *bounds, key=hash_key("split", self._split_seed))

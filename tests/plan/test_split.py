@@ -1,0 +1,99 @@
+"""`kdp.split`: parts are disjoint and complete, keep groups together, and stay stable as data grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kdpipes as kdp
+
+SHARES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+
+
+def source(labels: list[Any]) -> kdp.MapPipe:
+    return kdp.from_dataset(list(range(len(labels))), "x", labels=labels)
+
+
+@pytest.mark.parametrize("by", ["key", "y", "x"])
+@given(labels=st.lists(st.integers(-1, 3), max_size=40), shares=SHARES, seed=st.integers(0, 9))
+def test_parts_are_disjoint_and_complete(by: str, labels: list[int], shares: list[int], seed: int) -> None:
+    named = {f"part{number}": share / sum(shares) for number, share in enumerate(shares)}
+    parts = kdp.split(source(labels), by=by, seed=seed, **named)
+    held = [part.column("x").tolist() for part in parts]
+    assert sorted(x for part in held for x in part) == list(range(len(labels)))
+    assert all(part == sorted(part) for part in held)
+
+
+def test_each_class_is_divided_in_the_same_shares() -> None:
+    parts = kdp.split(source([0] * 50 + [1] * 10 + [-1] * 10), by="y", train=0.8, val=0.2)
+    assert parts._fields == ("train", "val")
+    assert kdp.class_counts(parts.train) == {-1: 8, 0: 40, 1: 8}
+    assert kdp.class_counts(parts.val) == {-1: 2, 0: 10, 1: 2}
+
+
+def test_a_group_lies_in_one_part() -> None:
+    patients = [f"patient {number % 7}" for number in range(100)]
+    scans = kdp.from_dataset(list(zip(range(100), patients, strict=True)), "x patient")
+    train, test = kdp.split(scans, by="patient", train=0.6, test=0.4, seed=3)
+    assert set(train.column("patient")).isdisjoint(test.column("patient"))
+    assert len(train) + len(test) == 100
+    assert len(test)
+
+
+def test_a_sample_stays_in_its_part_when_the_data_grows() -> None:
+    small, large = source([0] * 90), source([0] * 900)
+    before, after = (kdp.split(pipe, train=0.7, test=0.3, seed=5) for pipe in (small, large))
+    assert set(before.train.column("key")) <= set(after.train.column("key"))
+    assert set(before.test.column("key")) <= set(after.test.column("key"))
+
+
+def test_parts_by_key_have_about_their_shares_and_depend_on_the_seed() -> None:
+    pipe = source([0] * 10_000)
+    for seed in range(3):
+        train = kdp.split(pipe, train=0.9, test=0.1, seed=seed).train
+        assert abs(len(train) - 9000) < 150
+    one, other = (set(kdp.split(pipe, a=0.5, b=0.5, seed=seed).a.column("key")) for seed in (0, 1))
+    assert 2000 < len(one & other) < 3000
+
+
+def test_resume_and_workers_know_a_part() -> None:
+    train = kdp.split(source([0, 1] * 20), by="y", train=0.5, test=0.5).train
+    with kdp.Loader(train.select("x").deal(batch_size=4, shuffle=True)) as loader:
+        running = iter(loader)
+        next(running)
+        state, rest = loader.state_dict(), list(running)
+    test = kdp.split(source([0, 1] * 20), by="y", train=0.5, test=0.5).test
+    other = kdp.Loader(test.select("x").deal(batch_size=4, shuffle=True))
+    with other, pytest.raises(ValueError, match="does not fit"):
+        other.load_state_dict(state)
+    with kdp.Loader(train.select("x").deal(batch_size=4, shuffle=True)) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ({}, ValueError, "needs the parts and their shares"),
+        ({"train": 0.8}, ValueError, "sum up to 1.*Name the rest"),
+        ({"train": 0.8, "test": 0.3}, ValueError, "sum up to 1"),
+        ({"train": 80, "test": 20}, ValueError, "80 percent are 0.8"),
+        ({"train": "most"}, TypeError, "`train` must be a share"),
+        ({"train": 1.0, "by": 3}, TypeError, "`by` must be the name of a field"),
+        ({"train": 1.0, "seed": -1}, ValueError, "`seed` must be"),
+    ],
+)
+def test_what_it_rejects(arguments: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        kdp.split(source([0, 1]), **arguments)
+
+
+def test_the_rest_of_a_few_shot_set() -> None:
+    pipe = source([0, 0, 0, 1, 1, -1])
+    shots, rest = (pipe.few_shot(2, seed=1, rest=rest).column("x") for rest in (False, True))
+    assert sorted([*shots, *rest]) == [0, 1, 2, 3, 4]
+    assert np.bincount(pipe[shots].column("y")).tolist() == [2, 2]
