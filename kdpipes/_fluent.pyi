@@ -177,6 +177,8 @@ class MapChain(MapDataPipe[Any]):
         global_max_tokens: int | None = None,
         shuffle: bool | Literal["shards"] = False,
         window: int | None = None,
+        order: Any = None,
+        num_batches: int | None = None,
         seed: int = 0,
         uneven: _Uneven = "keep",
         ranks: Literal["auto", 1] = "auto",

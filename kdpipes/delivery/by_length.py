@@ -222,6 +222,7 @@ class LengthEpoch:
     ) -> None:
         self._order, self._layout, self._sharding, self._key = order, layout, sharding, key
         self._buckets = buckets = order.buckets(layout, sharding.num_ranks)
+        self.num_samples = len(order)
         self.num_batches = buckets.num_kept(layout.uneven)
         self.full_size = int(buckets.sizes[-1]) if len(buckets.sizes) else 0
         self._numbers = np.arange(self.num_batches)

@@ -8,10 +8,11 @@ from functools import partial
 from itertools import count, islice
 from typing import Any, Literal
 
+from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be, refuse_field
+from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, check_seed, must_be, refuse_field
 from kdpipes.core.giving_up import given_up_by
 from kdpipes.core.iter_pipe import IterPipe, seed_upstream
 from kdpipes.core.map_pipe import MapPipe, indexed
@@ -33,6 +34,7 @@ from kdpipes.delivery.by_shard import (
 )
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.layout import EqualEpoch, Layout, Uneven
+from kdpipes.delivery.own_order import ContinuedOrder, OwnOrder
 from kdpipes.delivery.skipping import LEFT_OUT
 from kdpipes.selection import Permutation
 from kdpipes.storage.shared import Shared
@@ -72,6 +74,12 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             of like length (longer by up to a tenth, or more where there are few).
         window: With `shuffle="shards"`: how many samples, at least, are mixed at a time; by default those of 8 shards.
             A cache of whole shards (`open_shards`) must hold those of a window.
+        order: The order of an epoch, in place of `shuffle`: a function that takes the number of the epoch, and `rng` if
+            it has a parameter of that name, and returns positions in the source, `[n] int`, equally many in each epoch;
+            or a sampler of torch, whose `set_epoch` is called. Positions may repeat or be left out. Each worker
+            computes the order, so it must depend on its arguments alone; the global generators are seeded for it.
+        num_batches: The number of batches of an epoch, for each rank. The next epoch continues the permutation where
+            this one has ended, so that each sample is seen once before any is seen twice. No batch is short.
         seed: Of the order and of every random operation upstream, from 0 up to 2**64.
         uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (refused where a rank
             would get nothing), "pad" it with samples from the epoch's start (with `batch_by`, with others as short),
@@ -122,6 +130,8 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         global_max_tokens: int | None = None,
         shuffle: Shuffle = False,
         window: int | None = None,
+        order: Any = None,
+        num_batches: int | None = None,
         seed: int = 0,
         uneven: Uneven = "keep",
         ranks: DealRanks = "auto",
@@ -138,6 +148,15 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         if shuffle == "shards" and is_by_length:
             raise ValueError('`shuffle` must be True or False with `batch_by`, but is "shards" instead.')
         self._window = None if window is None else check_count("window", window)
+        self._num_batches = None if num_batches is None else check_count("num_batches", num_batches)
+        self._own_order = None if order is None else OwnOrder(order, check_seed(seed))
+        self._first_order: Shared[NDArray[Any]] | None = None  # the user's order of epoch 0
+        _refuse_together(
+            {"order": order, "num_batches": num_batches, "batch_by": column if is_by_length else None},
+            {"order": order, "shuffle": shuffle or None},
+        )
+        if num_batches is not None and uneven != "keep":
+            raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
         self._layout = (
             ByLength(column, bool(shuffle), sizes | tokens, uneven)
             if is_by_length
@@ -153,8 +172,11 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         self._configure(shuffle, seed, ranks)
 
     def __len__(self) -> int:
+        if self._num_batches is not None:
+            return self._num_batches
         if not isinstance(self._layout, ByLength):
-            return int(self._layout.num_batches(len(self.source), self.sharding().num_ranks))
+            size = len(self.source) if self._own_order is None else len(self._own_positions(self._own_order, 0))
+            return int(self._layout.num_batches(size, self.sharding().num_ranks))
         buckets = self._by_length(self._layout).buckets(self._layout, self.sharding().num_ranks)
         return buckets.num_kept(self._layout.uneven)
 
@@ -165,14 +187,57 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         if isinstance(self._layout, ByLength):
             return *super().fingerprint(), self._by_length(self._layout)
         if self._shuffle == "shards":
-            return *super().fingerprint(), self._window, self._by_shard()
-        return super().fingerprint()
+            return *super().fingerprint(), self._window, self._by_shard(), *self._own_fingerprint()
+        return *super().fingerprint(), *self._own_fingerprint()
+
+    def _own_fingerprint(self) -> list[Any]:
+        """Return what a state compares of `num_batches` and `order`; nothing where neither is given."""
+        own: list[Any] = [] if self._num_batches is None else [("num_batches", self._num_batches)]
+        if self._own_order is not None:
+            own.append((self._own_order, self._own_positions(self._own_order, 0)))
+        return own
+
+    def _own_positions(self, order: OwnOrder, epoch: int) -> NDArray[Any]:
+        """Return the positions of the user's order in an epoch; raise if epochs differ in length."""
+        if self._first_order is None:
+            self._first_order = Shared(order.positions(0, len(self.source)))
+        first = self._first_order.value
+        positions = order.positions(epoch, len(self.source)) if epoch else first
+        if len(positions) != len(first):
+            raise ValueError(
+                f"`order` must give equally many positions in each epoch, but gave {len(first)} for epoch 0 and "
+                f"{len(positions)} for epoch {epoch}. `deal(num_batches=...)` makes epochs of any length."
+            )
+        return positions
 
     def _epoch(self, number: int) -> EqualEpoch | LengthEpoch:
         key = (self._seed, number) if self._shuffle else None
+        if isinstance(self._layout, Layout) and self._num_batches is not None:
+            return self._continued(self._layout, self._num_batches, number)
+        if isinstance(self._layout, Layout) and self._own_order is not None:
+            positions = self._own_positions(self._own_order, number)
+            return EqualEpoch(len(positions), self._layout, self._sharding, positions)
         if isinstance(self._layout, ByLength):
             return LengthEpoch(self._by_length(self._layout), self._layout, self._sharding, key)
         return EqualEpoch(len(self.source), self._layout, self._sharding, None if key is None else self._order(key))
+
+    def _continued(self, layout: Layout, num_batches: int, number: int) -> EqualEpoch:
+        """Return an epoch of `num_batches` batches that begins where the previous one has ended."""
+        size, num_samples = len(self.source), num_batches * layout.size_of(self._sharding.num_ranks)
+        if not size:
+            raise ChainError("`deal(num_batches=...)` needs samples, but its source is empty.")
+        self._fix_plan("deal(num_batches=...)")
+        order_of = (lambda number: self._order((self._seed, number))) if self._shuffle else None
+        return EqualEpoch(num_samples, layout, self._sharding, ContinuedOrder(size, number * num_samples, order_of))
+
+    def _fix_plan(self, by: str) -> None:
+        """Keep the samples that the plan chooses in epoch 0, with a warning if it would choose others later."""
+        if self._is_fixed:
+            return
+        redrawn = self.source.redrawn_by() if isinstance(self.source, MapPipe) else None
+        if redrawn is not None:
+            warn_of_fixed(redrawn, by)
+        self._is_fixed = redrawn is not None
 
     def _order(self, key: tuple[int, int]) -> Permutation | WindowedOrder:
         if self._shuffle == "shards":
@@ -194,18 +259,16 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
     def _by_length(self, layout: ByLength) -> LengthOrder:
         """Return the positions of the source's samples by their length, computed once for all copies."""
         if self._lengths is None:
-            redrawn = self.source.redrawn_by() if isinstance(self.source, MapPipe) else None
-            if redrawn is not None:
-                warn_of_fixed(redrawn, "deal(batch_by=...)")
-            self._is_fixed = redrawn is not None
+            self._fix_plan("deal(batch_by=...)")
             self._lengths = Shared(read_lengths(self.source, layout.column))
         layout.refuse_long(self.source, self._lengths.value, self.sharding().num_ranks)
         return self._lengths.value
 
     def iterate(self) -> Iterator[Batch]:
-        (number, first), sharding, size = self._begin(), self._sharding, len(self.source)
+        (number, first), sharding = self._begin(), self._sharding
         seed_upstream(self, self._seed, number)
         epoch = self._epoch(number)
+        size = epoch.num_samples
         if size and not epoch.num_batches:
             text = f"`deal(uneven='drop')` drops all {size} samples: a global batch has {epoch.full_size}."
             warnings.warn(text, stacklevel=2)
@@ -277,6 +340,14 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             self._by_shard()
         else:
             len(self.source)
+
+
+def _refuse_together(*groups: dict[str, Any]) -> None:
+    """Raise if two arguments are given that exclude each other."""
+    for group in groups:
+        given = [name for name, value in group.items() if value is not None]
+        if len(given) > 1:
+            raise ValueError(f"`{given[0]}` and `{given[1]}` cannot be given together. Remove one of them.")
 
 
 def _planned_first(item: Callable[..., Any], *args: Any) -> Any:

@@ -16,6 +16,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from kdpipes.core.errors import check_choice, check_count, check_one_of
 from kdpipes.core.order import ranges
 from kdpipes.delivery.by_shard import WindowedOrder
+from kdpipes.delivery.own_order import ContinuedOrder
 
 __all__ = [
     "NEW_LOADER",
@@ -207,7 +208,7 @@ class EqualEpoch:
     """
 
     def __init__(self, num_samples: int, layout: Layout, sharding: Sharding, order: Any = None) -> None:
-        self._num_samples, self._layout, self._sharding = num_samples, layout, sharding
+        self.num_samples, self._layout, self._sharding = num_samples, layout, sharding
         self._order = order
         self._blocks: deque[dict[int, NDArray[Any]]] = deque(maxlen=4)  # some batches are prefetched
         self.num_batches = layout.num_batches(num_samples, sharding.num_ranks)
@@ -215,7 +216,7 @@ class EqualEpoch:
 
     def ordinals(self, batch: int) -> range:
         """Return the ordinals of this rank's part of a batch; those from the number of samples on are padding."""
-        return self._layout.ordinals(batch, self._num_samples, self._sharding)
+        return self._layout.ordinals(batch, self.num_samples, self._sharding)
 
     def positions(self, batch: int) -> NDArray[Any]:
         """Return the positions of the samples of this rank's part of a batch."""
@@ -233,7 +234,7 @@ class EqualEpoch:
         number = max(_BLOCK * self._sharding.num_ranks // self.full_size, 1)
         batches = range(first, self.num_batches, self._sharding.num_workers)[:number]
         parts = [self.ordinals(batch) for batch in batches]
-        places = np.concatenate([np.arange(part.start, part.stop) for part in parts]) % self._num_samples
+        places = np.concatenate([np.arange(part.start, part.stop) for part in parts]) % self.num_samples
         positions = places if self._order is None else self._order[places]
         ends = np.cumsum([len(part) for part in parts])
         return dict(zip(batches, np.split(positions, ends[:-1]), strict=True))
@@ -244,9 +245,9 @@ class EqualEpoch:
         if self._order is None:
             ranks, num_ranks = self._sharding.ranks_here(), self._sharding.num_ranks
             size = self.full_size
-            for positions in ranges(first, self._num_samples):
+            for positions in ranges(first, self.num_samples):
                 place = positions % size
                 is_here = (place >= size * ranks.start // num_ranks) & (place < size * ranks.stop // num_ranks)
                 yield positions[is_here]
-        elif isinstance(self._order, WindowedOrder):
+        elif isinstance(self._order, WindowedOrder | ContinuedOrder):
             yield from self._order.by_shard(first)

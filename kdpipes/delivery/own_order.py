@@ -1,0 +1,138 @@
+"""Orders of an epoch that `deal` takes besides a permutation: continued ones, functions, and torch's samplers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import BatchSampler, Sampler
+
+from kdpipes.core.callback import Callback
+from kdpipes.core.errors import check_callable
+from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.randomness import generator, hash_key, seeded_globals
+from kdpipes.delivery.by_shard import WindowedOrder
+
+__all__ = ["ContinuedOrder", "OwnOrder"]
+
+
+class ContinuedOrder:
+    """The order of an epoch that begins where the previous one has ended, in an endless sequence of passes.
+
+    Each pass holds every sample once, in an order of its own.
+
+    Args:
+        size: The number of samples of a pass, at least 1.
+        start: The number of samples of all earlier epochs.
+        order_of: Returns the order of a pass by its number; None where positions are in order.
+    """
+
+    def __init__(self, size: int, start: int, order_of: Callable[[int], Any] | None) -> None:
+        self._size, self._start, self._order_of = size, start, order_of
+        self._passes: dict[int, Any] = {}
+
+    def __getitem__(self, ordinals: NDArray[Any]) -> NDArray[Any]:
+        """Return the positions of samples by their ordinals in the epoch."""
+        passes, places = np.divmod(self._start + np.asarray(ordinals, dtype=np.int64), self._size)
+        if self._order_of is None:
+            return places
+        positions = np.empty_like(places)
+        for number in np.unique(passes).tolist():
+            chosen = passes == number
+            positions[chosen] = self._pass(number)[places[chosen]]
+        return positions
+
+    def by_shard(self, first: int) -> Iterator[NDArray[Any]]:
+        """Yield positions as `WindowedOrder.by_shard` does, endlessly: the next epoch continues there."""
+        begin, place = divmod(self._start + first, self._size)
+        for number in count(begin):
+            order = self._pass(number)
+            if not isinstance(order, WindowedOrder):
+                return
+            yield from order.by_shard(place)
+            place = 0
+
+    def _pass(self, number: int) -> Any:
+        if self._order_of is None:
+            return None
+        if number not in self._passes:
+            self._passes = {key: kept for key, kept in self._passes.items() if key >= number - 1}
+            self._passes[number] = self._order_of(number)
+        return self._passes[number]
+
+
+@runtime_checkable
+class _CountsEpochs(Protocol):
+    """A sampler whose order depends on the epoch, like torch's `DistributedSampler`."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+
+class OwnOrder(Fingerprinted):
+    """The user's function, or sampler of torch, that gives the positions of an epoch.
+
+    Args:
+        order: A function of the epoch, which may take `rng`; or a sampler.
+        seed: The seed of `deal`.
+    """
+
+    def __init__(self, order: Any, seed: int) -> None:
+        if isinstance(order, BatchSampler):
+            raise TypeError("`order` must be a sampler of samples, not of batches: `deal(batch_size=...)` makes these.")
+        self._is_sampler = isinstance(order, Sampler)
+        if not self._is_sampler:
+            check_callable("order", order)
+        self._order = order if self._is_sampler else Callback("order", order)
+        self._seed = seed
+
+    def fingerprint(self) -> Any:
+        """Return what identifies the order: the function, or the type of a sampler, which may hold a whole dataset."""
+        return type(self._order).__qualname__ if self._is_sampler else self._order
+
+    def positions(self, epoch: int, size: int) -> NDArray[np.int64]:
+        """Return the positions of an epoch, `[n] int`.
+
+        Args:
+            epoch: The number of the epoch, from 0.
+            size: The number of samples of the source.
+
+        Raises:
+            TypeError: The order does not give integers.
+            IndexError: A position lies outside the source.
+        """
+        key = hash_key("own order", self._seed, epoch)
+        given = self._sampled(key, epoch) if self._is_sampler else self._called(key, epoch)
+        positions = np.asarray(given)
+        positions = positions.astype(np.int64) if positions.shape == (0,) else positions
+        if positions.ndim != 1 or positions.dtype.kind not in "iu":
+            raise TypeError(
+                f"`order` must give integer positions, `[n] int`, but gave {positions.dtype} of shape "
+                f"{list(positions.shape)} for epoch {epoch} instead."
+            )
+        wrong = np.flatnonzero((positions < 0) | (positions >= size))
+        if len(wrong):
+            raise IndexError(
+                f"`order` gave position {positions[wrong[0]]} for epoch {epoch}. Positions begin at 0; the source has "
+                f"{size} samples."
+            )
+        return positions.astype(np.int64)
+
+    def _called(self, key: bytes, epoch: int) -> Any:
+        with seeded_globals(key):
+            if "rng" in self._order.parameters:
+                return self._order(epoch, rng=generator(key))
+            return self._order(epoch)
+
+    def _sampled(self, key: bytes, epoch: int) -> list[int]:
+        sampler: Any = self._order
+        if isinstance(sampler, _CountsEpochs):
+            sampler.set_epoch(epoch)
+        own = vars(sampler).get("generator")
+        if isinstance(own, torch.Generator):  # or its numbers would depend on how often it was asked
+            own.manual_seed(int.from_bytes(key[:7], "little"))
+        with seeded_globals(key):
+            return list(sampler)

@@ -1,0 +1,181 @@
+"""`deal(num_batches=)` and `deal(order=)`: epochs of a chosen length, and orders of the user's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+
+import kdpipes as kdp
+
+
+def numbers(size: int) -> Any:
+    return kdp.from_dataset(list(range(size)), "x", labels=[number % 3 for number in range(size)]).select("x")
+
+
+def values(batches: Any) -> list[list[int]]:
+    return [[x for (x,) in batch] for batch in batches]
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 5), st.booleans())
+def test_each_sample_is_seen_once_before_any_is_seen_twice(
+    size: int, batch_size: int, num_batches: int, shuffle: bool
+) -> None:
+    pipe = numbers(size).deal(batch_size=batch_size, num_batches=num_batches, shuffle=shuffle, seed=3)
+    seen: list[int] = []
+    while len(seen) < 3 * size:
+        epoch = values(pipe)
+        assert [len(batch) for batch in epoch] == [batch_size] * num_batches
+        seen += [x for batch in epoch for x in batch]
+    for start in range(0, 3 * size, size):
+        assert sorted(seen[start : start + size]) == list(range(size))
+
+
+def test_num_batches_is_the_length_and_an_epoch_is_set_directly() -> None:
+    pipe = numbers(10).deal(batch_size=4, num_batches=7, shuffle=True)
+    epochs = [values(pipe) for _ in range(3)]
+    assert len(pipe) == 7
+    pipe.set_epoch(2)
+    assert values(pipe) == epochs[2]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_steps_are_the_same_with_workers_and_after_a_resume(num_workers: int) -> None:
+    pipe = numbers(10).deal(batch_size=4, num_batches=5, shuffle=True, seed=2)
+    with kdp.Loader(pipe) as loader:
+        epochs = [values(loader) for _ in range(3)]
+    with kdp.Loader(pipe, reading_service=kdp.ThreadReadingService(num_workers)) as loader:
+        assert len(loader) == 5
+        assert values(loader) == epochs[0]
+        running = iter(loader)
+        head = values([next(running), next(running)])
+        state = loader.state_dict()
+    with kdp.Loader(pipe) as loader:
+        loader.load_state_dict(state)
+        assert head + values(loader) == epochs[1]
+        assert values(loader) == epochs[2]
+
+
+def test_the_state_of_other_steps_is_rejected() -> None:
+    with kdp.Loader(numbers(10).deal(batch_size=4, num_batches=5)) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with kdp.Loader(numbers(10).deal(batch_size=4, num_batches=6)) as loader, pytest.raises(ValueError, match="`deal`"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_global_batches_are_the_same_for_any_number_of_ranks(monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> None:
+    whole = values(numbers(10).deal(global_batch_size=4, num_batches=5, shuffle=True, seed=1))
+    parts = []
+    for rank in range(num_ranks):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(num_ranks))
+        parts.append(values(numbers(10).deal(global_batch_size=4, num_batches=5, shuffle=True, seed=1)))
+    assert [list(chain.from_iterable(batches)) for batches in zip(*parts, strict=True)] == whole
+
+
+def test_steps_go_shard_by_shard(photo_shards: str) -> None:
+    keys = kdp.open_shards(photo_shards).select("key")
+    pipe = keys.deal(batch_size=30, num_batches=3, shuffle="shards", window=20, seed=1)
+    size = len(keys)
+    seen = [key for _ in range(4) for batch in pipe for (key,) in batch]
+    assert Counter(Counter(seen[:size]).values()) == {1: size}
+    assert len({key.partition(".tar")[0] for key in seen[:20]}) <= 2  # a window holds the samples of few shards
+
+
+def test_a_plan_that_draws_anew_keeps_its_first_samples() -> None:
+    drawn = kdp.from_dataset(list(range(9)), "x").sample_weighted([1.0] * 9, seed=1).select("x")
+    pipe = drawn.deal(batch_size=9, num_batches=1)
+    with pytest.warns(UserWarning, match=r"`sample_weighted` gives the same samples in every epoch"):
+        first = values(pipe)
+    assert values(pipe) == first
+
+
+def test_a_function_gives_the_order_of_each_epoch() -> None:
+    pipe = numbers(6).deal(batch_size=2, order=lambda epoch: np.roll([0, 2, 4, 5], epoch))
+    assert len(pipe) == 2
+    assert [values(pipe) for _ in range(2)] == [[[0, 2], [4, 5]], [[5, 0], [2, 4]]]
+
+
+def test_an_order_with_rng_is_the_same_in_any_worker_and_other_in_each_epoch() -> None:
+    pipe = numbers(20).deal(batch_size=3, seed=4, order=lambda epoch, rng: rng.permutation(20))
+    with kdp.Loader(pipe) as loader:
+        epochs = [values(loader) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    with kdp.Loader(pipe, num_workers=2) as loader:
+        assert [values(loader) for _ in range(2)] == epochs
+    theirs = DataLoader(pipe, batch_size=None, num_workers=1)
+    assert values(theirs) == epochs[0]
+    other = numbers(20).deal(batch_size=3, seed=5, order=lambda epoch, rng: rng.permutation(20))
+    assert values(other) != epochs[0]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        RandomSampler(range(20)),
+        RandomSampler(range(20), generator=torch.Generator().manual_seed(1)),
+        DistributedSampler(range(20), num_replicas=2, rank=1, seed=3),
+    ],
+)
+def test_samplers_of_torch_keep_to_the_epoch(sampler: Any) -> None:
+    def epochs(num_threads: int) -> list[list[list[int]]]:
+        pipe = numbers(20).deal(batch_size=4, order=sampler)
+        service = kdp.ThreadReadingService(num_threads) if num_threads else None
+        with kdp.Loader(pipe, reading_service=service) as loader:
+            return [values(loader) for _ in range(2)]
+
+    first = epochs(0)
+    assert first[0] != first[1]
+    assert epochs(0) == first == epochs(1)
+
+
+def test_a_state_knows_the_order() -> None:
+    with kdp.Loader(numbers(8).deal(batch_size=2, order=lambda epoch: [3, 1, 0, 5])) as loader:
+        running = iter(loader)
+        next(running)
+        state, rest = loader.state_dict(), values(running)
+    with kdp.Loader(numbers(8).deal(batch_size=2, order=lambda epoch: [3, 1, 0, 5])) as loader:
+        loader.load_state_dict(state)
+        assert values(loader) == rest
+    other = kdp.Loader(numbers(8).deal(batch_size=2, order=lambda epoch: [3, 1, 0, 6]))
+    with other, pytest.raises(ValueError, match="`deal`"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ({"num_batches": 0}, ValueError, "`num_batches` must be an integer of at least 1"),
+        ({"num_batches": 2, "uneven": "drop"}, ValueError, "`uneven` cannot be used with `num_batches`"),
+        ({"num_batches": 2, "order": list}, ValueError, "`order` and `num_batches` cannot be given together"),
+        ({"shuffle": True, "order": list}, ValueError, "`order` and `shuffle` cannot be given together"),
+        ({"order": 3}, TypeError, "`order` must be"),
+        ({"order": BatchSampler(SequentialSampler(range(4)), 2, False)}, TypeError, "of samples, not of batches"),
+        ({"order": lambda epoch: [0.5]}, TypeError, "`order` must give integer positions"),
+        ({"order": lambda epoch: [0, 8]}, IndexError, "gave position 8 for epoch 0"),
+    ],
+)
+def test_what_it_rejects(arguments: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        list(numbers(8).deal(batch_size=2, **arguments))
+
+
+def test_epochs_of_different_lengths_are_an_error_with_a_hint() -> None:
+    pipe = numbers(8).deal(batch_size=2, order=lambda epoch: list(range(4 + epoch)))
+    list(pipe)
+    with pytest.raises(ValueError, match=r"gave 4 for epoch 0 and 5 for epoch 1.*num_batches"):
+        list(pipe)
+
+
+def test_an_empty_source_has_no_steps() -> None:
+    with pytest.raises(kdp.ChainError, match="its source is empty"):
+        list(numbers(0).deal(batch_size=2, num_batches=1))
