@@ -175,6 +175,8 @@ class MapChain(MapDataPipe[Any]):
         batch_by: str | None = None,
         max_tokens: int | None = None,
         global_max_tokens: int | None = None,
+        classes_per_batch: int | None = None,
+        samples_per_class: int | None = None,
         shuffle: bool | Literal["shards"] = False,
         window: int | None = None,
         order: Any = None,

@@ -54,6 +54,10 @@ class ByLength:
         object.__setattr__(self, "limits", given)
         check_choice("uneven", self.uneven, ("keep", "pad", "drop"))
 
+    @property
+    def batch_size(self) -> None:
+        """Not known: batches differ in size."""
+
     def fingerprint(self) -> Any:
         """Return what makes the batches what they are, but for the sizes, which a state names."""
         return self.uneven, _SPREAD, _NUM_BATCHES

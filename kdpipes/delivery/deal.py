@@ -21,6 +21,7 @@ from kdpipes.core.plan_pipe import warn_of_fixed
 from kdpipes.core.randomness import SampleKey, hash_key, planning, using_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
 from kdpipes.core.sample import Sample
+from kdpipes.delivery.by_class import ByClass, ClassEpoch, ClassOrder, read_classes
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import (
     Cursor,
@@ -59,7 +60,11 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         batch_size: The number of samples in a batch of one rank.
         global_batch_size: The number of samples in the batches of all ranks together, which must divide it; exactly
             one of the two is given, if `batch_by` is not.
-        batch_by: The name of a field that holds each sample's length, a whole number: a batch then has samples of like
+        batch_by: "class": a batch then has `samples_per_class` samples of each of `classes_per_batch` classes, class by
+            class, for metric and contrastive learning. No batch has a class twice. An epoch has as many batches as
+            that allows; what remains of a class is left out, other samples in each shuffled epoch. Classes with fewer
+            samples than that are left out, with a warning. Otherwise
+            the name of a field that holds each sample's length, a whole number: a batch then has samples of like
             length, and as many as fit; without `shuffle`, longest first. The field is read of all samples, once; it
             need not be selected, and `.add_field` can make it.
         max_tokens: With `batch_by`: how large one rank's batch may be, padded: its samples times their longest length,
@@ -68,6 +73,8 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         global_max_tokens: With `batch_by`, in place of `max_tokens`: how large the batches of all ranks may be
             together, whatever their number. Ranks share out samples evenly: a part may exceed its share of tokens by
             less than a sample. `global_batch_size`, in its place or besides, limits the samples.
+        classes_per_batch: With `batch_by="class"`: the number of classes in a batch of one rank.
+        samples_per_class: With `batch_by="class"`: the number of samples of each of these classes.
         shuffle: Whether each epoch has an order of its own: True, a seeded permutation of all samples that takes no
             memory; "shards", one that reads shard after shard, for shards elsewhere or larger than memory (see Mixing).
             With `batch_by`, True lets batches come in an order of their own, of samples that are drawn anew from those
@@ -128,6 +135,8 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         batch_by: str | None = None,
         max_tokens: int | None = None,
         global_max_tokens: int | None = None,
+        classes_per_batch: int | None = None,
+        samples_per_class: int | None = None,
         shuffle: Shuffle = False,
         window: int | None = None,
         order: Any = None,
@@ -141,28 +150,35 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         self.source = source_datapipe
         sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
         tokens = {"max_tokens": max_tokens, "global_max_tokens": global_max_tokens}
-        is_by_length = any(argument is not None for argument in (batch_by, *tokens.values()))
+        of_classes = {"classes_per_batch": classes_per_batch, "samples_per_class": samples_per_class}
+        is_by_class = any(argument is not None for argument in of_classes.values())
+        is_by_length = not is_by_class and any(argument is not None for argument in (batch_by, *tokens.values()))
+        if is_by_class:
+            _refuse_other_cuts(batch_by, of_classes, {**sizes, **tokens, "window": window}, uneven)
         column: Any = batch_by
         if window is not None and (shuffle != "shards" or is_by_length):
             raise ValueError('`window` must be given with `deal(shuffle="shards")`, and only there.')
-        if shuffle == "shards" and is_by_length:
+        if shuffle == "shards" and (is_by_length or is_by_class):
             raise ValueError('`shuffle` must be True or False with `batch_by`, but is "shards" instead.')
         self._window = None if window is None else check_count("window", window)
         self._num_batches = None if num_batches is None else check_count("num_batches", num_batches)
         self._own_order = None if order is None else OwnOrder(order, check_seed(seed))
         self._first_order: Shared[NDArray[Any]] | None = None  # the user's order of epoch 0
         _refuse_together(
-            {"order": order, "num_batches": num_batches, "batch_by": column if is_by_length else None},
+            {"order": order, "num_batches": num_batches, "batch_by": batch_by},
             {"order": order, "shuffle": shuffle or None},
         )
         if num_batches is not None and uneven != "keep":
             raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
-        self._layout = (
-            ByLength(column, bool(shuffle), sizes | tokens, uneven)
+        self._layout: Layout | ByLength | ByClass = (
+            ByClass(classes_per_batch, samples_per_class)  # type: ignore[arg-type]  # both are given
+            if is_by_class
+            else ByLength(column, bool(shuffle), sizes | tokens, uneven)
             if is_by_length
             else Layout(batch_size, global_batch_size, uneven)
         )
         self._lengths: Shared[LengthOrder] | None = None
+        self._classes: Shared[ClassOrder] | None = None
         self._shards: Shared[ShardOrder] | None = None
         self._is_fixed = False  # whether every epoch has the samples of epoch 0, because batches depend on lengths
         if isinstance(self._layout, ByLength):
@@ -174,18 +190,22 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
     def __len__(self) -> int:
         if self._num_batches is not None:
             return self._num_batches
-        if not isinstance(self._layout, ByLength):
+        if isinstance(self._layout, ByClass):
+            return self._by_class(self._layout).num_batches // self.sharding().num_ranks
+        if isinstance(self._layout, Layout):
             size = len(self.source) if self._own_order is None else len(self._own_positions(self._own_order, 0))
             return int(self._layout.num_batches(size, self.sharding().num_ranks))
         buckets = self._by_length(self._layout).buckets(self._layout, self.sharding().num_ranks)
         return buckets.num_kept(self._layout.uneven)
 
     def has_quick_length(self, *, may_plan: bool) -> bool:
-        return not isinstance(self._layout, ByLength) or self._lengths is not None
+        return isinstance(self._layout, Layout) or self._lengths is not None or self._classes is not None
 
     def fingerprint(self) -> Any:
         if isinstance(self._layout, ByLength):
             return *super().fingerprint(), self._by_length(self._layout)
+        if isinstance(self._layout, ByClass):
+            return *super().fingerprint(), self._by_class(self._layout)
         if self._shuffle == "shards":
             return *super().fingerprint(), self._window, self._by_shard(), *self._own_fingerprint()
         return *super().fingerprint(), *self._own_fingerprint()
@@ -210,7 +230,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             )
         return positions
 
-    def _epoch(self, number: int) -> EqualEpoch | LengthEpoch:
+    def _epoch(self, number: int) -> EqualEpoch | LengthEpoch | ClassEpoch:
         key = (self._seed, number) if self._shuffle else None
         if isinstance(self._layout, Layout) and self._num_batches is not None:
             return self._continued(self._layout, self._num_batches, number)
@@ -219,6 +239,8 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             return EqualEpoch(len(positions), self._layout, self._sharding, positions)
         if isinstance(self._layout, ByLength):
             return LengthEpoch(self._by_length(self._layout), self._layout, self._sharding, key)
+        if isinstance(self._layout, ByClass):
+            return ClassEpoch(self._by_class(self._layout), self._layout, self._sharding, key or (self._seed, 0))
         return EqualEpoch(len(self.source), self._layout, self._sharding, None if key is None else self._order(key))
 
     def _continued(self, layout: Layout, num_batches: int, number: int) -> EqualEpoch:
@@ -255,6 +277,13 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         if self._shards is None:
             self._shards = Shared(read_shards(self.source))
         return self._shards.value
+
+    def _by_class(self, layout: ByClass) -> ClassOrder:
+        """Return the positions of the source's samples by their class, computed once for all copies."""
+        if self._classes is None:
+            self._fix_plan('deal(batch_by="class")')
+            self._classes = Shared(read_classes(self.source, layout))
+        return self._classes.value
 
     def _by_length(self, layout: ByLength) -> LengthOrder:
         """Return the positions of the source's samples by their length, computed once for all copies."""
@@ -336,10 +365,29 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
     def _prepare(self) -> None:
         if isinstance(self._layout, ByLength):
             self._by_length(self._layout)
+        elif isinstance(self._layout, ByClass):
+            self._by_class(self._layout)
         elif self._shuffle == "shards":
             self._by_shard()
         else:
             len(self.source)
+
+
+def _refuse_other_cuts(batch_by: Any, of_classes: dict[str, Any], others: dict[str, Any], uneven: str) -> None:
+    """Raise if arguments that cut batches of classes come with others, or not together."""
+    missing = next((name for name, value in of_classes.items() if value is None), None)
+    if missing is not None or batch_by != "class":
+        raise ValueError(
+            '`batch_by="class"`, `classes_per_batch` and `samples_per_class` must be given together: '
+            '`deal(batch_by="class", classes_per_batch=8, samples_per_class=4)`.'
+        )
+    other = next((name for name, value in others.items() if value is not None), None)
+    if other is not None:
+        raise ValueError(f"`{other}` and `classes_per_batch` cannot be given together. Remove one of them.")
+    if uneven == "pad":
+        raise ValueError(
+            '`uneven="pad"` cannot be used with `batch_by="class"`, whose batches are all full. Remove it.'
+        )
 
 
 def _refuse_together(*groups: dict[str, Any]) -> None:

@@ -376,7 +376,7 @@ class Dealer(Resumable):
     def cut(self) -> tuple[int | None, bool]:
         """Return the size of this rank's batches (None with `batch_by`), and whether a short last batch is dropped."""
         layout, num_ranks = self._layout, self.sharding().num_ranks
-        size = layout.size_of(num_ranks) // num_ranks if isinstance(layout, Layout) else None
+        size = layout.size_of(num_ranks) // num_ranks if isinstance(layout, Layout) else layout.batch_size
         return size, layout.uneven == "drop"
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""`deal(batch_by="class")`: batches of some samples of some classes each, and what remains of an epoch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import kdpipes as kdp
+
+
+def labelled(labels: list[Any]) -> Any:
+    return kdp.from_dataset(list(range(len(labels))), "x", labels=labels).select("x y")
+
+
+def deal(labels: list[Any], classes: int, samples: int, **arguments: Any) -> Any:
+    return labelled(labels).deal(
+        batch_by="class", classes_per_batch=classes, samples_per_class=samples, **{"shuffle": True, **arguments}
+    )
+
+
+@given(st.lists(st.integers(-1, 6), max_size=60), st.integers(1, 4), st.integers(1, 3), st.integers(0, 3))
+@pytest.mark.filterwarnings("ignore:`deal")
+def test_each_batch_has_distinct_classes_of_equal_size(
+    labels: list[int], classes: int, samples: int, seed: int
+) -> None:
+    groups = [count // samples for label, count in Counter(labels).items() if label != -1]
+    assume(sum(group > 0 for group in groups) >= classes)
+    pipe = deal(labels, classes, samples, seed=seed)
+    batches = list(pipe)
+    assert len(batches) == len(pipe)
+    used = [x for batch in batches for x, _ in batch]
+    assert len(used) == len(set(used))
+    for batch in batches:
+        counts = Counter(y for _, y in batch)
+        assert list(counts.values()) == [samples] * classes
+        assert -1 not in counts
+    # As many batches as distinct classes allow: one more would need groups that are not there.
+    more = len(batches) + 1
+    assert sum(min(group, more) for group in groups) < classes * more
+
+
+def test_what_is_left_out_differs_between_epochs() -> None:
+    pipe = deal([0] * 10 + [1] * 50, 2, 4)
+    first, second = ({x for batch in pipe for x, y in batch if y == 1} for _ in range(2))
+    assert len(first) == len(second) == 8
+    assert first != second
+
+
+def test_all_pairs_of_classes_meet() -> None:
+    pipe = deal([label for label in range(20) for _ in range(40)], 4, 4, seed=1)
+    met = {(a, b) for _ in range(4) for batch in pipe for _, a in batch for _, b in batch if a < b}
+    assert len(met) > 0.9 * 20 * 19 / 2
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+def test_the_same_for_any_workers_and_after_a_resume(num_threads: int) -> None:
+    chain = deal([number % 5 for number in range(60)], 3, 2, seed=2)
+    epochs = [list(chain) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    service = kdp.ThreadReadingService(num_threads) if num_threads else None
+    fresh = deal([number % 5 for number in range(60)], 3, 2, seed=2)
+    with kdp.Loader(fresh, reading_service=service) as loader:
+        assert list(loader) == epochs[0]
+        running = iter(loader)
+        head = [next(running), next(running)]
+        state = loader.state_dict()
+    with kdp.Loader(fresh) as loader:
+        loader.load_state_dict(state)
+        assert head + list(loader) == epochs[1]
+
+
+def test_ranks_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = [number % 4 for number in range(41)]
+    whole = list(deal(labels, 2, 3))
+    parts = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        parts.append(list(deal(labels, 2, 3)))
+    assert [batch for pair in zip(*parts, strict=True) for batch in pair] == whole[: len(whole) // 2 * 2]
+
+
+def test_without_shuffle_every_epoch_is_the_same() -> None:
+    pipe = deal([number % 4 for number in range(40)], 2, 3, shuffle=False)
+    assert list(pipe) == list(pipe)
+
+
+def test_names_are_classes_too_and_rare_ones_are_named() -> None:
+    with pytest.warns(UserWarning, match="leaves out 1 classes with fewer than 2 samples: 1"):
+        batches = list(deal(["cat", "dog", "cat", "owl", "owl"], 2, 2))
+    assert [Counter(y for _, y in batch) for batch in batches] == [{0: 2, 2: 2}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ({"classes_per_batch": 2}, ValueError, "must be given together"),
+        ({"classes_per_batch": 2, "samples_per_class": 2}, ValueError, "must be given together"),
+        ({"batch_by": "class", "classes_per_batch": 2, "samples_per_class": 0}, ValueError, "`samples_per_class` must"),
+        (
+            {"batch_by": "class", "classes_per_batch": 2, "samples_per_class": 2, "batch_size": 4},
+            ValueError,
+            "`batch_size` and `classes_per_batch` cannot be given together",
+        ),
+        (
+            {"batch_by": "class", "classes_per_batch": 2, "samples_per_class": 2, "shuffle": "shards"},
+            ValueError,
+            "`shuffle` must be True or False",
+        ),
+        ({"batch_by": "class", "classes_per_batch": 4, "samples_per_class": 2}, kdp.DataError, "but there are 3"),
+    ],
+)
+def test_what_it_rejects(arguments: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        list(labelled([0, 0, 1, 1, 2, 2, -1, -1]).deal(**arguments))
