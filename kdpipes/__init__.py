@@ -59,6 +59,7 @@ from kdpipes.plan.take_percent import PercentTakerMapDataPipe
 from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe as from_dataset
 from kdpipes.sources.from_dataset import SampleSource
 from kdpipes.sources.from_ids import IdReaderMapDataPipe as from_ids
+from kdpipes.sources.from_table import TableReaderMapDataPipe as from_table
 from kdpipes.sources.from_webdataset import WebDatasetReaderIterDataPipe as from_webdataset
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe as image_folder
 from kdpipes.sources.open_records import RecordReaderMapDataPipe as open_records
@@ -169,6 +170,7 @@ __all__ = [
     "empty_batch",
     "from_dataset",
     "from_ids",
+    "from_table",
     "from_webdataset",
     "functional_pipe",
     "image_folder",

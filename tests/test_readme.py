@@ -69,6 +69,7 @@ def test_the_sources_are_all_named() -> None:
         "open_records",
         "stream_shards",
         "from_ids",
+        "from_table",
         "from_dataset",
         "SampleSource",
     ):

@@ -89,9 +89,8 @@ class DatasetReaderMapDataPipe(MapPipe):
             raise TypeError(must_be("dataset", "a dataset with a length and positions", dataset, _way_in(dataset)))
         if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
             raise TypeError(
-                "`dataset` must be a dataset, but is a table. If its rows name files, use "
-                '`kdp.from_ids(table["path"].tolist(), table["label"].tolist(), load="{id}")`; otherwise '
-                '`kdp.from_dataset(table.to_dict("records"), "column other_column")`.'
+                "`dataset` must be a dataset, but is a table. Use `kdp.from_table(table)`; if its rows name files, "
+                '`kdp.from_table(table, path="path", label="label")`.'
             )
         if not isinstance(fields, str) or not fields.split():
             raise TypeError(must_be("fields", 'names in one string, like "x y"', fields))

@@ -1,0 +1,321 @@
+"""Tables as sources: columns become fields, and a column of paths is loaded when it is read. Needs pyarrow."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes.core.errors import DataError, check_names, closest, must_be
+from kdpipes.core.map_pipe import as_column
+from kdpipes.core.registry import called_as
+from kdpipes.core.sample import Lazy, Sample
+from kdpipes.selection import UNLABELLED
+from kdpipes.sources.from_ids import IdReaderMapDataPipe
+from kdpipes.storage.files import open_url
+from kdpipes.storage.urls import identity_of, is_local, join_url, path_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+__all__ = ["TableReaderMapDataPipe"]
+
+_READERS = {".parquet": "parquet", ".csv": ",", ".tsv": "\t"}
+
+
+@called_as("from_table")
+class TableReaderMapDataPipe(IdReaderMapDataPipe):
+    """The rows of a table as samples (`kdp.from_table("labels.csv", path="file", label="class")`).
+
+    Columns become fields. They stay in Arrow's memory, so that 10^7 rows take no Python loop. Needs the extra `table`.
+
+    Args:
+        table: The path or URL of a `.csv`, `.tsv` or `.parquet` file; or a DataFrame of pandas or polars, a table of
+            pyarrow, a data set of Hugging Face, or a dictionary of columns.
+        path: The column that holds the path or URL of each sample's file, which is loaded as field `x` when it is
+            read: `.pt` as tensors (`weights_only`), `.npy` as an array, all else as bytes.
+        root: The folder or URL that paths are relative to; by default, the folder of the table's file, or else the
+            working directory.
+        label: The column of labels, which becomes field `y`. Text becomes class numbers; a missing label becomes -1.
+        key: The column whose text is the key of a sample, each of them once; by default, that of `path`, or else the
+            number of the row.
+        columns: The columns to keep as fields; by default all of them.
+        class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text.
+        header: Whether the first line of a text file names the columns; otherwise they are "f0", "f1", ...
+
+    Raises:
+        ValueError: There is no such column; or a label is not among `class_names`.
+        DataError: The file is not a table; or a key occurs twice.
+        ImportError: pyarrow is not installed.
+
+    Example:
+        >>> birds = {"file": ["a.jpg", "b.jpg"], "bird": ["stork", "heron"], "width": [640, 480]}
+        >>> pipe = kdp.from_table(birds, path="file", label="bird")
+        >>> pipe.column("y"), pipe.class_names(), pipe[1]["width"]
+        (array([1, 0]), ('heron', 'stork'), 480)
+    """
+
+    def __init__(
+        self,
+        table: Any,
+        *,
+        path: str | None = None,
+        root: str | os.PathLike[str] | None = None,
+        label: str | None = None,
+        key: str | None = None,
+        columns: Sequence[str] | None = None,
+        class_names: Sequence[str] | None = None,
+        header: bool = True,
+    ) -> None:
+        rows = _as_arrow(table, header=header)
+        known = rows.column_names
+        kept = list(known if columns is None else columns)
+        for param, name in (("path", path), ("label", label), ("key", key), *(("columns", name) for name in kept)):
+            if name is not None and name not in known:
+                raise ValueError(must_be(param, f"a column of {', '.join(known)}", name) + closest(str(name), known))
+        self._columns = {name: _one(rows.column(name)) for name in kept}
+        keys = key or path
+        self._keys = None if keys is None else _Texts(_one(rows.column(keys)))
+        if key is not None and self._keys is not None:
+            self._keys.refuse_doubles(key)
+        self._num_rows = int(rows.num_rows)
+        if path is None:
+            super().__init__(range(self._num_rows), None, _no_file)
+        else:
+            folder = _folder_of(table) if root is None else os.fspath(root)
+            super().__init__(_Texts(_one(rows.column(path)), folder), None, "{id}")
+        self._has_file = path is not None
+        taken = {"x"} & set(self._columns) if self._has_file else set()
+        if taken:
+            raise ValueError(
+                "The table has a column 'x', but field 'x' is the file of `path`. Leave it out of `columns`."
+            )
+        self._class_names = check_names("class_names", class_names)
+        self._numbers: NDArray[Any] | None = None
+        if label is not None:
+            self._numbers, self._class_names = _numbered(_one(rows.column(label)), self._class_names)
+
+    def fingerprint(self) -> Any:
+        texts = [("keys", self._keys.values)] if self._keys is not None else []
+        return [(name, _digest(values)) for name, values in [*texts, *self._columns.items()]], self._class_names
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def fetch(self, index: int) -> Sample:
+        sample = super().fetch(index)
+        if not self._has_file:
+            del sample["x"]
+        for name, values in self._columns.items():
+            sample[name] = Lazy(lambda _, values=values: values[index].as_py(), what=f"reading {name!r}", is_cheap=True)
+        if self._numbers is not None:
+            sample["y"] = self._numbers[index].item()
+        return sample if self._keys is None else sample.fork(key=identity_of(self._keys[index]))
+
+    def has_column(self, name: str) -> bool:
+        return name != "x" or not self._has_file
+
+    def read_column(self, name: str) -> NDArray[Any]:
+        if name == "y" and self._numbers is not None:
+            return self._numbers
+        if name == "key" and name not in self._columns:
+            names = range(len(self)) if self._keys is None else self._keys
+            return np.asarray([identity_of(str(one)) for one in names], dtype=np.str_)
+        if name in self._columns:
+            found: NDArray[Any] = _as_numpy(self._columns[name])
+            return found
+        return super().read_column(name)
+
+    def field_names(self) -> frozenset[str]:
+        added = {"x"} if self._has_file else set()
+        return frozenset({*self._columns, *added, *({"y"} if self._numbers is not None else set())})
+
+
+class _Texts(Sequence[str]):
+    """A column of Arrow as a sequence of text, each made when it is asked for.
+
+    Args:
+        values: The column.
+        folder: What relative paths are relative to.
+    """
+
+    def __init__(self, values: Any, folder: str = "") -> None:
+        self.values, self._folder = values, folder
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Any) -> Any:
+        value = self.values[index].as_py()
+        if value is None:
+            raise DataError(f"Row {index} of the table has no key or path. Drop such rows, or fill them in.")
+        text = str(value)
+        is_relative = self._folder and is_local(text) and not Path(text).is_absolute()
+        return join_url(self._folder, text) if is_relative else text
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
+
+    def refuse_doubles(self, key: str) -> None:
+        """Raise DataError if a text occurs twice."""
+        import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+        if pc.count_distinct(self.values, mode="all").as_py() == len(self.values):
+            return
+        counts = pc.value_counts(self.values)
+        double = counts.filter(pc.greater(counts.field("counts"), 1))[0]
+        raise DataError(
+            f"`key` must name a column whose entries occur once each, but {double['values'].as_py()!r} occurs "
+            f"{double['counts'].as_py()} times in {key!r}. Without `key`, the key is the path or the number of the row."
+        )
+
+
+def _no_file(name: Any) -> Any:
+    raise DataError("The table has no column of paths: name it by `path=`.")
+
+
+def _folder_of(table: Any) -> str:
+    if not isinstance(table, str | os.PathLike):
+        return ""
+    return os.fspath(table).rpartition("/")[0]
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ImportError("`kdp.from_table` needs pyarrow. Install it: `pip install 'kdpipes[table]'`.") from error
+    return pyarrow
+
+
+def _as_arrow(table: Any, *, header: bool) -> pa.Table:
+    """Return anything that is a table as one of pyarrow."""
+    arrow = _pyarrow()
+    if isinstance(table, str | os.PathLike):
+        return _read(os.fspath(table), header=header)
+    if isinstance(table, arrow.Table):
+        return table
+    try:
+        if isinstance(table, Mapping):
+            return arrow.table({name: _plain(values) for name, values in table.items()})
+        for convert in _CONVERSIONS:
+            found = convert(arrow, table)
+            if found is not None:
+                return found
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
+        raise DataError(f"The table cannot be read: {error}") from error
+    raise TypeError(must_be("table", "a path, a DataFrame, or a dictionary of columns", table))
+
+
+def _plain(values: Any) -> Any:
+    return values if isinstance(values, np.ndarray) and values.ndim == 1 else list(values)
+
+
+def _of_pandas(arrow: Any, table: Any) -> Any:
+    is_pandas = hasattr(table, "iloc") and hasattr(table, "columns")
+    return arrow.Table.from_pandas(table, preserve_index=False) if is_pandas else None
+
+
+def _of_polars(arrow: Any, table: Any) -> Any:
+    return table.to_arrow() if hasattr(table, "to_arrow") else None
+
+
+def _of_hugging_face(arrow: Any, table: Any) -> Any:
+    return table.with_format("arrow")[:] if hasattr(table, "with_format") else None
+
+
+_CONVERSIONS = (_of_pandas, _of_polars, _of_hugging_face)
+
+
+def _read(url: str, *, header: bool) -> pa.Table:
+    arrow = _pyarrow()
+    suffix = Path(path_of(url)).suffix.lower()
+    if suffix not in _READERS:
+        raise ValueError(must_be("table", f"a file that ends in {', '.join(_READERS)}", url))
+    try:
+        with open_url(url) as file:
+            if suffix == ".parquet":
+                import pyarrow.parquet  # type: ignore[import-untyped]
+
+                return pyarrow.parquet.read_table(arrow.BufferReader(file.read()))
+            import pyarrow.csv  # type: ignore[import-untyped]
+
+            options = pyarrow.csv.ReadOptions(autogenerate_column_names=not header)
+            parsing = pyarrow.csv.ParseOptions(delimiter=_READERS[suffix], newlines_in_values=True)
+            converting = pyarrow.csv.ConvertOptions(strings_can_be_null=True)  # an empty label is a missing one
+            return pyarrow.csv.read_csv(file, options, parsing, converting)
+    except arrow.ArrowInvalid as error:
+        raise DataError(f"{url!r} is not a table that pyarrow can read: {error}") from error
+
+
+def _one(column: Any) -> Any:
+    """Return a column as one array, so that an entry is found at once."""
+    found = column.combine_chunks()
+    return found.chunk(0) if hasattr(found, "chunk") else found
+
+
+def _numbered(values: Any, names: tuple[str, ...] | None) -> tuple[NDArray[Any], tuple[str, ...] | None]:
+    """Return labels as numbers, -1 where one is missing, and the names of the classes."""
+    import pyarrow as arrow
+    import pyarrow.compute as pc
+
+    if arrow.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if arrow.types.is_integer(values.type) or arrow.types.is_boolean(values.type):
+        return pc.fill_null(values.cast(arrow.int64()), UNLABELLED).to_numpy(zero_copy_only=False), names
+    texts = values.cast(arrow.string())
+    known = arrow.array(sorted(pc.unique(texts).drop_null().to_pylist()) if names is None else names, arrow.string())
+    numbers = pc.index_in(texts, known)
+    strange = pc.and_(pc.is_null(numbers), pc.is_valid(texts))
+    if pc.any(strange).as_py():
+        label = texts.filter(strange)[0].as_py()
+        found = tuple(known.to_pylist())
+        raise ValueError(
+            f"`label` has {label!r}, which is not among the classes {', '.join(found)}.{closest(label, found)}"
+        )
+    return pc.fill_null(numbers, UNLABELLED).to_numpy(zero_copy_only=False).astype(np.int64), tuple(known.to_pylist())
+
+
+def _as_numpy(values: Any) -> NDArray[Any]:
+    import pyarrow as arrow
+
+    found = values.to_numpy(zero_copy_only=False)
+    if arrow.types.is_string(values.type) and not values.null_count:
+        return np.asarray(found, dtype=np.str_)
+    return found if found.ndim == 1 and found.dtype != object else as_column(values.to_pylist())
+
+
+def _digest(values: Any) -> bytes:
+    """Return a digest of a column that does not depend on how it lies in memory."""
+    import pyarrow as arrow
+
+    sink = _Hashing()
+    batch = arrow.record_batch([values], names=["values"])
+    with arrow.ipc.new_stream(arrow.PythonFile(sink, mode="w"), batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.digest()
+
+
+class _Hashing:
+    """A file that keeps a digest of what is written into it."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def write(self, content: Any) -> int:
+        self._hash.update(content)
+        return len(content)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is held back."""
+
+    def digest(self) -> bytes:
+        """Return the digest, 16 bytes."""
+        return self._hash.digest()
