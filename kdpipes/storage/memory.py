@@ -15,6 +15,7 @@ __all__ = ["MappedFiles", "read_span"]
 
 _KEPT = 256  # maps of one `MappedFiles`; each holds a descriptor
 _KEPT_SHARDS = 64
+_RESIDENT = 1 << 26  # bytes read through maps until their pages leave this process's memory
 
 
 class _Map:
@@ -30,20 +31,41 @@ class _Map:
             self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
             self.content = memoryview(self.buffer)
 
+    def release_pages(self) -> None:
+        """Remove the pages from this process's memory; views stay valid, because reading them maps the pages again."""
+        if isinstance(self.buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # Windows has no `madvise`
+            self.buffer.madvise(mmap.MADV_DONTNEED)
+
 
 def _place(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 _alive: weakref.WeakValueDictionary[str, _Map] = weakref.WeakValueDictionary()  # copies of a pipe share maps
+_num_read = 0  # bytes read through all maps since their pages were released
+
+
+def _count_read(num_bytes: int) -> None:
+    """Release the pages of all maps after each 64 MiB that were read.
+
+    The system counts mapped pages as the memory of the process until it needs them: data that are read once would make
+    every worker as large as the data set. The page cache keeps the data. Threads that count at the same time may lose a
+    count, which only delays the release.
+    """
+    global _num_read
+    _num_read += num_bytes
+    if _num_read >= _RESIDENT:
+        _num_read = 0
+        for each in list(_alive.values()):
+            each.release_pages()
 
 
 class MappedFiles:
     """Maps files when they are first read, and keeps those that were used last.
 
     The maps are freed with this object and the views of them. Forked processes share them; a copy of this object maps
-    anew. A file that has been replaced, cut or changed is mapped anew: each read looks at its size first, because
-    reading what is no longer there kills the process.
+    anew. Pages that were read leave the process's memory after 64 MiB. A file that has been replaced, cut or changed is
+    mapped anew: each read looks at its size first, because reading what is no longer there kills the process.
 
     Args:
         number: How many files stay mapped.
@@ -74,6 +96,7 @@ class MappedFiles:
                 raise DataError(f"{path!r} should have {num_bytes} bytes, but has {status.st_size}: it has been cut.")
             if start < 0 or start + size > num_bytes:
                 raise DataError(f"{path!r} has {num_bytes} bytes, but {size} are due at offset {start}.")
+            _count_read(size)
             return self.mapped(path, status).content[start : start + size]
         except OSError as error:
             raise DataError(f"{path!r} cannot be read: {error.strerror}.") from error
@@ -112,6 +135,7 @@ def read_span(path: str, offset: int, size: int, version: Version | None = None)
     """
     file = _shards.mapped(path, os.stat(path))  # noqa: PTH116 - of each read
     content = file.buffer[offset : offset + size]
+    _count_read(size)
     if version is not None and file.version != version and len(content) == size:  # the reader reports a cut file
         raise DataError(
             f"Shard {path!r} has been replaced, or written to, since it was opened: it had {version.size} bytes, and "
