@@ -41,8 +41,8 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import shown_name
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.storage.catalog import index_beside, index_url
-from kdpipes.storage.files import forget_listings, locked, read_url, version_of, write_url
-from kdpipes.storage.filesystems import parent_of
+from kdpipes.storage.files import create_url, forget_listings, locked, read_url, version_of, write_url
+from kdpipes.storage.filesystems import filesystem_of, parent_of
 from kdpipes.storage.retries import retried
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import SavedNotes
@@ -115,8 +115,9 @@ def write_shards(
     A shard appears whole, and then its index. A run that was broken off, even killed, is called again in the same way
     and goes on: shards that are there with their indexes are not written again. `train-shards.json`, beside
     `train-000000.tar`, says which job they are of, and names the classes; another chain, or other arguments, are
-    refused there. Files of the source that were changed in their place are not noticed: delete the shards. One run at a
-    time.
+    rejected there. Files of the source that were changed in their place are not noticed: delete the shards. A second
+    run at the same time is an error on local disks. On remote storage it is one for another job; two runs of the same
+    job do the work twice, and write the same bytes.
 
     The type of a value decides its format: bytes and encoded images are written unchanged; integers become `.cls`,
     strings `.txt`, dictionaries, lists and other numbers `.json`, arrays and tensors `.npy`. `kdp.open_shards` and
@@ -154,7 +155,8 @@ def write_shards(
         folder for temporary files, one for each worker.
 
     Raises:
-        FileExistsError: The shards that are there are of another job, or of none that is known.
+        FileExistsError: The shards that are there are of another job, or of none that is known; or another job has
+            begun to write there.
         RuntimeError: Another call is writing these shards at the same time.
         ChainError: A field has no encoding; or the chain gives no samples.
         DataError: Two samples have the same key, or one cannot stand in a tar; or a sample cannot be read.
@@ -202,6 +204,8 @@ def write_shards(
         except BaseException:
             if executor is None:
                 places.remove_drafts()  # of workers that were killed
+                if not was_begun:
+                    places.remove_unused_notes()
             raise
 
 
@@ -265,7 +269,8 @@ class ShardPlaces:
     def locked(self) -> Iterator[None]:
         """Make the folder, and lock the shards against other jobs, which would remove the drafts of this one.
 
-        Without a lock where that is impossible: on remote storage, and in folders that cannot be written.
+        Without a lock in folders that cannot be written, and on remote storage, which has no drafts: the notes alone
+        keep other jobs out there.
 
         Raises:
             RuntimeError: Another job is writing these shards.
@@ -307,6 +312,13 @@ class ShardPlaces:
         for name in self._names() if self.is_local else ():
             if draft.fullmatch(name):
                 Path(self._folder, name).unlink(missing_ok=True)
+
+    def remove_unused_notes(self) -> None:
+        """Remove the notes of a remote job that has failed before its first shard: they would keep others out."""
+        with suppress(Exception):  # the error of the job is the one to report
+            if not self.is_local and not self.existing():
+                filesystem, path = filesystem_of(self.notes_url)
+                filesystem.rm_file(path)
 
     def _names(self) -> list[str]:
         if self.is_local:
@@ -380,32 +392,56 @@ def _begin_notes(
 ) -> tuple[SavedNotes, bool]:
     """Return the notes of a job, and whether an earlier run has written them.
 
+    The notes also keep two jobs from writing the same remote shards at the same time, where no lock is possible: they
+    are created by one request, and never replaced by those of another job. Two runs of the same job are harmless: they
+    write the same bytes.
+
     Raises:
         FileExistsError: The notes belong to another job, or there are shards without notes.
         DataError: The notes cannot be read.
     """
-    try:
-        content = read_url(places.notes_url)
-    except FileNotFoundError:
-        content = None
-    existing = places.existing()
-    if content is not None:
-        notes = SavedNotes.from_bytes(content, places.notes_url)
-        differing = [name for name in job if notes.job.get(name) != job[name]]
-        if not differing:
-            return notes, True
+    notes, existing = _read_notes(places), places.existing()
+    was_begun = notes is not None
+    if notes is None:
         if existing:
-            differences = "; ".join(_difference(name, notes.job.get(name), job[name]) for name in differing)
             raise FileExistsError(
-                f"{places.notes_url!r} says that the shards beside it are of another job: {differences}. Give what was "
-                "given then, to go on; or write elsewhere; or remove them, and it, to begin anew."
+                f"There are shards already, {existing[0]!r} for one, and no {places.notes_url!r} that says which job "
+                "they are of. Write elsewhere, or remove them."
             )
-    elif existing:
+        notes = SavedNotes(job, class_names)
+        if not places.is_local:
+            notes = SavedNotes.from_bytes(create_url(places.notes_url, _as_json(notes)), places.notes_url)
+    elif places.is_local and not existing and notes.job != job:  # the lock is held, so the other job has ended
+        notes, was_begun = SavedNotes(job, class_names), False
+    _check_job(places, notes, job, has_shards=bool(existing))
+    if places.is_local and not was_begun:
+        _write_notes(places, notes)
+    return notes, was_begun
+
+
+def _read_notes(places: ShardPlaces) -> SavedNotes | None:
+    """Return the notes beside some shards; None if they are missing."""
+    try:
+        return SavedNotes.from_bytes(read_url(places.notes_url), places.notes_url)
+    except FileNotFoundError:
+        return None
+
+
+def _check_job(places: ShardPlaces, notes: SavedNotes, job: dict[str, Any], *, has_shards: bool) -> None:
+    """Raise FileExistsError if the notes belong to another job."""
+    differing = [name for name in job if notes.job.get(name) != job[name]]
+    if not differing:
+        return
+    differences = "; ".join(_difference(name, notes.job.get(name), job[name]) for name in differing)
+    if has_shards:
         raise FileExistsError(
-            f"There are shards already, {existing[0]!r} for one, and no {places.notes_url!r} that says which job they "
-            "are of. Write elsewhere, or remove them."
+            f"{places.notes_url!r} says that the shards beside it are of another job: {differences}. Give what was "
+            "given then, to go on; or write elsewhere; or remove them, and it, to begin anew."
         )
-    return _write_notes(places, SavedNotes(job, class_names)), False
+    raise FileExistsError(
+        f"{places.notes_url!r} says that another job has begun to write here: {differences}. Write elsewhere; or, if "
+        "that job is not running, remove this file."
+    )
 
 
 def _difference(name: str, then: Any, now: Any) -> str:
@@ -419,9 +455,12 @@ def _difference(name: str, then: Any, now: Any) -> str:
 
 
 def _write_notes(places: ShardPlaces, notes: SavedNotes) -> SavedNotes:
-    content = json.dumps(asdict(notes), ensure_ascii=False, indent=1).encode("utf-8", "surrogateescape")
-    _write(places.notes_url, content)
+    _write(places.notes_url, _as_json(notes))
     return notes
+
+
+def _as_json(notes: SavedNotes) -> bytes:
+    return json.dumps(asdict(notes), ensure_ascii=False, indent=1).encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -566,6 +605,9 @@ class _Run:
         self._keys.check()
         reports = [self._reports[number] for number in range(len(self._reports))]
         shards = [[len(report.hashes), report.num_bytes] for report in reports]
+        found = None if self._places.is_local else _read_notes(self._places)
+        if found is not None:  # on storage where several jobs can create the notes at the same time
+            _check_job(self._places, found, self._notes.job, has_shards=True)
         if self._notes.shards != shards:
             _write_notes(self._places, replace(self._notes, shards=shards))
         names = self._notes.class_names
