@@ -15,7 +15,7 @@ __all__ = ["MappedFiles", "read_span"]
 
 _KEPT = 256  # maps of one `MappedFiles`; each holds a descriptor
 _KEPT_SHARDS = 64
-_RESIDENT = 1 << 26  # bytes read through maps until their pages leave this process's memory
+_RESIDENT = 1 << 26  # bytes that are viewed until the pages of the maps leave this process's memory
 
 
 class _Map:
@@ -42,30 +42,14 @@ def _place(status: os.stat_result) -> tuple[int, ...]:
 
 
 _alive: weakref.WeakValueDictionary[str, _Map] = weakref.WeakValueDictionary()  # copies of a pipe share maps
-_num_read = 0  # bytes read through all maps since their pages were released
-
-
-def _count_read(num_bytes: int) -> None:
-    """Release the pages of all maps after each 64 MiB that were read.
-
-    The system counts mapped pages as the memory of the process until it needs them: data that are read once would make
-    every worker as large as the data set. The page cache keeps the data. Threads that count at the same time may lose a
-    count, which only delays the release.
-    """
-    global _num_read
-    _num_read += num_bytes
-    if _num_read >= _RESIDENT:
-        _num_read = 0
-        for each in list(_alive.values()):
-            each.release_pages()
 
 
 class MappedFiles:
     """Maps files when they are first read, and keeps those that were used last.
 
     The maps are freed with this object and the views of them. Forked processes share them; a copy of this object maps
-    anew. Pages that were read leave the process's memory after 64 MiB. A file that has been replaced, cut or changed is
-    mapped anew: each read looks at its size first, because reading what is no longer there kills the process.
+    anew. A file that has been replaced, cut or changed is mapped anew: each read looks at its size first, because
+    reading what is no longer there kills the process. Pages that were viewed leave the process's memory after 64 MiB.
 
     Args:
         number: How many files stay mapped.
@@ -74,6 +58,7 @@ class MappedFiles:
     def __init__(self, number: int | None = None) -> None:
         self._number = number
         self._maps: OrderedDict[str, _Map] = OrderedDict()
+        self._num_viewed = 0  # bytes since pages were released
 
     def __reduce__(self) -> tuple[type[MappedFiles], tuple[int | None]]:
         return MappedFiles, (self._number,)
@@ -96,10 +81,23 @@ class MappedFiles:
                 raise DataError(f"{path!r} should have {num_bytes} bytes, but has {status.st_size}: it has been cut.")
             if start < 0 or start + size > num_bytes:
                 raise DataError(f"{path!r} has {num_bytes} bytes, but {size} are due at offset {start}.")
-            _count_read(size)
+            self._count(size)
             return self.mapped(path, status).content[start : start + size]
         except OSError as error:
             raise DataError(f"{path!r} cannot be read: {error.strerror}.") from error
+
+    def _count(self, num_bytes: int) -> None:
+        """Release the pages of the maps after each 64 MiB that were viewed.
+
+        The system counts mapped pages as the memory of the process until it needs them: data that are read once would
+        make every worker as large as the data set. The page cache keeps the data. Mapping the pages again costs 3 us
+        per 110 KB, which is too much for `read_span`: copies of undecoded members of shards would take 30 % longer.
+        """
+        self._num_viewed += num_bytes  # a count that threads lose only delays the release
+        if self._num_viewed >= _RESIDENT:
+            self._num_viewed = 0
+            for each in list(self._maps.values()):
+                each.release_pages()
 
     def mapped(self, path: str, status: os.stat_result) -> _Map:
         """Return the map of a file whose status is known."""
@@ -135,7 +133,6 @@ def read_span(path: str, offset: int, size: int, version: Version | None = None)
     """
     file = _shards.mapped(path, os.stat(path))  # noqa: PTH116 - of each read
     content = file.buffer[offset : offset + size]
-    _count_read(size)
     if version is not None and file.version != version and len(content) == size:  # the reader reports a cut file
         raise DataError(
             f"Shard {path!r} has been replaced, or written to, since it was opened: it had {version.size} bytes, and "

@@ -354,12 +354,3 @@ def test_parts_that_were_read_leave_the_memory(tmp_path: Path, monkeypatch: pyte
         assert sample["x"].any() == (int(sample.key) > 0)
         assert resident_bytes(tmp_path) <= 8 << 20, "with what the system reads ahead"
     assert [int(view[-1]) for view in everything] == expected, "views are valid after their pages were released"
-
-
-def test_shards_that_were_read_leave_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_RESIDENT", 1 << 20)
-    samples = kdp.from_ids(range(128), [0] * 128, load=lambda number: bytes([number]) * (1 << 18))
-    urls = kdp.write_shards(samples, tmp_path / "birds-%d.tar", max_samples=64, extensions={"x": "bin"}).urls
-    for number, sample in enumerate(kdp.open_shards(urls)):
-        assert bytes(sample["bin"]) == bytes([number]) * (1 << 18)
-        assert resident_bytes(tmp_path) <= 8 << 20, "with what the system reads ahead"
