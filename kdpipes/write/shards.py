@@ -24,7 +24,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -43,7 +42,7 @@ from kdpipes.core.sample import Sample, as_sample
 from kdpipes.storage.catalog import index_beside, index_url
 from kdpipes.storage.files import create_url, forget_listings, locked, read_url, version_of, write_url
 from kdpipes.storage.filesystems import filesystem_of, parent_of
-from kdpipes.storage.retries import retried
+from kdpipes.storage.retries import NUM_TRIES, retried
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import SavedNotes
 from kdpipes.storage.urls import is_local
@@ -325,7 +324,7 @@ class ShardPlaces:
             folder = Path(self._folder or ".")
             return [path.name for path in folder.iterdir()] if folder.is_dir() else []
         forget_listings([self.url(0)])
-        filesystem, path = fsspec.core.url_to_fs(self.url(0))
+        filesystem, path = filesystem_of(self.url(0))
         try:
             found = retried(lambda: filesystem.ls(parent_of(filesystem, path), detail=False))
         except FileNotFoundError:
@@ -358,7 +357,7 @@ class ShardPlaces:
 
 def _upload(url: str, shard: TarShard, samples: Iterable[TarSample]) -> None:
     """Write a remote tar from an unnamed local file, so that requests that fail can be made again."""
-    filesystem, path = fsspec.core.url_to_fs(url)
+    filesystem, path = filesystem_of(url)
     with tempfile.TemporaryFile(prefix="kdpipes-") as file:
         try:
             file.writelines(shard.chunks(samples))
@@ -381,10 +380,7 @@ def _write_index(url: str, index: ShardIndex) -> None:
 
 
 def _write(url: str, content: bytes) -> None:
-    if is_local(url):
-        write_url(url, content)
-    else:
-        retried(lambda: write_url(url, content))
+    retried(lambda: write_url(url, content), num_tries=1 if is_local(url) else NUM_TRIES)
 
 
 def _begin_notes(
@@ -566,6 +562,7 @@ def _measure_span(recipe: _Recipe, span: _Span) -> NDArray[np.int64]:
     return np.fromiter(sizes, dtype=np.int64, count=span.stop - span.start)
 
 
+@dataclass
 class _Run:
     """One call of `write_shards`: finds the shards that exist, writes those that are missing, and counts both.
 
@@ -579,18 +576,15 @@ class _Run:
         executor: Writes the shards instead, if given.
     """
 
-    def __init__(
-        self,
-        recipe: _Recipe,
-        places: ShardPlaces,
-        limits: _Limits,
-        notes: SavedNotes,
-        size: int | None,
-        num_workers: int,
-        executor: Executor | None,
-    ) -> None:
-        self._recipe, self._places, self._limits, self._notes, self._size = recipe, places, limits, notes, size
-        self._num_workers, self._executor = num_workers, executor
+    recipe: _Recipe
+    places: ShardPlaces
+    limits: _Limits
+    notes: SavedNotes
+    size: int | None
+    num_workers: int
+    executor: Executor | None
+
+    def __post_init__(self) -> None:
         self._keys = _Keys(self._keys_of)
         self._reports: dict[int, _Report] = {}
         self._num_found = self._num_left_out = 0
@@ -605,14 +599,14 @@ class _Run:
         self._keys.check()
         reports = [self._reports[number] for number in range(len(self._reports))]
         shards = [[len(report.hashes), report.num_bytes] for report in reports]
-        found = None if self._places.is_local else _read_notes(self._places)
+        found = None if self.places.is_local else _read_notes(self.places)
         if found is not None:  # on storage where several jobs can create the notes at the same time
-            _check_job(self._places, found, self._notes.job, has_shards=True)
-        if self._notes.shards != shards:
-            _write_notes(self._places, replace(self._notes, shards=shards))
-        names = self._notes.class_names
+            _check_job(self.places, found, self.notes.job, has_shards=True)
+        if self.notes.shards != shards:
+            _write_notes(self.places, replace(self.notes, shards=shards))
+        names = self.notes.class_names
         return ShardsResult(
-            urls=[self._places.url(report.number) for report in reports],
+            urls=[self.places.url(report.number) for report in reports],
             num_samples=sum(num_samples for num_samples, _ in shards),
             num_bytes=sum(num_bytes for _, num_bytes in shards),
             num_found=self._num_found,
@@ -622,38 +616,38 @@ class _Run:
 
     def _stops(self) -> list[int] | None:
         """Return the stop position of each shard, or None if only writing them shows that."""
-        size = self._size
+        size = self.size
         if size is None:
             return None
-        if self._limits.max_bytes is None:
-            step = self._limits.max_samples or 1
+        if self.limits.max_bytes is None:
+            step = self.limits.max_samples or 1
             return [min(start + step, size) for start in range(0, size, step)]
-        if self._notes.stops is not None:
-            return list(self._notes.stops)
-        if not self._num_workers and self._executor is None:
+        if self.notes.stops is not None:
+            return list(self.notes.stops)
+        if not self.num_workers and self.executor is None:
             return None
         spans = [_Span(start, min(start + _MEASURED, size)) for start in range(0, size, _MEASURED)]
-        with self._run(partial(_measure_span, self._recipe), spans, "measuring samples") as sizes:
-            stops = self._limits.stops(np.concatenate([np.zeros(0, dtype=np.int64), *sizes]))
+        with self._run(partial(_measure_span, self.recipe), spans, "measuring samples") as sizes:
+            stops = self.limits.stops(np.concatenate([np.zeros(0, dtype=np.int64), *sizes]))
         self._num_left_out = 0 if stops else size
-        self._notes = _write_notes(self._places, replace(self._notes, stops=stops))
+        self.notes = _write_notes(self.places, replace(self.notes, stops=stops))
         return stops
 
     def _run(self, function: Callable[[_Span], Any], spans: Sequence[_Span], what: str) -> Any:
-        if self._num_workers or self._executor is not None:
-            for pipe in Chain.of(self._recipe.pipe).of_type(Pipe):
+        if self.num_workers or self.executor is not None:
+            for pipe in Chain.of(self.recipe.pipe).of_type(Pipe):
                 pipe.prepare_for_workers()
-        return closing(run_jobs(function, spans, executor=self._executor, num_workers=self._num_workers, what=what))
+        return closing(run_jobs(function, spans, executor=self.executor, num_workers=self.num_workers, what=what))
 
     def _write_spans(self, stops: list[int], was_begun: bool) -> None:
         if was_begun:
-            for report in self._places.finished(range(len(stops))):
+            for report in self.places.finished(range(len(stops))):
                 self._add(report)
         self._num_found = len(self._reports)
         shards = enumerate(zip([0, *stops], stops, strict=False))
-        spans = [_Span(start, stop, number, self._places.url(number)) for number, (start, stop) in shards]
+        spans = [_Span(start, stop, number, self.places.url(number)) for number, (start, stop) in shards]
         missing = [span for span in spans if span.number not in self._reports]
-        with self._run(partial(_write_span, self._recipe, self._places), missing, "writing shards") as reports:
+        with self._run(partial(_write_span, self.recipe, self.places), missing, "writing shards") as reports:
             for report in reports:
                 self._add(report)
 
@@ -663,19 +657,19 @@ class _Run:
 
     def _write_in_order(self, was_begun: bool) -> None:
         """Write shards as the samples come, after the ones that exist."""
-        found = self._places.finished(range(len(self._places.existing()) if was_begun else 0))
+        found = self.places.finished(range(len(self.places.existing()) if was_begun else 0))
         with closing(found):  # type: ignore[type-var]  # a generator
             for report in found:
                 if report.number != len(self._reports):  # one before it is missing
                     break
                 self._add(report)
         self._num_found = len(self._reports)
-        samples = self._recipe.stream() if self._size is None else self._recipe.samples(0, self._size)
-        samples = shown_if_slow(samples, self._size, "writing shards")
+        samples = self.recipe.stream() if self.size is None else self.recipe.samples(0, self.size)
+        samples = shown_if_slow(samples, self.size, "writing shards")
         self._skip_written(samples)
-        numbered = self._numbered(self._recipe.made(samples, self._recipe.tar_sample))
+        numbered = self._numbered(self.recipe.made(samples, self.recipe.tar_sample))
         for number, group in groupby(numbered, key=itemgetter(0)):
-            self._add(self._places.write(number, map(itemgetter(1), group)))
+            self._add(self.places.write(number, map(itemgetter(1), group)))
 
     def _numbered(self, samples: Iterable[TarSample | None]) -> Iterator[tuple[int, TarSample]]:
         """Yield each sample with the number of its shard."""
@@ -685,7 +679,7 @@ class _Run:
                 self._num_left_out += 1
                 continue
             size = sample.num_bytes
-            if not self._limits.allow(num_samples, num_bytes, size):
+            if not self.limits.allow(num_samples, num_bytes, size):
                 number, num_samples, num_bytes = number + 1, 0, 0
             num_samples, num_bytes = num_samples + 1, num_bytes + size
             yield number, sample
@@ -693,7 +687,7 @@ class _Run:
     def _skip_written(self, samples: Iterator[Coming]) -> None:
         """Take from `samples` those of existing shards, and those in between that `on_error` leaves out."""
         due = np.concatenate([np.zeros(0, dtype=np.uint64), *(report.hashes for report in self._reports.values())])
-        place, keys = 0, self._recipe.made(samples, self._recipe.key_of)
+        place, keys = 0, self.recipe.made(samples, self.recipe.key_of)
         while place < len(due):
             key = next(keys, _END)
             if key is _END:
@@ -706,7 +700,7 @@ class _Run:
             place += key is not None and bool(_hashes_of([key])[0] == due[place])
 
     def _keys_of(self, number: int) -> Sequence[str]:
-        index = index_beside(self._places.url(number))
+        index = index_beside(self.places.url(number))
         return [] if index is None else index.keys
 
 
