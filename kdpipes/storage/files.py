@@ -11,7 +11,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple, cast
@@ -33,6 +33,7 @@ __all__ = [
     "cache_folder",
     "cached_name",
     "create_file",
+    "create_url",
     "draft_of",
     "file_stamp",
     "forget_listings",
@@ -372,6 +373,30 @@ def write_url(url: str, content: bytes) -> None:
     else:
         filesystem, place = filesystem_of(url)
         filesystem.pipe_file(place, content)
+
+
+def create_url(url: str, content: bytes) -> bytes:
+    """Write a remote file unless it exists, and return what it holds afterwards.
+
+    S3, GCS and some others let only one of several writers create a file. Where the storage cannot do that, all of them
+    write, the last one wins, and the others see its content.
+    """
+    filesystem, path = filesystem_of(url)
+
+    def create() -> bytes:
+        try:
+            filesystem.pipe_file(path, content, mode="create")
+        except Exception:  # storage has many errors for a file that exists, and the answer to a write may get lost
+            with suppress(FileNotFoundError):
+                return read_url(url)
+            raise
+        return content
+
+    try:
+        return retried(create, final=(NotImplementedError, TypeError, ValueError))
+    except Exception:
+        retried(lambda: write_url(url, content))
+        return read_url(url)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from kdpipes.core.errors import DataError
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.codec import checksum_of, encode, in_batches
-from kdpipes.storage.files import Version, create_file
+from kdpipes.storage.files import Version
 from kdpipes.storage.shard_index import IndexBuilder, JoinedIndexes, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 
@@ -32,7 +32,6 @@ __all__ = [
     "Header",
     "Record",
     "Records",
-    "create_header",
     "finished_index",
     "header_of",
     "part_name",
@@ -102,11 +101,6 @@ def read_header(folder: Path) -> Header | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return header_of(content, str(folder))
-
-
-def create_header(folder: Path, header: Header) -> None:
-    """Write the header of a folder, unless another process has just done so."""
-    create_file(folder / HEADER, header.to_bytes(), is_synced=True)
 
 
 def part_name(number: int) -> str:

@@ -1,6 +1,8 @@
 """The headers of tars (ustar, pax, GNU and v7), and the bytes of files and streams by offset that they are read from.
 
-webdataset's reader, which uses tarfile, takes four times as long, and tarfile takes a damaged header for the end.
+webdataset's reader, which uses tarfile, takes four times as long. tarfile reads only single headers with signed sums,
+sizes in base 256, or errors. Extended headers are read here, because tarfile accepts damaged ones and takes the members
+behind a damaged header for the end of the tar.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from tarfile import HeaderError, TarInfo
 from typing import IO, Literal, NamedTuple, NoReturn
 from zlib import adler32
 
@@ -25,6 +28,7 @@ __all__ = [
 ]
 
 _BLOCK = 512
+_ZEROS = bytes(_BLOCK)
 _TIMES = re.compile(rb"([0-9]+ [acm]time=[0-9.]+\n)+")  # all that webdataset's writer notes; not needed here
 _USED = frozenset({b"path", b"size"})
 _MAX_EXTENSION = 1 << 24
@@ -150,10 +154,6 @@ class NoTarError(Exception):
     """A file that does not begin like a tar; the message is the reason."""
 
 
-class _HeaderError(Exception):
-    """A block that is not a header; the message is the reason."""
-
-
 def read_entries(source: ForwardBytes) -> Iterator[Entry]:
     """Yield the members of a tar up to its end mark; their contents are not read.
 
@@ -209,7 +209,7 @@ class _Headers:
         block = headers[2 * _BLOCK :]
         try:
             size = _checked_size(block)
-        except _HeaderError:
+        except HeaderError:
             return None
         if size == _END or block[156] in _EXTENSIONS:
             return None
@@ -225,14 +225,14 @@ class _Headers:
         else:
             try:
                 size = _checked_size(block)
-            except _HeaderError as error:
+            except HeaderError as error:
                 self._refuse(block, error)
             if block[156] == _PAX:
                 self._known = {**(self._known if len(self._known) < _MANY else {}), block: size}
         self._offset += _BLOCK
         return block, size
 
-    def _refuse(self, block: bytes, error: _HeaderError) -> NoReturn:
+    def _refuse(self, block: bytes, error: HeaderError) -> NoReturn:
         offset = self._offset
         if offset == 0:
             raise NoTarError(str(error) if block else "empty file") from None
@@ -334,41 +334,21 @@ def _name(block: bytes) -> str:
 def _checked_size(block: bytes) -> int:
     """Return the size in a header whose sum is right, or that the block is an end mark."""
     if len(block) < _BLOCK:
-        raise _HeaderError("truncated header")
+        raise HeaderError("truncated header")
     if block.isascii():  # then the sum is below the modulus of adler32, whose lower half is the sum of all bytes + 1
         found = (adler32(block[156:], adler32(block[:148])) & 0xFFFF) + 255
     else:
         found = sum(block) - sum(block[148:156]) + 256
-    if block[148:156] != b"%06o\0 " % found and not _is_odd_sum(block, found):
-        return _END
-    size = _number(block[124:136])
+    try:
+        digits = block[124:136].rstrip(b"\0 ") if block[148:156] == b"%06o\0 " % found else b""
+        size = int(digits, 8)
+    except ValueError:  # signed sums, sizes in base 256, and errors
+        if block == _ZEROS:
+            return _END
+        size = TarInfo.frombuf(block, "utf-8", "surrogateescape").size
     if size < 0:
-        raise _HeaderError("negative size")
+        raise HeaderError("negative size")
     return size
-
-
-def _is_odd_sum(block: bytes, found: int) -> bool:
-    """Return whether the sum is right in another notation, or of signed bytes; only an end mark has no sum."""
-    num_negative = sum(byte > 127 for byte in block[:148] + block[156:])
-    if _number(block[148:156]) in {found, found - 256 * num_negative}:
-        return True
-    if any(block):
-        raise _HeaderError("bad checksum")
-    return False
-
-
-def _number(field: bytes) -> int:
-    """Return the number in a field: octal digits, or base 256."""
-    try:
-        return int(field.rstrip(b"\0 ") or b"0", 8)
-    except ValueError:
-        pass
-    if field[0] in (0x80, 0xFF):
-        return int.from_bytes(field[1:], "big") - (1 << 8 * (len(field) - 1) if field[0] == 0xFF else 0)
-    try:
-        return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
-    except ValueError:
-        raise _HeaderError("invalid header") from None
 
 
 def _pax_records(payload: bytes, offset: int) -> dict[bytes, bytes]:

@@ -6,10 +6,10 @@ belong to.
 
 from __future__ import annotations
 
-import concurrent.futures
 import csv
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -39,12 +39,11 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.core.sample import Sample
 from kdpipes.selection import Permutation
-from kdpipes.storage.files import CAN_HOLD, HeldFile, draft_of, read_url, replace_file
+from kdpipes.storage.files import draft_of, locked, read_url, replace_file
 from kdpipes.storage.records import (
     HEADER,
     Header,
     Record,
-    create_header,
     finished_index,
     part_name,
     read_header,
@@ -53,13 +52,14 @@ from kdpipes.storage.records import (
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local
-from kdpipes.write.jobs import run_jobs
+from kdpipes.write.jobs import check_workers, run_jobs
 from kdpipes.write.members import make_or_leave_out
 
 __all__ = ["RecordsResult", "write_records"]
 
 Encode = Callable[[Any], Any]
 _PREFETCHED = 256  # positions that a remote source is told to prefetch at a time
+_LOCK = ".records.lock"
 _LISTS = (".txt", ".csv")
 
 
@@ -91,7 +91,7 @@ def write_records(
     encode: Callable[[Any], Any] | None = None,
     class_names: Sequence[str] | None = None,
     num_workers: int = 0,
-    executor: concurrent.futures.Executor | None = None,
+    executor: Executor | None = None,
 ) -> RecordsResult:
     """Write samples into LMDB record files, which `kdp.open_records` reads.
 
@@ -152,12 +152,11 @@ def write_records(
     if not is_local(path):
         way_out = "Write here, and copy the folder; or write tars: `kdp.write_shards`."
         raise ValueError(must_be("folder", "a folder of this machine", path, way_out))
-    num_parts, num_workers = check_count("num_parts", num_parts), check_count("num_workers", num_workers, minimum=0)
+    num_parts = check_count("num_parts", num_parts)
+    check_workers(executor, num_workers)
     check_flag("shuffle", shuffle)
     if encode is not None:
         check_callable("encode", encode)
-    if executor is not None and not isinstance(executor, concurrent.futures.Executor):
-        raise TypeError(must_be("executor", "a `concurrent.futures.Executor`", executor))
     key = hash_key("records", check_seed(seed)) if shuffle else None
     names = check_names("class_names", class_names)
     items = _items_of(source, encode)
@@ -222,45 +221,40 @@ def _counts(index: ShardIndex) -> tuple[int, int]:
 
 @contextmanager
 def _claimed(folder: Path, header: Header) -> Iterator[None]:
-    """Make the folder one for these records, and lock it; wait for another process that writes there."""
+    """Make the folder one for these records, and lock it; wait for another process that writes there.
+
+    Raises:
+        DataError: The folder holds something else, or parts of another input.
+    """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{str(folder)!r} is a file; a folder is needed.")
     folder.mkdir(parents=True, exist_ok=True)
-    if read_header(folder) is None:
-        other = next((path.name for path in sorted(folder.iterdir()) if not path.name.startswith(".")), None)
-        if other is not None and read_header(folder) is None:
-            raise DataError(f"{str(folder)!r} holds no records, but {other!r}. Give an empty folder, or a new one.")
-        create_header(folder, header)
-    _check_other(folder, header)
-    if not CAN_HOLD:
-        _claim(folder, header)
-        yield
+    if _check_claim(folder, header) and not os.access(folder, os.W_OK):
+        yield  # complete records may be in a folder that cannot be written; if they are not, the first part raises
         return
-    while True:
-        with HeldFile(folder / HEADER) as held:
-            held.hold_alone(waits=True)
-            if held.is_in_place() and _claim(folder, header):
-                yield
-                return
+    lock = folder / _LOCK
+    with locked(lock):
+        try:
+            if not _check_claim(folder, header):
+                replace_file(folder / HEADER, header.to_bytes(), is_synced=True)
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
-def _claim(folder: Path, header: Header) -> bool:
-    """Return whether the folder has this header already; otherwise replace the other one, if it has no parts yet."""
-    if _check_other(folder, header):
-        return True
-    replace_file(folder / HEADER, header.to_bytes(), is_synced=True)
-    return False
-
-
-def _check_other(folder: Path, header: Header) -> bool:
-    """Return whether the header of the folder is `header`; raise if it is another one that has parts."""
-    is_same = read_header(folder) == header
-    if not is_same and next(folder.glob("part-*.mdb*"), None) is not None:
+def _check_claim(folder: Path, header: Header) -> bool:
+    """Return whether the folder already has this header; raise if it holds something else."""
+    found = read_header(folder)
+    if found is None:
+        other = next((path.name for path in sorted(folder.iterdir()) if not path.name.startswith(".")), None)
+        if other is not None and (found := read_header(folder)) is None:  # unless a process has just begun to write
+            raise DataError(f"{str(folder)!r} holds no records, but {other!r}. Give an empty folder, or a new one.")
+    if found != header and next(folder.glob("part-*.mdb*"), None) is not None:
         raise DataError(
             f"{str(folder)!r} holds records of another input: of another chain, list, order or number of parts, or of "
             "functions that have been changed. Give another folder, or delete this one."
         )
-    return is_same
+    return found == header
 
 
 def _remove_drafts(folder: Path) -> None:

@@ -24,7 +24,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import fsspec
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -41,9 +40,9 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import shown_name
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.storage.catalog import index_beside, index_url
-from kdpipes.storage.files import forget_listings, locked, read_url, version_of, write_url
-from kdpipes.storage.filesystems import parent_of
-from kdpipes.storage.retries import retried
+from kdpipes.storage.files import create_url, forget_listings, locked, read_url, version_of, write_url
+from kdpipes.storage.filesystems import filesystem_of, parent_of
+from kdpipes.storage.retries import NUM_TRIES, retried
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import SavedNotes
 from kdpipes.storage.urls import is_local
@@ -115,8 +114,9 @@ def write_shards(
     A shard appears whole, and then its index. A run that was broken off, even killed, is called again in the same way
     and goes on: shards that are there with their indexes are not written again. `train-shards.json`, beside
     `train-000000.tar`, says which job they are of, and names the classes; another chain, or other arguments, are
-    refused there. Files of the source that were changed in their place are not noticed: delete the shards. One run at a
-    time.
+    rejected there. Files of the source that were changed in their place are not noticed: delete the shards. A second
+    run at the same time is an error on local disks. On remote storage it is one for another job; two runs of the same
+    job do the work twice, and write the same bytes.
 
     The type of a value decides its format: bytes and encoded images are written unchanged; integers become `.cls`,
     strings `.txt`, dictionaries, lists and other numbers `.json`, arrays and tensors `.npy`. `kdp.open_shards` and
@@ -154,7 +154,8 @@ def write_shards(
         folder for temporary files, one for each worker.
 
     Raises:
-        FileExistsError: The shards that are there are of another job, or of none that is known.
+        FileExistsError: The shards that are there are of another job, or of none that is known; or another job has
+            begun to write there.
         RuntimeError: Another call is writing these shards at the same time.
         ChainError: A field has no encoding; or the chain gives no samples.
         DataError: Two samples have the same key, or one cannot stand in a tar; or a sample cannot be read.
@@ -202,6 +203,8 @@ def write_shards(
         except BaseException:
             if executor is None:
                 places.remove_drafts()  # of workers that were killed
+                if not was_begun:
+                    places.remove_unused_notes()
             raise
 
 
@@ -265,7 +268,8 @@ class ShardPlaces:
     def locked(self) -> Iterator[None]:
         """Make the folder, and lock the shards against other jobs, which would remove the drafts of this one.
 
-        Without a lock where that is impossible: on remote storage, and in folders that cannot be written.
+        Without a lock in folders that cannot be written, and on remote storage, which has no drafts: the notes alone
+        keep other jobs out there.
 
         Raises:
             RuntimeError: Another job is writing these shards.
@@ -308,12 +312,19 @@ class ShardPlaces:
             if draft.fullmatch(name):
                 Path(self._folder, name).unlink(missing_ok=True)
 
+    def remove_unused_notes(self) -> None:
+        """Remove the notes of a remote job that has failed before its first shard: they would keep others out."""
+        with suppress(Exception):  # the error of the job is the one to report
+            if not self.is_local and not self.existing():
+                filesystem, path = filesystem_of(self.notes_url)
+                filesystem.rm_file(path)
+
     def _names(self) -> list[str]:
         if self.is_local:
             folder = Path(self._folder or ".")
             return [path.name for path in folder.iterdir()] if folder.is_dir() else []
         forget_listings([self.url(0)])
-        filesystem, path = fsspec.core.url_to_fs(self.url(0))
+        filesystem, path = filesystem_of(self.url(0))
         try:
             found = retried(lambda: filesystem.ls(parent_of(filesystem, path), detail=False))
         except FileNotFoundError:
@@ -346,7 +357,7 @@ class ShardPlaces:
 
 def _upload(url: str, shard: TarShard, samples: Iterable[TarSample]) -> None:
     """Write a remote tar from an unnamed local file, so that requests that fail can be made again."""
-    filesystem, path = fsspec.core.url_to_fs(url)
+    filesystem, path = filesystem_of(url)
     with tempfile.TemporaryFile(prefix="kdpipes-") as file:
         try:
             file.writelines(shard.chunks(samples))
@@ -369,10 +380,7 @@ def _write_index(url: str, index: ShardIndex) -> None:
 
 
 def _write(url: str, content: bytes) -> None:
-    if is_local(url):
-        write_url(url, content)
-    else:
-        retried(lambda: write_url(url, content))
+    retried(lambda: write_url(url, content), num_tries=1 if is_local(url) else NUM_TRIES)
 
 
 def _begin_notes(
@@ -380,32 +388,56 @@ def _begin_notes(
 ) -> tuple[SavedNotes, bool]:
     """Return the notes of a job, and whether an earlier run has written them.
 
+    The notes also keep two jobs from writing the same remote shards at the same time, where no lock is possible: they
+    are created by one request, and never replaced by those of another job. Two runs of the same job are harmless: they
+    write the same bytes.
+
     Raises:
         FileExistsError: The notes belong to another job, or there are shards without notes.
         DataError: The notes cannot be read.
     """
-    try:
-        content = read_url(places.notes_url)
-    except FileNotFoundError:
-        content = None
-    existing = places.existing()
-    if content is not None:
-        notes = SavedNotes.from_bytes(content, places.notes_url)
-        differing = [name for name in job if notes.job.get(name) != job[name]]
-        if not differing:
-            return notes, True
+    notes, existing = _read_notes(places), places.existing()
+    was_begun = notes is not None
+    if notes is None:
         if existing:
-            differences = "; ".join(_difference(name, notes.job.get(name), job[name]) for name in differing)
             raise FileExistsError(
-                f"{places.notes_url!r} says that the shards beside it are of another job: {differences}. Give what was "
-                "given then, to go on; or write elsewhere; or remove them, and it, to begin anew."
+                f"There are shards already, {existing[0]!r} for one, and no {places.notes_url!r} that says which job "
+                "they are of. Write elsewhere, or remove them."
             )
-    elif existing:
+        notes = SavedNotes(job, class_names)
+        if not places.is_local:
+            notes = SavedNotes.from_bytes(create_url(places.notes_url, _as_json(notes)), places.notes_url)
+    elif places.is_local and not existing and notes.job != job:  # the lock is held, so the other job has ended
+        notes, was_begun = SavedNotes(job, class_names), False
+    _check_job(places, notes, job, has_shards=bool(existing))
+    if places.is_local and not was_begun:
+        _write_notes(places, notes)
+    return notes, was_begun
+
+
+def _read_notes(places: ShardPlaces) -> SavedNotes | None:
+    """Return the notes beside some shards; None if they are missing."""
+    try:
+        return SavedNotes.from_bytes(read_url(places.notes_url), places.notes_url)
+    except FileNotFoundError:
+        return None
+
+
+def _check_job(places: ShardPlaces, notes: SavedNotes, job: dict[str, Any], *, has_shards: bool) -> None:
+    """Raise FileExistsError if the notes belong to another job."""
+    differing = [name for name in job if notes.job.get(name) != job[name]]
+    if not differing:
+        return
+    differences = "; ".join(_difference(name, notes.job.get(name), job[name]) for name in differing)
+    if has_shards:
         raise FileExistsError(
-            f"There are shards already, {existing[0]!r} for one, and no {places.notes_url!r} that says which job they "
-            "are of. Write elsewhere, or remove them."
+            f"{places.notes_url!r} says that the shards beside it are of another job: {differences}. Give what was "
+            "given then, to go on; or write elsewhere; or remove them, and it, to begin anew."
         )
-    return _write_notes(places, SavedNotes(job, class_names)), False
+    raise FileExistsError(
+        f"{places.notes_url!r} says that another job has begun to write here: {differences}. Write elsewhere; or, if "
+        "that job is not running, remove this file."
+    )
 
 
 def _difference(name: str, then: Any, now: Any) -> str:
@@ -419,9 +451,12 @@ def _difference(name: str, then: Any, now: Any) -> str:
 
 
 def _write_notes(places: ShardPlaces, notes: SavedNotes) -> SavedNotes:
-    content = json.dumps(asdict(notes), ensure_ascii=False, indent=1).encode("utf-8", "surrogateescape")
-    _write(places.notes_url, content)
+    _write(places.notes_url, _as_json(notes))
     return notes
+
+
+def _as_json(notes: SavedNotes) -> bytes:
+    return json.dumps(asdict(notes), ensure_ascii=False, indent=1).encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -527,6 +562,7 @@ def _measure_span(recipe: _Recipe, span: _Span) -> NDArray[np.int64]:
     return np.fromiter(sizes, dtype=np.int64, count=span.stop - span.start)
 
 
+@dataclass
 class _Run:
     """One call of `write_shards`: finds the shards that exist, writes those that are missing, and counts both.
 
@@ -540,18 +576,15 @@ class _Run:
         executor: Writes the shards instead, if given.
     """
 
-    def __init__(
-        self,
-        recipe: _Recipe,
-        places: ShardPlaces,
-        limits: _Limits,
-        notes: SavedNotes,
-        size: int | None,
-        num_workers: int,
-        executor: Executor | None,
-    ) -> None:
-        self._recipe, self._places, self._limits, self._notes, self._size = recipe, places, limits, notes, size
-        self._num_workers, self._executor = num_workers, executor
+    recipe: _Recipe
+    places: ShardPlaces
+    limits: _Limits
+    notes: SavedNotes
+    size: int | None
+    num_workers: int
+    executor: Executor | None
+
+    def __post_init__(self) -> None:
         self._keys = _Keys(self._keys_of)
         self._reports: dict[int, _Report] = {}
         self._num_found = self._num_left_out = 0
@@ -566,11 +599,14 @@ class _Run:
         self._keys.check()
         reports = [self._reports[number] for number in range(len(self._reports))]
         shards = [[len(report.hashes), report.num_bytes] for report in reports]
-        if self._notes.shards != shards:
-            _write_notes(self._places, replace(self._notes, shards=shards))
-        names = self._notes.class_names
+        found = None if self.places.is_local else _read_notes(self.places)
+        if found is not None:  # on storage where several jobs can create the notes at the same time
+            _check_job(self.places, found, self.notes.job, has_shards=True)
+        if self.notes.shards != shards:
+            _write_notes(self.places, replace(self.notes, shards=shards))
+        names = self.notes.class_names
         return ShardsResult(
-            urls=[self._places.url(report.number) for report in reports],
+            urls=[self.places.url(report.number) for report in reports],
             num_samples=sum(num_samples for num_samples, _ in shards),
             num_bytes=sum(num_bytes for _, num_bytes in shards),
             num_found=self._num_found,
@@ -580,38 +616,38 @@ class _Run:
 
     def _stops(self) -> list[int] | None:
         """Return the stop position of each shard, or None if only writing them shows that."""
-        size = self._size
+        size = self.size
         if size is None:
             return None
-        if self._limits.max_bytes is None:
-            step = self._limits.max_samples or 1
+        if self.limits.max_bytes is None:
+            step = self.limits.max_samples or 1
             return [min(start + step, size) for start in range(0, size, step)]
-        if self._notes.stops is not None:
-            return list(self._notes.stops)
-        if not self._num_workers and self._executor is None:
+        if self.notes.stops is not None:
+            return list(self.notes.stops)
+        if not self.num_workers and self.executor is None:
             return None
         spans = [_Span(start, min(start + _MEASURED, size)) for start in range(0, size, _MEASURED)]
-        with self._run(partial(_measure_span, self._recipe), spans, "measuring samples") as sizes:
-            stops = self._limits.stops(np.concatenate([np.zeros(0, dtype=np.int64), *sizes]))
+        with self._run(partial(_measure_span, self.recipe), spans, "measuring samples") as sizes:
+            stops = self.limits.stops(np.concatenate([np.zeros(0, dtype=np.int64), *sizes]))
         self._num_left_out = 0 if stops else size
-        self._notes = _write_notes(self._places, replace(self._notes, stops=stops))
+        self.notes = _write_notes(self.places, replace(self.notes, stops=stops))
         return stops
 
     def _run(self, function: Callable[[_Span], Any], spans: Sequence[_Span], what: str) -> Any:
-        if self._num_workers or self._executor is not None:
-            for pipe in Chain.of(self._recipe.pipe).of_type(Pipe):
+        if self.num_workers or self.executor is not None:
+            for pipe in Chain.of(self.recipe.pipe).of_type(Pipe):
                 pipe.prepare_for_workers()
-        return closing(run_jobs(function, spans, executor=self._executor, num_workers=self._num_workers, what=what))
+        return closing(run_jobs(function, spans, executor=self.executor, num_workers=self.num_workers, what=what))
 
     def _write_spans(self, stops: list[int], was_begun: bool) -> None:
         if was_begun:
-            for report in self._places.finished(range(len(stops))):
+            for report in self.places.finished(range(len(stops))):
                 self._add(report)
         self._num_found = len(self._reports)
         shards = enumerate(zip([0, *stops], stops, strict=False))
-        spans = [_Span(start, stop, number, self._places.url(number)) for number, (start, stop) in shards]
+        spans = [_Span(start, stop, number, self.places.url(number)) for number, (start, stop) in shards]
         missing = [span for span in spans if span.number not in self._reports]
-        with self._run(partial(_write_span, self._recipe, self._places), missing, "writing shards") as reports:
+        with self._run(partial(_write_span, self.recipe, self.places), missing, "writing shards") as reports:
             for report in reports:
                 self._add(report)
 
@@ -621,19 +657,19 @@ class _Run:
 
     def _write_in_order(self, was_begun: bool) -> None:
         """Write shards as the samples come, after the ones that exist."""
-        found = self._places.finished(range(len(self._places.existing()) if was_begun else 0))
+        found = self.places.finished(range(len(self.places.existing()) if was_begun else 0))
         with closing(found):  # type: ignore[type-var]  # a generator
             for report in found:
                 if report.number != len(self._reports):  # one before it is missing
                     break
                 self._add(report)
         self._num_found = len(self._reports)
-        samples = self._recipe.stream() if self._size is None else self._recipe.samples(0, self._size)
-        samples = shown_if_slow(samples, self._size, "writing shards")
+        samples = self.recipe.stream() if self.size is None else self.recipe.samples(0, self.size)
+        samples = shown_if_slow(samples, self.size, "writing shards")
         self._skip_written(samples)
-        numbered = self._numbered(self._recipe.made(samples, self._recipe.tar_sample))
+        numbered = self._numbered(self.recipe.made(samples, self.recipe.tar_sample))
         for number, group in groupby(numbered, key=itemgetter(0)):
-            self._add(self._places.write(number, map(itemgetter(1), group)))
+            self._add(self.places.write(number, map(itemgetter(1), group)))
 
     def _numbered(self, samples: Iterable[TarSample | None]) -> Iterator[tuple[int, TarSample]]:
         """Yield each sample with the number of its shard."""
@@ -643,7 +679,7 @@ class _Run:
                 self._num_left_out += 1
                 continue
             size = sample.num_bytes
-            if not self._limits.allow(num_samples, num_bytes, size):
+            if not self.limits.allow(num_samples, num_bytes, size):
                 number, num_samples, num_bytes = number + 1, 0, 0
             num_samples, num_bytes = num_samples + 1, num_bytes + size
             yield number, sample
@@ -651,7 +687,7 @@ class _Run:
     def _skip_written(self, samples: Iterator[Coming]) -> None:
         """Take from `samples` those of existing shards, and those in between that `on_error` leaves out."""
         due = np.concatenate([np.zeros(0, dtype=np.uint64), *(report.hashes for report in self._reports.values())])
-        place, keys = 0, self._recipe.made(samples, self._recipe.key_of)
+        place, keys = 0, self.recipe.made(samples, self.recipe.key_of)
         while place < len(due):
             key = next(keys, _END)
             if key is _END:
@@ -664,7 +700,7 @@ class _Run:
             place += key is not None and bool(_hashes_of([key])[0] == due[place])
 
     def _keys_of(self, number: int) -> Sequence[str]:
-        index = index_beside(self._places.url(number))
+        index = index_beside(self.places.url(number))
         return [] if index is None else index.keys
 
 

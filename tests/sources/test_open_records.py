@@ -328,3 +328,29 @@ def test_a_part_that_is_written_anew_is_mapped_anew(birds: Path, original: Path)
     again = records[0]["x"]
     assert (again == view).all()
     assert not np.shares_memory(again, view)
+
+
+def resident_bytes(folder: Path) -> int:
+    """Return how much of the files in a folder is in this process's memory."""
+    found, is_ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name = line.split()[0]
+        if not name.endswith(":"):
+            is_ours = str(folder) in line
+        elif is_ours and name == "Rss:":
+            found += int(line.split()[1]) << 10
+    return found
+
+
+def test_parts_that_were_read_leave_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = [{"x": np.full(1 << 18, number, np.uint8)} for number in range(128)]
+    kdp.write_records(contents, tmp_path, num_parts=2, encode=itself)
+    records = kdp.open_records(tmp_path)
+    expected = [int(sample.key) for sample in records]
+    everything = [sample["x"] for sample in records]
+    assert resident_bytes(tmp_path) >= 128 << 18, "below the limit nothing is released"
+    monkeypatch.setattr(memory, "_RESIDENT", 1 << 20)
+    for sample in records:
+        assert sample["x"].any() == (int(sample.key) > 0)
+        assert resident_bytes(tmp_path) <= 8 << 20, "with what the system reads ahead"
+    assert [int(view[-1]) for view in everything] == expected, "views are valid after their pages were released"

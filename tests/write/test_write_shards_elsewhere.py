@@ -101,3 +101,57 @@ def test_sources_elsewhere_are_told_what_will_be_read(photo_shards: str, tmp_pat
     assert sorted(chain.from_iterable(told)) == list(range(150)), "each once, and so kept until it is read once"
     assert all(told)
     assert max(map(len, told)) <= 2 * shards._AHEAD
+
+
+@pytest.mark.parametrize("kind", ["s3", "memory"])
+def test_two_jobs_that_begin_at_once_do_not_mix(
+    kind: str, letters: Any, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = s3 if kind == "s3" else f"memory://{s3[5:]}"
+    urls = f"{folder}/birds-%d.tar"
+    read = shards._read_notes
+    with monkeypatch.context() as patched:
+
+        def read_before_the_other(places: Any) -> Any:
+            patched.setattr(shards, "_read_notes", read)
+            found = read(places)
+            kdp.write_shards(letters, urls, max_samples=4)
+            return found
+
+        patched.setattr(shards, "_read_notes", read_before_the_other)
+        patched.setattr(shards.ShardPlaces, "existing", lambda places: [])  # listed before the other one, too
+        with pytest.raises(FileExistsError, match=r"another job has begun.*`max_samples` was 4, and is 3"):
+            kdp.write_shards(letters, urls, max_samples=3)
+    result = kdp.write_shards(letters, urls, max_samples=4)
+    assert result.num_found == 2, "the first job is complete"
+    assert [len(kdp.open_shards(url)) for url in result.urls] == [4, 2]
+
+
+def test_a_job_without_shards_keeps_others_out_until_it_fails(letters: Any, s3: str) -> None:
+    urls = f"{s3}/birds-%d.tar"
+
+    def fail(value: Any) -> bytes:
+        with pytest.raises(FileExistsError, match=r"another job has begun.*if that job is not running, remove this"):
+            kdp.write_shards(letters, urls, max_samples=3)
+        raise LookupError("no such letter")
+
+    field = next(iter(letters[0]))
+    with pytest.raises(LookupError, match="no such letter"):
+        kdp.write_shards(letters, urls, max_samples=4, encode={field: fail})
+    assert len(kdp.write_shards(letters, urls, max_samples=3).urls) == 2
+
+
+def test_storage_that_cannot_keep_jobs_apart_reports_them_at_the_end(
+    letters: Any, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = f"memory://{s3[5:]}/birds-%d.tar"
+    write_index = shards._write_index
+
+    def replace_notes(url: str, index: Any) -> None:
+        write_index(url, index)
+        store.pipe_file(notes, store.cat_file(notes).replace(b'"max_samples": 4', b'"max_samples": 5'))
+
+    store, notes = fsspec.filesystem("memory"), f"/{s3[5:]}/birds-shards.json"
+    monkeypatch.setattr(shards, "_write_index", replace_notes)
+    with pytest.raises(FileExistsError, match="of another job: `max_samples` was 5, and is 4"):
+        kdp.write_shards(letters, urls, max_samples=4)
