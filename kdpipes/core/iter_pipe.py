@@ -148,9 +148,14 @@ class IterPipe(Streaming[Any], IterChain):
 
     computed = _STANDING
 
-    def __init__(self) -> None:
-        self._epochs = EpochCounter()
-        self._renewed: tuple[int, int] | None = None
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # Not in `__init__`, so that pipes of users work without `super().__init__()`.
+        made = super().__new__(cls, *args, **kwargs)
+        made._epochs, made._renewed = EpochCounter(), None
+        return made
+
+    _epochs: EpochCounter
+    _renewed: tuple[int, int] | None
 
     def samples(self) -> Iterator[Sample]:
         """Yield new samples, front to back."""

@@ -83,6 +83,7 @@ class Pipe(Fingerprinted):
     reduce_ex_hook: ClassVar[Any]
     __signature__: ClassVar[inspect.Signature]
     computed: ClassVar[tuple[str, ...]] = ()  # attributes that are not arguments, and so not part of the fingerprint
+    set_by_init: ClassVar[tuple[str, ...]] = ()  # attributes that exist only if `super().__init__(...)` was called
 
     def __new__(cls: type[Made], *args: Any, **kwargs: Any) -> Made:
         made: Made = super().__new__(cls)
@@ -175,6 +176,10 @@ class Pipe(Fingerprinted):
             try:
                 return _as_method(super().__getattr__(name))  # torch's look-up of functional names
             except AttributeError:
+                if name in type(self).set_by_init:
+                    owner = type(self).__name__
+                    hint = f"Call `super().__init__(...)` in `{owner}.__init__`."
+                    raise AttributeError(f"`{owner}` has no {name!r}, which its base class sets. {hint}") from None
                 if name.startswith("_"):
                     raise
                 raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions)) from None

@@ -59,6 +59,7 @@ class PlanPipe(MapPipe):
     computed: ClassVar[tuple[str, ...]] = (
         *(*MapPipe.computed, "sources", "redraws", "_names", "_planned", "_recent", "_is_fixed", "_from_root"),
     )
+    set_by_init: ClassVar[tuple[str, ...]] = ("source", *computed)
     goes_by: ClassVar[Literal["number", "labels", "values"]] = "values"
     warns_of_fixed: ClassVar[bool] = True
 
@@ -339,9 +340,9 @@ class StreamPlanPipe(IterPipe):
     """A choice of a stream's samples, made as they pass."""
 
     traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
+    set_by_init = ("source",)
 
     def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
-        super().__init__()
         self.source = gives_samples(source_datapipe, pipe_name(self))
 
     def class_names(self) -> tuple[str, ...] | None:

@@ -226,6 +226,22 @@ class Sample(MutableMapping[str, Any]):
             key = self._origin.key = key()
         return key
 
+    def required_key(self, needed_by: str) -> str:
+        """Return the key.
+
+        Args:
+            needed_by: The pipe that needs the key, for the error.
+
+        Raises:
+            ChainError: The sample has no key. All samples without a key would look the same.
+        """
+        if not self.key:
+            raise ChainError(
+                f"`{needed_by}` identifies samples by their keys, but sample {self.index} has none. Pass a unique key, "
+                "`kdp.Sample(fields, key=..., index=...)`, in the source."
+            )
+        return self.key
+
     @property
     def index(self) -> int:
         """The sample's position in its source."""

@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.call_text import note_call
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
-from kdpipes.core.errors import ChainError
+from kdpipes.core.errors import ChainError, add_note
 from kdpipes.core.iter_pipe import IterPipe, samples_of
 from kdpipes.core.map_pipe import MapPipe, is_key
 from kdpipes.core.operation import Operation
@@ -223,7 +223,11 @@ class UsersOperation(Operation):
 
     def __call__(self, sample: Sample) -> Sample:
         place, ctx = sample.claim_name(self._place), sample.ctx if sample.is_recording else None
-        changed = call_seeded(self._bound, sample, place, sample, *self.args, ctx=ctx)
+        try:
+            changed = call_seeded(self._bound, sample, place, sample, *self.args, ctx=ctx)
+        except BaseException as error:
+            add_note(error, f"kdpipes: while applying {self.name!r} to sample {sample.key!r} (ordinal {sample.ordinal})")
+            raise
         if changed is not sample and not isinstance(changed, Sample):
             raise ChainError(f"`{self.name}` must return the sample, but returned {type(changed).__name__}.")
         return changed

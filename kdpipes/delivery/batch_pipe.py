@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +51,19 @@ class BatchPipe(OneToOne):
         [[2, 4], [6]]
     """
 
+    set_by_init = ("source",)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        signature = inspect.signature(cls.process)
+        try:
+            signature.bind(None, None, None)
+        except TypeError:
+            raise TypeError(
+                f"`{cls.__name__}.process` must take a batch and a random generator, `process(self, batch, rng)`, but "
+                f"is `process{signature}` instead."
+            ) from None
+
     def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a stream of batches", source_datapipe))
@@ -73,9 +87,11 @@ class BatchPipe(OneToOne):
         return len(self.source)
 
     def iterate(self) -> Iterator[Any]:
-        chain = Chain.of(self)
-        dealer = chain.numbering_deal()
-        number = sum(type(node.pipe) is type(self) for node in chain.one_to_one_path())
-        place = pipe_name(self) if number == 1 else f"{pipe_name(self)}_{number}"
+        dealer, place = Chain.of(self).numbering_deal(), self.unique_name()
         for batch in self.source:
             yield self.process(batch, dealer.batch_key().rng(place))
+
+    def unique_name(self) -> str:
+        """Return a name that no other pipe of the chain has: "mixup", "mixup_2", ..."""
+        number = sum(type(node.pipe) is type(self) for node in Chain.of(self).one_to_one_path())
+        return pipe_name(self) if number == 1 else f"{pipe_name(self)}_{number}"

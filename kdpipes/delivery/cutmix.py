@@ -59,8 +59,6 @@ class CutMixerIterDataPipe(SampleMixing):
         True
     """
 
-    method = "cutmix"
-
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],
@@ -71,7 +69,7 @@ class CutMixerIterDataPipe(SampleMixing):
         label: str = "y",
         p: float = 1.0,
     ) -> None:
-        self._configure(source_datapipe, alpha, num_classes, image, label, p)
+        super().__init__(source_datapipe, alpha, num_classes=num_classes, image=image, label=label, p=p)
 
     def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
         if x.ndim < 3:

@@ -56,8 +56,6 @@ class MixerUpIterDataPipe(SampleMixing):
         (True, [1.0, 1.0])
     """
 
-    method = "mixup"
-
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],
@@ -68,7 +66,7 @@ class MixerUpIterDataPipe(SampleMixing):
         label: str = "y",
         p: float = 1.0,
     ) -> None:
-        self._configure(source_datapipe, alpha, num_classes, image, label, p)
+        super().__init__(source_datapipe, alpha, num_classes=num_classes, image=image, label=label, p=p)
 
     def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
         partner, weight = self._partners(len(x), rng)

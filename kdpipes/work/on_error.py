@@ -174,6 +174,11 @@ class OnError(ErrorHandler):
             once: Whether other processes meet the same error, and one line is enough.
         """
         if self._path is not None and not self._num_looking:
+            if not key:  # it would stand for all other samples without a key, too
+                raise ChainError(
+                    "`on_error` identifies samples in quarantine by their keys, but a sample that failed has none: "
+                    f"{error}. Pass a unique key, `kdp.Sample(fields, key=...)`, in the source."
+                )
             line = json.dumps({"key": key, "error": error}) + "\n"
             lock = FileLock(self._path.with_name(f".{self._path.name}.lock"))
             with lock, self._path.open("a+b") as file:

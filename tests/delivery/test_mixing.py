@@ -271,11 +271,11 @@ def test_bad_arguments_are_refused(method: str, arguments: Any, error: type[Exce
             lambda: Photos().select("x y").deal(batch_size=2),
             "mixes tensors, but `.deal()` gives lists. Put `.collate_samples()` before it.",
         ),
-        (lambda: IterableWrapper([1]), "draws for each batch of `.deal()`, which is not there."),
-        (lambda: IterableWrapper([1]).map(abs), "draws for each batch of `.deal()`, which is not there."),
+        (lambda: IterableWrapper([1]), "but there is no `.deal()` upstream."),
+        (lambda: IterableWrapper([1]).map(abs), "but there is no `.deal()` upstream."),
         (
             lambda: batches().prefetch(2),
-            "PrefetcherIterDataPipe may hold batches back, or change their number. Put it right behind",
+            "PrefetcherIterDataPipe may hold batches back or change their number. Put it right after",
         ),
         (lambda: batches().shuffle(), "ShufflerIterDataPipe may hold batches back"),
         (lambda: batches().batch(2), "BatcherIterDataPipe may hold batches back"),
@@ -299,7 +299,7 @@ def test_a_stock_map_between_may_change_the_form_if_names_are_still_known(method
         mixing(batches().map(as_dictionary), method), mixing(batches(), method), strict=True
     ):
         assert is_equal(mapped, {"x": x, "y": y})
-    with pytest.raises(kdp.ChainError, match=r"does not know where 'x' is in a batch that is tuple\. Put it right"):
+    with pytest.raises(kdp.ChainError, match=r"does not know where 'x' is in a batch of type tuple\. Put it right"):
         next(iter(mixing(batches().map(tuple), method)))
 
 
@@ -343,7 +343,7 @@ def test_an_entry_of_the_ctx_is_not_overwritten(method: str) -> None:
         return x
 
     pipe = Photos().record_ctx().transform("x", mark).select("x y", return_ctx=True)
-    with pytest.raises(kdp.ChainError, match=f"The ctx has an entry '{method}' already"):
+    with pytest.raises(kdp.ChainError, match=f"The ctx already has an entry '{method}'"):
         next(iter(mixing(pipe.deal(batch_size=2).collate_samples(), method)))
 
 
