@@ -91,8 +91,8 @@ class SampleMixing(BatchPipe):
         if isinstance(fields, tuple) and len(fields) == len(self._form.names):
             return self._form.names.index(name)
         raise ChainError(
-            f"`.{pipe_name(self)}()` does not know where {name!r} is in a batch of type {type(fields).__name__}. Put it "
-            "right after `.collate_samples()`, or make batches dictionaries."
+            f"`.{pipe_name(self)}()` does not know where {name!r} is in a batch of type {type(fields).__name__}. Put "
+            "it right after `.collate_samples()`, or make batches dictionaries."
         )
 
     def _check(self, x: Any, y: Any) -> None:
@@ -116,9 +116,9 @@ def _check_field(param: str, name: Any, names: tuple[str, ...]) -> None:
     if not isinstance(name, str):
         raise TypeError(must_be(param, "the name of a field", name))
     if names and name not in names:
-        way_out = f'Select it: `.select("{" ".join([*names, name])}")`; or name another: `{param}=...`.'
+        hint = f'Select it: `.select("{" ".join([*names, name])}")`; or name another: `{param}=...`.'
         rule = f"among the fields {', '.join(names)}"
-        raise ValueError(must_be(param, rule, name, closest(name, names).strip() or way_out))
+        raise ValueError(must_be(param, rule, name, closest(name, names).strip() or hint))
 
 
 def _check_chain(source: Any, name: str) -> None:

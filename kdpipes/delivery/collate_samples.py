@@ -24,7 +24,7 @@ from kdpipes.delivery.batch_pipe import OneToOne
 __all__ = ["SampleCollatorIterDataPipe", "collate", "split_ctx"]
 
 
-refuse_flavour("collate_samples", flavour="map", way_out="Put `.deal(batch_size=...)` before it.")
+refuse_flavour("collate_samples", flavour="map", hint="Put `.deal(batch_size=...)` before it.")
 
 
 @functional_pipe("collate_samples", flavour="iter")
@@ -265,9 +265,9 @@ def _stacked(values: list[Any], name: str, pad: float | None, empty: Allocate | 
         return _stack(values, empty) if isinstance(values[0], torch.Tensor) else _stack_arrays(values, empty)
     if len({len(shape) for shape in shapes}) > 1 or pad is None:
         can_pad = pad is None and name.isidentifier()
-        way_out = f' Give them one shape, or fill them up: `.collate_samples(pad={{"{name}": 0}})`.' if can_pad else ""
+        hint = f' Give them one shape, or fill them up: `.collate_samples(pad={{"{name}": 0}})`.' if can_pad else ""
         shown = ", ".join(str(list(shape)) for shape in sorted(set(shapes))[:4])
-        raise DataError(f"Field {name!r} has different shapes in one batch: {shown}.{way_out}")
+        raise DataError(f"Field {name!r} has different shapes in one batch: {shown}.{hint}")
     tensors = [_as_tensor(value) for value in values]
     largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
     batch = (empty or allocate)([len(tensors), *largest], _common_dtype(tensors, name, pad)).fill_(pad)

@@ -16,7 +16,7 @@ from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
 
 __all__ = ["CutMixerIterDataPipe"]
 
-refuse_flavour("cutmix", flavour="map", way_out="Put `.deal(batch_size=...).collate_samples()` before it.")
+refuse_flavour("cutmix", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
 
 @functional_pipe("cutmix", flavour="iter")

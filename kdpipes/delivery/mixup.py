@@ -15,7 +15,7 @@ from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
 
 __all__ = ["MixerUpIterDataPipe"]
 
-refuse_flavour("mixup", flavour="map", way_out="Put `.deal(batch_size=...).collate_samples()` before it.")
+refuse_flavour("mixup", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
 
 @functional_pipe("mixup", flavour="iter")

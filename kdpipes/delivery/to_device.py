@@ -15,7 +15,7 @@ from kdpipes.delivery.dealer import Resumable
 
 __all__ = ["DeviceMoverIterDataPipe"]
 
-refuse_flavour("to_device", flavour="map", way_out="Put `.deal(batch_size=...).collate_samples()` before it.")
+refuse_flavour("to_device", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
 
 @functional_pipe("to_device", flavour="iter")
@@ -95,8 +95,8 @@ def _refuse_absent(device: torch.device) -> None:
             return
         except (AssertionError, NotImplementedError, RuntimeError) as error:  # torch has no one class for it
             found = str(error).partition("\n")[0].rstrip(".")
-    way_out = f'{found}. `.to_device("cuda" if torch.cuda.is_available() else "cpu")` runs on any machine.'
-    raise ValueError(must_be("device", "one that this machine has", str(device), way_out))
+    hint = f'{found}. `.to_device("cuda" if torch.cuda.is_available() else "cpu")` runs on any machine.'
+    raise ValueError(must_be("device", "one that this machine has", str(device), hint))
 
 
 class _OnStream:

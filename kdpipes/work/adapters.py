@@ -357,22 +357,22 @@ def _check_joint(transform: Any, param: str, fields: Fields) -> None:
     ):
         if (kind in fields.kinds) != (name in processors):
             what = "with" if kind in fields.kinds else "without"
-            way_out = f"Write `A.Compose([...], {maker})`." if what == "with" else ""
+            hint = f"Write `A.Compose([...], {maker})`." if what == "with" else ""
             rule = f"a composition {what} `{maker.partition('=')[0]}`, for {fields}"
-            raise ValueError(must_be(param, rule, transform, way_out))
+            raise ValueError(must_be(param, rule, transform, hint))
         if name in processors and processors[name].params.format != format:
             raise ValueError(must_be(param, f"for the format {format!r}", processors[name].params.format))
     known = [name for name, kind in zip(*fields, strict=True) if kind == "other"]
     unknown = next((label for label in _labels_of(transform) if label not in known), None)
     if unknown is not None:
-        way_out = f'Name it in `transform`: `"{" ".join(fields.names)} {unknown}"`, of kind "other".'
-        raise ValueError(must_be("label_fields", f"among the other fields {known}", unknown, way_out))
+        hint = f'Name it in `transform`: `"{" ".join(fields.names)} {unknown}"`, of kind "other".'
+        raise ValueError(must_be("label_fields", f"among the other fields {known}", unknown, hint))
 
 
 def _check_albumentations(transform: Any, param: str, fields: Fields | None) -> None:
     if not hasattr(transform, "set_random_state"):
-        way_out = "Install it: `pip install 'albumentations>=2.0.8,<3'`."
-        raise ValueError(must_be(param, "of albumentations 2 or later", transform, way_out))
+        hint = "Install it: `pip install 'albumentations>=2.0.8,<3'`."
+        raise ValueError(must_be(param, "of albumentations 2 or later", transform, hint))
     if fields is not None:
         _check_joint(transform, param, fields)
         return
@@ -380,12 +380,12 @@ def _check_albumentations(transform: Any, param: str, fields: Fields | None) -> 
         processors = getattr(part, "processors", None) or {}
         others = [f"{name.removesuffix('es').removesuffix('s')}_params" for name in processors]
         if others:
-            way_out = f"Leave out `{others[0]}`: boxes and keypoints are not transformed."
-            raise ValueError(must_be(param, "a transform of images alone", transform, way_out))
+            hint = f"Leave out `{others[0]}`: boxes and keypoints are not transformed."
+            raise ValueError(must_be(param, "a transform of images alone", transform, hint))
         wanted = sorted(set(getattr(part, "targets_as_params", ())) - {"image"})
         if wanted:
-            way_out = f"`{type(part).__name__}` takes {wanted[0]!r} as well: call it in a function of your own."
-            raise ValueError(must_be(param, "a transform of images alone", transform, way_out))
+            hint = f"`{type(part).__name__}` takes {wanted[0]!r} as well: call it in a function of your own."
+            raise ValueError(must_be(param, "a transform of images alone", transform, hint))
 
 
 def _parts(transform: Any) -> Iterator[Any]:

@@ -116,8 +116,8 @@ def as_image(value: Any, owner: str, least: tuple[int, int] | None = None) -> An
         return value.pixels
     if not isinstance(value, torch.Tensor):
         kinds = "images of `.decode_images()` or of Pillow's, or tensors [..., C, H, W]"
-        way_out = " `kdp.ToTensor()` makes tensors of arrays." if isinstance(value, np.ndarray) else ""
-        raise TypeError(f"`{owner}` takes {kinds}, but got {type(value).__name__}.{way_out}")
+        hint = " `kdp.ToTensor()` makes tensors of arrays." if isinstance(value, np.ndarray) else ""
+        raise TypeError(f"`{owner}` takes {kinds}, but got {type(value).__name__}.{hint}")
     if value.dim() < 3 or 0 in value.shape[-3:]:
         raise ValueError(f"`{owner}` takes tensors [..., C, H, W], but got one of shape {list(value.shape)}.")
     return value

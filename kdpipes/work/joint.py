@@ -98,11 +98,11 @@ class JointTransform:
             rule = "a function of all fields, because none of them is an image or a mask"
             raise ValueError(must_be(param, rule, transform))
         if not isinstance(transform, _AppliesToFields) and set(fields.kinds) - {"image", "other"}:
-            way_out = (
+            hint = (
                 "Give it a method `apply_to(kind, value, params, size)` for masks, boxes and points, or use a function "
                 "that takes all fields and returns as many values."
             )
-            raise TypeError(must_be(param, f"a transform of {fields}", transform, way_out))
+            raise TypeError(must_be(param, f"a transform of {fields}", transform, hint))
         self._transform = transform
         self._fields = fields
         self.__name__ = type(transform).__name__

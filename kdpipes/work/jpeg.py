@@ -281,8 +281,8 @@ def decoder(backend: Backend) -> JpegDecoder | None:
     if backend == "auto":
         return next(iter(known.values()), None)
     if backend not in known:
-        way_out = "`pip install 'kdpipes[fast]'`"
+        hint = "`pip install 'kdpipes[fast]'`"
         if backend == "turbojpeg":
-            way_out += f", install libjpeg-turbo 3 or later, or name its library in {_LIBRARY}"
-        raise ImportError(f'`decode_images(backend="{backend}")` finds no decoder of that name: {way_out}.')
+            hint += f", install libjpeg-turbo 3 or later, or name its library in {_LIBRARY}"
+        raise ImportError(f'`decode_images(backend="{backend}")` finds no decoder of that name: {hint}.')
     return known[backend]

@@ -98,28 +98,17 @@ class OnError(ErrorHandler):
         return sample
 
     def tolerates(self, error: Exception) -> bool:
-        """Return whether a sample may be left out for `error`."""
         return self._action != "raise" and not isinstance(error, ChainError | FieldError)
 
     @property
     def is_tolerant(self) -> bool:
-        """Whether samples may be left out at all."""
         return self._action != "raise"
 
     @property
     def substitutes(self) -> bool:
-        """Whether another sample replaces one that failed."""
         return self._action == "substitute"
 
     def refuse_many(self, num_skipped: int, num_seen: int, key: str, error: str) -> None:
-        """Raise if more samples were skipped than the limits allow.
-
-        Args:
-            num_skipped: The number of samples skipped so far.
-            num_seen: The approximate number of samples so far.
-            key: The key of the last skipped sample.
-            error: The error of that sample.
-        """
         if self.max_samples is not None and num_skipped > self.max_samples:
             what = f"{num_skipped} samples could not be made: more than `max_samples={self.max_samples}`"
             self._refuse(what, key, error)
@@ -130,7 +119,6 @@ class OnError(ErrorHandler):
             self._refuse(what, key, error)
 
     def refuse_all(self, key: str, error: str) -> NoReturn:
-        """Raise because no sample could be made; the arguments are those of `refuse_many`."""
         self._refuse("No sample could be made", key, error)
 
     def _refuse(self, what: str, key: str, error: str) -> NoReturn:
@@ -141,15 +129,12 @@ class OnError(ErrorHandler):
         )
 
     def begin_looking(self) -> None:
-        """Write nothing down until `end_looking`; copies that are made meanwhile never do."""
         self._num_looking += 1
 
     def end_looking(self) -> None:
-        """End what `begin_looking` began."""
         self._num_looking -= 1
 
     def listed(self) -> dict[str, str]:
-        """Return the errors of the samples in quarantine, by key."""
         if self._path is None or not self._path.exists():
             return {}
         listed = {}
@@ -166,13 +151,6 @@ class OnError(ErrorHandler):
         return listed
 
     def write_down(self, key: str, error: str, *, once: bool = False) -> None:
-        """Put a sample into quarantine: append one line while no other process does.
-
-        Args:
-            key: The key of the sample, or the name of a shard.
-            error: Why it could not be made.
-            once: Whether other processes meet the same error, and one line is enough.
-        """
         if self._path is not None and not self._num_looking:
             if not key:  # it would stand for all other samples without a key, too
                 raise ChainError(

@@ -218,8 +218,8 @@ def _steps(param: str, transforms: Sequence[Any], fields: Fields | None) -> list
 
 def _step(param: str, transform: Any, fields: Fields | None) -> _Step:
     if isinstance(transform, list | tuple):
-        way_out = "Give the callables one after the other; several views of a field are `views=[[...], [...]]`."
-        raise TypeError(must_be(param, "a callable", transform, way_out))
+        hint = "Give the callables one after the other; several views of a field are `views=[[...], [...]]`."
+        raise TypeError(must_be(param, "a callable", transform, hint))
     if isinstance(transform, type) and issubclass(transform, RecordedTransform):
         raise TypeError(must_be(param, "a transform", transform, f"Write `{transform.__name__}(...)` to make one."))
     if not isinstance(transform, RecordedTransform):

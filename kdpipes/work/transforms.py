@@ -323,8 +323,8 @@ class ColorJitter(Drawn):
 def _check_kind(image: Any) -> None:
     if not isinstance(image, torch.Tensor):
         if image.mode not in {"L", "RGB"}:
-            way_out = 'Put `lambda image: image.convert("RGB")` before it.'
-            raise TypeError(f"`ColorJitter` takes images of mode L or RGB, but got one of mode {image.mode}. {way_out}")
+            hint = 'Put `lambda image: image.convert("RGB")` before it.'
+            raise TypeError(f"`ColorJitter` takes images of mode L or RGB, but got one of mode {image.mode}. {hint}")
     elif image.shape[-3] not in {1, 3}:
         raise ValueError(f"`ColorJitter` takes tensors of 1 or 3 channels, but got one of {image.shape[-3]}.")
     elif image.dtype != torch.uint8 and not image.is_floating_point():
@@ -436,10 +436,8 @@ class ToTensor(Fixed):
         if not isinstance(pixels, torch.Tensor):
             if pixels.mode not in _MODES:
                 modes = f"{', '.join(_MODES[:-1])} or {_MODES[-1]}"
-                way_out = 'Put `lambda image: image.convert("RGB")` before it.'
-                raise TypeError(
-                    f"`ToTensor` takes images of mode {modes}, but got one of mode {pixels.mode}. {way_out}"
-                )
+                hint = 'Put `lambda image: image.convert("RGB")` before it.'
+                raise TypeError(f"`ToTensor` takes images of mode {modes}, but got one of mode {pixels.mode}. {hint}")
             if pixels.mode == "P":
                 return torch.from_numpy(np.array(pixels))
             array = np.asarray(pixels)
@@ -481,8 +479,8 @@ class Normalize(Fixed):
             raise TypeError(f"`Normalize` takes tensors of floats, but got {what}. Put `kdp.ToTensor()` before it.")
         num_channels = as_image(value, "Normalize").shape[-3]
         if len(self._mean) not in {1, num_channels}:
-            way_out = f"Its `mean` and `std` are for {len(self._mean)}."
-            raise ValueError(f"`Normalize` got a tensor of {num_channels} channels. {way_out}")
+            hint = f"Its `mean` and `std` are for {len(self._mean)}."
+            raise ValueError(f"`Normalize` got a tensor of {num_channels} channels. {hint}")
         mean, std = (value.new_tensor(numbers)[:, None, None] for numbers in (self._mean, self._std))
         return (value - mean).div_(std)
 

@@ -48,7 +48,9 @@ def test_a_draw_of_which_the_ctx_knows_nothing_is_refused(make: Any, function: A
         selected = pipe.select("key x", return_ctx=True)
         for (key, _), ctx in delivered(selected.deal(batch_size=3)):
             assert ctx == {}
-            with pytest.raises(kdp.ChainError, match=r"nothing in the ctx says which. Put `.record_ctx\(\)` before"):
+            with pytest.raises(
+                kdp.ChainError, match=r"but the ctx does not contain them. Put `.record_ctx\(\)` before"
+            ):
                 kdp.replay(key, ctx, selected)
 
 
