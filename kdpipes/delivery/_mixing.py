@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, check_count, closest, is_number, must_be, refuse_field
+from kdpipes.core.errors import ChainError, DataError, check_count, check_number, closest, must_be, refuse_field
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
@@ -33,8 +33,8 @@ class SampleMixing(BatchPipe):
         if isinstance(source_datapipe, IterDataPipe):
             _check_chain(source_datapipe, pipe_name(self))
         super().__init__(source_datapipe)
-        self._alpha = _check_number("alpha", alpha, "a number above 0", math.ulp(0), sys.float_info.max)
-        self._p = _check_number("p", p, "a probability, from 0 to 1", 0, 1)
+        self._alpha = check_number("alpha", alpha, "a number above 0", math.ulp(0), sys.float_info.max)
+        self._p = check_number("p", p, "a probability, from 0 to 1", 0, 1)
         self._num_classes = None if num_classes is None else check_count("num_classes", num_classes)
         self._name = self.unique_name()
         self._form = form_of(source_datapipe) or ItemForm(())
@@ -50,7 +50,7 @@ class SampleMixing(BatchPipe):
         raise TypeError(f"{type(self).__name__} must implement `draw`.")
 
     def apply(self, x: torch.Tensor, y: torch.Tensor, params: Params) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the images and labels of a batch, mixed as `params` say."""
+        """Return the images and labels of a batch, mixed with the parameters that `draw` returned."""
         raise TypeError(f"{type(self).__name__} must implement `apply`.")
 
     def empty_like(self, x: torch.Tensor) -> torch.Tensor:
@@ -85,7 +85,7 @@ class SampleMixing(BatchPipe):
         return tuple(mixed.get(place, value) for place, value in enumerate(fields)), params
 
     def _place(self, name: str, fields: Any) -> Any:
-        """Return where a batch has the field `name`."""
+        """Return the key or the position of the field `name` in a batch."""
         if isinstance(fields, Mapping):
             return name if name in fields else refuse_field(name, "The batch", fields)
         if isinstance(fields, tuple) and len(fields) == len(self._form.names):
@@ -102,14 +102,6 @@ class SampleMixing(BatchPipe):
                 raise DataError(f"Field {name!r} must be a tensor `[B, ...]`, but is {type(value).__name__}.")
         if len(x) != len(y):
             raise DataError(f"A batch has {len(x)} images, but {len(y)} labels.")
-
-
-def _check_number(param: str, value: Any, rule: str, least: float, largest: float) -> float:
-    if not is_number(value):
-        raise TypeError(must_be(param, rule, value))
-    if not least <= value <= largest:
-        raise ValueError(must_be(param, rule, value))
-    return float(value)
 
 
 def _check_field(param: str, name: Any, names: tuple[str, ...]) -> None:
@@ -160,12 +152,12 @@ def _shares(y: torch.Tensor, num_classes: int | None) -> torch.Tensor:
     if y.is_floating_point() or y.is_complex() or y.ndim != 1:
         raise DataError(f"Labels must be class numbers `[B]` or floats `[B, C]`, but are {y.dtype} {list(y.shape)}.")
     if num_classes is None:
-        raise ValueError(must_be("num_classes", "given where labels are class numbers", None))
+        raise ValueError(must_be("num_classes", "given if labels are class numbers", None))
     classes = y.long()
     wrong = classes[(classes < -1) | (classes >= num_classes)]
     if len(wrong):
         raise DataError(
-            f"Labels must be from 0 to {num_classes - 1}, or -1 for none, but one is {wrong[0].item()}: "
+            f"Labels must be from 0 to {num_classes - 1}, or -1 for unlabelled samples, but one is {wrong[0].item()}: "
             f"`num_classes` is {num_classes}."
         )
     return (classes[:, None] == torch.arange(num_classes, device=y.device)).float()

@@ -215,7 +215,7 @@ def test_a_decoded_image_is_an_image() -> None:
 
 def test_what_is_no_image_of_bytes_is_not_cached() -> None:
     for pixels in (torch.rand(3, 4, 5), torch.zeros(1, 4, 5, dtype=torch.uint8)):
-        with pytest.raises(TypeError, match=r"pixels are \[3, H, W\] uint8 in main memory: \["):
+        with pytest.raises(TypeError, match=r"must be \[3, H, W\] uint8 in main memory, but are \["):
             encode(kdp.DecodedImage(pixels))
 
 
