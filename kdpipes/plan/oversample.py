@@ -43,7 +43,7 @@ class OversamplerMapDataPipe(PlanPipe):
             each repeated to exactly the size of the largest class.
         redraw: In "exact" mode, whether other samples get the extra repetition in each epoch. If False, the same
             samples get it in every epoch.
-        class_counts: For a stream only, whose samples cannot be counted in advance: a dictionary from class numbers, or
+        class_counts: On a stream only, whose samples cannot be counted in advance: a dictionary from class numbers, or
             names if the source knows them, to the number of samples.
 
     Length: "exact": the number of classes times the size of the largest class; "multiply": at most that, and more than

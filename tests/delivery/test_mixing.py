@@ -307,9 +307,9 @@ def test_a_stock_map_between_may_change_the_form_if_names_are_still_known(method
 @pytest.mark.parametrize(
     ("y", "num_classes", "error", "words"),
     [
-        (3, 3, kdp.DataError, "must be from 0 to 2, or -1 for none, but one is 3"),
-        (-2, 3, kdp.DataError, "must be from 0 to 2, or -1 for none, but one is -2"),
-        (1, None, ValueError, "`num_classes` must be given where labels are class numbers"),
+        (3, 3, kdp.DataError, "must be from 0 to 2, or -1 for unlabelled samples, but one is 3"),
+        (-2, 3, kdp.DataError, "must be from 0 to 2, or -1 for unlabelled samples, but one is -2"),
+        (1, None, ValueError, "`num_classes` must be given if labels are class numbers"),
         (1.0, 3, kdp.DataError, r"must be class numbers `\[B\]` or floats `\[B, C\]`, but are torch.float64 \[2\]"),
         ([0, 1], 2, kdp.DataError, r"must be class numbers `\[B\]` or floats .* torch.int64 \[2, 2\]"),
         ([0.0, 1.0], 3, ValueError, "`num_classes` must be 2, as many as the labels have, but is 3"),

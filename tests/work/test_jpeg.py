@@ -234,7 +234,7 @@ def test_a_library_that_is_too_old_or_missing_is_passed_over(monkeypatch: pytest
     libc = ctypes.util.find_library("c")
     for path in (libc, "/nowhere/libturbojpeg.so"):
         monkeypatch.setenv("KDPIPES_TURBOJPEG", str(path))
-        with pytest.warns(UserWarning, match=r"^KDPIPES_TURBOJPEG names no library of libjpeg-turbo 3, .*: .*\.$"):
+        with pytest.warns(UserWarning, match=r"^KDPIPES_TURBOJPEG is not the path of libjpeg-turbo 3, .*: .*\.$"):
             assert jpeg._load_turbojpeg() is None
     monkeypatch.delenv("KDPIPES_TURBOJPEG")
     assert jpeg._load_turbojpeg() is not None

@@ -70,7 +70,7 @@ def test_what_is_no_key_no_ctx_and_no_chain_is_refused() -> None:
         kdp.replay(sample, {}, pipe)
     with pytest.raises(TypeError, match="`sample_or_key` must be a sample or its key, but is 0"):
         kdp.replay(0, {}, pipe)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="`ctx` must be what a sample has recorded, a dictionary"):
+    with pytest.raises(TypeError, match="`ctx` must be the ctx of a sample, a dictionary"):
         kdp.replay("0", None, pipe)  # type: ignore[arg-type]
     for chain in (IterableWrapper([1]), IterableWrapper([1]).zip(IterableWrapper([2])), 5, None, "x"):
         with pytest.raises(kdp.ChainError, match="is no pipe of samples"):
