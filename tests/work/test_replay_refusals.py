@@ -79,7 +79,7 @@ def test_what_is_no_key_no_ctx_and_no_chain_is_refused() -> None:
 
 def test_a_sample_of_one_of_several_sources_is_refused() -> None:
     pipe = kdp.concat(indexed(), indexed()).record_ctx().select("x")
-    with pytest.raises(kdp.ChainError, match="has several sources. Pass the key of a sample instead"):
+    with pytest.raises(kdp.ChainError, match=r"has several sources\. Pass the key of a sample instead"):
         kdp.replay(indexed()[0], {}, pipe)
 
 
