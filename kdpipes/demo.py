@@ -1,4 +1,4 @@
-"""The main job on the shipped photos: an image folder and tar shards, balanced, cropped, batched in two workers."""
+"""A demonstration on the included photos: balance, augment and batch an image folder and tar shards."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from kdpipes.work.transforms import HorizontalFlip, RandomResizedCrop
 __all__ = ["PHOTO_CLASSES", "run_demo", "write_photo_folder", "write_photo_shards"]
 
 PHOTO_CLASSES = ("brick", "cat", "coffee", "galaxies", "grass", "gravel", "retina", "rocket")
-"""The names of the classes 0, 1, ... of the shipped photos."""
+"""The names of the classes 0, 1, ... of the included photos."""
 
 _KEPT = ("cat", "coffee", "galaxies", "rocket")
 _NUM_SHARDS = 4
 
 
 def _photos() -> list[tuple[str, bytes, int]]:
-    """Return key, JPEG bytes and class of every shipped photo."""
+    """Return the key, JPEG bytes and class of each included photo."""
     with as_file(files("kdpipes") / "data" / "photos.tar") as path, tarfile.open(path) as tar:
         contents = {info.name: tar.extractfile(info).read() for info in tar.getmembers()}  # type: ignore[union-attr]
     keys = sorted(Path(name).stem for name in contents if name.endswith(".jpg"))
@@ -41,7 +41,7 @@ def _photos() -> list[tuple[str, bytes, int]]:
 
 
 def write_photo_folder(root: str | Path) -> Path:
-    """Write the shipped photos as `root/CLASS/KEY.jpg`, and return `root`.
+    """Write the included photos as `root/CLASS/KEY.jpg`, and return `root`.
 
     They are 160 crops of freely licensed photographs (CC0 or public domain) in 8 classes of unequal size.
     """
@@ -49,17 +49,17 @@ def write_photo_folder(root: str | Path) -> Path:
     for key, content, label in _photos():
         path = folder / PHOTO_CLASSES[label] / f"{key}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.is_file() or path.read_bytes() != content:  # caches know files by their dates, too
+        if not path.is_file() or path.read_bytes() != content:  # caches also identify files by their times
             path.write_bytes(content)
     return folder
 
 
 def write_photo_shards(root: str | Path, *, num_shards: int = _NUM_SHARDS) -> str:
-    """Write the shipped photos as webdataset tars in `root`, and return their brace range.
+    """Write the included photos as webdataset tars in `root`, and return their brace range.
 
     Args:
-        root: The folder, created if need be.
-        num_shards: The number of tars, from 1 to 160; photo n goes to shard n modulo their number.
+        root: The folder, which is created if it does not exist.
+        num_shards: The number of tars, from 1 to 160. Photo n goes to shard `n % num_shards`.
     """
     photos = _photos()
     check_count("num_shards", num_shards)
@@ -91,7 +91,7 @@ def _show_counts(source: MapPipe, chain: Any) -> None:
 
 
 def _run_epochs(chain: Any, *, num_workers: int, num_epochs: int, name: str) -> Counter[int]:
-    from tqdm.auto import tqdm  # warns in a notebook without ipywidgets: only who wants a bar is to see that
+    from tqdm.auto import tqdm  # imported here because it warns in notebooks without ipywidgets
 
     pipe = chain.select("x y", return_ctx=True).deal(batch_size=32, shuffle=True, seed=0).collate_samples()
     seen: Counter[int] = Counter()
@@ -126,16 +126,16 @@ def _write_grid(chain: Any, path: Path) -> None:
 
 
 def run_demo(output: str | Path, *, num_workers: int = 2, num_epochs: int = 2, size: int = 96) -> Path:
-    """Run the main job on the shipped photos, and return the path of the picture of one augmented batch.
+    """Run a chain on the included photos, and return the path of a picture of one augmented batch.
 
-    Writes the photos as an image folder and as tar shards, and runs the same chain on both: class filter, oversampling,
-    repetition, recorded random crops, shuffled batches.
+    The photos are written as an image folder and as tar shards. The same chain runs on both: class filter,
+    oversampling, repetition, recorded random crops, shuffled batches.
 
     Args:
-        output: The folder for the photos and the picture; what an earlier run wrote there is replaced.
+        output: The folder for the photos and the picture. Files of an earlier run are replaced.
         num_workers: The number of worker processes.
         num_epochs: The number of epochs.
-        size: Height and width of the crops in pixels.
+        size: The height and width of the crops in pixels.
     """
     root = Path(output)
     for name in ("folder", "shards"):

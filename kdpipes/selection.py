@@ -1,4 +1,4 @@
-"""Index arithmetic of plans and epochs: pure functions and small values over NumPy arrays, no torch and no pipes."""
+"""Index arithmetic for plans and epochs: pure functions and small objects on NumPy arrays, without torch or pipes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 _CHUNK = 1 << 16
 _FNV_PRIME = np.uint64(0x100000001B3)  # of the 64-bit FNV-1a hash
-UNLABELLED = -1  # the label of a sample that has none
+UNLABELLED = -1  # the label of samples without a class
 Ints = NDArray[np.integer[Any]]
 
 
@@ -44,9 +44,9 @@ def smallest_int(stop: int) -> type[np.integer[Any]]:
 
 
 def _dense(labels: NDArray[Any]) -> tuple[NDArray[np.uint16], int, int] | None:
-    """Return integer labels counted from their lowest, that lowest, and the number of values from it to the highest.
+    """Return integer labels minus the lowest one, the lowest one, and the number of values up to the highest.
 
-    Where these fit into 16 bits, tables and radix sorts do in linear time what else takes a sort; None where not.
+    If these fit into 16 bits, tables and radix sorts take linear time. Otherwise, the result is None.
     """
     if labels.dtype.kind not in "iu" or not len(labels):
         return None
@@ -58,7 +58,7 @@ def _dense(labels: NDArray[Any]) -> tuple[NDArray[np.uint16], int, int] | None:
 
 
 def keep_classes(labels: NDArray[Any], classes: ArrayLike, *, keep: bool) -> Ints:
-    """Return the positions of the labels that are (`keep`) or are not among `classes`, in order.
+    """Return the positions of the labels that are among `classes` (`keep=True`) or not among them, in order.
 
     >>> keep_classes(np.array([2, 0, 1, 0]), [0], keep=True)
     array([1, 3], dtype=int32)
@@ -77,7 +77,7 @@ def keep_classes(labels: NDArray[Any], classes: ArrayLike, *, keep: bool) -> Int
 
 
 def class_counts(labels: NDArray[Any]) -> dict[Any, int]:
-    """Return how many labels there are of each class, classes in ascending order.
+    """Return the number of labels of each class, in ascending order of the classes.
 
     >>> class_counts(np.array([2, 0, 2]))
     {0: 1, 2: 2}
@@ -92,7 +92,7 @@ def class_counts(labels: NDArray[Any]) -> dict[Any, int]:
 
 
 def _by_class(labels: NDArray[Any]) -> list[Ints]:
-    """Return the positions of each class, classes in ascending order, positions too; unlabelled samples have none."""
+    """Return the positions of each class in ascending order, by ascending class. Unlabelled samples are left out."""
     dense = _dense(labels)
     inverse: NDArray[Any]
     if dense is not None:
@@ -105,9 +105,9 @@ def _by_class(labels: NDArray[Any]) -> list[Ints]:
 
 
 def oversample_multiply(labels: NDArray[Any]) -> Ints:
-    """Return all positions, then each rarer class again as often as it fits into the largest: KappaData's "multiply".
+    """Return all positions, and then each rarer class again as often as it fits into the largest class as a whole.
 
-    Unlabelled samples (-1) come once.
+    This is KappaData's mode "multiply". Unlabelled samples (-1) are not repeated.
 
     >>> oversample_multiply(np.array([0, 0, 0, 1, 0]))
     array([0, 1, 2, 3, 4, 3, 3, 3], dtype=int32)
@@ -119,9 +119,10 @@ def oversample_multiply(labels: NDArray[Any]) -> Ints:
 
 
 def oversample_exact(labels: NDArray[Any], epoch: int = 0) -> Ints:
-    """Return class after class, each repeated up to exactly the size of the largest; no unlabelled samples (-1).
+    """Return one class after the other, each repeated to exactly the size of the largest class.
 
-    After whole rounds, other samples of the class fill up the rest in each epoch, in turn.
+    Unlabelled samples (-1) are left out. After whole rounds of a class, other samples of it fill up the rest in each
+    epoch.
 
     >>> oversample_exact(np.array([0, 1, 0, 0]))
     array([0, 2, 3, 1, 1, 1], dtype=int32)
@@ -139,12 +140,12 @@ def oversample_exact(labels: NDArray[Any], epoch: int = 0) -> Ints:
 
 
 def take_per_class(labels: NDArray[Any], number_of: Callable[[int], int], seed: int | None) -> Ints:
-    """Return positions of so many samples of each class, in ascending order; unlabelled samples (-1) are left out.
+    """Return the positions of some samples of each class, in ascending order. Unlabelled samples (-1) are left out.
 
     Args:
-        labels: Of all samples.
-        number_of: Returns how many to take of a class of some size.
-        seed: Of the choice, which depends on the class and on nothing else; None takes the first.
+        labels: The labels of all samples, `[num_samples]`.
+        number_of: A function from the size of a class to the number of samples to take.
+        seed: The seed of the random choice, which depends only on the seed and the class; None takes the first samples.
 
     >>> take_per_class(np.array([0, 1, 0, 0]), lambda size: 1, None)
     array([0, 1], dtype=int32)
@@ -210,27 +211,27 @@ def hash_values(values: NDArray[Any], key: bytes) -> NDArray[np.uint64]:
 
 
 def interleave(sizes: Sequence[int], weights: Sequence[float], seed: int, *, until_all: bool) -> tuple[Ints, Ints]:
-    """Return whose turn it is in a mix of several sources, and how often each has had its turn before.
+    """Return the number of the source of each sample of a mix, and how many samples of that source came before it.
 
-    The k-th turn of a source of share s is due at (k + u) / s, with u from the seed between 0 and 1: stride scheduling.
+    This is stride scheduling: sample k of a source with share s is due at (k + u) / s, with a random u from 0 to 1.
 
     Args:
-        sizes: How many samples each source has.
-        weights: The proportions.
-        seed: Of u.
-        until_all: Whether the mix ends when all sources have been used up, not the first.
+        sizes: The number of samples of each source.
+        weights: The proportions of the sources.
+        seed: The seed of u.
+        until_all: Whether the mix ends when all sources are used up, instead of the first.
 
     >>> interleave([4, 2], [2, 1], 0, until_all=False)[0]
     array([1, 0, 0, 1, 0, 0], dtype=int32)
     """
     shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
     offsets = np.random.default_rng(seed).random(len(shares))
-    ends = (np.asarray(sizes) + offsets) / shares  # when the turn behind the last sample of each source is due
+    ends = (np.asarray(sizes) + offsets) / shares  # when the sample after the last one of each source is due
     if min(sizes) == 0:
         return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
     last = int(ends.argmax() if until_all else ends.argmin())
     numbers = np.maximum(np.ceil(ends[last] * shares - offsets).astype(np.int64), 0)
-    numbers[last] = sizes[last]  # whose next turn is the end: no rounding decides on that
+    numbers[last] = sizes[last]  # the next sample of this source ends the mix; rounding must not change that
     counts = np.concatenate([np.arange(number) for number in numbers])
     chosen = np.repeat(np.arange(len(shares), dtype=np.int32), numbers)
     order = np.argsort((counts + offsets[chosen]) / shares[chosen], kind="stable")
@@ -238,7 +239,7 @@ def interleave(sizes: Sequence[int], weights: Sequence[float], seed: int, *, unt
 
 
 class Stretch:
-    """The positions of a `range`, computed instead of kept.
+    """The positions of a `range`, computed instead of stored.
 
     >>> Stretch(range(10, 20, 2))[np.array([0, 3])]
     array([10, 16], dtype=int32)
@@ -257,7 +258,7 @@ class Stretch:
 
 
 class Rounds:
-    """All positions of a source of `size` samples, round after round.
+    """All positions of a source with `size` samples, repeated `num_rounds` times.
 
     >>> Rounds(3, 2)[np.arange(6)]
     array([0, 1, 2, 0, 1, 2])
@@ -274,7 +275,7 @@ class Rounds:
 
 
 class Joined:
-    """All positions of several sources, one source after the other: the numbers of the sources and positions there.
+    """All positions of several sources, one source after the other, as pairs of the source and the position in it.
 
     >>> Joined([2, 0, 3])[np.arange(5)]
     (array([0, 0, 2, 2, 2]), array([0, 1, 0, 1, 2]))
@@ -287,7 +288,7 @@ class Joined:
         return self._starts[-1]
 
     def __getitem__(self, index: Any) -> tuple[Any, Any]:
-        if type(index) is int:  # NumPy takes ten times as long for one position
+        if type(index) is int:  # NumPy would take ten times as long for one position
             number = bisect_right(self._starts, index) - 1
             return number, index - self._starts[number]
         starts = np.asarray(self._starts)
@@ -296,7 +297,7 @@ class Joined:
 
 
 class Pairs:
-    """The number of the source of each sample, and its position there."""
+    """The number of the source of each sample, and the position in that source."""
 
     def __init__(self, numbers: NDArray[Any], positions: NDArray[Any]) -> None:
         self._numbers, self._positions = numbers, positions
@@ -309,7 +310,7 @@ class Pairs:
 
 
 def by_label(labels: NDArray[Any], values: Mapping[Any, float]) -> NDArray[np.float64]:
-    """Return the value of each label, 0 for labels without one.
+    """Return the value of each label, or 0 for labels that are not in `values`.
 
     >>> by_label(np.array([1, 0, 2]), {1: 0.5, 2: 3.0})
     array([0.5, 0. , 3. ])
@@ -332,8 +333,8 @@ def draw_weighted(
 ) -> Ints:
     """Return `number` positions drawn by their shares, which sum to 1.
 
-    They are those of `generator.choice(len(shares), number, replace=replacement, p=shares)`, bit for bit. NumPy takes a
-    binary search per draw, which at 10^7 shares misses the processor's cache some twenty times.
+    The result is exactly that of `generator.choice(len(shares), number, replace=replacement, p=shares)`, but faster:
+    NumPy does a binary search per draw, which for 10^7 shares misses the processor's cache about twenty times.
 
     >>> draw_weighted(np.random.default_rng(0), np.array([0.1, 0.0, 0.9]), 4, replacement=True)
     array([2, 2, 0, 0], dtype=int32)
@@ -345,7 +346,7 @@ def draw_weighted(
     first = np.empty(len(shares), dtype=kind)
     while drawn < number:
         new = _find(_cumulated(left), generator.random(number - drawn))
-        first[new[::-1]] = np.arange(len(new))[::-1]  # of equal indices, NumPy keeps what is assigned last
+        first[new[::-1]] = np.arange(len(new))[::-1]  # for equal indices, NumPy keeps the last assignment
         new = new[first[new] == np.arange(len(new))]
         found[drawn : drawn + len(new)] = new
         left[new] = 0
@@ -360,13 +361,13 @@ def _cumulated(shares: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _find(sums: NDArray[np.float64], values: NDArray[np.float64]) -> Ints:
-    """Return `sums.searchsorted(values, side="right")` for values from 0 up to 1, in linear time for most sums.
+    """Return `sums.searchsorted(values, side="right")` for values from 0 to 1, in linear time for most sums.
 
-    A table says where each of 2^k equal stretches of values begins. A power of two, because stretches then begin at
-    exact numbers.
+    A table contains the result for the start of each of 2^k equal intervals. With a power of two, these starts are
+    exact floats.
     """
     size = 1 << (len(sums) - 1).bit_length()
-    if size < _LARGE or len(values) < size // 16:  # no table pays for itself
+    if size < _LARGE or len(values) < size // 16:  # a table would cost more than it saves
         return sums.searchsorted(values, side="right")
     kind = smallest_int(len(sums))
     table, found = np.empty(size, dtype=kind), np.empty(len(values), dtype=kind)
@@ -379,12 +380,12 @@ def _find(sums: NDArray[np.float64], values: NDArray[np.float64]) -> Ints:
         for _ in range(_NUM_STEPS):
             place[waiting] += 1
             waiting = waiting[sums[place[waiting]] <= some[waiting]]
-        place[waiting] = sums.searchsorted(some[waiting], side="right")  # where many small shares lie in one stretch
+        place[waiting] = sums.searchsorted(some[waiting], side="right")  # many small shares lie in one interval
         found[start : start + _LARGE] = place
     return found
 
 
-_LARGE = 1 << 17  # sums that lie in the processor's cache, and the window in which longer ones are searched
+_LARGE = 1 << 17  # the number of sums that fit into the processor's cache; longer arrays are searched in windows
 _NUM_STEPS = 8
 
 
@@ -392,12 +393,12 @@ _SPARE = np.uint64(1)  # a bit of a hash, so that adding to it does not overflow
 
 
 class Permutation:
-    """A seeded permutation of `range(size)` that is a function, not an array: it takes no memory.
+    """A seeded permutation of `range(size)` that is a function instead of an array, and takes no memory.
 
-    A balanced Feistel network of eight rounds over the next square, walked until the image falls into range, which
-    nearly all do at once (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). `permutation[positions]`
-    maps an array.
-    Up to 4,096 elements a sort of hashes is used instead: tiny Feistel networks reach only some of the orders.
+    `permutation[positions]` maps an array of positions. This is a balanced Feistel network of eight rounds over the
+    next square, applied until the result is in range, which nearly always takes one application (Black and Rogaway,
+    "Ciphers with Arbitrary Finite Domains", 2002). For up to 4,096 elements, random numbers are sorted instead, because
+    tiny Feistel networks reach only some of the orders.
 
     >>> sorted(Permutation(5, key=b"epoch 0")[np.arange(5)].tolist())
     [0, 1, 2, 3, 4]

@@ -60,7 +60,7 @@ def test_the_same_definition_replaces_itself() -> None:
 
 def test_another_definition_of_our_name_is_refused_and_both_are_named() -> None:
     register("sentence_times", _define(2), flavour="map")
-    with pytest.raises(ValueError, match=r"`\.sentence_times\(\)` is registered by .*times; builtins\.sorted needs a"):
+    with pytest.raises(ValueError, match=r"is already registered by .*times\. Rename builtins\.sorted"):
         register("sentence_times", sorted, flavour="map")
     assert SequenceWrapper([1]).sentence_times() == [2]
     register("sentence_times", sorted, flavour="iter")
@@ -74,7 +74,9 @@ def test_names_of_torch_and_torchdata_are_refused() -> None:
     ]
     for name, flavour, base in taken:
         before = base.functions.get(name), getattr(base, name, None)
-        with pytest.raises(ValueError, match=rf"`\.{name}\(\)` belongs to torch or torchdata; builtins\.sorted needs"):
+        with pytest.raises(
+            ValueError, match=rf"`\.{name}\(\)` already belongs to torch or torchdata\. Rename builtins\.sorted"
+        ):
             register(name, sorted, flavour=flavour)
         assert (base.functions.get(name), getattr(base, name, None)) == before
         assert (name, flavour) not in registered()
@@ -86,7 +88,7 @@ def test_a_flavour_is_map_or_iter() -> None:
 
 
 def test_a_pipe_for_indexed_sources_alone_says_so_on_streams() -> None:
-    refuse_flavour("sentence_seek", flavour="iter", way_out="Read tars with `kdp.open_shards`.")
+    refuse_flavour("sentence_seek", flavour="iter", hint="Read tars with `kdp.open_shards`.")
     with pytest.raises(ChainError) as caught:
         IterableWrapper([1]).sentence_seek(3, by="key")
     assert str(caught.value) == (
@@ -101,6 +103,6 @@ def test_the_registry_that_is_given_out_is_a_copy() -> None:
 
 
 def test_a_name_that_one_flavour_refuses_is_registered_on_none() -> None:
-    with pytest.raises(ValueError, match="belongs to torch"):
+    with pytest.raises(ValueError, match="already belongs to torch"):
         kdp.sample_pipe("routed_decode")(lambda sample: sample)
     assert ("routed_decode", "map") not in registered()

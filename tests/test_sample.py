@@ -148,7 +148,7 @@ def test_reading_a_promised_entry_loads_its_field_alone_also_after_a_fork() -> N
 
 def test_an_entry_that_was_not_recorded_is_named_with_the_way_out() -> None:
     sample = Sample({}, key="7")
-    with pytest.raises(FieldError, match=r"^The ctx of sample '7' has no field 'crop'; .* `\.record_ctx\(\)` must"):
+    with pytest.raises(FieldError, match=r"^The ctx of sample '7' has no field 'crop'; .* Put `\.record_ctx"):
         sample.recorded("crop")
     sample.record()
     sample.ctx["crop_2"] = 1
@@ -165,7 +165,7 @@ def test_dictionaries_pass_for_samples_and_other_items_are_refused() -> None:
     assert (named.key, named.index, dict(named)) == ("a/1", 3, {"jpg": b"1"})
     assert as_sample({"x": 1}, 3, "crop").key == "3"
     for item in ((1, 2), "x", {1: 2}):
-        with pytest.raises(ChainError, match=rf"`crop` takes samples, but its source gives {type(item).__name__}\."):
+        with pytest.raises(ChainError, match=rf"`crop` takes samples, but its source yields {type(item).__name__}\."):
             as_sample(item, 0, "crop")
 
 

@@ -68,7 +68,7 @@ class Identity:
                 "them keys of their own: `.to_samples(key=...)`."
             )
         version = sample.version
-        text = f"{len(version)} {version}{sample.key}".encode("utf-8", "surrogateescape")
+        text = f"{len(version)} {version}{sample.required_key('cache')}".encode("utf-8", "surrogateescape")
         return hashlib.blake2b(text, key=self._digest(sample.route), digest_size=20).digest()
 
     def _digest(self, route: tuple[int, ...]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a worker is doing, where its parent can read it: also after the worker has been killed."""
+"""Record what a worker process is doing in shared memory, so that the main process can report it after a crash."""
 
 from __future__ import annotations
 
@@ -8,75 +8,78 @@ from typing import Any
 __all__ = ["Record", "current", "read_record", "start_record"]
 
 _SIZE = mmap.PAGESIZE
-_WHAT = _SIZE // 2  # where the second text begins
-_LENGTH = 2  # bytes that say how long a text is
+_WHAT = _SIZE // 2  # the offset of the second text
+_LENGTH = 2  # bytes of the length field before a text
 _NOTHING = slice(_WHAT, _WHAT + _LENGTH), bytes(_LENGTH)
 
 
 class Record:
-    """Two texts in memory that another process holds as well: a sample's key, and what is being done with it.
+    """The key of the current sample and the current activity, as two texts in memory shared with another process.
 
-    It is written for each field that is loaded: what is done is one of a few texts, which are made once, and a key
-    stays when its sample is done with.
+    A record is updated for each field that is loaded, so it must be fast: activities are few and encoded once, and the
+    key is written only when another sample begins.
 
     Args:
-        file: The descriptor of the memory.
+        file: The file descriptor of the shared memory.
     """
 
     def __init__(self, file: int) -> None:
         self._memory = mmap.mmap(file, _SIZE)
         self._now: tuple[Any, str] = None, ""
-        self._key: str | None = None  # that is written there
+        self._key: str | None = None  # the key in shared memory
         self._texts: dict[str, tuple[slice, bytes]] = {"": _NOTHING}
 
     def enter(self, sample: Any, what: str) -> tuple[Any, str]:
-        """Write down what begins; return what was going on, for `leave`."""
+        """Record that an activity begins, and return the one before it, for `leave`."""
         before = self._now
         self.leave((sample, what))
         return before
 
     def leave(self, now: tuple[Any, str]) -> None:
-        """Write down what goes on now."""
+        """Record the activity that continues now."""
         sample, what = now
         if sample is not None and sample is not self._now[0]:
             self._name(sample)
-        place, text = self._texts.get(what) or self._noted(what)
+        place, text = self._texts.get(what) or self._encode(what)
         self._memory[place] = text
         self._now = now
 
     def _name(self, sample: Any) -> None:
         key = sample.key
         if key is not self._key:
-            self._memory[_WHAT : _WHAT + _LENGTH] = _NOTHING[1]  # nobody did that with this sample
+            self._memory[_WHAT : _WHAT + _LENGTH] = _NOTHING[1]  # the old activity does not belong to the new sample
             text = _encoded(key)
             self._memory[: len(text)] = text
             self._key = key
 
-    def _noted(self, what: str) -> tuple[slice, bytes]:
+    def _encode(self, what: str) -> tuple[slice, bytes]:
         text = _encoded(what)
-        self._texts[what] = noted = slice(_WHAT, _WHAT + len(text)), text
-        return noted
+        self._texts[what] = slice(_WHAT, _WHAT + len(text)), text
+        return self._texts[what]
 
 
 def _encoded(text: str) -> bytes:
-    """Return how long a text is, and as much of it as there is room for."""
+    """Return the length field and the text, truncated if there is not enough room."""
     content = text.encode(errors="replace")[: _WHAT - _LENGTH]
     return len(content).to_bytes(_LENGTH, "little") + content
 
 
-current: Record | None = None  # of this process; None where nobody reads it
+current: Record | None = None  # the record of this process; None if no other process reads it
 
 
 def start_record(file: int) -> None:
-    """Write down from now on what this process does."""
+    """Start recording what this process does."""
     global current
     current = Record(file)
 
 
 def read_record(file: int) -> tuple[str, str]:
-    """Return the key of the sample that the process that wrote `file` was at, and what it did with it; empty if none.
+    """Return the key of the sample that a process was working on, and a description of the work; empty if none.
 
-    A process that has been killed in the middle of writing may have left one of the texts cut.
+    A text may be incomplete if the process was killed while it was writing.
+
+    Args:
+        file: The file descriptor of the shared memory.
     """
     with mmap.mmap(file, _SIZE) as memory:
         key, what = _read(memory, 0), _read(memory, _WHAT)

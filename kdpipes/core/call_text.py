@@ -1,4 +1,4 @@
-"""How a pipe was called, as short text: for what shows it. No argument is kept, and no secret."""
+"""Format the arguments of a pipe as short text without secrets. The arguments themselves are not kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kdpipes.core.masked import HIDDEN, masked
 
 __all__ = ["CALLED", "Called", "arguments_of", "masked", "note_call", "shown_value"]
 
-CALLED = "_kdpipes_called"  # an attribute of pipes, users' own included, which is no part of what they are
+CALLED = "_kdpipes_called"  # an attribute of all pipes that is not part of their fingerprint
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, np.ufunc)
 _LONGEST = 72
 _ENTRIES = 6
@@ -32,10 +32,10 @@ _SECRET = re.compile(
 
 
 class Called:
-    """The arguments of a call, as text. No collection: torch's graph traversal leaves it alone.
+    """The arguments of a call as text. It is not a collection, so torch's graph traversal does not search it.
 
     Args:
-        arguments: Each as it would be written, but shortened.
+        arguments: The arguments as they are written in code, shortened.
     """
 
     __slots__ = ("arguments",)
@@ -48,7 +48,7 @@ class Called:
 
 
 def note_call(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Note the arguments that a pipe was made with; pipes among them are its sources, and left out."""
+    """Store the text of the arguments that a pipe was made with, except for pipes: those are its sources."""
     given = [("", value) for value in args] + list(kwargs.items())
     shown = (_argument(name, value) for name, value in given if not _is_of_pipes(value))
     pipe.__dict__[CALLED] = Called(tuple(shown))
@@ -60,7 +60,7 @@ def _argument(name: str, value: Any) -> str:
 
 
 def _is_secret(name: str, value: Any) -> bool:
-    """Return whether a value must not be shown; numbers, arrays and functions tell nothing."""
+    """Return whether a value must not be shown. Numbers, arrays and functions are never secrets."""
     is_harmless = value is None or isinstance(value, Number | np.generic | np.ndarray | torch.Tensor) or callable(value)
     return not is_harmless and bool(_SECRET.search(name))
 
@@ -72,9 +72,9 @@ def _is_of_pipes(value: Any) -> bool:
 
 
 def shown_value(value: Any, depth: int = 0) -> str:
-    """Return a value as short text; of what is not plain data, the class and its plain arguments.
+    """Return a value as short text. For an object that is not plain data, this is its class and its arguments.
 
-    Nothing of the user's own is called.
+    No code of the user is called.
 
     >>> shown_value([1, "a", None]), shown_value(range(3)), shown_value(len), shown_value(np.zeros((2, 3)))
     ("[1, 'a', None]", 'range(0, 3)', 'len', '<float64 [2, 3]>')
@@ -102,7 +102,7 @@ def shown_value(value: Any, depth: int = 0) -> str:
 
 
 def _shortened(text: str, longest: int = _LONGEST) -> str:
-    """Return a text, with its middle left out where it is long."""
+    """Return a text without its middle if it is too long."""
     kept = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[:kept]}…{text[-kept:]}"
 
@@ -133,9 +133,9 @@ def _entry(entry: tuple[Any, Any], depth: int) -> str:
 
 
 def arguments_of(value: Any) -> Iterator[str]:
-    """Yield the arguments that an object seems to have been made with: attributes of the names of its parameters.
+    """Yield the arguments that an object was apparently made with: attributes that are named like its parameters.
 
-    Those that are as by default are left out, and so are pipes.
+    Default values and pipes are left out.
     """
     held = getattr(value, "__dict__", {})
     for parameter in _parameters(type(value)):  # type: ignore[arg-type]  # mypy takes no class for hashable
@@ -156,7 +156,7 @@ def _is_default(value: Any, default: Any) -> bool:
 def _parameters(kind: Any) -> tuple[inspect.Parameter, ...]:
     try:
         parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
-    except (TypeError, ValueError):  # a class of C
+    except (TypeError, ValueError):  # a class written in C
         return ()
     variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     return tuple(parameter for parameter in parameters if parameter.kind not in variable)

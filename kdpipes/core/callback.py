@@ -1,4 +1,4 @@
-"""Users' functions: which parameters they take, their names, how they are pickled and called for a sample."""
+"""Wrap users' functions: their names and parameters, pickling, and seeded calls."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ __all__ = ["Callback", "call_seeded", "call_with_key", "is_seeded", "snake_case"
 
 
 class Callback:
-    """A user's callable. Always travels by cloudpickle, so that lambdas, closures and classes of a notebook do.
+    """A user's callable, pickled by cloudpickle, so that lambdas, closures and classes of a notebook can be sent.
 
-    It is no collection, which keeps torch's graph traversal from pickling what it holds.
+    It is not a collection, so torch's graph traversal does not pickle its contents.
+
+    Args:
+        param: The name of the parameter that the callable was passed as, for errors.
+        function: The callable.
+        check: Whether to raise TypeError if `function` cannot be called.
     """
 
     __slots__ = ("declares_random", "function", "name", "parameters")
@@ -36,7 +41,7 @@ class Callback:
         self.declares_random: bool | None = declared if isinstance(declared, bool) else None
 
     def with_function(self, function: Any) -> Callback:
-        """Return the same for a function of the same name and parameters: a method, bound to its object."""
+        """Return a copy for another function of the same name and parameters, such as a bound method."""
         made = Callback.__new__(Callback)
         made.function, made.name, made.parameters = function, self.name, self.parameters
         made.declares_random = self.declares_random
@@ -88,17 +93,16 @@ def call_seeded(
     ctx: dict[str, Any] | None,
     is_recorded: bool | None = None,
 ) -> Any:
-    """Call a user's function for a sample, with the `ctx` and `rng` that it asks for and the global generators seeded.
+    """Call a user's function for a sample, with seeded global generators and with `ctx` and `rng` if it takes them.
 
-    Nothing is seeded for a function that takes `rng`, which is trusted to use no other generator, nor for one with an
-    attribute `is_random = False`, which is trusted to draw no random numbers.
+    The global generators are not seeded if the function takes `rng`, or if its attribute `is_random` is False.
 
     Args:
         function: The function.
-        sample: The sample whose key gives the random numbers.
+        sample: The sample from whose key the random numbers derive.
         place: The name of the operation, unique for the sample.
         args: The arguments of the function.
-        ctx: The dictionary that the function may write to; None drops what it writes.
+        ctx: The dictionary that the function may write to. With None, it writes to a temporary one.
         is_recorded: Whether to record the sample's key if the function draws random numbers. By default, it is recorded
             if there is a `ctx`.
     """

@@ -32,7 +32,7 @@ class _SetsState(Protocol):
     def __setstate__(self, state: Any) -> None: ...
 
 
-_LOOKED_AT = 8  # entries of a collection; one that holds pipes begins with them, a longer one without holds data
+_LOOKED_AT = 8  # entries of a collection; if none of the first ones is a pipe, the collection holds data
 _SOURCE = Traits(role="source")
 _LONG = 1000  # collections that are copied without looking for streams in them
 
@@ -63,7 +63,7 @@ class Node:
 
     @property
     def traits(self) -> Traits:
-        """What the pipe does to samples; of stock pipes, what kdpipes knows about them."""
+        """The traits of the pipe. Those of stock pipes are what kdpipes knows about them."""
         if isinstance(self.pipe, Pipe):
             traits = self.pipe.traits
             return _SOURCE if traits is UNDECLARED and not self.upstream else traits
@@ -99,11 +99,11 @@ class Node:
 class Chain:
     """The pipes of a chain, read once.
 
-    Iterating gives each node after all that it reads from, branch by branch. `reversed(chain)` begins at the end of the
-    chain and gives the nearest nodes first, as `place` numbers them.
+    Iteration yields each node after all nodes that it reads from, branch by branch. `reversed(chain)` starts at the end
+    of the chain and follows the numbers in `place`.
 
     Args:
-        nodes: The nodes, the end of the chain first, each once.
+        nodes: The nodes, each once, from the end of the chain upstream.
     """
 
     def __init__(self, nodes: tuple[Node, ...]) -> None:
@@ -154,7 +154,7 @@ class Chain:
 
     @property
     def end(self) -> Node:
-        """The last node: the pipe that gives what the chain gives."""
+        """The last node, whose pipe yields the items of the chain."""
         return self._nodes[0]
 
     @property
@@ -212,7 +212,7 @@ class Chain:
         return node.pipe if node.traits.role == "deal" else None
 
     def routes(self) -> Iterator[tuple[int, ...]]:
-        """Yield the ways on which samples reach the end: the number of a source for each join, the nearest one last."""
+        """Yield all routes of samples: the number of a source for each join, the join nearest to the end last."""
         waiting: list[tuple[Node, tuple[int, ...]]] = [(self.end, ())]
         while waiting:
             node, route = waiting.pop()
@@ -224,7 +224,7 @@ class Chain:
                 yield route
 
     def path_of(self, route: tuple[int, ...]) -> list[Node]:
-        """Return the nodes that a sample of a route came through, the end of the chain first, the source last."""
+        """Return the nodes on a route, from the end of the chain up to the source."""
         path, left = [self.end], list(route)
         while path[-1].passes_samples:
             path.append(path[-1].upstream[left.pop() if path[-1].is_join else 0])
@@ -247,7 +247,7 @@ class Chain:
     def fingerprints(self) -> list[str]:
         """Return one `name:hash` for each pipe that may change samples or batches, the end of the chain first.
 
-        A loader's state holds them. Functions are their code, defaults and closures, not the globals that they read.
+        They are part of a loader's state. Functions count by code, defaults and closures, not by the globals they read.
         """
         return [
             f"{_short_name(node.pipe)}:{fingerprint(node.pipe)}"
@@ -258,8 +258,8 @@ class Chain:
     def copy_streams(self) -> Any:
         """Return a copy of the last pipe for another thread.
 
-        Streams are copied, with the collections, counters and generators that they change while they are iterated;
-        indexed pipes, functions and data are shared.
+        Streams are copied, including the collections, counters and generators that change during iteration. Indexed
+        pipes, functions and data are shared.
         """
         return _copied(self.end.pipe, {})
 
@@ -269,9 +269,9 @@ def _short_name(pipe: Any) -> str:
 
 
 def upstream_of(pipe: Any) -> list[AnyPipe]:
-    """Return the pipes that `pipe` reads from: its attributes, or entries of collections among them.
+    """Return the pipes that `pipe` reads from: attributes, and entries of collections in attributes.
 
-    Of a collection, only the first entries are looked at: users' data are not searched for pipes.
+    Only collections that begin with pipes are searched, because others hold users' data.
     """
     held = vars(pipe) if hasattr(pipe, "__dict__") else {}
     return [source for value in held.values() for source in _pipes_in(value)]
@@ -321,7 +321,7 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _copied_stream(pipe: IterDataPipe[Any], copies: dict[int, Any]) -> Any:
-    """Return a copy of one pipe, made from what it would pickle."""
+    """Return a copy of one pipe, made from the state that it would pickle."""
     if id(pipe) not in copies:
         copies[id(pipe)] = made = type(pipe).__new__(type(pipe))
         state = _copied(pipe.__getstate__(), copies)  # type: ignore[no-untyped-call]

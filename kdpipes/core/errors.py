@@ -1,4 +1,4 @@
-"""The errors that a caller may want to catch, and the one sentence in which bad arguments are refused."""
+"""The exception classes of kdpipes, and the checks of arguments."""
 
 from __future__ import annotations
 
@@ -15,61 +15,67 @@ from kdpipes.core.masked import masked
 
 __all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
 
-_MEMBERS = {  # names of these fields in tars, in KappaData and in Hugging Face datasets
+_MEMBERS = {  # common names of these fields in tars, KappaData and Hugging Face datasets
     "x": ("jpg", "jpeg", "png", "webp", "wav", "txt", "npy"),
     "y": ("cls", "class", "label", "labels", "target"),
 }
 
 
 class KdpipesError(Exception):
-    """Base class of kdpipes' errors; passwords and signatures of URLs are masked in their texts."""
+    """Base class of the errors of kdpipes. Passwords and signatures of URLs are masked in their messages."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(masked(arg) if isinstance(arg, str) and "://" in arg else arg for arg in args))
 
 
 class DataError(KdpipesError, ValueError):
-    """Data that cannot be read: names the sample and the place (file, shard, member, offset)."""
+    """Data cannot be read. The message names the sample and where it is: file, shard, member, offset."""
 
 
 class ChainError(KdpipesError, TypeError):
-    """Pipes that do not fit together: names the pipe and the way out."""
+    """Pipes do not fit together. The message names the pipe and says how to fix the chain."""
 
 
 class WorkerError(KdpipesError, RuntimeError):
-    """A worker process that has died: names the process and its end."""
+    """A worker process died. The message names the process and its exit status."""
 
 
 class FieldError(KdpipesError, KeyError):
-    """A field that a sample does not have: names the field and those that are there."""
+    """A sample has no such field. The message names the field and the existing ones."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 class MissingMemberError(DataError, KeyError):
-    """A field that one sample lacks and others have: an error of the data, and a KeyError as of any mapping."""
+    """A sample lacks a field that other samples of its source have: an error of the data, not of the chain."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
-def must_be(param: str, rule: str, value: object, way_out: str = "") -> str:
-    """Return the sentence of kdpipes' errors about arguments."""
+def must_be(param: str, rule: str, value: object, hint: str = "") -> str:
+    """Return the message of an error about an argument.
+
+    >>> must_be("size", "even", 3, "Add 1.")
+    '`size` must be even, but is 3 instead. Add 1.'
+    """
     shown = _shown(value) if isinstance(value, Mapping) else masked(repr(value))
     if len(shown) > 120:
         shown = shown[:117] + "..."
-    return f"`{param}` must be {rule}, but is {shown} instead." + (f" {way_out}" if way_out else "")
+    return f"`{param}` must be {rule}, but is {shown} instead." + (f" {hint}" if hint else "")
 
 
 def _shown(value: object) -> str:
-    from kdpipes.core.call_text import shown_value  # late: it imports torch, which `--help` does not need
+    from kdpipes.core.call_text import (
+        shown_value,
+    )  # imported here because it imports torch, which `--help` does not need
 
     return shown_value(value)
 
 
 def check_count(param: str, value: Any, *, minimum: int = 1) -> int:
-    """Return `value` as an int of at least `minimum`, or refuse it."""
+    """Return `value` as an int; raise unless it is an integer of at least `minimum`."""
     rule = f"an integer of at least {minimum}"
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(must_be(param, rule, value))
@@ -80,7 +86,7 @@ def check_count(param: str, value: Any, *, minimum: int = 1) -> int:
 
 
 def check_seed(value: Any) -> int:
-    """Return `value` as a seed, an int from 0 up to 2**64, or refuse it."""
+    """Return `value` as an int; raise unless it is a seed, an integer from 0 to 2**64 - 1."""
     seed = check_count("seed", value, minimum=0)
     if seed >= 1 << 64:
         raise ValueError(must_be("seed", "below 2**64", value))
@@ -88,7 +94,7 @@ def check_seed(value: Any) -> int:
 
 
 def check_choice(param: str, value: object, choices: Collection[object]) -> None:
-    """Refuse a `value` that is none of `choices`."""
+    """Raise ValueError unless `value` is one of `choices`."""
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
         raise ValueError(must_be(param, "one of " + ", ".join(map(repr, choices)), value))
 
@@ -101,12 +107,21 @@ def check_flag(param: str, value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a real number, also of NumPy; True and False are none."""
+    """Return whether a value is a real number, including those of NumPy, but not True or False."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def check_number(param: str, value: Any, rule: str, low: float, high: float, hint: str = "") -> float:
+    """Return `value` as a float; raise unless it is a number from `low` to `high`."""
+    if not is_number(value):
+        raise TypeError(must_be(param, rule, value))
+    if not low <= value <= high:
+        raise ValueError(must_be(param, rule, value, hint if value > high else ""))
+    return float(value)
+
+
 def check_one_of(**arguments: object) -> None:
-    """Refuse anything but exactly one of the `arguments` being given (not None)."""
+    """Raise ValueError unless exactly one of the `arguments` is not None."""
     given = [name for name, value in arguments.items() if value is not None]
     if len(given) != 1:
         names = " or ".join(f"`{name}`" for name in arguments)
@@ -117,7 +132,7 @@ def check_one_of(**arguments: object) -> None:
 def check_names(param: str, names: Any) -> tuple[str, ...] | None:
     """Return `names` as a tuple of strings, or None for None.
 
-    One string is an error, and so are sets and dictionaries: the order of a set differs between processes.
+    A single string is an error. So are sets and dictionaries, because the order of a set differs between processes.
     """
     if names is None:
         return None
@@ -133,7 +148,7 @@ def check_names(param: str, names: Any) -> tuple[str, ...] | None:
 
 
 def check_callable(param: str, value: Any) -> None:
-    """Refuse a `value` that cannot be called, or a class of which an instance is wanted."""
+    """Raise TypeError if `value` cannot be called, or is a class whose instances are the callables."""
     if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
         raise TypeError(must_be(param, "a callable", value, f"Write `{value.__name__}(...)` to make one."))
     if not callable(value):
@@ -141,29 +156,27 @@ def check_callable(param: str, value: Any) -> None:
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """Return a hint at the one of `names` that looks most like `name`, or nothing."""
+    """Return a hint that suggests the most similar of `names`, or an empty string."""
     found = difflib.get_close_matches(name, list(names), n=1)
     return f" Did you mean {found[0]!r}?" if found else ""
 
 
-def refuse_field(name: str, owner: str, fields: Iterable[str], way_out: str = "") -> NoReturn:
-    """Raise the error for a field that is not there."""
+def refuse_field(name: str, owner: str, fields: Iterable[str], hint: str = "") -> NoReturn:
+    """Raise FieldError for a missing field, with the existing fields and a hint."""
     known = sorted(fields)
-    way_out = way_out or _renaming(name, known)
+    hint = hint or _renaming(name, known)
     there = "has " + ", ".join(map(repr, known)) if known else "has no fields"
-    raise FieldError(
-        f"{owner} has no field {name!r}; it {there}.{closest(name, known)}" + (f" {way_out}" if way_out else "")
-    )
+    raise FieldError(f"{owner} has no field {name!r}; it {there}.{closest(name, known)}" + (f" {hint}" if hint else ""))
 
 
 def _renaming(name: str, known: Sequence[str]) -> str:
-    """Return how a field gets its name, where it seems to be there as a member of a shard."""
+    """Return a hint if the field seems to exist under the name of a member of a shard."""
     members = [member for member in _MEMBERS.get(name, ()) if member in known]
     return f"Name it: `.rename_fields({name}={';'.join(members)!r})`." if members else ""
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Attach `note` to `error`, once, keeping its type and arguments (`add_note` of Python 3.11, also on 3.10)."""
+    """Attach `note` to `error` once, like `add_note` of Python 3.11, which Python 3.10 lacks."""
     note = masked(note) if "://" in note else note
     notes: list[str] = error.__dict__.setdefault("__notes__", [])
     if note in notes:
@@ -174,9 +187,9 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def as_cause(error: BaseException) -> BaseException:
-    """Return the cause to chain a new error to: `error`, or a masked copy if its text holds a secret of a URL.
+    """Return `error`, or a masked copy if its message contains a secret of a URL, for `raise ... from`.
 
-    The causes of `error` are masked in the same way, so that tracebacks hold no secret either.
+    The causes of `error` are masked in the same way, so that tracebacks contain no secrets.
     """
     before = error.__cause__
     cause = None if before is None else as_cause(before)

@@ -1,4 +1,4 @@
-"""Hash values, the same in every process, to find out whether a state or a cache entry still fits a chain.
+"""Hash values, equally in all processes, to find out whether a state or a cache entry still fits a chain.
 
 The hash of a value combines the hashes of its parts. Each object is visited once, without recursion, so that hashing
 takes time linear in what a value holds. Hashes depend neither on hash seeds and memory addresses nor on the order in
@@ -54,8 +54,8 @@ __all__ = [
 
 _MANY = 1000  # states depend on the length of a longer sequence and on this many of its entries
 _SIZE = 20  # bytes of a hash
-_MOST_ROUNDS = 16  # in which the objects of a cycle are told apart
-_BLOCK = 1 << 20  # entries of an array whose memory is not contiguous
+_MOST_ROUNDS = 16  # for telling apart the objects of a cycle
+_BLOCK = 1 << 20  # entries per block of an array whose memory is not contiguous
 _OF_THIS_PROCESS = (
     IterDataPipe,
     MapDataPipe,
@@ -73,20 +73,20 @@ _HANDLES = (io.IOBase, mmap.mmap, socket.socket, zipfile.ZipFile, tarfile.TarFil
 
 
 class Fingerprinted:
-    """An object that returns itself what tells it from another: its attributes are not looked at."""
+    """An object that returns the data that identify it. Its attributes are not hashed."""
 
     def fingerprint(self) -> Any:
         """Return plain data."""
         raise TypeError(f"{type(self).__name__} must implement `fingerprint`.")
 
     def value_fingerprint(self) -> Any:
-        """Return plain data that cached values depend on: by default, `fingerprint`."""
+        """Return the plain data on which cached values depend: by default, `fingerprint`."""
         return self.fingerprint()
 
 
 @runtime_checkable
 class _UsersFingerprinted(Protocol):
-    """A user's object that returns itself what identifies it, while its attributes change."""
+    """A user's object that returns the data that identify it, because its attributes change."""
 
     def fingerprinted(self) -> Any: ...
 
@@ -124,8 +124,8 @@ class _Node:
         value: The object. Holding it ensures that no other object gets its address.
         read_as: The name of the closure variable or global through which it was reached.
         place: How many objects were found before.
-        num_together: 0 if the order of the parts counts; otherwise how many parts make one entry.
-        parts: What it consists of.
+        num_together: The number of parts of an entry if the order of entries does not matter; otherwise 0.
+        parts: The parts of the object.
     """
 
     __slots__ = ("hash", "hashes", "low", "num_together", "parts", "place", "read_as", "value")
@@ -134,7 +134,7 @@ class _Node:
         self.value, self.read_as, self.parts, self.num_together = value, read_as, parts, num_together
         self.place = self.low = place
         self.hashes: list[bytes | _Node] = []
-        self.hash = b""  # until it is known
+        self.hash = b""  # empty until it is known
 
     def combined(self) -> bytes:
         """Return the hash of the type and the hashes of the parts."""
@@ -146,14 +146,14 @@ class _Node:
 
 
 class _Hasher:
-    """Hashes a value and what it holds, each object once."""
+    """Hashes a value and everything that it contains, each object once."""
 
     def __init__(self, *, follows_globals: bool, most: int) -> None:
         self.unhashed: list[str] = []
         self._follows_globals = follows_globals
         self._most = most
         self._nodes: dict[int, _Node] = {}
-        self._open: list[_Node] = []  # objects without a hash so far, in the order in which they were found
+        self._open: list[_Node] = []  # objects without a hash, in the order in which they were found
         self._members: dict[type, list[Any]] = {}
 
     def hash(self, value: Any) -> bytes:
@@ -201,9 +201,9 @@ class _Hasher:
     def _finish(self, head: _Node) -> None:
         """Give hashes to an object and to all others that refer to each other and to it.
 
-        A hash in a cycle cannot wait for its parts. As in the Weisfeiler-Leman test of graphs, every round combines the
-        hashes that the parts had before, until no more objects become different. Whatever is different in a cycle
-        changes the hash of each of its objects.
+        In a cycle, a hash cannot wait for those of its parts. As in the Weisfeiler-Leman test of graphs, each round
+        combines the hashes of the round before, until no more objects become different. Each difference in a cycle
+        changes the hashes of all its objects.
         """
         cycle = [self._open.pop()]
         while cycle[-1] is not head:
@@ -225,10 +225,10 @@ class _Hasher:
             for node in cycle:
                 node.hash = _hash("of cycle", node.hash, whole)
         for node in cycle:
-            node.hashes = []  # which hold the most memory
+            node.hashes = []  # they take most of the memory
 
     def _hash_of_leaf(self, value: Any) -> bytes | None:
-        """Return the hash of a value that is hashed as a whole; None if its parts are to be hashed."""
+        """Return the hash of a value that is hashed as a whole; None if its parts must be hashed."""
         kind = type(value)
         text_of = _TEXT_OF.get(kind)
         if text_of is None:
@@ -246,7 +246,7 @@ class _Hasher:
         return None if text_of is None else _hash(kind.__name__, text_of(value).encode("utf-8", "surrogatepass"))
 
     def _text_of_basic(self, value: Any) -> str | None:
-        """Return one text for a collection of plain values: that is ten times as fast as a hash of each of them."""
+        """Return the text of a collection of plain values, which is ten times as fast as hashing each of them."""
         is_mapping = isinstance(value, dict)
         is_short = is_mapping or isinstance(value, Set) or len(value) <= self._most
         if not (is_short and self._is_basic(value) and (not is_mapping or self._is_basic(value.values()))):
@@ -255,7 +255,7 @@ class _Hasher:
             if isinstance(value, list | tuple):
                 return ascii(value)
             return "\n".join(sorted(map(ascii, value.items() if is_mapping else value)))
-        except ValueError:  # Python writes no integers of more than 4,300 digits
+        except ValueError:  # Python does not convert integers of more than 4,300 digits to text
             return None
 
     def _is_basic(self, values: Collection[Any]) -> bool:
@@ -272,7 +272,7 @@ class _Hasher:
         return False
 
     def _parts(self, value: Any, read_as: str) -> Iterator[Any]:
-        """Yield what tells an object from others of its type."""
+        """Yield the parts that distinguish an object from others of its type."""
         if isinstance(value, Mapping):
             yield from itertools.chain.from_iterable(value.items())
         elif isinstance(value, Set):
@@ -323,7 +323,7 @@ class _Hasher:
         return self._members[kind]
 
     def _state_of(self, value: Any, read_as: str) -> Any:
-        """Return what an object holds besides its class."""
+        """Return the data that identify an object besides its class."""
         kind: Any = type(value)
         if isinstance(value, Fingerprinted):
             return value.value_fingerprint() if self._follows_globals else value.fingerprint()
@@ -343,7 +343,7 @@ class _Hasher:
 
 _TEXT_OF: dict[type, Callable[[Any], str]] = {
     str: str.__str__,
-    int: hex,  # which has no limit of digits
+    int: hex,  # unlike `repr`, it has no limit of digits
     bool: hex,
     float: float.__repr__,
     complex: complex.__repr__,
@@ -377,7 +377,9 @@ def _tensor_parts(tensor: torch.Tensor) -> Iterator[Any]:
     yield from (str(tensor.dtype), tuple(tensor.shape))
     if tensor.layout == torch.strided:
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-        yield plain.contiguous().reshape(-1).view(torch.uint8).numpy()  # NumPy has not all of torch's types
+        yield (
+            plain.contiguous().reshape(-1).view(torch.uint8).numpy()
+        )  # as bytes, because NumPy lacks some dtypes of torch
     else:
         sparse = tensor.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
         yield from (str(tensor.layout), sparse.indices(), sparse.values())
@@ -386,19 +388,19 @@ def _tensor_parts(tensor: torch.Tensor) -> Iterator[Any]:
 def _content_of(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # a function that calls itself, seen while it is being made
+    except ValueError:  # a recursive function that is still being defined
         return None
 
 
 def _is_readable(file: io.IOBase) -> bool:
     try:
         return file.readable()
-    except ValueError:  # it is closed
+    except ValueError:  # the file is closed
         return False
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, those in slots included."""
+    """Return the attributes of an object, including those in slots."""
     found = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -411,9 +413,9 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def settled_attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes by which caches identify an object, without those that change while it is read.
+    """Return the attributes by which caches identify an object, without those that reading from it may change.
 
-    An attribute that is None or an open file is left out, because a dataset may open its file on the first read.
+    Attributes that are None or an open file are left out, because a dataset may open its file on the first read.
     """
     attributes = with_first_values(value, attributes_of(value))
     return {name: each for name, each in attributes.items() if not _is_unsettled(each)}
@@ -428,7 +430,7 @@ def _is_unsettled(value: Any) -> bool:
 
 
 def _reduced(value: Any) -> Any:
-    """Return what an object of a C type would pickle; nothing where it would not."""
+    """Return the pickled state of an object of a C type; None if it cannot be pickled."""
     reduce = copyreg.dispatch_table.get(type(value))
     try:
         reduced = reduce(value) if reduce is not None else value.__reduce_ex__(2)
@@ -448,12 +450,12 @@ def digest(value: Any) -> bytes:
 
 
 def digest_values(pipe: Any) -> bytes:
-    """Return a hash of what the values of a pipe's samples depend on, without globals; empty for a stock pipe."""
+    """Return a hash of the data on which the values of a pipe depend, without globals; empty for a stock pipe."""
     return hash_value(pipe.value_fingerprint(), globals=False)[0] if isinstance(pipe, Fingerprinted) else b""
 
 
 def digest_with_globals(value: Any) -> tuple[bytes, list[str]]:
-    """Return a hash of one value for the keys of caches, and the names of what could not be hashed."""
+    """Return a hash of one value for the keys of caches, and the names of variables that could not be hashed."""
     return hash_value(value, globals=True)
 
 

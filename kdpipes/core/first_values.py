@@ -53,7 +53,7 @@ _changed_globals: dict[tuple[str, str], Change] = {}  # by module and name
 
 
 def note_changed_attribute(holder: Any, name: str, change: Change) -> None:
-    """Make caches identify an object by the value that an attribute had before reading from the object changed it."""
+    """Make caches identify an object by the value of an attribute before a read changed it."""
     key = id(holder)
     try:
         known = _changed_attributes.get(key) or (weakref.ref(holder, lambda _: _changed_attributes.pop(key, None)), {})
@@ -64,13 +64,13 @@ def note_changed_attribute(holder: Any, name: str, change: Change) -> None:
 
 
 def note_changed_global(namespace: dict[str, Any], name: str, change: Change) -> None:
-    """Make caches identify a function by the value that a global had before calling the function changed it."""
+    """Make caches identify a function by the value of a global before a call changed it."""
     key = namespace.get("__name__") or "", name
     _changed_globals[key] = change.after(_changed_globals.get(key))
 
 
 def first_global(namespace: dict[str, Any], name: str) -> Any:
-    """Return the value of a global; the first one if calls have changed it."""
+    """Return the value of a global, or its first value if calls have changed it."""
     changed = _changed_globals.get((namespace.get("__name__") or "", name))
     return namespace[name] if changed is None else changed.known_by(namespace[name])
 

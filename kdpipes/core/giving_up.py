@@ -1,4 +1,4 @@
-"""Shards that a stream cannot read on: told to the `deal` that reads it, if `.on_error(...)` says so, else raised."""
+"""Report shards that a stream cannot read to the `deal` downstream, which may leave them out (`.on_error(...)`)."""
 
 from __future__ import annotations
 
@@ -8,33 +8,38 @@ from typing import Any
 
 __all__ = ["are_given_up", "give_up", "given_up_by"]
 
-Tell = Callable[[str, int, Exception], bool]
-_current: ContextVar[Tell | None] = ContextVar("kdpipes_giving_up", default=None)
+Report = Callable[[str, int, Exception], bool]
+_current: ContextVar[Report | None] = ContextVar("kdpipes_giving_up", default=None)
 
 
 def are_given_up() -> bool:
-    """Return whether somebody is told of shards that cannot be read."""
+    """Return whether a pipe downstream may leave out shards that cannot be read."""
     return _current.get() is not None
 
 
 def give_up(key: str, index: int, error: Exception) -> None:
-    """Tell who reads the stream that the rest of a shard is left out, or raise the error, where nobody allows that.
+    """Report that the rest of a shard is left out. Raise `error` if no pipe downstream allows that.
 
     Args:
-        key: What the shard is called in keys.
-        index: How many samples the stream has given before.
-        error: Why.
+        key: The name of the shard in the keys of samples.
+        index: The number of samples that the stream has yielded so far.
+        error: Why the shard cannot be read.
     """
-    tell = _current.get()
-    if tell is None or not tell(key, index, error):
+    report = _current.get()
+    if report is None or not report(key, index, error):
         raise error
 
 
-def given_up_by(tell: Tell, items: Iterator[Any]) -> Iterator[Any]:
-    """Yield `items`; `tell` is told of the shards that are given up meanwhile, in this thread."""
+def given_up_by(report: Report, items: Iterator[Any]) -> Iterator[Any]:
+    """Yield `items`. Shards that are given up meanwhile in this thread are passed to `report`.
+
+    Args:
+        report: Called with the arguments of `give_up`; returns whether the shard may be left out.
+        items: The items of the stream.
+    """
     end = object()
     while True:
-        token = _current.set(tell)
+        token = _current.set(report)
         try:
             item = next(items, end)
         finally:

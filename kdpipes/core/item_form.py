@@ -14,7 +14,8 @@ class ItemForm(NamedTuple):
     Args:
         names: The names of the parts, in order.
         has_ctx: Whether items are pairs `(parts, ctx)`.
-        kind: "tuple": the parts are a tuple; "dict": a dictionary by name; "bare": the item is its only part.
+        kind: "tuple" if the parts form a tuple, "dict" if they form a dictionary by name, "bare" if there is only one
+            part, which is the item.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Streams of samples."""
+"""`IterPipe`, the base class of streams of samples, and how loaders seed the streams of a chain."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STANDING = (
 
 
 class Streaming(Pipe, Generic[Item]):
-    """An `__iter__` that torch's metaclass does not wrap, so that errors keep their type and arguments."""
+    """A stream whose `__iter__` torch's metaclass does not wrap, so that errors keep their type and arguments."""
 
     def iterate(self) -> Iterator[Item]:
         """Yield the items of one epoch."""
@@ -141,27 +141,32 @@ note_name(CollatorIterDataPipe, "collate")
 
 
 class IterPipe(Streaming[Any], IterChain):
-    """A stream of samples. A pipe of one's own implements `samples`, which yields them in order.
+    """A stream of samples. A subclass implements `samples`, which yields them in order.
 
-    Without `deal`, the n-th sample of the k-th iteration is ordinal n of epoch k.
+    Without `deal`, sample n of iteration k has ordinal n in epoch k.
     """
 
     computed = _STANDING
 
-    def __init__(self) -> None:
-        self._epochs = EpochCounter()
-        self._renewed: tuple[int, int] | None = None
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # Not in `__init__`, so that pipes of users work without `super().__init__()`.
+        made = super().__new__(cls, *args, **kwargs)
+        made._epochs, made._renewed = EpochCounter(), None
+        return made
+
+    _epochs: EpochCounter
+    _renewed: tuple[int, int] | None
 
     def samples(self) -> Iterator[Sample]:
-        """Yield new samples, front to back."""
+        """Yield the samples of one epoch, new objects each time."""
         raise TypeError(f"{type(self).__name__} must implement `samples`.")
 
     def finish(self, sample: Sample) -> Any:
-        """Return what leaves the chain for `sample`: the sample, or what `select` makes of it."""
+        """Return the item for `sample` at the end of the chain: the sample, or what `select` makes of it."""
         return sample
 
     def iterate(self) -> Iterator[Any]:
-        self._refuse_doubling()
+        self._check_sharding()
         if is_replaying():
             yield from map(self.finish, self.samples())
             return
@@ -173,90 +178,92 @@ class IterPipe(Streaming[Any], IterChain):
             yield self.finish(sample)
 
     def set_seed(self, seed: int) -> IterPipe:
-        """Called by loaders at the start of an epoch. Tells epochs apart; randomness comes from `deal(seed=...)`."""
+        """Count an epoch. Loaders call this when an epoch begins. Random numbers depend on `deal(seed=...)` instead."""
         self._epochs.seeded()
         return self
 
     def renew(self, seed: int, epoch: int) -> None:
-        """Make the next iteration that of `epoch` under `seed`."""
+        """Set the seed and the number of the next epoch."""
         self._renewed = seed, epoch
         self._epochs.set(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration, from 0."""
+        """Set the number of the next epoch, from 0."""
         self._epochs.set(check_count("epoch", epoch, minimum=0))
 
     def skip_epochs(self, number: int) -> None:
-        """Leave out the next `number` epochs."""
+        """Skip the next `number` epochs."""
         self._epochs.skip(number)
 
     def next_epoch(self) -> int:
-        """Return the number of the next iteration."""
+        """Return the number of the next epoch."""
         return self._epochs.peek()
 
     def this_epoch(self) -> tuple[int, int]:
-        """Return the seed and the number of the iteration that has begun."""
+        """Return the seed and the number of the current epoch."""
         return self._renewed[0] if self._renewed is not None else 0, self._epochs.peek() - 1
 
     def __getitem__(self, index: Any) -> Any:
         raise TypeError(
-            f"`{pipe_name(self)}` is a stream: it has no positions. `kdp.open_shards` gives an indexed source."
+            f"`{pipe_name(self)}` is a stream and cannot be indexed. `kdp.open_shards` opens shards as an indexed "
+            "source."
         )
 
     def column(self, name: str) -> Any:
-        """Not on streams, which know nothing of what is to come."""
+        """Raise TypeError: a stream has no columns."""
         raise TypeError(
-            f"`{pipe_name(self)}` is a stream: it has no columns. `kdp.open_shards` gives an indexed source."
+            f"`{pipe_name(self)}` is a stream and has no columns. `kdp.open_shards` opens shards as an indexed source."
         )
 
-    def _refuse_doubling(self) -> None:
+    def _check_sharding(self) -> None:
+        """Raise ChainError if every worker of torch's DataLoader would yield every sample."""
         info = get_worker_info()
         if info is None or info.num_workers < 2:
             return
         chain = Chain.of(info.dataset).pipes if isinstance(info.dataset, IterDataPipe) else []
         if self in chain and not any(map(shards, chain)):
             raise ChainError(
-                f"Each of the {info.num_workers} workers would give every sample of `{pipe_name(self)}`. "
-                "End the chain with `.deal(batch_size=...)`, or put `.sharding_filter()` behind its source."
+                f"Each of the {info.num_workers} workers would yield every sample of `{pipe_name(self)}`. "
+                "End the chain with `.deal(batch_size=...)`, or put `.sharding_filter()` after its source."
             )
 
 
 def samples_of(source_datapipe: Any, name: str) -> Iterator[Sample]:
-    """Yield the samples of a stream, kdpipes' own or a stock pipe's, for the pipe `name`."""
+    """Yield the samples of a stream, which may be a stock pipe, for the pipe `name`."""
     if isinstance(source_datapipe, IterPipe):
         return source_datapipe.samples()
     return (as_sample(item, index, name) for index, item in enumerate(source_datapipe))
 
 
 def _part_of(pipe: Any) -> tuple[int, int]:
-    """Return how the ordinals of a stream without `deal` are spread over the parts of a sharding filter upstream."""
+    """Return the stride and the offset of the ordinals that a sharding filter upstream leaves to this worker."""
     sharder = next(iter(Chain.of(pipe).of_type(ShardingFilter)), None)
     return (1, 0) if sharder is None else (sharder.num_of_instances, sharder.instance_id)
 
 
 def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:
-    """Tell all random pipes upstream of `pipe` which epoch begins, whatever a worker's own seeds were.
+    """Seed all random pipes upstream of `pipe` for an epoch.
 
-    Stock pipes that draw (`shuffle`, `sample`, ...) would otherwise draw differently in every worker, and samples
-    would be lost and doubled.
+    Otherwise, stock pipes such as `shuffle` would draw other random numbers in each worker, and samples would be lost
+    and duplicated.
 
     Args:
-        pipe: Where the seed comes from.
-        seed: Of the epochs.
-        epoch: The number of the epoch.
-        round: How often the stream has been read in this epoch already.
+        pipe: The pipe, which is not seeded itself.
+        seed: The seed of all epochs.
+        epoch: The epoch number, from 0.
+        round: How often the stream has already been read in this epoch.
     """
     for place, upstream in enumerate(Chain.of(pipe).pipes[1:]):
         _seed(upstream, seed, epoch, (place, round))
 
 
 def seed_chain(pipe: Any, seed: int, epoch: int) -> None:
-    """Let a stream begin an epoch; stock pipes that were given a seed (`.shuffle().set_seed(1)`) keep it.
+    """Seed all pipes of a stream for an epoch, except stock pipes with a seed of their own, `.shuffle().set_seed(1)`.
 
     Args:
         pipe: The end of the stream.
-        seed: Of the epochs.
-        epoch: The number of the epoch.
+        seed: The seed of all epochs.
+        epoch: The epoch number, from 0.
     """
     for place, upstream in enumerate(Chain.of(pipe).pipes):
         if isinstance(upstream, IterPipe) or not has_own_seed(upstream):

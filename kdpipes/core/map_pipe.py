@@ -1,4 +1,4 @@
-"""Indexed pipes of samples."""
+"""`MapPipe`, the base class of indexed pipes of samples."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EPOCH = "_kdpipes_epoch"
 class MapPipe(Pipe, MapChain):
     """An indexed pipe of samples: `len(pipe)`, `pipe[3]`, `pipe[5:-3:2]`, `pipe.column("y")`.
 
-    A pipe of one's own implements `__len__` and `fetch`. One that chooses among the samples of others is a `PlanPipe`.
+    A subclass implements `__len__` and `fetch`. For a pipe that chooses samples of other pipes, subclass `PlanPipe`.
     """
 
     computed: ClassVar[tuple[str, ...]] = (_KEPT_LABELS, _EPOCH)
@@ -48,24 +48,24 @@ class MapPipe(Pipe, MapChain):
         raise TypeError(f"{type(self).__name__} must implement `__len__`.")
 
     def fetch(self, index: int) -> Sample:
-        """Return a new sample for a position from 0 up to `len(self)`."""
+        """Return a new sample object for a position, from 0 to `len(self) - 1`."""
         raise TypeError(f"{type(self).__name__} must implement `fetch`.")
 
     def finish(self, sample: Sample) -> Any:
-        """Return what leaves the chain for `sample`: the sample, or what `select` makes of it."""
+        """Return the item for `sample` at the end of the chain: the sample, or what `select` makes of it."""
         return sample
 
     def prefetch(self, order: Order) -> None:
-        """Begin to read what will be fetched, where reading takes long: a source of remote data overrides it.
+        """Start to read the samples that will be fetched. Sources that read over a network override this.
 
-        It is called at the start of an epoch with the order of the epoch (`order.is_epoch`), and then, again and again,
+        It is called when an epoch begins with the order of the epoch (`order.is_epoch` is True), and then repeatedly
         with the positions of the next batches.
         """
 
     def shard_numbers(self) -> NDArray[Any] | None:
-        """Return which shard each sample lies in, `[len(self)]` integers; None where they lie in none.
+        """Return the number of the shard of each sample, `[len(self)] int`; None if the source has no shards.
 
-        A round of repetition has shards of its own: `deal(shuffle="shards")` keeps the rounds apart.
+        Each round of a repetition has its own shard numbers, so that `deal(shuffle="shards")` keeps the rounds apart.
         """
         return None
 
@@ -100,7 +100,7 @@ class MapPipe(Pipe, MapChain):
         if not size:
             raise IndexError(f"`{pipe_name(self)}` is empty; there is no index {position}.")
         if not -size <= position < size:
-            raise IndexError(f"`index` must be from {-size} up to {size - 1}, but is {position} instead.")
+            raise IndexError(f"`index` must be from {-size} to {size - 1}, but is {position} instead.")
         position %= size
         if current_epoch() is not None:
             return self.finish(self.fetch(position))
@@ -108,10 +108,12 @@ class MapPipe(Pipe, MapChain):
             return self.finish(self.fetch(position))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `pipe[i]` return sample i of `epoch`, from 0.
+        """Make `pipe[i]` return sample i of an epoch. Without this and without `deal`, all epochs are the same.
 
-        Without `deal`, all epochs of a loader would be alike. Persistent workers of torch's DataLoader have their own
-        copy of the pipe, so that this does not reach them.
+        Persistent workers of torch's DataLoader have a copy of the pipe, which this method does not change.
+
+        Args:
+            epoch: The epoch number, from 0.
         """
         self.__dict__[_EPOCH] = check_count("epoch", epoch, minimum=0)
 
@@ -124,7 +126,7 @@ class MapPipe(Pipe, MapChain):
         return (self[index] for index in range(len(self)))
 
     def pick(self, indices: Any) -> MapPipe:
-        """Return the pipe of the samples at some positions: what slicing does."""
+        """Return a pipe of the samples at some positions, as slicing does."""
         return cast("MapPipe", self.subset(indices))
 
     def map(self, fn: Callable[..., Any] = default_fn) -> MapperMapDataPipe:
@@ -140,10 +142,10 @@ class MapPipe(Pipe, MapChain):
         return MapperMapDataPipe(self, fn)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return one field of all samples, `[len(self)]`, not to be modified; `y`, the labels, is read only once.
+        """Return one field of all samples, `[len(self)]`. The array must not be modified.
 
-        `key` gives the samples' keys, unless a field has that name. If samples are drawn anew in each epoch
-        (`sample_weighted`), the column is that of epoch 0.
+        The labels `y` are read only once. `column("key")` returns the keys of the samples, unless there is a field of
+        that name. If each epoch draws other samples (`sample_weighted`), this is the column of epoch 0.
         """
         if name != "y":
             return self._checked_column(name)
@@ -153,7 +155,7 @@ class MapPipe(Pipe, MapChain):
         return kept.value
 
     def has_column(self, name: str) -> bool:
-        """Return whether `column(name)` is in memory, so that nothing is read for it."""
+        """Return whether `column(name)` is already in memory."""
         return name == "y" and _KEPT_LABELS in vars(self)
 
     def _checked_column(self, name: str) -> NDArray[Any]:
@@ -168,7 +170,7 @@ class MapPipe(Pipe, MapChain):
         return column
 
     def read_column(self, name: str) -> NDArray[Any]:
-        """Read one field of all samples; a source that can do so without making samples overrides it."""
+        """Read one field of all samples. A source overrides this if it can read the field without making samples."""
         samples = shown_if_slow(map(self.fetch, range(len(self))), len(self), f"reading {name!r}")
         return as_column([sample.key if is_key(name, sample) else sample[name] for sample in samples])
 
@@ -210,17 +212,19 @@ note_name(MapperMapDataPipe, "map")
 def _places_of(mask: Any, size: int) -> NDArray[Any]:
     """Return the positions where a mask is True."""
     if tuple(mask.shape) != (size,):
-        raise IndexError(f"A mask has one entry for each sample, so {size}, but its shape is {tuple(mask.shape)}.")
+        raise IndexError(
+            f"A mask must have one entry for each of {size} samples, but its shape is {tuple(mask.shape)}."
+        )
     return np.flatnonzero(np.asarray(mask))
 
 
 def is_key(name: str, fields: Container[str]) -> bool:
-    """Return whether the column `name` is that of the samples' keys."""
+    """Return whether the column `name` holds the keys of the samples."""
     return name == "key" and name not in fields
 
 
 def as_column(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
-    """Return values as an array of one dimension: of numbers or strings where all are, of objects otherwise."""
+    """Return values as an array `[n]` of numbers or strings if all are of one of these kinds, else of objects."""
     if hasattr(values, "numpy"):  # a tensor
         values = values.numpy()
     if isinstance(values, np.ndarray) and values.ndim == 1:
@@ -238,7 +242,7 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0
 
 
-_WITHOUT_COLUMNS: dict[Any, str] = {  # stock pipes, and what keeps the columns
+_WITHOUT_COLUMNS: dict[Any, str] = {  # hints for stock pipes that lose the columns
     Concater: "Use `kdp.concat(one, other)` instead.",
     Mapper: "Use `.transform(...)` or `.add_field(...)` instead, or put it after this pipe.",
     Shuffler: "Use `.permute(seed)` instead, or `deal(shuffle=True)` at the end.",
@@ -247,7 +251,7 @@ _WITHOUT_COLUMNS: dict[Any, str] = {  # stock pipes, and what keeps the columns
 
 
 def indexed(source_datapipe: Any, name: str, *, takes_samples: bool = True) -> MapPipe:
-    """Return the source of the plan pipe `name`; raise if it has lost its columns or its samples."""
+    """Return the source of the plan pipe `name`. Raise ChainError if it is not indexed or has no columns."""
     hint = next((hint for kind, hint in _WITHOUT_COLUMNS.items() if isinstance(source_datapipe, kind)), None)
     if isinstance(source_datapipe, IterDataPipe) and hint is None:
         raise ChainError(

@@ -1,4 +1,4 @@
-"""What work pipes do to one sample, and what is known about it before any sample is read."""
+"""`Operation`, the base class of what work pipes do to one sample, and the interface of `.on_error(...)`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ErrorHandler", "Operation"]
 
 
 class Operation(Fingerprinted):
-    """What a work pipe does to a sample: a callable that changes the sample and returns it.
+    """The operation of a work pipe: a callable that changes a sample and returns it.
 
     `traits` declares what it does. A subclass whose traits depend on its arguments sets `self.traits` in `__init__`, or
     makes `traits` a property.
@@ -35,12 +35,12 @@ class Operation(Fingerprinted):
             refuse_field(name, "The source", known)
 
     def fingerprint(self) -> Any:
-        """Return plain data that tells the operation from others: by default, the attributes."""
+        """Return plain data that identifies the operation: by default, its attributes."""
         return {name: value for name, value in vars(self).items() if name != "traits"}
 
 
 class ErrorHandler(Operation):
-    """What `.on_error(...)` decides about samples that cannot be made."""
+    """The interface of `.on_error(...)`, which decides about samples that cannot be made."""
 
     traits = Traits(reads=frozenset(), changes=frozenset(), is_transparent=True, handles_errors=True)
 
@@ -70,14 +70,14 @@ class ErrorHandler(Operation):
         raise NotImplementedError
 
     def refuse_all(self, key: str, error: str) -> NoReturn:
-        """Raise DataError because no sample could be made; the arguments are those of `refuse_many`."""
+        """Raise DataError because no sample could be made. The arguments are those of `refuse_many`."""
         raise NotImplementedError
 
     def begin_looking(self) -> None:
-        """Record nothing until `end_looking`; copies that are made meanwhile never do."""
+        """Write nothing to the quarantine until `end_looking`. Copies that are made meanwhile never write to it."""
 
     def end_looking(self) -> None:
-        """End what `begin_looking` began."""
+        """Allow writing to the quarantine again, after `begin_looking`."""
 
     def listed(self) -> dict[str, str]:
         """Return the errors of the samples in quarantine, by key."""
@@ -89,5 +89,5 @@ class ErrorHandler(Operation):
         Args:
             key: The key of the sample, or the name of a shard.
             error: Why it could not be made.
-            once: Whether other processes meet the same error, and one line is enough.
+            once: Whether to write nothing if the key is already listed, as for an error that several processes find.
         """

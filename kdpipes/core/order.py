@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 __all__ = ["WINDOW", "Order", "in_windows", "ranges"]
 
-WINDOW = 1 << 16  # positions, so that an epoch of 10^7 takes kilobytes at a time and few calls
+WINDOW = 1 << 16  # positions; an epoch of 10^7 samples then takes half a megabyte at a time, and few calls
 
 Positions = NDArray[Any]
 
 
 class Order:
-    """Positions in the order in which they will be fetched: `for positions in order`.
+    """Positions in the order in which they will be fetched, window by window: `for positions in order`.
 
-    The positions of an epoch are computed again each time they are iterated, and never held all at once.
+    The positions of an epoch are computed anew in each iteration, and are never all in memory at once.
 
     Args:
-        windows: Returns the positions, window by window.
-        is_epoch: True: the positions of an epoch that begins, of all workers on this machine, if it goes shard by
-            shard; otherwise the order is empty. False: the positions that are fetched next.
+        windows: A function that returns the windows, arrays of positions.
+        is_epoch: Whether these are the positions of a whole epoch, for all workers on this machine. They are known only
+            if the epoch goes shard by shard; otherwise the order is empty. False: the positions to fetch next.
     """
 
     def __init__(self, windows: Callable[[], Iterable[Positions]], *, is_epoch: bool) -> None:
@@ -32,7 +32,7 @@ class Order:
 
     @classmethod
     def of_next(cls, positions: Positions) -> Order:
-        """Return the order of positions that are fetched next."""
+        """Return the order of the positions to fetch next."""
         return cls(lambda: (positions,), is_epoch=False)
 
     def __iter__(self) -> Iterator[Positions]:
@@ -42,7 +42,7 @@ class Order:
         """Return the order upstream of a pipe.
 
         Args:
-            mapping: Returns the positions upstream for some positions, as many or fewer.
+            mapping: A function from positions to the positions upstream, as many or fewer.
         """
         return Order(lambda: map(mapping, self), is_epoch=self.is_epoch)
 
@@ -63,12 +63,12 @@ def _spread(positions: Positions, number: int) -> Positions:
 
 
 def ranges(start: int, stop: int) -> Iterator[Positions]:
-    """Yield the integers from `start` up to `stop` in windows."""
+    """Yield the integers from `start` to `stop - 1` in windows."""
     return (np.arange(begin, min(begin + WINDOW, stop)) for begin in range(start, stop, WINDOW))
 
 
 def in_windows(parts: Iterable[Positions]) -> Iterator[Positions]:
-    """Join short arrays into windows: each window costs some calls, however short it is."""
+    """Join short arrays into windows, because each window costs a few calls, however short it is."""
     waiting: list[Positions] = []
     size = 0
     for part in parts:

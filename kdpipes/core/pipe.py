@@ -1,4 +1,4 @@
-"""`Pipe`, the base class of all pipes of kdpipes and of its users, and what pipes ask about their sources."""
+"""`Pipe`, the base class of all pipes, and functions with which pipes check and query their sources."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ from kdpipes.core.traits import UNDECLARED, Traits
 __all__ = ["Pipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples", "show_by"]
 
 _NOT_ARGUMENTS = (CALLED, "traits")
-_WAY_OUT = "Not where the source is "  # how the docstrings of names begin that a flavour refuses
+_REFUSED = "Not where the source is "  # the docstrings of names that a flavour lacks begin with it
 
 
 class UnknownPipeError(AttributeError):
-    """The error for a method that is none; what was meant is looked up only if somebody reads it."""
+    """A pipe has no such method. The hint is looked up only when the message is read."""
 
     def __str__(self) -> str:
         owner, name, names = self.args
-        hint = _upstream_with(name, self) or _elsewhere(name) or closest(name, names)
+        hint = _upstream_with(name, self) or _other_flavour(name) or closest(name, names)
         return f"`{owner}` has no pipe or attribute {name!r}.{hint}"
 
 
-def _elsewhere(name: str) -> str:
-    """Return a hint if `name` is a pipe of the other flavour; that it is missing here means that this one lacks it."""
+def _other_flavour(name: str) -> str:
+    """Return a hint if `name` is a pipe of the other flavour. (The pipe was not found, so this flavour lacks it.)"""
     if name in MapDataPipe.functions:
         return f" `.{name}()` is a pipe of indexed sources; this is a stream."
     return f" `.{name}()` is a pipe of streams: put it after `.deal()`." if name in IterDataPipe.functions else ""
 
 
 def _upstream_with(name: str, error: AttributeError) -> str:
-    """Return what to do for a method of a pipe upstream of the one that Python says was asked for it; else nothing."""
-    from kdpipes.core.chain import Chain  # which builds on this module
+    """Return a hint if a pipe upstream has a method of that name; otherwise an empty string."""
+    from kdpipes.core.chain import Chain  # imported here because that module imports this one
 
-    pipe: Any = error.obj  # the object that Python was asked for the attribute of
+    pipe: Any = error.obj  # the object without the attribute
     upstream = Chain.of(pipe).pipes[1:] if isinstance(pipe, Pipe) else []
     known = next((pipe_name(one) for one in upstream if isinstance(one, Pipe) and name in dir(type(one))), None)
-    return "" if known is None else f" `{known}` upstream has it: keep that pipe in a variable of its own, and ask it."
+    return "" if known is None else f" `{known}` upstream has it: keep that pipe in a variable, and use the variable."
 
 
 _shown_by: dict[str, Callable[[Any], str]] = {}
 
 
 def show_by(*, text: Callable[[Any], str], html: Callable[[Any], str]) -> None:
-    """Say what draws the chain of a pipe, for `repr` and in notebooks."""
+    """Set the functions that draw the chain of a pipe, for `repr` and in notebooks."""
     _shown_by.update(text=text, html=html)
 
 
 def _signature_of(pipe_class: Any) -> inspect.Signature:
-    """Return the signature of a class as its `__init__` has it."""
+    """Return the signature of `__init__` without `self`."""
     if pipe_class.__init__ is object.__init__:
         return inspect.Signature()
     return _without_first(inspect.signature(pipe_class.__init__))
@@ -73,9 +73,9 @@ Made = TypeVar("Made", bound="Pipe")
 
 
 class Pipe(Fingerprinted):
-    """What all pipes of kdpipes have in common: what they declare, and how they are shown.
+    """The base class of all pipes.
 
-    `traits` declares what the pipe does to samples: as an attribute of the class, set in `__init__`, or as a property.
+    `traits` declares what the pipe does to samples. It is an attribute of the class, set in `__init__`, or a property.
     """
 
     traits: Traits = UNDECLARED
@@ -83,6 +83,7 @@ class Pipe(Fingerprinted):
     reduce_ex_hook: ClassVar[Any]
     __signature__: ClassVar[inspect.Signature]
     computed: ClassVar[tuple[str, ...]] = ()  # attributes that are not arguments, and so not part of the fingerprint
+    set_by_init: ClassVar[tuple[str, ...]] = ()  # attributes that exist only if `super().__init__(...)` was called
 
     def __new__(cls: type[Made], *args: Any, **kwargs: Any) -> Made:
         made: Made = super().__new__(cls)
@@ -99,19 +100,19 @@ class Pipe(Fingerprinted):
 
     @property
     def operation(self) -> Operation | None:
-        """What a work pipe does to each sample; None for all other pipes."""
+        """The operation of a work pipe; None for all other pipes."""
         return None
 
     def class_names(self) -> tuple[str, ...] | None:
-        """Return the names of the classes 0, 1, ... of field `y`, or None where the source does not know them."""
+        """Return the names of the classes 0, 1, ... of field `y`; None if they are unknown."""
         return None
 
     def field_names(self) -> frozenset[str] | None:
-        """Return the names of the fields that every sample has, or None where only the samples know."""
+        """Return the names of the fields that every sample has; None if they are unknown before a sample is read."""
         return None
 
     def item_form(self) -> ItemForm | None:
-        """Return the form of the items that `select` has made; None where items are samples, or the form is unknown."""
+        """Return the form of the items that `select` makes; None if items are samples or the form is unknown."""
         return self.traits.item_form
 
     @property
@@ -121,35 +122,35 @@ class Pipe(Fingerprinted):
         return () if called is None else called.arguments
 
     def keep_call(self, other: Pipe) -> None:
-        """Show the arguments of another pipe in place of the pipe's own."""
+        """Show the arguments of another pipe instead of this pipe's own."""
         vars(self)[CALLED] = vars(other)[CALLED]
 
     def has_quick_length(self, *, may_plan: bool) -> bool:
-        """Return whether `len(pipe)` is quick, provided that the lengths upstream are known.
+        """Return whether `len(pipe)` is fast if the lengths upstream are known.
 
         Args:
-            may_plan: Whether a plan may be made from what is in memory, or a small local folder listed.
+            may_plan: Whether making a plan from data in memory and listing a small local folder count as fast.
         """
         return True
 
     def prepare_for_workers(self) -> None:
-        """Find out now what every worker would find out otherwise: called before workers start."""
+        """Compute what all workers need, once, before they start."""
 
     def counters(self) -> dict[str, int]:
-        """Return what the pipe has counted in all processes, by name, for the statistics of a loader."""
+        """Return the pipe's counts over all processes, by name, for the statistics of a loader."""
         return {}
 
     def fingerprint(self) -> Any:
-        """Return plain data that differs between pipes which give other samples: by default, the attributes.
+        """Return plain data that identifies the pipe, without the pipes upstream: by default, its attributes.
 
-        What is upstream does not belong to it.
+        Pipes that yield different samples must return different data.
         """
         held = with_first_values(self, vars(self))
         return [(name, value) for name, value in sorted(held.items()) if name not in (*self.computed, *_NOT_ARGUMENTS)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         hook = type(self).reduce_ex_hook
-        if hook is not None:  # torch walks the graph: it looks for pipes among the attributes
+        if hook is not None:  # torch traverses the graph and looks for pipes among the attributes
             try:
                 return hook(self)
             except NotImplementedError:
@@ -166,7 +167,7 @@ class Pipe(Fingerprinted):
         return _shown_by["html"](self)
 
     def __dir__(self) -> list[str]:
-        refused = {name for name, pipe in self.functions.items() if (pipe.__doc__ or "").startswith(_WAY_OUT)}
+        refused = {name for name, pipe in self.functions.items() if (pipe.__doc__ or "").startswith(_REFUSED)}
         return sorted({*object.__dir__(self), *self.functions} - refused)
 
     if not TYPE_CHECKING:  # checkers take the names of pipes from `_fluent.pyi`
@@ -175,20 +176,24 @@ class Pipe(Fingerprinted):
             try:
                 return _as_method(super().__getattr__(name))  # torch's look-up of functional names
             except AttributeError:
+                if name in type(self).set_by_init:
+                    owner = type(self).__name__
+                    hint = f"Call `super().__init__(...)` in `{owner}.__init__`."
+                    raise AttributeError(f"`{owner}` has no {name!r}, which its base class sets. {hint}") from None
                 if name.startswith("_"):
                     raise
                 raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions)) from None
 
 
 def _as_method(found: Any) -> Any:
-    """Return a functional pipe as a method whose help shows its arguments, not as a partial of two."""
+    """Return a functional pipe as a method whose help shows its arguments, instead of torch's partial."""
     if not isinstance(found, functools.partial):
         return found
 
     def method(*args: Any, **kwargs: Any) -> Any:
         return found(*args, **kwargs)
 
-    called = next((argument for argument in found.args if isinstance(argument, type)), found.func)  # a stock class
+    called = next((argument for argument in found.args if isinstance(argument, type)), found.func)  # stock: the class
     method.__signature__ = _without_first(inspect.signature(called))  # type: ignore[attr-defined]
     return functools.update_wrapper(method, called, ("__doc__", "__name__", "__qualname__", "__module__"), ())
 
@@ -197,7 +202,7 @@ PipeType = TypeVar("PipeType")
 
 
 def gives_samples(source_datapipe: PipeType, name: str) -> PipeType:
-    """Return the source of pipe `name`; raise if `select` has made items of its samples, or `deal` batches."""
+    """Return the source of pipe `name`. Raise ChainError if it yields items or batches instead of samples."""
     gives = source_datapipe.traits.gives if isinstance(source_datapipe, Pipe) else "samples"
     if gives != "samples":
         made_by, made = {"items": ("select", "tuples"), "batches": ("deal", "batches")}[gives]
@@ -209,22 +214,22 @@ def gives_samples(source_datapipe: PipeType, name: str) -> PipeType:
 
 
 def a_datapipe(source_datapipe: PipeType) -> PipeType:
-    """Return a pipe; raise TypeError for anything else."""
+    """Return `source_datapipe`; raise TypeError unless it is a datapipe."""
     if not isinstance(source_datapipe, IterDataPipe | MapDataPipe):
         raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe))
     return source_datapipe
 
 
 def fields_of(source_datapipe: Any) -> frozenset[str] | None:
-    """Return the fields that every sample of a pipe has; None where that is not known."""
+    """Return the fields that every sample of a pipe has; None if they are unknown."""
     return source_datapipe.field_names() if isinstance(source_datapipe, Pipe) else None
 
 
 def form_of(source_datapipe: Any) -> ItemForm | None:
-    """Return the form of the items of a pipe; None where items are samples, or the form is not known."""
+    """Return the form of the items of a pipe; None if items are samples or the form is unknown."""
     return source_datapipe.item_form() if isinstance(source_datapipe, Pipe) else None
 
 
 def class_names_of(source_datapipe: Any) -> tuple[str, ...] | None:
-    """Return the names of the classes of a pipe; None where they are not known."""
+    """Return the class names of a pipe; None if they are unknown."""
     return source_datapipe.class_names() if isinstance(source_datapipe, Pipe) else None

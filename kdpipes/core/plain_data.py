@@ -1,4 +1,4 @@
-"""Parameters as plain data, from which they come back exactly."""
+"""Convert recorded parameters to plain data for JSON, and restore them exactly."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NATIVE = (bool, int, float, str, type(None))
 
 
 class _NotPlainError(Exception):
-    """Something that is no plain data, or too much of it."""
+    """A value is not plain data, or there are too many values."""
 
 
 def as_plain(params: dict[str, Any]) -> dict[str, Any] | None:
-    """Return `params` in what JSON knows, and the `kinds` of what it does not; None if they are no plain data.
+    """Return `params` in types that JSON has, and the `kinds` of other types; None if they are not plain data.
 
-    Kinds stand under the path of their value: tuples as `tuple`, NumPy's numbers as `float32`, arrays as
-    `int64[2, 4]`, tensors as `tensor float32[3]`. More than 1,000 values are too much.
+    `kinds` maps the path of a value to its type: tuples are `tuple`, NumPy numbers such as `float32`, arrays such as
+    `int64[2, 4]`, tensors such as `tensor float32[3]`. The result is None for more than 1,000 values.
 
     Example:
         >>> as_plain({"size": (2, 3), "holes": [np.array([1.5])]})
@@ -80,7 +80,7 @@ def _is_exact(dtype: np.dtype[Any]) -> bool:
 
 
 def restored(value: Any, kinds: dict[str, str], path: str = "") -> Any:
-    """Return what `as_plain` has made `value`, its `params`, and `kinds` of."""
+    """Return the original of `value`, the `params` that `as_plain` returned together with `kinds`."""
     if isinstance(value, dict):
         value = {key: restored(entry, kinds, _joined(path, key)) for key, entry in value.items()}
     elif isinstance(value, list):

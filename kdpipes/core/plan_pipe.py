@@ -29,22 +29,20 @@ __all__ = ["PlanPipe", "StreamPlanPipe", "join_shards", "shared_class_names", "w
 
 
 class PlanPipe(MapPipe):
-    """A choice of the samples of one or several indexed sources; the samples pass unchanged.
+    """A choice of samples from one or several indexed sources. The samples pass unchanged.
 
-    A subclass implements `plan`. Length, samples, columns, class names, shards, prefetching, and what states know of
-    the pipe follow from it: its arguments, which are all attributes that the subclass sets, except for those named in
-    `computed`.
+    A subclass implements `plan`. The length, samples, columns, class names, shards, prefetching and the fingerprint
+    follow from it. The fingerprint consists of all attributes that the subclass sets, except those named in `computed`.
 
-    A choice by values is valid only for the samples of epoch 0. Pipes upstream that choose other samples in each epoch
-    keep those of epoch 0, with a warning.
+    A choice that depends on values holds only for the samples of epoch 0. Pipes upstream that choose other samples in
+    each epoch then keep those of epoch 0, with a warning.
 
     Args:
-        source_datapipes: The sources.
-        redraws: Whether `plan` chooses other samples in each epoch. `plan(0)` may set the attribute to False.
+        source_datapipes: The sources, indexed pipes of samples.
+        redraws: Whether `plan` chooses other samples in each epoch. `plan(0)` may set this attribute to False.
 
     Attributes:
-        goes_by: What `plan` depends on, besides the arguments: "number" (how many samples there are), "labels" or
-            "values".
+        goes_by: What `plan` depends on besides the arguments: "number" (the number of samples), "labels" or "values".
         warns_of_fixed: Whether to warn that pipes upstream keep the choice of epoch 0.
 
     Example:
@@ -59,6 +57,7 @@ class PlanPipe(MapPipe):
     computed: ClassVar[tuple[str, ...]] = (
         *(*MapPipe.computed, "sources", "redraws", "_names", "_planned", "_recent", "_is_fixed", "_from_root"),
     )
+    set_by_init: ClassVar[tuple[str, ...]] = ("source", *computed)
     goes_by: ClassVar[Literal["number", "labels", "values"]] = "values"
     warns_of_fixed: ClassVar[bool] = True
 
@@ -78,20 +77,23 @@ class PlanPipe(MapPipe):
         return self.sources[0]
 
     def plan(self, epoch: int) -> Any:
-        """Return which samples these are in an epoch.
+        """Return the chosen samples of an epoch.
 
-        It is called for epoch 0 when the plan is first needed, and, with `redraws`, for each later epoch, for which it
-        must return as many samples. Columns of the sources are those of epoch 0.
+        This is called for epoch 0 when the plan is first needed. With `redraws`, it is called for each later epoch,
+        too, and must return equally many samples. Columns of the sources are those of epoch 0.
+
+        Args:
+            epoch: The epoch number, from 0.
 
         Returns:
-            Positions in the source, `[n] int`; for several sources, the number of the source of each sample and the
-            position there, both `[n] int`. Positions that follow from arithmetic need not be in memory: an object
-            with `__len__` and with `__getitem__` for an integer and for an array, like `selection.Stretch`.
+            Positions in the source, `[n] int`. For several sources, a pair of the number of the source of each sample
+            and the position in it, both `[n] int`. Positions that can be computed need not be in memory: return an
+            object with `__len__` and a `__getitem__` that takes an integer or an array, like `selection.Stretch`.
         """
         raise TypeError(f"{type(self).__name__} must implement `plan`.")
 
     def chosen(self, epoch: int = 0) -> Any:
-        """Return what `plan` has returned for an epoch. Not to be modified."""
+        """Return the plan of an epoch. It must not be modified."""
         if self._planned is None:
             with planning(0):
                 made = self._kept(self.plan(0))
@@ -106,7 +108,7 @@ class PlanPipe(MapPipe):
         return self._kept(self.plan(epoch))
 
     def _kept(self, plan: Any) -> Any:
-        """Return a plan as one object, with arrays that cannot be written to; raise if it is not a plan.
+        """Return a plan as one object with read-only arrays.
 
         Raises:
             TypeError: The positions are not integers.
@@ -119,7 +121,7 @@ class PlanPipe(MapPipe):
             self._check_range(positions, sizes[numbers] if len(positions) else 0)
             return Pairs(numbers, positions)
         if plan is not None and not isinstance(plan, np.ndarray | list | range | torch.Tensor):
-            return plan  # positions that follow from arithmetic
+            return plan  # computed positions
         positions = self._checked(plan)
         self._check_range(positions, len(self.source))
         return positions
@@ -154,18 +156,18 @@ class PlanPipe(MapPipe):
         return self.is_planned or (may_plan and self._plans_quickly())
 
     def _plans_quickly(self) -> bool:
-        """Return whether `plan` calls no function of the user and reads nothing."""
+        """Return whether `plan` calls no user function and reads no data."""
         return self.goes_by == "number" or (self.goes_by == "labels" and self.has_column("y"))
 
     def has_column(self, name: str) -> bool:
         return all(source.has_column(name) for source in self.sources)
 
     def locate(self, index: Any, epoch: int) -> tuple[Any, Any]:
-        """Return the numbers of the sources of samples, and their positions there.
+        """Return the numbers of the sources of samples, and the positions in these sources.
 
         Args:
             index: The position of a sample, or an array of positions.
-            epoch: The number of the epoch, from 0.
+            epoch: The epoch number, from 0.
         """
         found = self.chosen(epoch)[index]
         return found if len(self.sources) > 1 else (0, found)
@@ -177,7 +179,7 @@ class PlanPipe(MapPipe):
         planned = self._planned
         if planned is None or self.redraws:
             found = self.chosen(plan_epoch())[index]
-        else:  # called for each sample: `locate` would take as long as the rest of this method
+        else:  # this runs for each sample; a call of `locate` would take as long as the rest of this method
             found = planned.value[index]
         number, position = found if len(self.sources) > 1 else (0, found)
         if self._is_fixed:
@@ -199,7 +201,7 @@ class PlanPipe(MapPipe):
 
     def fingerprint(self) -> Any:
         if self.redraws:
-            self.chosen()  # it may find that all epochs are alike
+            self.chosen()  # `plan(0)` may find that all epochs are the same
         return (super().fingerprint(), "redraw") if self.redraws else super().fingerprint()
 
     def prefetch(self, order: Order) -> None:
@@ -209,7 +211,7 @@ class PlanPipe(MapPipe):
                 source.prefetch(order.through(partial(self._positions_in, number, epoch)))
 
     def _positions_in(self, number: int, epoch: int, index: NDArray[Any]) -> NDArray[Any]:
-        """Return the positions in one of the sources, of those samples that come from it."""
+        """Return the positions in source `number` of the samples that come from it."""
         numbers, positions = self.locate(index, epoch)
         here: NDArray[Any] = positions if len(self.sources) == 1 else positions[numbers == number]
         return here
@@ -224,7 +226,7 @@ class PlanPipe(MapPipe):
         return planning(0) if self._is_fixed else nullcontext()
 
     def _all(self, epoch: int) -> Any:
-        """Return the positions of all samples in the sources, put one after the other; a slice if it is all of them."""
+        """Return the positions of all samples in the concatenated sources, or a slice if they are in order."""
         chosen = self.chosen(epoch)
         if isinstance(chosen, Joined):
             return slice(None)
@@ -246,14 +248,14 @@ class PlanPipe(MapPipe):
 
     def _joined_column(self, name: str) -> NDArray[Any]:
         columns = [source.column(name) for source in self.sources if len(source)] or [self.source.column(name)]
-        if len({column.dtype.kind for column in columns}) > 1:  # NumPy would make text of numbers and text
+        if len({column.dtype.kind for column in columns}) > 1:  # NumPy would convert numbers to text
             return as_column([value for column in columns for value in column.tolist()])
         return np.concatenate(columns)
 
     def traced(self) -> tuple[MapPipe, Any]:
-        """Return the nearest pipe upstream that has columns of its own, and where the samples of epoch 0 lie in it.
+        """Return the nearest pipe upstream with columns of its own, and the positions of epoch 0's samples in it.
 
-        A chain of plans takes one indexing per column, because each plan keeps the positions in that pipe.
+        Each plan keeps these positions, so that a column is indexed only once, however many plans there are.
         """
         source = self.source
         if not (isinstance(source, PlanPipe) and source.passes_columns()):
@@ -262,7 +264,7 @@ class PlanPipe(MapPipe):
         if self._from_root is not None:
             return root, self._from_root.value
         composed = positions[self._all(0)]
-        if isinstance(self.chosen(), np.ndarray):  # a plan that takes no memory is composed anew
+        if isinstance(self.chosen(), np.ndarray):  # a computed plan takes no memory, and is composed anew each time
             self._from_root = Shared(composed)
         return root, composed
 
@@ -278,7 +280,7 @@ class PlanPipe(MapPipe):
 
 
 class _Recent:
-    """The plans of the last two epochs in this process, as worker threads may be in either; copies start empty."""
+    """The plans of the last two epochs, because worker threads may be in either. Copies start empty."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
@@ -297,7 +299,7 @@ class _Recent:
 
 
 def warn_of_fixed(redrawn: str, by: str) -> None:
-    """Warn that a pipe keeps the draw of epoch 0, because the length of an epoch would change downstream."""
+    """Warn that a pipe keeps the samples of epoch 0, because the length of a pipe downstream would change."""
     warnings.warn(
         f"`{redrawn}` gives the same samples in every epoch here, because `{by}` after it depends on their values, "
         f"and the length of an epoch must not change. Put `{by}` before `{redrawn}`, or write "
@@ -307,23 +309,20 @@ def warn_of_fixed(redrawn: str, by: str) -> None:
 
 
 def shared_class_names(name: str, sources: Sequence[Any]) -> tuple[str, ...] | None:
-    """Return the class names of several sources, or raise if they number their classes differently."""
+    """Return the class names of several sources. Raise ChainError if they number their classes differently."""
     known = [(place, found) for place, source in enumerate(sources) if (found := source.class_names()) is not None]
     different = next((entry for entry in known if entry[1] != known[0][1]), None)
     if different is not None:
         (first, one), (second, other) = known[0], different
         raise ChainError(
             f"The sources of `{name}` number their classes differently: source {first} has {', '.join(one)}, but "
-            f"source {second} has {', '.join(other)}. `.map_classes(...)` makes them agree, or `class_names=` for both."
+            f"source {second} has {', '.join(other)}. Use `.map_classes(...)`, or pass the same `class_names=` to both."
         )
     return known[0][1] if known else None
 
 
 def join_shards(numbers: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
-    """Return the shard numbers of several sources, one source after the other, each with shards of its own.
-
-    The result is None if a source has no shards.
-    """
+    """Return the shard numbers of concatenated sources, different for each source; None if a source has no shards."""
     if len(numbers) == 1:
         return numbers[0]
     joined, start = [], 0
@@ -336,12 +335,12 @@ def join_shards(numbers: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
 
 
 class StreamPlanPipe(IterPipe):
-    """A choice of a stream's samples, made as they pass."""
+    """A choice of the samples of a stream, made while they pass."""
 
     traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
+    set_by_init = ("source",)
 
     def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
-        super().__init__()
         self.source = gives_samples(source_datapipe, pipe_name(self))
 
     def class_names(self) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""What processes must take care of: Ctrl-C at the wrong moment, and the threads and locks of a parent that forks."""
+"""Handle Ctrl-C in the main process and in workers, and reset threads and locks after a fork."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def ignore_interrupts() -> None:
 
 
 class Forgetful(Protocol):
-    """What holds threads, locks or counts of one process."""
+    """An object with threads, locks or counts that belong to one process."""
 
     def forget(self) -> None:
-        """Begin anew, with none of them."""
+        """Start again without them."""
 
 
 _alive: weakref.WeakSet[Forgetful] = weakref.WeakSet()
 
 
 def forget_after_fork(one: Forgetful) -> None:
-    """Let something `forget()` in each process that is forked while it lives."""
+    """Call `one.forget()` in each process that is forked while `one` is alive."""
     _alive.add(one)
 
 
@@ -86,9 +86,9 @@ def _instances(kind: Any) -> Iterator[Any]:
 
 
 def _hold() -> None:
-    """Keep the file systems that fsspec knows from being closed in a forked process, which fsspec has forget them.
+    """Keep references to fsspec's file systems, so that they are not closed in a forked process, which drops them.
 
-    Closing one there takes the sockets out of the event loop of the parent, which then waits for ever.
+    Closing one there would remove its sockets from the event loop of the parent, which would then wait forever.
     """
     _held.extend(_instances(AbstractFileSystem))
 

@@ -1,4 +1,4 @@
-"""A progress bar for what may take long."""
+"""Progress bars that appear only if something takes long."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from kdpipes.core.masked import masked
 __all__ = ["bytes_if_slow", "shown_if_slow"]
 
 Item = TypeVar("Item")
-DELAY_S = 2.0  # so long nobody wonders
+DELAY_S = 2.0  # no bar before
 
 
 class _Bar(tqdm):  # type: ignore[misc]  # tqdm carries no types
-    monitor_interval = 0  # a thread of tqdm's own would be there when workers are forked
+    monitor_interval = 0  # no thread of tqdm, which would be running when workers are forked
 
 
-_Bar.set_lock(threading.RLock())  # tqdm's own is multiprocessing's, which then has chosen how processes start
+_Bar.set_lock(threading.RLock())  # tqdm's default lock would fix the start method of multiprocessing
 
 
 def shown_if_slow(items: Iterable[Item], total: int | None, what: str, unit: str = "samples") -> Iterator[Item]:
-    """Yield `items`, with a progress bar if that takes longer than `DELAY_S`; without one in workers and other ranks.
+    """Yield `items`, with a progress bar after `DELAY_S` seconds. Workers and ranks other than 0 show no bar.
 
     Args:
-        items: What is worked through.
-        total: How many there are, if that is known.
-        what: What goes on: "reading 'y'".
-        unit: What is counted.
+        items: The items.
+        total: The number of items; None if it is unknown.
+        what: The text before the bar, such as "reading 'y'".
+        unit: The unit of an item.
     """
     if _is_aside():
         return iter(items)
@@ -43,11 +43,13 @@ def shown_if_slow(items: Iterable[Item], total: int | None, what: str, unit: str
 
 @contextmanager
 def bytes_if_slow(total: int, what: str) -> Iterator[Callable[[int], object]]:
-    """Yield what any thread calls with a number of bytes that are done; the bar is shown as that of `shown_if_slow`.
+    """Yield a function that any thread calls with the number of bytes it has processed, to advance a progress bar.
+
+    The bar appears under the same conditions as that of `shown_if_slow`.
 
     Args:
-        total: How many bytes there are.
-        what: What goes on: "copying 's3://birds'".
+        total: The number of bytes.
+        what: The text before the bar, such as "copying 's3://birds'".
     """
     if _is_aside():
         yield lambda num_bytes: None

@@ -1,4 +1,4 @@
-"""Randomness that depends on (seed, epoch, position, operation) alone, never on the process that runs it."""
+"""Random numbers that depend only on seed, epoch, position and operation, not on the process that draws them."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ def _as_word(part: object) -> bytes:
     return len(word).to_bytes(8, "little") + word
 
 
-_as_kept_word = lru_cache(maxsize=256, typed=True)(_as_word)  # of what many samples share
+_as_kept_word = lru_cache(maxsize=256, typed=True)(_as_word)  # for parts that many samples share
 
 
 class SampleKey(NamedTuple):
-    """The key of one delivered sample, in the sense of JAX: every random number of the sample derives from it.
+    """The random key of one delivered sample, as in JAX: all random numbers of the sample derive from it.
 
-    The same key gives the same numbers in every process, for any number of workers and ranks.
+    The same key yields the same numbers in every process, for any number of workers and ranks.
 
     Args:
-        seed: The seed of the loader's order.
+        seed: The seed of the epochs' order.
         epoch: The epoch number, from 0.
         position: The sample's position in the dealt, shuffled epoch, from 0. A ctx records it as `ordinal`.
         is_padding: Whether the sample fills up a last batch (`deal(uneven="pad")`).
-        is_early: Whether `position` counts the samples in the order in which a stream makes them. A stream makes a
-            sample before it is known at which position it will be delivered.
-        replayed: In a replay, the ctx whose recorded parameters replace new random ones.
+        is_early: Whether `position` counts samples in the order in which a stream makes them, because their positions
+            in the dealt epoch are not known yet.
+        replayed: In a replay, the ctx whose recorded parameters are used instead of new random ones.
     """
 
     seed: int = 0
@@ -86,7 +86,7 @@ class SampleKey(NamedTuple):
         return _hash(b"".join((*words, _as_kept_word("early")) if self.is_early else words))
 
     def rng(self, operation: str) -> np.random.Generator:
-        """Return the operation's own generator."""
+        """Return the generator of one operation on this sample."""
         return generator(self.key(operation))
 
     def as_entry(self) -> dict[str, int]:
@@ -95,16 +95,16 @@ class SampleKey(NamedTuple):
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, int], **more: Any) -> SampleKey:
-        """Return the key that a ctx has recorded, with `more` of its fields."""
+        """Return the key that a ctx has recorded; `more` sets the fields that are not recorded."""
         fields: dict[str, Any] = {("position" if name == "ordinal" else name): value for name, value in entry.items()}
         return cls(**fields, **more)
 
 
 class _Key(ISpawnableSeedSequence):
-    """Two words of 64 bits as the key of a Philox generator, and of the generators that are spawned from it.
+    """Two words of 64 bits as the key of a Philox generator and of the generators spawned from it.
 
-    With `Philox(key=...)`, NumPy asks the system for entropy: this takes 7 microseconds in place of 3, and
-    `Generator.spawn` would give other generators in each run.
+    `Philox(key=...)` asks the system for entropy, which takes 7 microseconds instead of 3, and its `Generator.spawn`
+    returns other generators in each run.
     """
 
     def __init__(self, words: NDArray[np.uint64]) -> None:
@@ -118,7 +118,7 @@ class _Key(ISpawnableSeedSequence):
 
 
 def generator(key: bytes) -> np.random.Generator:
-    """Return the generator of a key: counter-based (Philox), the same in every process."""
+    """Return the counter-based generator (Philox) of a key, which is the same in every process."""
     return np.random.Generator(np.random.Philox(_Key(np.frombuffer(key, np.uint64, 2))))  # type: ignore[arg-type]
 
 
@@ -138,14 +138,14 @@ _borrowed = _Borrowed()
 
 
 def borrowed_generator(key: bytes) -> np.random.Generator:
-    """Return the generator of a key, for a caller that is done with it before this thread asks for the next one."""
+    """Return the generator of a key. It is valid until this thread asks for the next one."""
     _borrowed.state["state"]["key"] = np.frombuffer(key, np.uint64, 2)
     _borrowed.generator.bit_generator.state = _borrowed.state
     return _borrowed.generator
 
 
 class _StreamKeys:
-    """The keys of the samples that a stream makes in one epoch, counted in the order in which they are made."""
+    """The keys of the samples of one epoch of a stream, in the order in which they are made."""
 
     def __init__(self, seed: int, epoch: int, start: int) -> None:
         self.seed = seed
@@ -160,7 +160,7 @@ _current: ContextVar[SampleKey | _StreamKeys | None] = ContextVar("kdpipes_key",
 _planned: ContextVar[int | None] = ContextVar("kdpipes_planned", default=None)
 
 
-class _Using:  # a class: a generator with `contextmanager` takes four times as long, for each sample
+class _Using:  # `contextlib.contextmanager` would take four times as long, for each sample
     """Context manager that sets a context variable."""
 
     __slots__ = ("_token", "_value", "_variable")
@@ -177,14 +177,14 @@ class _Using:  # a class: a generator with `contextmanager` takes four times as 
 
 
 def using_key(key: SampleKey) -> _Using:
-    """Return a context manager: samples that are made inside take `key`."""
+    """Return a context manager in which new samples take `key`."""
     return _Using(_current, key)
 
 
 def with_stream_keys(items: Iterator[Any], seed: int, epoch: int, *, start: int = 0) -> Iterator[Any]:
-    """Yield the items of a stream. Samples that are made for an item take keys counted from `start`.
+    """Yield the items of a stream, whose samples take keys numbered from `start`.
 
-    The keys are not in use while the consumer has an item.
+    The keys are not in effect while the consumer works on an item.
     """
     keys, end = _StreamKeys(seed, epoch, start), object()
     while True:
@@ -196,30 +196,30 @@ def with_stream_keys(items: Iterator[Any], seed: int, epoch: int, *, start: int 
 
 
 def current_key() -> SampleKey | None:
-    """Return the key for a sample that is made now, or None outside `using_key` and `with_stream_keys`."""
+    """Return the key for a new sample; None outside `using_key` and `with_stream_keys`."""
     current = _current.get()
     return current.take() if isinstance(current, _StreamKeys) else current
 
 
 def current_epoch() -> tuple[int, int] | None:
-    """Return the seed and the epoch of the samples that are made now, or None where samples get no key."""
+    """Return the seed and the epoch of new samples; None if they get no key."""
     current = _current.get()
     return None if current is None else (current.seed, current.epoch)
 
 
 def is_replaying() -> bool:
-    """Return whether samples that are made now repeat what a ctx has recorded."""
+    """Return whether new samples repeat what a ctx has recorded."""
     current = _current.get()
     return isinstance(current, SampleKey) and current.replayed is not None
 
 
 def planning(epoch: int) -> _Using:
-    """Return a context manager: plan pipes choose the samples of `epoch` inside, also while another epoch is read."""
+    """Return a context manager in which plan pipes choose the samples of `epoch`, even while another epoch is read."""
     return _Using(_planned, epoch)
 
 
 def plan_epoch() -> int:
-    """Return the epoch that plan pipes choose samples for: that of `planning`, of the current sample, or else 0."""
+    """Return the epoch for which plan pipes choose samples: that of `planning`, else of the current sample, else 0."""
     planned = _planned.get()
     if planned is None:
         current = _current.get()
@@ -231,7 +231,7 @@ _globals_lock = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """Replace the lock: another thread may hold it while a process is forked, and never releases it in the child."""
+    """Replace the lock. If another thread held it during a fork, nothing would release it in the child."""
     global _globals_lock
     _globals_lock = threading.RLock()
 
@@ -247,14 +247,14 @@ _spares: defaultdict[type, list[Any]] = defaultdict(list)
 
 @contextmanager
 def _spare_numpy_generator() -> Iterator[None]:
-    """Put another bit generator of the same kind behind the functions of `np.random`; put the old one back afterwards.
+    """Let the functions of `np.random` use another bit generator of the same kind, and restore the old one afterwards.
 
-    This takes 0.4 microseconds; `np.random.get_state` and `set_state` take 60, as long as everything else for a sample.
+    This takes 0.4 microseconds. `np.random.get_state` and `set_state` take 60, as long as all other work on a sample.
     """
     before = _get_numpy()
     spares = _spares[type(before)]
     spare = spares.pop() if spares else type(before)()
-    # A thread that draws from a generator holds its lock, and lets go of the GIL.
+    # A thread that draws from a generator holds its lock and releases the GIL.
     with before.lock:
         _set_numpy(spare)
     try:
@@ -269,9 +269,9 @@ def _spare_numpy_generator() -> Iterator[None]:
 def seeded_globals(key: bytes) -> Iterator[Callable[[], bool]]:
     """Seed the global generators of `random`, NumPy and torch (CPU) from `key`; restore them afterwards.
 
-    Yields a function that returns whether one of them was used. It uses them itself: call it once, at the end. Threads
-    take turns. Each generator gets words of its own: `random.seed(k)` and `np.random.seed` of the words of k would
-    otherwise give the same stream.
+    Yields a function that returns whether one of them was used. The function uses them itself, so call it once, at the
+    end. Threads take turns. Each generator is seeded with different words: `random` and NumPy would otherwise yield the
+    same stream for the same seed.
     """
     words = np.frombuffer(hash_key(key, "globals"), dtype=np.uint32)
 
@@ -281,7 +281,7 @@ def seeded_globals(key: bytes) -> Iterator[Callable[[], bool]]:
         torch.default_generator.manual_seed(int.from_bytes(words[6:].tobytes(), "little") >> 1)
 
     def next_words() -> tuple[Any, ...]:
-        # The next 128 bits stand for the state, which takes 30 times as long to read.
+        # Compare the next 128 bits: reading the whole state takes 30 times as long.
         return random.getrandbits(128), _get_numpy().random_raw(4).tolist(), torch.get_rng_state().numpy().tobytes()
 
     def has_moved() -> bool:
@@ -302,12 +302,12 @@ def seeded_globals(key: bytes) -> Iterator[Callable[[], bool]]:
 class EpochCounter:
     """Counts the iterations of one pipe, across the copies that loaders make of it in other processes.
 
-    Counting calls of `__iter__` alone would give epoch 0 again and again in torch's DataLoader, which makes its
-    workers anew for each epoch from a parent that never iterates. That parent calls `set_seed` twice per epoch,
-    before and after it makes the workers; loaders that iterate themselves call it once. So the number of epochs
-    that copies in other processes have run is half of the calls that no iteration followed, rounded down.
-    Persistent workers of torch's DataLoader count for themselves. A pipe that is taken out of such a loader begins
-    at 0 again, unless `set_epoch` is called.
+    Counting only the calls of `__iter__` would repeat epoch 0 in torch's DataLoader, which starts new workers for each
+    epoch from a parent process that never iterates. The parent calls `set_seed` twice per epoch, before and after it
+    starts the workers; loaders that iterate themselves call it once. So the number of epochs that copies in other
+    processes have run is half the number of calls that no iteration followed, rounded down. Persistent workers of
+    torch's DataLoader count by themselves. A pipe that is taken out of such a loader starts at epoch 0 again, unless
+    `set_epoch` is called.
     """
 
     def __init__(self) -> None:
@@ -324,25 +324,22 @@ class EpochCounter:
         self._unused_seeds += 1
 
     def share(self, ahead: torch.Tensor, *, is_new: bool) -> None:
-        """Let `move_to` in one process change the numbers of all processes, by one integer in shared memory.
+        """Let `move_to` in one process change the epoch number of all processes through shared memory.
 
         Args:
-            ahead: The integer.
-            is_new: Whether to initialise it. A worker that starts late must not undo what others have changed.
+            ahead: An integer tensor in shared memory.
+            is_new: Whether to initialize it. A worker that starts late must not undo changes of others.
         """
         if is_new:
             ahead.fill_(int(self._ahead))
         self._ahead = ahead
 
     def set(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration in this process."""
+        """Set the number of the next epoch in this process."""
         self.skip(epoch - self.peek())
 
     def move_to(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration in all processes, which count on from there.
-
-        Several workers may call this for the same epoch.
-        """
+        """Set the number of the next epoch in all processes. Several workers may call this for the same epoch."""
         if isinstance(self._ahead, torch.Tensor):
             self._recover()
             self._ahead.fill_(epoch - self._next)
@@ -350,17 +347,17 @@ class EpochCounter:
             self.set(epoch)
 
     def skip(self, number: int) -> None:
-        """Leave out the next `number` iterations."""
+        """Skip the next `number` epochs."""
         self._recover()
         self._next += number
 
     def peek(self) -> int:
-        """Return the number of the next iteration."""
+        """Return the number of the next epoch."""
         self._recover()
         return self._next + int(self._ahead)
 
     def begin(self) -> int:
-        """Return the number of the iteration that begins now."""
+        """Start the next epoch and return its number."""
         epoch = self.peek()
         self._next += 1
         return epoch

@@ -1,4 +1,4 @@
-"""Functional names: registered here and nowhere else, on both flavours of pipes, and shown in errors."""
+"""The registry of functional names: the only place that adds methods to torch's pipes, and names pipes in errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 Flavour = Literal["map", "iter"]
 _BASES: dict[str, Any] = {"map": MapDataPipe, "iter": IterDataPipe}
-_INSTEAD = {  # hints for arguments of torch's DataLoader that users pass to a pipe
+_INSTEAD = {  # hints for arguments of torch's DataLoader
     ("deal", "drop_last"): ' Write `uneven="drop"`.',
     ("deal", "num_workers"): " Pass it to the loader: `kdp.Loader(chain, num_workers=...)`.",
     ("deal", "collate_fn"): " Add `.collate_samples()` or `.map(function)` after it.",
@@ -44,8 +44,10 @@ PipeClass = TypeVar("PipeClass", bound=type)
 def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> None:
     """Make `function(source_datapipe, ...)` callable as `source_datapipe.name(...)`.
 
-    The same definition may be registered again (a reloaded module, a notebook cell that is run twice); the name of
-    somebody else's pipe or method is refused.
+    The same definition may be registered again, as by a reloaded module or a notebook cell that is run twice.
+
+    Raises:
+        ValueError: Another pipe or method has that name.
     """
     refuse_taken(name, function, flavour=flavour)
     _BASES[flavour].register_function(name, _checked(name, function))
@@ -55,14 +57,14 @@ def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> No
 
 
 def refuse_taken(name: str, function: Callable[..., Any], *, flavour: Flavour) -> None:
-    """Raise the error of `register` for a name that is somebody else's."""
+    """Raise ValueError if another pipe or method has the name."""
     check_choice("flavour", flavour, ("map", "iter"))
     base = _BASES[flavour]
     known = _ours.get((name, flavour))
     if known is not None and not _is_same(known, function):
-        raise ValueError(f"`.{name}()` is registered by {_place(known)}; {_place(function)} needs a name of its own.")
+        raise ValueError(f"`.{name}()` is already registered by {_place(known)}. Rename {_place(function)}.")
     if known is None and (name in base.functions or hasattr(base, name)):
-        raise ValueError(f"`.{name}()` belongs to torch or torchdata; {_place(function)} needs a name of its own.")
+        raise ValueError(f"`.{name}()` already belongs to torch or torchdata. Rename {_place(function)}.")
 
 
 def functional_pipe(name: str, *, flavour: Flavour, doc_of: type | None = None) -> Callable[[PipeClass], PipeClass]:
@@ -70,8 +72,9 @@ def functional_pipe(name: str, *, flavour: Flavour, doc_of: type | None = None) 
 
     Args:
         name: The functional name.
-        flavour: That of the *source*: a pipe that turns an indexed chain into a stream is registered on "map".
-        doc_of: The class of the other flavour, whose docstring is that of this class, too.
+        flavour: The flavour of the source, "map" for indexed pipes or "iter" for streams. A pipe that turns an indexed
+            chain into a stream is registered on "map".
+        doc_of: The class of the other flavour, whose docstring this class shares.
     """
 
     def decorate(pipe_class: PipeClass) -> PipeClass:
@@ -84,50 +87,65 @@ def functional_pipe(name: str, *, flavour: Flavour, doc_of: type | None = None) 
 
 
 def registered() -> dict[tuple[str, str], Callable[..., Any]]:
-    """Return what kdpipes (and its users' own pipes) have registered, by (name, flavour)."""
+    """Return all registered functions and classes by (name, flavour), including those of users."""
     return dict(_ours)
 
 
-def refuse_flavour(name: str, *, flavour: Flavour, way_out: str) -> None:
-    """Register `.name()` on the flavour that cannot do it, as the sentence that says what to do instead."""
+def refuse_flavour(name: str, *, flavour: Flavour, hint: str) -> None:
+    """Register `.name()` on a flavour that does not support it, so that a call raises ChainError with a hint."""
     needs, is_what = {"map": ("a stream", "indexed"), "iter": ("an indexed source", "a stream")}[flavour]
 
     def refuse(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
-        from kdpipes.core.pipe import Pipe  # which builds on this module
+        from kdpipes.core.pipe import Pipe  # imported here because that module imports this one
 
         owner = f"`{pipe_name(source_datapipe)}`"
         is_dealt = isinstance(source_datapipe, Pipe) and source_datapipe.traits.gives == "batches"
         if flavour == "iter" and is_dealt:
             raise ChainError(f"`.{name}()` takes samples, but {owner} gives batches. Put `.{name}()` before `.deal()`.")
-        raise ChainError(f"`.{name}()` needs {needs}, but {owner} is {is_what}. {way_out}")
+        raise ChainError(f"`.{name}()` needs {needs}, but {owner} is {is_what}. {hint}")
 
     refuse.__name__ = refuse.__qualname__ = name
-    refuse.__doc__ = f"Not where the source is {is_what}. {way_out}"
+    refuse.__doc__ = f"Not where the source is {is_what}. {hint}"
     register(name, refuse, flavour=flavour)
 
 
 def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` with errors about its arguments that speak of `.name()`, not of a class behind it."""
-    signature = inspect.signature(function)
-    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
-    shown = f".{name}{inspect.Signature(parameters[1:])}"
+    """Return `function` with checks of its arguments whose errors show `.name(...)` instead of a class."""
+    check = _argument_check(f".{name}", function)
 
     def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            signature.bind(source_datapipe, *args, **kwargs)
-        except TypeError as error:
-            unknown = next((key for key in kwargs if key not in signature.parameters), "")
-            what = f"got an unexpected keyword argument {unknown!r}" if unknown else str(error)
-            names = [key for key in signature.parameters if key != "source_datapipe"]
-            hint = _INSTEAD.get((name, unknown)) or closest(unknown, names)
-            raise TypeError(f"`{shown}`: {what}.{hint}{_by_name(error, args, parameters)}") from None
+        check(source_datapipe, args, kwargs)
         return function(source_datapipe, *args, **kwargs)
 
     return functools.update_wrapper(pipe, function)
 
 
+def _argument_check(shown: str, function: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], None]:
+    """Return a function that raises TypeError if `function` does not take a first argument, `args` and `kwargs`.
+
+    Args:
+        shown: How the function is called, without arguments, for errors: ".deal", "kdp.open_shards".
+        function: The function or class.
+    """
+    signature = inspect.signature(function)
+    parameters = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()][1:]
+    names = [parameter.name for parameter in parameters]
+
+    def check(first: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            signature.bind(first, *args, **kwargs)
+        except TypeError as error:
+            unknown = next((key for key in kwargs if key not in names), "")
+            what = f"got an unexpected keyword argument {unknown!r}" if unknown else str(error)
+            hint = _INSTEAD.get((shown[1:], unknown)) or closest(unknown, names)
+            hint += _by_name(error, args, parameters) if shown.startswith(".") else ""
+            raise TypeError(f"`{shown}{inspect.Signature(parameters)}`: {what}.{hint}") from None
+
+    return check
+
+
 def _by_name(error: TypeError, args: tuple[Any, ...], parameters: list[inspect.Parameter]) -> str:
-    """Return how to write an argument that was given without its name."""
+    """Return a hint for an argument that was passed without its name."""
     if (
         "too many positional" in str(error)
         and len([arg for arg in args if isinstance(arg, IterDataPipe | MapDataPipe)]) > 1
@@ -145,8 +163,8 @@ def _place(function: Any) -> str:
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"
 
 
-called_directly: dict[type, str] = {}  # the classes that are called as `kdp.name(...)`
-_functional: dict[type, str] = {}  # those that are called as `.name(...)`
+called_directly: dict[type, str] = {}  # names of classes that are called as `kdp.name(...)`
+_functional: dict[type, str] = {}  # names of classes that are called as `.name(...)`
 
 
 class Named:
@@ -160,28 +178,18 @@ def called_as(name: str) -> Callable[[PipeClass], PipeClass]:
 
     def decorate(pipe_class: PipeClass) -> PipeClass:
         called_directly[pipe_class] = name
-        pipe_class.__init__ = _checked_constructor(name, pipe_class.__init__)  # type: ignore[misc]
+        construct: Callable[..., None] = pipe_class.__init__  # type: ignore[misc]
+        check = _argument_check(f"kdp.{name}", construct)
+
+        @functools.wraps(construct)
+        def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
+            check(self, args, kwargs)
+            construct(self, *args, **kwargs)
+
+        pipe_class.__init__ = constructed  # type: ignore[misc]
         return pipe_class
 
     return decorate
-
-
-def _checked_constructor(name: str, construct: Callable[..., None]) -> Callable[..., None]:
-    signature = inspect.signature(construct)
-    parameters = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()][1:]
-
-    @functools.wraps(construct)
-    def constructed(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            signature.bind(self, *args, **kwargs)
-        except TypeError as error:
-            names = [parameter.name for parameter in parameters]
-            unknown = next((key for key in kwargs if key not in names), "")
-            what = f"got an unexpected keyword argument {unknown!r}" if unknown else str(error)
-            raise TypeError(f"`kdp.{name}{inspect.Signature(parameters)}`: {what}.{closest(unknown, names)}") from None
-        construct(self, *args, **kwargs)
-
-    return constructed
 
 
 def note_name(pipe_class: type, name: str) -> None:
@@ -190,7 +198,7 @@ def note_name(pipe_class: type, name: str) -> None:
 
 
 def pipe_name(pipe: Any) -> str:
-    """Return what a pipe is called by in a chain: its functional name, as `kdp.name`, or else its class."""
+    """Return the name of a pipe in a chain: its functional name, the name in `kdp`, or the name of its class."""
     kind = type(pipe)
     if isinstance(pipe, Named):
         return pipe.name
@@ -200,7 +208,7 @@ def pipe_name(pipe: Any) -> str:
 
 
 def short_name(kind: type) -> str:
-    """Return what fingerprints call a pipe class, also those in states that are kept.
+    """Return the name of a pipe class in fingerprints, which saved states contain.
 
     >>> from torch.utils.data.datapipes.iter import Mapper
     >>> short_name(Mapper)
@@ -210,7 +218,7 @@ def short_name(kind: type) -> str:
 
 
 def shown_name(short: str) -> str:
-    """Return what a pipe is called by in a chain, by what its fingerprint calls it.
+    """Return the name of a pipe in a chain for its name in fingerprints.
 
     >>> shown_name("DealerMap"), shown_name("Mapper"), shown_name("decode_images")
     ('deal', 'map', 'decode_images')
@@ -226,7 +234,7 @@ def _stock_name(kind: Any) -> str | None:
 
 
 def _stock_kinds(base: Any) -> Iterator[tuple[type, str]]:
-    """Yield the classes of torch and torchdata that have a functional name, and it."""
+    """Yield the classes of torch and torchdata that have a functional name, each with that name."""
     for name, function in base.functions.items():
         if isinstance(function, functools.partial) and function.args and isinstance(function.args[0], type):
             yield function.args[0], str(name)

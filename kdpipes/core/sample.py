@@ -1,4 +1,4 @@
-"""The sample: named fields that load when they are first read, a key, an ordinal and a ctx."""
+"""`Sample`, a mapping of fields that load when they are first read, and `Lazy`, the value of such a field."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ UNLOADED: Any = type("_Unloaded", (), {"__repr__": lambda self: "<not loaded>"})
 
 
 class Lazy:
-    """The value of a field that is computed when it is first read, once.
+    """The value of a field that is computed once, when it is first read.
 
     Args:
         load: Called as `load(sample, *values)` with the values of `inputs`.
         inputs: The values that this one is computed from.
-        what: What goes on here, for the note on an error: "reading field 'x'".
-        scope: The fields that `load` finds in the sample, where these are not the sample's own.
-        is_cheap: Whether loading costs next to nothing, so that no cache is to keep the value.
+        what: A description for the note on an error, such as "reading field 'x'".
+        scope: The fields of the sample that `load` gets, if they are not the current ones.
+        is_cheap: Whether loading takes almost no time, so that caches do not keep the value.
     """
 
     __slots__ = ("_inputs", "_load", "_scope", "_value", "_what", "is_cheap")
@@ -52,23 +52,23 @@ class Lazy:
 
     @staticmethod
     def of(value: Any) -> Lazy:
-        """Return a value that is there already."""
+        """Return a value that is already loaded."""
         return Loaded(value)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether reading the value costs nothing."""
+        """Whether the value has been loaded."""
         return self._value is not UNLOADED
 
     def get(self, sample: Sample) -> Any:
-        """Return the value; an error gains a note that names the sample and the operation."""
+        """Return the value. A note on an error names the sample and the operation."""
         if self._value is UNLOADED:
             values = [value.get(sample) for value in self._inputs] if self._inputs else ()
             record = activity.current
             before = record.enter(sample, self._what) if record is not None else (None, "")
             try:
                 self._value = self._load(sample if self._scope is None else sample.view(self._scope), *values)
-            except BaseException as error:  # also SystemExit, which workers pass on to the main process
+            except BaseException as error:  # including SystemExit, which workers send to the main process
                 add_note(error, f"kdpipes: while {self._doing(sample)} (ordinal {sample.ordinal})")
                 raise
             finally:
@@ -78,7 +78,7 @@ class Lazy:
         return self._value
 
     def reaches(self, others: Collection[Lazy]) -> list[Lazy]:
-        """Return which of some values this one is computed from, as far as it is not loaded yet; or is."""
+        """Return those of some values that this one is, or is still to be computed from."""
         found, waiting, seen = list[Lazy](), [self], set[int]()
         while waiting:
             value = waiting.pop()
@@ -89,10 +89,10 @@ class Lazy:
         return found
 
     def before(self, is_step: Callable[[str], bool]) -> Lazy | None:
-        """Return the value that the steps at the end were applied to; None where it is no longer known.
+        """Return the value before the last steps; None if it is no longer known.
 
         Args:
-            is_step: Tells a step by what it does.
+            is_step: A function of the description of a value that returns whether it is such a step.
         """
         value = self
         while is_step(value._what):
@@ -102,11 +102,11 @@ class Lazy:
         return value
 
     def wrap(self, wrapped: Callable[[Callable[..., Any], str], Callable[..., Any] | None]) -> None:
-        """Put something around what computes the value, and the values that it is computed from.
+        """Wrap the function that computes the value, and those of the values that it is computed from.
 
         Args:
-            wrapped: Called with what computes a value and what goes on then; returns what does so from now on. None
-                leaves it, and what it is computed from, as it is.
+            wrapped: Called with the function and its description; returns the new function. If it returns None, the
+                value and its inputs are left unchanged.
         """
         if self._value is UNLOADED and (load := wrapped(self._load, self._what)) is not None:
             self._load = load
@@ -117,10 +117,10 @@ class Lazy:
         return f"{self._what} of sample {sample.key!r}"
 
     def fork(self, forks: dict[Lazy, Lazy]) -> Lazy:
-        """Return the same value for another delivery of the sample: what is not loaded yet is computed anew, once.
+        """Return the value for another delivery of the sample. If it is not loaded yet, it is computed anew, once.
 
         Args:
-            forks: The values that have been forked for that delivery so far; this one is added.
+            forks: The values that have already been forked for that delivery. This one is added.
         """
         if self not in forks:
             forks[self] = Lazy.of(self._value) if self.is_loaded else self._unloaded_fork(forks)
@@ -133,10 +133,10 @@ class Lazy:
 
 
 class Loaded(Lazy):
-    """A value that is there already, which most of the fields are: made in a quarter of the time."""
+    """A value that is already loaded, as most fields are. Making one takes a quarter of the time of a `Lazy`."""
 
     __slots__ = ()
-    _load: Any = UNLOADED  # it hides a slot, and so do those that follow
+    _load: Any = UNLOADED  # these attributes hide the slots of the base class
     _inputs: Any = ()
     _scope: Any = None
     _what: Any = ""
@@ -150,7 +150,7 @@ class Loaded(Lazy):
 
 
 class _Origin:
-    """What all views of one delivered sample share."""
+    """The data that all views of one delivered sample share."""
 
     __slots__ = (
         "ctx",
@@ -183,18 +183,18 @@ class _Origin:
 
 
 class Sample(MutableMapping[str, Any]):
-    """A mutable mapping of named fields. A field is loaded when it is first read, once; `name in sample` loads nothing.
+    """A mutable mapping of named fields. Each field is loaded once, when it is first read.
 
-    Pickling and copying load all fields.
+    `name in sample` loads nothing. Pickling and copying load all fields.
 
     Args:
-        fields: The fields; a value of type `Lazy` is computed when it is read.
-        key: Stable and unique in its source: a relative path, an ID, a shard and member; or what makes it when it is
-            read first.
-        index: The sample's position in its source.
-        draw: The key that the sample's random numbers derive from; by default, the one that `deal` has set.
-        version: What tells the sample's data from what they were before, for caches: size and date of its file, say; or
-            what returns that.
+        fields: The fields by name. A value of type `Lazy` is computed when it is read.
+        key: A stable name that is unique in the source, such as a relative path or an ID; or a function that returns
+            it. Caches, quarantines and `replay` need it.
+        index: The sample's position in its source, from 0.
+        draw: The key that the sample's random numbers derive from. By default, it is the one that `deal` has set.
+        version: A string that changes when the data of the sample change, such as the size and time of its file; or a
+            function that returns it. Caches use it.
 
     Example:
         >>> sample = Sample({"x": b"pixels", "y": 3}, key="heron/0001.jpg")
@@ -220,11 +220,27 @@ class Sample(MutableMapping[str, Any]):
 
     @property
     def key(self) -> str:
-        """The sample's name, stable and unique in its source."""
+        """The sample's name, which is stable and unique in its source."""
         key = self._origin.key
         if not isinstance(key, str):
             key = self._origin.key = key()
         return key
+
+    def required_key(self, needed_by: str) -> str:
+        """Return the key.
+
+        Args:
+            needed_by: The pipe that needs the key, for the error.
+
+        Raises:
+            ChainError: The sample has no key. All samples without a key would look the same.
+        """
+        if not self.key:
+            raise ChainError(
+                f"`{needed_by}` identifies samples by their keys, but sample {self.index} has none. Pass a unique key, "
+                "`kdp.Sample(fields, key=..., index=...)`, in the source."
+            )
+        return self.key
 
     @property
     def index(self) -> int:
@@ -233,7 +249,7 @@ class Sample(MutableMapping[str, Any]):
 
     @property
     def version(self) -> str:
-        """What tells the sample's data from what they were before; empty where the source does not know."""
+        """A string that changes when the sample's data change; empty if the source does not know."""
         version = self._origin.version
         if not isinstance(version, str):
             version = self._origin.version = version()
@@ -241,11 +257,11 @@ class Sample(MutableMapping[str, Any]):
 
     @property
     def route(self) -> tuple[int, ...]:
-        """Which source each pipe took it from that has several, the first such pipe first."""
+        """For each pipe with several sources that the sample passed, the number of the source it came from."""
         return self._origin.route
 
     def come_from(self, number: int) -> Sample:
-        """Note that a pipe of several sources has taken the sample from one of them."""
+        """Add the number of a source to the route, and return the sample."""
         self._origin.route = (*self._origin.route, number)
         return self
 
@@ -261,12 +277,12 @@ class Sample(MutableMapping[str, Any]):
 
     @property
     def draw(self) -> SampleKey:
-        """The key of the delivered sample, which all of its random numbers derive from."""
+        """The key that all random numbers of the delivered sample derive from."""
         return self._origin.sample_key
 
     @property
     def ctx(self) -> dict[str, Any]:
-        """What the operations after `record_ctx` have recorded, by the operation's name."""
+        """The entries that operations after `record_ctx` have recorded, by the name of the operation."""
         return self._origin.ctx
 
     def __getitem__(self, name: str) -> Any:
@@ -309,7 +325,7 @@ class Sample(MutableMapping[str, Any]):
             refuse_field(name, f"Sample {self.key!r}", self._fields)
 
     def naming(self) -> Callable[[], str]:
-        """Return what names the sample for errors, should there be one, and does not keep the sample."""
+        """Return a function that returns the sample's name for errors, and does not keep the sample in memory."""
         return partial(_named, self._origin.key)
 
     @property
@@ -318,10 +334,10 @@ class Sample(MutableMapping[str, Any]):
         return tuple(self._fields)
 
     def arrange(self, orders: Mapping[tuple[str, ...], Sequence[tuple[str, str]]]) -> bool:
-        """Keep some of the fields, in an order, by other names; return False where there is no order for them.
+        """Keep, rename and order fields; return False if `orders` has no entry for the names of the fields.
 
         Args:
-            orders: Each field as a pair of its new name and its old one, by the names of all fields.
+            orders: Pairs of a new and an old name, by the names of all fields.
         """
         fields = self._fields
         order = orders.get(tuple(fields))
@@ -331,24 +347,24 @@ class Sample(MutableMapping[str, Any]):
         return True
 
     def lack(self, names: Collection[str], place: str) -> None:
-        """Say which fields of the source are missing in this sample alone: reading one is an error of the data.
+        """Set the fields that this sample lacks but others of the source have. Reading one is an error of the data.
 
         Args:
-            names: Of the fields.
-            place: Where the sample lies, for the error.
+            names: The names of the fields.
+            place: Where the sample is, for the error.
         """
         self._origin.lacking = frozenset(names), place
 
     @property
     def lacking(self) -> frozenset[str]:
-        """The fields of the source that are missing in this sample alone."""
+        """The fields that this sample lacks but others of the source have."""
         return self._origin.lacking[0]
 
     def missing(self, names: Sequence[str]) -> Lazy | None:
-        """Return a field that is an error when it is read, if this sample lacks a field that others have; else None.
+        """Return a field that raises MissingMemberError when it is read; None unless this sample lacks the field.
 
         Args:
-            names: Of the field; any of them would do.
+            names: The possible names of the field.
         """
         lacking, place = self._origin.lacking
         if not any(name in lacking for name in names):
@@ -362,16 +378,16 @@ class Sample(MutableMapping[str, Any]):
         return Lazy(refuse, what=f"reading field {';'.join(names)!r}")
 
     def key_of(self, operation: str) -> bytes:
-        """Return what an operation's random numbers come from: the delivered sample and the operation's name alone."""
+        """Return the key of an operation, which depends only on the delivered sample and the operation's name."""
         early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
         return (self.draw if early is None else SampleKey.from_entry(early, is_early=True)).key(operation)
 
     def rng(self, operation: str, *, is_borrowed: bool = False) -> np.random.Generator:
-        """Return a generator that depends on the delivered sample and the operation's name alone.
+        """Return a generator that depends only on the delivered sample and the operation's name.
 
         Args:
             operation: The name of the operation, unique for the sample.
-            is_borrowed: Whether the operation is done with the generator before this thread asks for another one.
+            is_borrowed: Whether the operation no longer uses the generator when this thread asks for the next one.
         """
         replayed = self.draw.replayed
         if replayed is not None and operation not in replayed.get(_EARLY, {}) and _DRAW not in replayed:
@@ -384,12 +400,12 @@ class Sample(MutableMapping[str, Any]):
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody wants to know which operations draw random numbers."""
+        """Whether it must be known which operations draw random numbers."""
         return self._origin.drawn is not None or self.is_recording or self.draw.replayed is not None
 
     @contextmanager
     def watching_draws(self) -> Iterator[Callable[[], str | None]]:
-        """Yield what returns the name of an operation that has drawn random numbers since, or None."""
+        """Yield a function that returns the name of an operation that has drawn random numbers meanwhile, or None."""
         before, drawn = self._origin.drawn, list[tuple[str, np.random.Generator | None]]()
         self._origin.drawn = drawn
         try:
@@ -401,13 +417,13 @@ class Sample(MutableMapping[str, Any]):
         return repr(rng.bit_generator.state) != repr(generator(self.key_of(operation)).bit_generator.state)
 
     def record_key(self, operation: str, *, is_recorded: bool) -> np.random.Generator:
-        """Record the sample's key for an operation that records no parameters to replay; return its generator.
+        """Record the sample's key for an operation that records no parameters, and return its generator.
 
-        The entry is `draw`, one for all operations, or `early_draws`, by operation, where a stream's sample is loaded
-        before it is known at which position it will be delivered.
+        The ctx entry is `draw`, one for all operations; or `early_draws`, by operation, if a sample of a stream is
+        loaded before its position in the dealt epoch is known.
 
         Raises:
-            ChainError: In a replay, if that is not known.
+            ChainError: In a replay, the recorded ctx does not contain the key.
         """
         rng = self.rng(operation)
         if isinstance(rng, _Unknown):
@@ -418,7 +434,7 @@ class Sample(MutableMapping[str, Any]):
         if not is_recorded:
             return rng
         if not all(isinstance(self.ctx.get(name, {}), dict) for name in (_DRAW, _EARLY)):
-            raise ChainError(f"The entries {_DRAW!r} and {_EARLY!r} of the ctx are kdpipes' own: use other names.")
+            raise ChainError(f"The ctx entries {_DRAW!r} and {_EARLY!r} are reserved for kdpipes. Use other names.")
         if early is not None or self.draw.is_early:
             self.ctx.setdefault(_EARLY, {})[operation] = early or self.draw.as_entry()
         else:
@@ -427,7 +443,7 @@ class Sample(MutableMapping[str, Any]):
 
     @contextmanager
     def using_key(self, sample_key: SampleKey) -> Iterator[None]:
-        """Let operations take their random numbers from `sample_key` in place of the sample's own."""
+        """Let operations derive their random numbers from `sample_key` instead of the sample's own key."""
         before, self._origin.sample_key = self._origin.sample_key, sample_key
         try:
             yield
@@ -439,7 +455,7 @@ class Sample(MutableMapping[str, Any]):
         self._origin.sample_key = sample_key
 
     def scope(self) -> dict[str, Lazy]:
-        """Return the fields that the sample has now, not loaded, whatever happens to it later."""
+        """Return a copy of the current fields, without loading them."""
         return dict(self._fields)
 
     def view(self, scope: Mapping[str, Lazy]) -> Sample:
@@ -449,10 +465,10 @@ class Sample(MutableMapping[str, Any]):
         return view
 
     def fork(self, *, key: str | None = None) -> Sample:
-        """Return the sample for another delivery: its own key and ctx; what is not loaded yet is computed anew.
+        """Return the sample for another delivery, with a ctx of its own. Fields that are not loaded are computed anew.
 
         Args:
-            key: The new sample's key, if it is to have another.
+            key: The new sample's key. By default, it is that of this sample.
         """
         fork = Sample.__new__(Sample)
         origin = self._origin
@@ -470,21 +486,21 @@ class Sample(MutableMapping[str, Any]):
         return fork
 
     def record(self) -> None:
-        """Record in `ctx` what the operations that follow report."""
+        """Record the parameters of the following operations in `ctx`."""
         self._origin.is_recording = True
 
     @property
     def is_recording(self) -> bool:
-        """Whether `record_ctx` stands upstream."""
+        """Whether there is a `record_ctx` upstream."""
         return self._origin.is_recording
 
     @property
     def is_raw(self) -> bool:
-        """Whether no operation has been done, as far as operations leave a trace."""
+        """Whether no operation that leaves a trace has been applied."""
         return not self._origin.names and not self._origin.is_recording
 
     def claim_name(self, operation: str) -> str:
-        """Return a name for an operation that no other operation of this sample has: "crop", "crop_2", ..."""
+        """Return a name for an operation that is unique for this sample: "crop", "crop_2", ..."""
         names = self._origin.names
         if operation not in names and operation not in (_DRAW, _EARLY):
             names[operation] = 1
@@ -497,38 +513,36 @@ class Sample(MutableMapping[str, Any]):
         return name
 
     def promise_ctx(self, name: str, value: Lazy) -> None:
-        """Say that loading `value` will record the entry `name` of the ctx."""
+        """Declare that loading `value` records the entry `name` of the ctx."""
         self._origin.promises[name] = value
 
     def promises(self) -> dict[str, Lazy]:
-        """Return which value will record which entry of the ctx when it is loaded."""
+        """Return the values that record entries of the ctx when they are loaded, by the names of the entries."""
         return dict(self._origin.promises)
 
     def recorded(self, name: str) -> Any:
-        """Return one entry of the ctx, loading the field that it is recorded with."""
+        """Return one entry of the ctx. Load the field whose loading records it, if necessary."""
         promises = self._origin.promises
         for promise in [promises[name]] if name in promises else list(promises.values()):
             if name not in self.ctx:
                 promise.get(self)
         if name not in self.ctx:
             names = sorted({*self.ctx, *self._origin.promises})
-            way_out = (
-                "" if self.is_recording else "`.record_ctx()` must stand before the operations that are to be recorded."
-            )
-            refuse_field(name, f"The ctx of sample {self.key!r}", names, way_out)
+            hint = "" if self.is_recording else "Put `.record_ctx()` before the operations to record."
+            refuse_field(name, f"The ctx of sample {self.key!r}", names, hint)
         return self.ctx[name]
 
 
 class _Unknown:
-    """The generator of an operation in a replay that does not know it: an error for who draws from it."""
+    """A stand-in for the generator of an operation that the replayed ctx does not know. Drawing from it raises."""
 
     def __init__(self, operation: str) -> None:
         self._operation = operation
 
     def refuse(self) -> NoReturn:
         raise ChainError(
-            f"`{self._operation}` draws random numbers, and nothing in the ctx says which. Put `.record_ctx()` before "
-            "it, or build the whole batch again: `kdp.rebuild_batch`."
+            f"`{self._operation}` draws random numbers, but the ctx does not contain them. Put `.record_ctx()` before "
+            "it, or rebuild the whole batch with `kdp.rebuild_batch`."
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -567,24 +581,22 @@ def _short(value: Any) -> str:
 
 
 def as_sample(item: Any, index: int, pipe: str) -> Sample:
-    """Return `item` as a new sample, which a stock pipe may have kept; a dictionary as its fields; or refuse it."""
+    """Return a sample (as a new object, because a stock pipe may keep it) or a dictionary of fields as a new sample."""
     if isinstance(item, Sample):
         return item.fork()
     if isinstance(item, Mapping) and all(isinstance(name, str) for name in item):
         fields = {name.lstrip("."): value for name, value in item.items() if not name.startswith("__")}
         return Sample(fields, key=str(item.get("__key__", index)), index=index)
-    raise ChainError(
-        f"`{pipe}` takes samples, but its source gives {type(item).__name__}. {_way_to_samples(item, pipe)}"
-    )
+    raise ChainError(f"`{pipe}` takes samples, but its source yields {type(item).__name__}. {_hint_for(item, pipe)}")
 
 
-def _way_to_samples(item: Any, pipe: str) -> str:
+def _hint_for(item: Any, pipe: str) -> str:
     if isinstance(item, list):
-        return f"Those are batches: put `.{pipe}()` before `.deal()`."
+        return f"These are batches: put `.{pipe}()` before `.deal()`."
     if isinstance(item, str):
-        return "If those are paths, `.to_samples()` makes samples of the files."
+        return "If these are paths, `.to_samples()` makes samples of the files."
     return (
-        f'Name the fields first: `.to_samples(fields="x y")`; if those are batches, put `.{pipe}()` before `.deal()`.'
+        f'Name the fields first: `.to_samples(fields="x y")`. If these are batches, put `.{pipe}()` before `.deal()`.'
         if isinstance(item, tuple)
         else "`.to_samples()` makes them."
     )

@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.call_text import note_call
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
-from kdpipes.core.errors import ChainError
+from kdpipes.core.errors import ChainError, add_note
 from kdpipes.core.iter_pipe import IterPipe, samples_of
 from kdpipes.core.map_pipe import MapPipe, is_key
 from kdpipes.core.operation import Operation
@@ -25,11 +25,11 @@ from kdpipes.core.traits import UNDECLARED, Traits
 
 __all__ = ["SampleMapperIterDataPipe", "SampleMapperMapDataPipe", "register_operation", "sample_pipe", "work_pipe"]
 
-_FILLED = ("ctx", "rng")  # parameters of users' functions that kdpipes fills
+_FILLED = ("ctx", "rng")  # parameters of users' functions that kdpipes passes
 
 
 class SampleMapper(Named, Pipe):
-    """What both flavours share: the operation, and what is known of its fields before any sample is read."""
+    """The base class of work pipes of both flavours: the operation, and what is known before a sample is read."""
 
     source: Any
     _operation: Operation
@@ -45,16 +45,16 @@ class SampleMapper(Named, Pipe):
 
     @property
     def operation(self) -> Operation:
-        """What is done to each sample."""
+        """The operation on each sample."""
         return self._operation
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
-        """What the operation does; each sample passes before the next one is read."""
+        """The traits of the operation. Each sample passes before the next one is read."""
         return replace(self.operation.traits, holds_back=False)
 
     def apply(self, sample: Sample) -> Sample:
-        """Do the operation, unless it is what `finish` does."""
+        """Apply the operation, unless it is applied by `finish`."""
         return sample if self._selects else self._operation(sample)
 
     def finish(self, sample: Sample) -> Any:
@@ -76,7 +76,7 @@ class SampleMapper(Named, Pipe):
 
 @functools.cache
 def _is_ours(kind: type) -> bool:
-    """Return what `isinstance` would, which asks torch's metaclass for each sample and pipe."""
+    """Return whether a class is a MapPipe. `isinstance` would call torch's metaclass for each sample and pipe."""
     return issubclass(kind, MapPipe)
 
 
@@ -129,7 +129,7 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
 
 
 class SampleMapperIterDataPipe(SampleMapper, IterPipe):
-    """Applies an operation to each sample of a stream, as it passes.
+    """Applies an operation to each sample of a stream while it passes.
 
     Args:
         source_datapipe: A pipe of samples.
@@ -152,9 +152,9 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
             yield sample
 
     def _row(self) -> tuple[Iterator[Sample], list[Callable[[Sample], Sample]]]:
-        """Return what this pipe and those like it right before it do to a sample, and what they do it to.
+        """Return the operations of this pipe and of the work pipes right before it, and the samples they apply to.
 
-        One that is measured has a `samples` of its own.
+        A pipe that is being profiled has a `samples` of its own, and ends the row.
         """
         pipes = [self]
         while type(source := pipes[0].source) is SampleMapperIterDataPipe and "samples" not in vars(source):
@@ -223,7 +223,13 @@ class UsersOperation(Operation):
 
     def __call__(self, sample: Sample) -> Sample:
         place, ctx = sample.claim_name(self._place), sample.ctx if sample.is_recording else None
-        changed = call_seeded(self._bound, sample, place, sample, *self.args, ctx=ctx)
+        try:
+            changed = call_seeded(self._bound, sample, place, sample, *self.args, ctx=ctx)
+        except BaseException as error:
+            add_note(
+                error, f"kdpipes: while applying {self.name!r} to sample {sample.key!r} (ordinal {sample.ordinal})"
+            )
+            raise
         if changed is not sample and not isinstance(changed, Sample):
             raise ChainError(f"`{self.name}` must return the sample, but returned {type(changed).__name__}.")
         return changed
@@ -247,7 +253,7 @@ def sample_pipe(
     """Register a work pipe, `.name(...)`, on indexed pipes and on streams.
 
     Args:
-        name: The functional name. Torch, torchdata and kdpipes must not have a pipe or method of that name.
+        name: The functional name. It must not be that of a pipe or method of torch, torchdata or kdpipes.
         changes: The names of the fields that a function changes or adds, in one string: "x mask". Other columns then
             come straight from the source. By default, all fields may change, so that a plan pipe downstream calls the
             function for every sample.
@@ -266,7 +272,7 @@ def sample_pipe(
     `transform`; for a function with an attribute `is_random = False`, nothing is seeded.
 
     Raises:
-        TypeError: `changes` or `reads` is given for a class, or the class has methods which `traits` has replaced.
+        TypeError: `changes` or `reads` is passed for a class, or the class has methods that `traits` has replaced.
         ValueError: The functional name is taken.
 
     Example:
@@ -301,7 +307,7 @@ def _named_in(names: str | None) -> frozenset[str] | None:
 
 
 def _check_class(definition: type, *, is_declared: bool) -> None:
-    """Raise TypeError for a class whose fields are declared in a way that has no effect."""
+    """Raise TypeError if a class declares its fields in a way that has no effect."""
     replaced = next((name for name in ("column_name", "field_names") if name in dir(definition)), None)
     if is_declared or replaced is not None:
         what = "`changes` and `reads` are for functions" if replaced is None else f"`{replaced}` is not called any more"
@@ -312,7 +318,7 @@ def _check_class(definition: type, *, is_declared: bool) -> None:
 
 
 def work_pipe(name: str) -> Callable[[Definition], Definition]:
-    """Register an `Operation` class of kdpipes' own, which handles random numbers and the ctx itself."""
+    """Register an `Operation` class of kdpipes, which handles random numbers and the ctx itself."""
 
     def decorate(definition: Definition) -> Definition:
         register_operation(name, definition, definition)
@@ -333,7 +339,7 @@ def register_operation(
         name: The functional name.
         definition: The function or class whose signature and docstring the method gets.
         make: Called with the arguments of the method; returns the operation.
-        pipes: The pipe classes, called as `pipe(source_datapipe, operation, name)`: of indexed sources, of streams.
+        pipes: The classes for indexed sources and for streams, called as `pipe(source_datapipe, operation, name)`.
     """
     signature = inspect.signature(definition)
     if not isinstance(definition, type):

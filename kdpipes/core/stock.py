@@ -12,7 +12,7 @@ from kdpipes.core.traits import Traits
 
 __all__ = ["KEEPS_ITEMS_APART", "Seeded", "Sharded", "is_one_to_one", "redraws", "shards", "stock_traits"]
 
-KEEPS_ITEMS_APART = (Mapper, IndexedMapper, Collator, Filter, FlatMapper, UnBatcher)  # they hold no item back
+KEEPS_ITEMS_APART = (Mapper, IndexedMapper, Collator, Filter, FlatMapper, UnBatcher)  # these hold no items back
 _ORDER_ALONE = (Shuffler, Prefetcher)
 
 
@@ -25,18 +25,18 @@ class Seeded(Protocol):
 
 @runtime_checkable
 class Sharded(Protocol):
-    """A pipe that can be told which part of the items it gives."""
+    """A pipe that can be restricted to one part of the items."""
 
     def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: Any) -> Any: ...
 
 
 def shards(pipe: Any) -> bool:
-    """Return whether a pipe gives each worker a part of its own."""
+    """Return whether a pipe gives each worker a different part of the items."""
     return isinstance(pipe, Sharded | ShardingRoundRobinDispatcher)
 
 
 def is_one_to_one(pipe: Any) -> bool:
-    """Return whether a stock pipe makes one item of each, before it reads the next one."""
+    """Return whether a stock pipe makes one item of each item before it reads the next one."""
     return isinstance(pipe, Mapper | Collator)
 
 
@@ -56,7 +56,7 @@ def is_replicable(pipe: Any) -> bool:
 
 
 def redraws(pipe: Any) -> bool:
-    """Return whether loaders seed a pipe when an epoch begins, so that it may give another order in each."""
+    """Return whether loaders seed a pipe when an epoch begins, so that its order may differ between epochs."""
     return isinstance(pipe, Seeded)
 
 

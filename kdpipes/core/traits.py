@@ -1,4 +1,4 @@
-"""What a pipe does to samples, as a declaration that other pipes read."""
+"""`Traits`, the declaration of what a pipe does to samples, which other pipes read."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ __all__ = ["UNDECLARED", "Gives", "Role", "Traits"]
 
 Role = Literal["source", "plan", "order", "work", "cache", "deal", "batch", "device"]
 Gives = Literal["samples", "items", "batches"]
-_PASSING = ("plan", "order", "cache")  # the roles of pipes that pass samples on unchanged
+_PASSING = ("plan", "order", "cache")  # the roles of pipes that pass samples unchanged
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What a pipe, or the operation of a work pipe, does to samples: as much of it as other pipes need to know.
+    """The declaration of what a pipe, or the operation of a work pipe, does to samples.
 
     The defaults are the cautious choice: a pipe may read and change every field. For pipes that pass samples on
     unchanged (roles "plan", "order" and "cache"), the defaults of `reads` and `changes` are no fields.
 
     Args:
-        role: "source": makes samples. "plan": chooses among them, or joins several sources; those chosen pass
-            unchanged. "order": changes only their order, or which worker gets them. "work": changes samples.
-            "cache": keeps their values. "deal": makes batches. "batch": makes one item of each batch. "device": runs
-            in the main process, as do all pipes after it.
-        gives: "samples"; "items", which `select` makes of them; or "batches".
+        role: The role of the pipe in a chain. "source" makes samples; "plan" chooses samples or joins several sources,
+            and passes them unchanged; "order" changes only their order or which worker gets them; "work" changes
+            samples; "cache" keeps their values; "deal" makes batches; "batch" makes one item of each batch; "device"
+            runs in the main process, as do all pipes after it.
+        gives: What the pipe yields: "samples", "items" as `select` makes them, or "batches".
         item_form: The form of the items; None unless `gives` is "items".
-        needs: Fields that samples must have before the operation.
+        needs: Names of the fields that samples must have before the operation, as a set.
         reads: Names of the fields that the results depend on, as a set; None if that is unknown.
         changes: Names of the fields whose values change, or that are added, as a set; None if that is unknown.
-        renames: New names of fields, each with the old one, or several of which the first that a sample has is taken.
-        random: The name of what draws random numbers, so that results differ from epoch to epoch; None if nothing
-            does as far as is known before it is called.
-        records: The name of what `record_ctx` records; None if nothing does.
+        renames: New names of fields, each with a tuple of old names, of which the first that a sample has is renamed.
+        random: The name of the part that draws random numbers, so that results differ between epochs; None if no part
+            is known to.
+        records: The name of the part whose parameters `record_ctx` records; None if there is none.
         seeds: Names of the functions for which global random generators are seeded.
-        freezes: Whether it keeps the first results of random operations upstream for all later epochs.
-        is_eager: Whether it may load fields when the sample passes. Operations that are not eager load a field only
-            when it is read.
-        is_transparent: Whether it changes no sample, so that states fit chains with and without it.
-        handles_errors: Whether it decides what happens to samples that cannot be made.
-        holds_back: Whether a stream may keep samples back, so that the sample which leaves the pipe is not the one
+        freezes: Whether the pipe keeps the first results of random operations upstream for all later epochs.
+        is_eager: Whether the operation may load fields when a sample passes. Otherwise, it loads a field only when the
+            field is read.
+        is_transparent: Whether the pipe changes no sample, so that states fit chains with and without it.
+        handles_errors: Whether the pipe decides what happens to samples that cannot be made.
+        holds_back: Whether a stream may hold samples back, so that the sample that leaves the pipe need not be the one
             that was read last.
-        counts_whole: Whether what passes depends on the whole stream, not on each sample alone.
-        is_remote: Whether a source reads over a network, so that it should be told in advance what will be read.
+        counts_whole: Whether the samples that pass depend on the whole stream, not on each sample alone.
+        is_remote: Whether a source reads over a network and can prefetch samples.
     """
 
     role: Role = "work"
@@ -79,14 +79,14 @@ class Traits:
 
     @property
     def is_plan(self) -> bool:
-        """Whether samples pass unchanged, if they pass."""
+        """Whether the pipe chooses samples, which pass unchanged."""
         return self.role == "plan"
 
     def fields_after(self, known: frozenset[str]) -> frozenset[str] | None:
         """Return the fields that every sample has after the operation; None if that is unknown.
 
         Args:
-            known: The fields that every sample has before it.
+            known: The fields that every sample has before the operation.
         """
         if self.changes is None:
             return None
@@ -106,4 +106,4 @@ class Traits:
         return self.reads is not None and name not in self.reads
 
 
-UNDECLARED = Traits()  # those of pipes and operations that declare nothing
+UNDECLARED = Traits()  # the traits of pipes and operations that declare none

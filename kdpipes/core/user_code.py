@@ -1,4 +1,4 @@
-"""Tell users' own code from libraries, and find the globals and the class members that it depends on."""
+"""Distinguish users' code from libraries, and find the globals and class members that it depends on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WRAPPERS = (
 
 
 def is_users(kind: type) -> bool:
-    """Return whether a class is a user's own: its code may change while its name stays."""
+    """Return whether a class was written by a user, so that its code may change while its name stays."""
     return is_users_module(kind.__module__)
 
 
@@ -57,7 +57,7 @@ def is_users_module(name: str) -> bool:
     """Return whether a module belongs to a user: it is not part of Python, kdpipes or an installed package."""
     if name.split(".")[0] == "builtins" or _is_kdpipes_module(name):
         return False
-    if name == "__main__":  # also of a notebook, and of a program that a library's launcher runs
+    if name == "__main__":  # including notebooks and programs run by a library's launcher
         return True
     file = getattr(sys.modules.get(name), "__file__", None)
     return file is None or not file.startswith(_library_folders())
@@ -69,7 +69,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def own_members(kind: type) -> list[Any]:
-    """Return the methods and plain attributes that users' code gives to a class, as [name, value] pairs."""
+    """Return the methods and plain attributes that users' code defines in a class, as pairs [name, value]."""
     return [
         [name, part]
         for each in kind.__mro__
@@ -88,7 +88,7 @@ def _unwrapped(member: Any) -> Any:
 
 
 def library_of(value: Any) -> tuple[str, ...] | None:
-    """Return name and version of a library's module, function or class; None for values and users' code."""
+    """Return the name and version of a library's module, function or class; None for values and users' code."""
     if isinstance(value, ModuleType):
         name, inner = value.__name__, ""
     elif isinstance(value, type | FunctionType | BuiltinFunctionType) and getattr(value, "__self__", None) is None:
@@ -101,7 +101,7 @@ def library_of(value: Any) -> tuple[str, ...] | None:
         return None
     if is_users_module(name):
         return (name,) if isinstance(value, ModuleType) else None
-    # kdpipes' own changes are counted by the version of the keys' format.
+    # Changes of kdpipes itself are covered by the version of the key format.
     root = name.split(".")[0]
     version = getattr(sys.modules.get(root), "__version__", "") if root != "kdpipes" else ""
     return name, inner, str(version).split("+")[0]

@@ -1,10 +1,10 @@
-"""What `mixup` and `cutmix` share: who is mixed with whom, where a batch has it, and what becomes of the labels."""
+"""The base class of `mixup` and `cutmix`: partners, the places of images and labels in a batch, mixed labels."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,75 +13,64 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, check_count, closest, is_number, must_be, refuse_field
+from kdpipes.core.errors import ChainError, DataError, check_count, check_number, closest, must_be, refuse_field
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
-from kdpipes.delivery.batch_pipe import OneToOne
-from kdpipes.delivery.dealer import Dealer
+from kdpipes.core.registry import pipe_name
+from kdpipes.delivery.batch_pipe import BatchPipe
 
 __all__ = ["Params", "SampleMixing", "mixed_labels"]
 
 Params = dict[str, torch.Tensor]
 
 
-class SampleMixing(OneToOne):
-    """A pipe that mixes each sample of a batch with another one of it. A subclass draws, and applies what is drawn."""
+class SampleMixing(BatchPipe):
+    """Mixes each sample of a batch with another sample of the same batch. A subclass implements `draw` and `apply`."""
 
-    method: str  # the functional name
-
-    def _configure(
-        self, source_datapipe: Any, alpha: float, num_classes: int | None, image: str, label: str, p: float
+    def __init__(
+        self, source_datapipe: Any, alpha: float, *, num_classes: int | None, image: str, label: str, p: float
     ) -> None:
-        if not isinstance(source_datapipe, IterDataPipe):
-            raise TypeError(must_be("source_datapipe", "a stream of batches", source_datapipe))
-        self.source = source_datapipe
-        self._alpha = _check_number("alpha", alpha, "a number above 0", math.ulp(0), sys.float_info.max)
-        self._p = _check_number("p", p, "a probability, from 0 to 1", 0, 1)
+        if isinstance(source_datapipe, IterDataPipe):
+            _check_chain(source_datapipe, pipe_name(self))
+        super().__init__(source_datapipe)
+        self._alpha = check_number("alpha", alpha, "a number above 0", math.ulp(0), sys.float_info.max)
+        self._p = check_number("p", p, "a probability, from 0 to 1", 0, 1)
         self._num_classes = None if num_classes is None else check_count("num_classes", num_classes)
-        self._name = _name_for(self)
+        self._name = self.unique_name()
         self._form = form_of(source_datapipe) or ItemForm(())
         self._fields = {"image": image, "label": label}
         for param, name in self._fields.items():
             _check_field(param, name, self._form.names)
 
-    def __len__(self) -> int:
-        return len(self.source)
-
     def item_form(self) -> ItemForm | None:
-        """Return the form of the batches; None without a `select` upstream."""
         return self._form if self._form.names else None
-
-    def iterate(self) -> Iterator[Any]:
-        dealer = _dealer_before(self.source, self.method)
-        for batch in self.source:
-            yield self._mixed(batch, dealer.batch_key().rng(self._name))
 
     def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
         """Return the parameters for the images of a batch, drawn from `rng`."""
         raise TypeError(f"{type(self).__name__} must implement `draw`.")
 
     def apply(self, x: torch.Tensor, y: torch.Tensor, params: Params) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the images and labels of a batch, mixed as `params` say."""
+        """Return the images and labels of a batch, mixed with the parameters that `draw` returned."""
         raise TypeError(f"{type(self).__name__} must implement `apply`.")
 
     def empty_like(self, x: torch.Tensor) -> torch.Tensor:
-        """Return memory for mixed images: where they are sent, if this pipe is the last one of a worker's."""
+        """Return memory for mixed images: the buffer that is sent, if this is the last pipe that runs in a worker."""
         if self._allocate is None or x.device.type != "cpu" or not x.is_contiguous():
             return torch.empty_like(x)
         return self._allocate(x.shape, x.dtype)
 
     def _partners(self, size: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return each sample's partner, and its own weight; how a batch is mixed does not depend on `p`."""
+        """Return each sample's partner and its own weight, both `[B]`. `p` decides only whether the batch is mixed."""
         is_mixed = rng.random() < self._p
         weight, partner = rng.beta(self._alpha, self._alpha, size), rng.permutation(size)
         return (partner, weight) if is_mixed else (np.arange(size), np.ones(size))
 
-    def _mixed(self, batch: Any, rng: np.random.Generator) -> Any:
+    def process(self, batch: Any, rng: np.random.Generator) -> Any:
         if not self._form.has_ctx:
             return self._mixed_fields(batch, rng)[0]
         fields, ctx = batch
         if self._name in ctx:
-            raise ChainError(f"The ctx has an entry {self._name!r} already: give the transform of that name another.")
+            raise ChainError(f"The ctx already has an entry {self._name!r}. Rename the transform that recorded it.")
         mixed, params = self._mixed_fields(fields, rng)
         return mixed, {**ctx, self._name: params}
 
@@ -96,18 +85,18 @@ class SampleMixing(OneToOne):
         return tuple(mixed.get(place, value) for place, value in enumerate(fields)), params
 
     def _place(self, name: str, fields: Any) -> Any:
-        """Return where a batch has the field `name`."""
+        """Return the key or the position of the field `name` in a batch."""
         if isinstance(fields, Mapping):
             return name if name in fields else refuse_field(name, "The batch", fields)
         if isinstance(fields, tuple) and len(fields) == len(self._form.names):
             return self._form.names.index(name)
         raise ChainError(
-            f"`.{self.method}()` does not know where {name!r} is in a batch that is {type(fields).__name__}. Put it "
-            "right behind `.collate_samples()`, or give it dictionaries."
+            f"`.{pipe_name(self)}()` does not know where {name!r} is in a batch of type {type(fields).__name__}. Put "
+            "it right after `.collate_samples()`, or make batches dictionaries."
         )
 
     def _check(self, x: Any, y: Any) -> None:
-        """Refuse what is no batch of images and their labels."""
+        """Raise DataError unless the values are tensors of equal length: images and their labels."""
         for name, value in zip(self._fields.values(), (x, y), strict=True):
             if not isinstance(value, torch.Tensor) or not value.ndim:
                 raise DataError(f"Field {name!r} must be a tensor `[B, ...]`, but is {type(value).__name__}.")
@@ -115,56 +104,40 @@ class SampleMixing(OneToOne):
             raise DataError(f"A batch has {len(x)} images, but {len(y)} labels.")
 
 
-def _check_number(param: str, value: Any, rule: str, least: float, largest: float) -> float:
-    if not is_number(value):
-        raise TypeError(must_be(param, rule, value))
-    if not least <= value <= largest:
-        raise ValueError(must_be(param, rule, value))
-    return float(value)
-
-
 def _check_field(param: str, name: Any, names: tuple[str, ...]) -> None:
     if not isinstance(name, str):
         raise TypeError(must_be(param, "the name of a field", name))
     if names and name not in names:
-        way_out = f'Select it: `.select("{" ".join([*names, name])}")`; or name another: `{param}=...`.'
+        hint = f'Select it: `.select("{" ".join([*names, name])}")`; or name another: `{param}=...`.'
         rule = f"among the fields {', '.join(names)}"
-        raise ValueError(must_be(param, rule, name, closest(name, names).strip() or way_out))
+        raise ValueError(must_be(param, rule, name, closest(name, names).strip() or hint))
 
 
-def _dealer_before(source: Any, method: str) -> Any:
-    """Return the `deal` that gives the batches of `source`, one by one; refuse a chain in which they lose touch."""
+def _check_chain(source: Any, name: str) -> None:
+    """Raise ChainError unless each item of `source` is made of exactly one batch of `deal`."""
     chain = Chain.of(source)
-    *between, last = chain.one_to_one_path()
-    if isinstance(last.pipe, Dealer) and between:
-        return last.pipe
-    if isinstance(last.pipe, Dealer):
-        raise ChainError(f"`.{method}()` mixes tensors, but `.deal()` gives lists. Put `.collate_samples()` before it.")
-    if chain.deal is not None:
+    if chain.deal is None:
         raise ChainError(
-            f"`.{method}()` must know which batch of `.deal()` it mixes, but {type(last.pipe).__name__} may hold "
-            "batches back, or change their number. Put it right behind `.collate_samples()`."
+            f"`.{name}()` draws random numbers for each batch of `.deal()`, but there is no `.deal()` upstream. Put "
+            "`.deal(batch_size=...).collate_samples()` before it."
         )
-    raise ChainError(
-        f"`.{method}()` draws for each batch of `.deal()`, which is not there. Put "
-        "`.deal(batch_size=...).collate_samples()` before it."
-    )
-
-
-def _name_for(pipe: Any) -> str:
-    """Return the name of an operation that no other one of the chain has: "mixup", "mixup_2", ..."""
-    _dealer_before(pipe.source, pipe.method)
-    number = sum(type(node.pipe) is type(pipe) for node in Chain.of(pipe).one_to_one_path())
-    return pipe.method if number == 1 else f"{pipe.method}_{number}"
+    last = chain.one_to_one_path()[-1]
+    if last is chain.end and last is chain.deal:
+        raise ChainError(f"`.{name}()` mixes tensors, but `.deal()` gives lists. Put `.collate_samples()` before it.")
+    if last.traits.role != "deal":
+        raise ChainError(
+            f"`.{name}()` must know which batch of `.deal()` it mixes, but {type(last.pipe).__name__} may hold "
+            "batches back or change their number. Put it right after `.collate_samples()`."
+        )
 
 
 def mixed_labels(y: torch.Tensor, params: Params, num_classes: int | None) -> torch.Tensor:
-    """Return `[B, C]` shares of the classes, each sample's and its partner's by weight.
+    """Return the labels as shares of the classes, `[B, C]`: the weighted mean of each sample's and its partner's.
 
     Args:
-        y: Class numbers `[B]`, -1 for none; or shares `[B, C]`.
-        params: `partner` and `weight`.
-        num_classes: C, where `y` does not say.
+        y: Class numbers `[B]`, -1 for unlabelled samples; or shares `[B, C]`, floats.
+        params: The parameters `partner` and `weight` of `draw`.
+        num_classes: The number of classes C; needed if `y` holds class numbers.
     """
     shares = _shares(y, num_classes)
     weight, partner = params["weight"].to(y.device)[:, None], params["partner"].to(y.device)
@@ -179,12 +152,12 @@ def _shares(y: torch.Tensor, num_classes: int | None) -> torch.Tensor:
     if y.is_floating_point() or y.is_complex() or y.ndim != 1:
         raise DataError(f"Labels must be class numbers `[B]` or floats `[B, C]`, but are {y.dtype} {list(y.shape)}.")
     if num_classes is None:
-        raise ValueError(must_be("num_classes", "given where labels are class numbers", None))
+        raise ValueError(must_be("num_classes", "given if labels are class numbers", None))
     classes = y.long()
     wrong = classes[(classes < -1) | (classes >= num_classes)]
     if len(wrong):
         raise DataError(
-            f"Labels must be from 0 to {num_classes - 1}, or -1 for none, but one is {wrong[0].item()}: "
+            f"Labels must be from 0 to {num_classes - 1}, or -1 for unlabelled samples, but one is {wrong[0].item()}: "
             f"`num_classes` is {num_classes}."
         )
     return (classes[:, None] == torch.arange(num_classes, device=y.device)).float()

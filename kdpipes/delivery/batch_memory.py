@@ -1,4 +1,4 @@
-"""Memory for a batch that is being made: in a worker process, the memory in which the batch is sent."""
+"""Allocate tensors for batches; in a worker process, in the memory in which the batch is sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def allocate(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Here(threading.local):
-    """How this thread allocates batches. Threads that a chain starts itself use ordinary memory."""
+    """The allocator of this thread. Threads that a chain starts use ordinary memory."""
 
     def __init__(self) -> None:
         self.allocate: Allocate = allocate
@@ -28,20 +28,20 @@ _here = _Here()
 
 
 def make_batches_in(allocate: Allocate) -> None:
-    """Let `empty_batch` take its memory from `allocate` in this thread."""
+    """Let `empty_batch` call `allocate` in this thread."""
     _here.allocate = allocate
 
 
 def empty_batch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialized CPU tensor for a batch, which a worker process sends without copying it.
 
-    Call it in a function of `.map(...)` after `.deal(...)`, fill the tensor and return it as part of the batch. The
-    memory is used again for later batches, so do not keep the tensor in the worker. Where a batch is not sent by a
-    worker process, or there is not enough room, the tensor has memory of its own, as from `torch.empty`.
+    Call it in a function of `.map(...)` after `.deal(...)`, fill the tensor, and return it as part of the batch. The
+    memory is reused for later batches, so do not keep the tensor in the worker. If no worker process sends the batch,
+    or if there is not enough memory, the tensor has its own memory, as from `torch.empty`.
 
     Args:
         shape: The shape of the tensor.
-        dtype: Its dtype.
+        dtype: The dtype of the tensor.
 
     Example:
         >>> def stack(batch):

@@ -1,7 +1,8 @@
-"""Pipes after `deal` that make one item of each batch."""
+"""`BatchPipe`, the base class of pipes after `deal` that make one item of each batch."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,18 +24,18 @@ class OneToOne(Resumable, IterDataPipe[Any]):
 
     traits = Traits(role="batch", gives="batches", holds_back=False)
     computed = ("_allocate",)
-    _allocate: Allocate | None = None  # where batches are made; None if anywhere
+    _allocate: Allocate | None = None  # allocates batches; None for ordinary memory
 
     def make_batches_in(self, allocate: Allocate) -> None:
-        """Make batches in memory that is used again for later ones, so nothing may keep them."""
+        """Allocate batches with `allocate`, whose memory is reused for later batches, so that nothing may keep them."""
         self._allocate = allocate
 
 
 class BatchPipe(OneToOne):
-    """A batch pipe of your own: one that makes one item of each batch of `deal`.
+    """The base class of your own batch pipes, which make one item of each batch of `deal`.
 
-    A subclass implements `process`. States and resuming, the length, and random numbers that do not depend on workers
-    follow. `functional_pipe("name", flavour="iter")` registers it as a method.
+    A subclass implements `process`. States, resuming, the length, and random numbers that do not depend on the number
+    of workers follow from it. `functional_pipe("name", flavour="iter")` registers it as a method.
 
     Args:
         source_datapipe: `deal`, or a pipe after it that makes one item of each batch.
@@ -50,6 +51,19 @@ class BatchPipe(OneToOne):
         [[2, 4], [6]]
     """
 
+    set_by_init = ("source",)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        signature = inspect.signature(cls.process)
+        try:
+            signature.bind(None, None, None)
+        except TypeError:
+            raise TypeError(
+                f"`{cls.__name__}.process` must take a batch and a random generator, `process(self, batch, rng)`, but "
+                f"is `process{signature}` instead."
+            ) from None
+
     def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a stream of batches", source_datapipe))
@@ -61,11 +75,11 @@ class BatchPipe(OneToOne):
         self.source = source_datapipe
 
     def process(self, batch: Any, rng: np.random.Generator) -> Any:
-        """Return what leaves the chain for a batch.
+        """Return the item for a batch.
 
         Args:
-            batch: What the source gives. It must not be modified.
-            rng: Random numbers that depend only on the seed of `deal`, the epoch, the batch and this pipe.
+            batch: The batch from the source. It must not be modified.
+            rng: A generator whose random numbers depend only on the seed of `deal`, the epoch, the batch and this pipe.
         """
         raise TypeError(f"{type(self).__name__} must implement `process`.")
 
@@ -73,9 +87,11 @@ class BatchPipe(OneToOne):
         return len(self.source)
 
     def iterate(self) -> Iterator[Any]:
-        chain = Chain.of(self)
-        dealer = chain.numbering_deal()
-        number = sum(type(node.pipe) is type(self) for node in chain.one_to_one_path())
-        place = pipe_name(self) if number == 1 else f"{pipe_name(self)}_{number}"
+        dealer, place = Chain.of(self).numbering_deal(), self.unique_name()
         for batch in self.source:
             yield self.process(batch, dealer.batch_key().rng(place))
+
+    def unique_name(self) -> str:
+        """Return a name that no other pipe of the chain has: "mixup", "mixup_2", ..."""
+        number = sum(type(node.pipe) is type(self) for node in Chain.of(self).one_to_one_path())
+        return pipe_name(self) if number == 1 else f"{pipe_name(self)}_{number}"

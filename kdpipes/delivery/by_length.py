@@ -1,4 +1,4 @@
-"""Batches of samples of like length: how an epoch is cut so that none has more than so many tokens. Pure arithmetic."""
+"""Divide an epoch into batches of samples of similar length, with limited numbers of tokens. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from kdpipes.selection import Permutation, smallest_int
 __all__ = ["ByLength", "LengthEpoch", "LengthOrder", "read_lengths"]
 
 _GLOBAL = "global_"
-_SPREAD = 1.1  # how much longer the longest of the samples that are shuffled among each other may be than the shortest,
-_NUM_BATCHES = 4  # unless that would make fewer batches of them, where samples would meet the same ones in every epoch
+# Samples are shuffled in buckets. In a bucket, the longest sample is at most this many times as long as the shortest,
+_SPREAD = 1.1
+# unless a bucket would have fewer batches than this: then the same samples would be together in every epoch.
+_NUM_BATCHES = 4
 
 
 @dataclass(frozen=True)
 class ByLength:
-    """How an epoch is cut into batches by the lengths of its samples; a length counts for 1 at least.
+    """How to divide an epoch into batches by the lengths of samples.
 
-    A batch counts as many tokens as it has when all of its samples are padded to the longest.
+    The tokens of a batch are counted with all samples padded to the longest. A length counts as at least 1.
 
     Args:
-        column: The name of the field of lengths.
-        is_shuffled: Whether samples of like length are shuffled among each other, at the cost of some padding.
-        limits: `max_tokens` and `batch_size`, of one rank's batch, or `global_max_tokens` and `global_batch_size`, of
-            all ranks' together; None where there is none.
-        uneven: What becomes of a short last batch.
+        column: The name of the field with the lengths.
+        is_shuffled: Whether samples of similar length are shuffled, which costs some padding.
+        limits: `max_tokens` and `batch_size` for the batch of one rank, or `global_max_tokens` and `global_batch_size`
+            for all ranks together; None for no limit.
+        uneven: What to do with a short last batch: "keep", "pad" or "drop" it.
     """
 
     column: str
@@ -59,16 +61,16 @@ class ByLength:
         """Not known: batches differ in size."""
 
     def fingerprint(self) -> Any:
-        """Return what makes the batches what they are, but for the sizes, which a state names."""
+        """Return the data on which the batches depend, except for the sizes, which are a separate part of states."""
         return self.uneven, _SPREAD, _NUM_BATCHES
 
     def sizes(self, num_ranks: int) -> dict[str, Any]:
-        """Return the numbers on which the batches depend."""
+        """Return the sizes on which the batches depend, by name."""
         limits = {"batch_by": self.column, **self.limits}
         return limits if self._is_global else {**limits, "num_ranks": num_ranks}
 
     def num_samples(self, length: int, num_ranks: int) -> int:
-        """Return how many samples of a length fit into a global batch; 0 if not one for each rank."""
+        """Return the number of samples of a length in a global batch; 0 if there is not one for each rank."""
         number = min(
             limit // max(length, 1) if name.endswith("max_tokens") else limit
             for name, limit in self.limits.items()
@@ -79,12 +81,12 @@ class ByLength:
         return number * num_ranks
 
     def refuse_long(self, source: Any, order: LengthOrder, num_ranks: int) -> None:
-        """Refuse a sample of which not every rank can have one."""
+        """Raise an error if a batch cannot hold a sample of the largest length for each rank."""
         if not len(order) or self.num_samples(order.length_at(0), num_ranks):
             return
         limits = ", ".join(f"{name}={limit}" for name, limit in self.limits.items())
         if not self.num_samples(1, num_ranks):
-            raise ValueError(f"`deal({limits})` leaves some of {num_ranks} ranks with nothing. Raise the limit.")
+            raise ValueError(f"`deal({limits})` leaves some of {num_ranks} ranks without samples. Raise the limit.")
         raise DataError(
             f"Sample {source.fetch(int(order.positions[0])).key!r} has {self.column} {order.length_at(0)}: with "
             f"`deal({limits})`, a batch cannot hold one such sample for every rank. Leave such samples out, "
@@ -100,7 +102,7 @@ class LengthOrder(Fingerprinted):
     """The positions of samples by their length, longest first.
 
     Args:
-        lengths: Of all samples, `[num_samples]`, whole numbers from 0.
+        lengths: The lengths of all samples, `[num_samples]`, integers of at least 0.
     """
 
     def __init__(self, lengths: NDArray[Any]) -> None:
@@ -114,7 +116,7 @@ class LengthOrder(Fingerprinted):
         return len(self.positions)
 
     def fingerprint(self) -> Any:
-        """Return what tells it from another."""
+        """Return the data that identify the order."""
         return self.positions, self._values, self._stops
 
     def length_at(self, place: int) -> int:
@@ -122,12 +124,12 @@ class LengthOrder(Fingerprinted):
         return int(self._values[-1 - int(np.searchsorted(self._stops, place, side="right"))])
 
     def num_above(self, length: int) -> int:
-        """Return how many samples are as long as this, or longer."""
+        """Return the number of samples of at least this length."""
         number = len(self._values) - int(np.searchsorted(self._values, length))
         return int(self._stops[number - 1]) if number else 0
 
     def buckets(self, layout: ByLength, num_ranks: int) -> _Buckets:
-        """Return how an epoch is cut; worked out once."""
+        """Return how to divide an epoch, computed once for each layout and number of ranks."""
         key = repr(layout), num_ranks
         if key not in self._buckets:
             self._buckets[key] = _Buckets(self, layout, num_ranks)
@@ -135,28 +137,28 @@ class LengthOrder(Fingerprinted):
 
 
 def read_lengths(source: Any, column: str) -> LengthOrder:
-    """Return the samples of an indexed source by their length.
+    """Return the samples of an indexed source in the order of their lengths.
 
     Args:
         source: An indexed pipe.
         column: The name of the field that holds the lengths.
 
     Raises:
-        DataError: A value is no whole number from 0.
+        DataError: A length is not an integer of at least 0.
     """
     lengths = source.column(column)
-    wrong = _first_that_is_no_length(lengths)
+    wrong = _first_invalid(lengths)
     if wrong is not None:
         raise DataError(
-            f"`batch_by` must name a field of whole numbers from 0, but sample {source.fetch(wrong).key!r} has "
-            f"{column} {lengths[wrong]!r}. A length can be a field of its own: "
+            f"`batch_by` must be a field of integers of at least 0, but sample {source.fetch(wrong).key!r} has "
+            f"{column} {lengths[wrong]!r}. Add a field for the length: "
             '`.add_field("length", lambda sample: len(sample["x"]))`.'
         )
     return LengthOrder(lengths)
 
 
-def _first_that_is_no_length(lengths: NDArray[Any]) -> int | None:
-    """Return the position of the first value that is no whole number from 0; None where there is none."""
+def _first_invalid(lengths: NDArray[Any]) -> int | None:
+    """Return the position of the first value that is not an integer of at least 0; None if all are valid."""
     if lengths.dtype.kind in "iu":
         wrong = lengths < 0
     elif lengths.dtype.kind == "f":
@@ -168,10 +170,10 @@ def _first_that_is_no_length(lengths: NDArray[Any]) -> int | None:
 
 
 class _Buckets:
-    """Stretches of the order of samples of like length, longest first, each cut into batches of a size of its own.
+    """The division of the order into buckets of samples of similar length, longest first, each with its own batch size.
 
-    Bucket n holds the samples from `starts[n]` to `starts[n + 1]`, in global batches of `sizes[n]`, numbered from
-    `first_batches[n]` to `first_batches[n + 1]`. Only the last batch of the last one may be short.
+    Bucket n contains the samples from `starts[n]` to `starts[n + 1]` in global batches of `sizes[n]`, with the numbers
+    from `first_batches[n]` to `first_batches[n + 1]`. Only the last batch of the last bucket may be short.
     """
 
     def __init__(self, order: LengthOrder, layout: ByLength, num_ranks: int) -> None:
@@ -185,7 +187,7 @@ class _Buckets:
         self.first_batches = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(batches)])
         self.num_batches = int(self.first_batches[-1])
         rest = int(self.starts[-1] - self.starts[-2]) % sizes[-1] if sizes else 0
-        self.short = rest  # how many samples the short last batch has; 0 without one
+        self.short = rest  # the number of samples in the short last batch; 0 if there is none
 
     def num_kept(self, uneven: Uneven) -> int:
         """Return the number of batches of an epoch."""
@@ -193,7 +195,7 @@ class _Buckets:
 
 
 def _next_bucket(order: LengthOrder, layout: ByLength, num_ranks: int, start: int) -> tuple[int, int]:
-    """Return the size of the global batches of the bucket that begins with `start`, and where it ends."""
+    """Return the size of the global batches of the bucket that begins at `start`, and the end of the bucket."""
     longest, rest = order.length_at(start), len(order) - start
     size = layout.num_samples(longest, num_ranks)
     if not start:
@@ -202,23 +204,22 @@ def _next_bucket(order: LengthOrder, layout: ByLength, num_ranks: int, start: in
         like, least = order.num_above(longest) - start, 1
     else:
         like, least = order.num_above(math.ceil(longest / _SPREAD)) - start, _NUM_BATCHES
-        if start and rest < least * size:  # the same samples would meet in every epoch
+        if start and rest < least * size:  # the same samples would be together in every epoch
             size = min(size, -(-rest // (least * num_ranks)) * num_ranks)
     stop = start + -(-max(like, least * size) // size) * size
     return size, len(order) if len(order) < stop + (least - 1) * size else stop
 
 
 class LengthEpoch:
-    """An epoch, cut into batches of samples of like length.
+    """An epoch in batches of samples of similar length. All epochs have the same number of batches.
 
-    Where it is shuffled, both the batches and the samples within a bucket have an order of their own; a short last
-    batch stays last. As many batches in every epoch.
+    In a shuffled epoch, the batches and the samples within each bucket are shuffled. A short last batch stays last.
 
     Args:
-        order: The samples by their length, of which none is longer than the layout allows.
-        layout: The limits.
-        sharding: Which rank this is, of how many.
-        key: Of the order: seed and epoch; None if it is not shuffled, or only counted.
+        order: The samples in the order of their lengths, none longer than the layout allows.
+        layout: How to divide the epoch into batches.
+        sharding: The rank and the number of ranks.
+        key: The seed and the epoch of a shuffled order; None if the epoch is not shuffled, or only counted.
     """
 
     def __init__(
@@ -239,7 +240,7 @@ class LengthEpoch:
         self._in_bucket: dict[int, Permutation] = {}
 
     def ordinals(self, batch: int) -> range:
-        """Return the ordinals of this rank's part of a batch; those from the number of samples on are padding."""
+        """Return the ordinals of this rank's part of a batch. Ordinals not below the number of samples are padding."""
         numbers = self._numbers[batch : batch + 1]
         size = self._buckets.sizes[self._bucket_of(numbers)] if self._layout.uneven == "pad" else self._sizes(numbers)
         return share_out(int(self._starts[batch]), int(size[0]), self._sharding)
@@ -258,7 +259,7 @@ class LengthEpoch:
         return positions
 
     def windows(self, batch: int) -> Iterator[NDArray[Any]]:
-        """Return no positions: samples of similar length come from all shards."""
+        """Return no positions, because samples of similar length come from all shards."""
         return iter(())
 
     def _permutation(self, bucket: int, size: int, key: tuple[int, int]) -> Permutation:
@@ -271,7 +272,7 @@ class LengthEpoch:
         return buckets
 
     def _sizes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many samples the batches of these numbers have, in the order of lengths."""
+        """Return the numbers of samples in the batches with these numbers, which count batches by length."""
         sizes = self._buckets.sizes[self._bucket_of(numbers)]
         if self._buckets.short:
             sizes[numbers == self._buckets.num_batches - 1] = self._buckets.short

@@ -1,4 +1,4 @@
-"""Batches of samples as tensors."""
+"""Collate samples into batches of tensors."""
 
 from __future__ import annotations
 
@@ -24,29 +24,28 @@ from kdpipes.delivery.batch_pipe import OneToOne
 __all__ = ["SampleCollatorIterDataPipe", "collate", "split_ctx"]
 
 
-refuse_flavour("collate_samples", flavour="map", way_out="Put `.deal(batch_size=...)` before it.")
+refuse_flavour("collate_samples", flavour="map", hint="Put `.deal(batch_size=...)` before it.")
 
 
 @functional_pipe("collate_samples", flavour="iter")
 class SampleCollatorIterDataPipe(OneToOne):
-    """Turns lists of items into batches of tensors (functional name: ``collate_samples``).
+    """Collates lists of items into batches of tensors (functional name: ``collate_samples``).
 
-    Tuples become tuples of batches, also in a field (several views of an image), dictionaries become dictionaries of
-    batches, and `((x, y), ctx)` keeps its form. Images become `[B, C, H, W] uint8` (of mode "I;16" uint16, of "F"
-    float32; those of mode "P", which are masks, `[B, H, W]`), arrays and tensors `[B, ...]` of their dtype, numbers
-    `[B]` (int64, float64 or bool), lists of numbers `[B, n]`; strings, bytes and None become lists. Dictionaries,
-    including the ctx, become dictionaries of batches; if an item lacks an entry, the list has None for it. Without
-    `select`, a batch is a dictionary of all fields of the samples.
+    Tuples become tuples of batches, including tuples in a field (several views of an image), and `((x, y), ctx)` keeps
+    its form. Images become `[B, C, H, W] uint8` (uint16 for mode "I;16", float32 for "F"; masks of mode "P" become
+    `[B, H, W]`), arrays and tensors `[B, ...]` of their dtype, numbers `[B]` (int64, float64 or bool), and lists of
+    numbers `[B, n]`. Strings, bytes and None become lists. Dictionaries, including the ctx, become dictionaries of
+    batches, with None for items that lack an entry. Without `select`, a batch is a dictionary of all fields.
 
     Args:
-        source_datapipe: A stream of lists, as `deal` yields them.
-        pad: The value that fills up a ragged field, by the field's name: `{"x": 0}`. Each dimension grows to the
-            largest in the batch; values stand first.
+        source_datapipe: A stream of lists, as from `deal`.
+        pad: The values that fill up fields of varying shape, by field name: `{"x": 0}`. Each dimension is padded at its
+            end to the largest size in the batch.
 
-    Length: the source's.
+    Length: The length of the source.
 
     Raises:
-        ValueError: `pad` names a field that `select` upstream does not.
+        ValueError: `pad` contains the name of a field that is not in the `select` upstream.
         DataError: The shapes of a field differ, and there is no `pad` for it.
 
     Example:
@@ -59,7 +58,7 @@ class SampleCollatorIterDataPipe(OneToOne):
     def __init__(self, source_datapipe: IterDataPipe[Any], *, pad: Mapping[str, float] | None = None) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(
-                must_be("source_datapipe", "a stream of batches", source_datapipe, "`.deal(...)` makes one.")
+                must_be("source_datapipe", "a stream of batches", source_datapipe, "Put `.deal(...)` before it.")
             )
         if pad is not None and (
             not isinstance(pad, Mapping) or not all(isinstance(value, Number) for value in pad.values())
@@ -84,7 +83,7 @@ class SampleCollatorIterDataPipe(OneToOne):
         for items in self.source:
             if not isinstance(items, list):
                 raise ChainError(
-                    f"`collate_samples` takes lists, but got {type(items).__name__}. `.deal(...)` makes them."
+                    f"`collate_samples` takes lists, but got {type(items).__name__}. Put it right after `.deal(...)`."
                 )
             yield self._collated(items)
 
@@ -118,14 +117,14 @@ def collate(
     ragged: bool = False,
     empty: Allocate | None = None,
 ) -> Any:
-    """Return a batch of values of one kind, as `collate_samples` does.
+    """Return a batch of values, as `collate_samples` does.
 
     Args:
-        values: At least one value.
-        name: The field's name, for errors.
-        pad: What fills up ragged values.
-        ragged: Whether values of different shapes become a list, as those of a ctx do.
-        empty: Makes the tensors of a shape and a dtype that the batch consists of; `kdp.empty_batch`, for example.
+        values: One or more values.
+        name: The name of the field, for errors.
+        pad: The value that fills up values of different shapes.
+        ragged: Whether values of different shapes become a list, as in a ctx.
+        empty: A function of a shape and a dtype that allocates the tensors of the batch, such as `kdp.empty_batch`.
 
     Raises:
         DataError: The shapes differ, and there is no `pad`.
@@ -148,7 +147,7 @@ def collate(
         return {key: collate([value.get(key) for value in values], name=f"{name}.{key}", ragged=ragged) for key in keys}
     if kind == "tuple":
         if len({len(value) for value in values}) > 1:
-            raise DataError(f"Field {name!r} holds tuples of different lengths, which are no batch.")
+            raise DataError(f"Field {name!r}: cannot collate tuples of different lengths.")
         return tuple(
             collate(part, name=f"{name}[{place}]", pad=pad, ragged=ragged)
             for place, part in enumerate(zip(*values, strict=True))
@@ -157,16 +156,16 @@ def collate(
         kind = type(values[0]).__name__
         made = "lambda content: np.frombuffer(content, np.uint8)" if kind == "bytes" else "function"
         raise DataError(
-            f"Field {name!r} holds {kind}, which `pad` cannot fill up. Make an array of each value before `select`, "
+            f"Field {name!r} holds {kind}, which `pad` cannot fill up. Convert each value to an array before `select`, "
             f"like `.transform({name!r}, {made})`."
         )
     return list(values)
 
 
 def split_ctx(ctx: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the ctx of each sample of a batch, plain data, from that of the batch: `collate` backwards.
+    """Split the ctx of a batch into the ctx of each sample, as plain data.
 
-    Entries of None are left out, as those are that a sample does not have.
+    Entries that are None are left out, because the sample does not have them.
 
     Args:
         ctx: The second part of a batch `((x, y), ctx)`.
@@ -185,7 +184,7 @@ def split_ctx(ctx: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _at(values: list[Any], place: int) -> Any:
-    return values[place] if values else {}  # an entry without parts, of which nobody knows how many there were
+    return values[place] if values else {}  # an empty entry, whose number of samples is unknown
 
 
 def _split(value: Any) -> list[Any]:
@@ -196,7 +195,9 @@ def _split(value: Any) -> list[Any]:
     if isinstance(value, tuple):
         return list(zip(*map(_split, value), strict=True))
     if not isinstance(value, torch.Tensor | list):
-        raise TypeError(must_be("ctx", "that of a batch, of tensors and lists", value, "A sample's is split."))
+        raise TypeError(
+            must_be("ctx", "the ctx of a batch, of tensors and lists", value, "The ctx of a sample need not be split.")
+        )
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
@@ -265,9 +266,9 @@ def _stacked(values: list[Any], name: str, pad: float | None, empty: Allocate | 
         return _stack(values, empty) if isinstance(values[0], torch.Tensor) else _stack_arrays(values, empty)
     if len({len(shape) for shape in shapes}) > 1 or pad is None:
         can_pad = pad is None and name.isidentifier()
-        way_out = f' Give them one shape, or fill them up: `.collate_samples(pad={{"{name}": 0}})`.' if can_pad else ""
+        hint = f' Make their shapes equal, or pad them: `.collate_samples(pad={{"{name}": 0}})`.' if can_pad else ""
         shown = ", ".join(str(list(shape)) for shape in sorted(set(shapes))[:4])
-        raise DataError(f"Field {name!r} has different shapes in one batch: {shown}.{way_out}")
+        raise DataError(f"Field {name!r} has different shapes in one batch: {shown}.{hint}")
     tensors = [_as_tensor(value) for value in values]
     largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
     batch = (empty or allocate)([len(tensors), *largest], _common_dtype(tensors, name, pad)).fill_(pad)
@@ -285,7 +286,7 @@ def _is_ragged(kind: str, values: Sequence[Any]) -> bool:
 
 
 def _numbers(values: NDArray[Any]) -> torch.Tensor:
-    """Return numbers as a tensor: torch does not know all of the names that NumPy has for 64 bits."""
+    """Return numbers as a tensor. torch does not know all NumPy types of 64 bits."""
     return torch.from_numpy(values.astype(np.uint64) if values.dtype.kind == "u" and values.itemsize == 8 else values)
 
 
@@ -298,7 +299,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
 
 
 def _common_dtype(tensors: list[torch.Tensor], name: str, pad: float) -> torch.dtype:
-    """Return the dtype that holds all values; an empty list has none of its own."""
+    """Return the dtype that can hold all values. Empty tensors do not count."""
     dtypes = [tensor.dtype for tensor in tensors if tensor.numel()] or [tensors[0].dtype]
     dtype = functools.reduce(torch.promote_types, dtypes)
     if torch.tensor(pad).to(dtype).item() != pad:

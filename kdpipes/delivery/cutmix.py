@@ -1,4 +1,4 @@
-"""A box of each image, pasted from another one of the batch."""
+"""CutMix: paste a box of another image of the batch into each image."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
 
 __all__ = ["CutMixerIterDataPipe"]
 
-refuse_flavour("cutmix", flavour="map", way_out="Put `.deal(batch_size=...).collate_samples()` before it.")
+refuse_flavour("cutmix", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
 
 @functional_pipe("cutmix", flavour="iter")
 class CutMixerIterDataPipe(SampleMixing):
-    """Pastes a box of another image into each, and mixes their labels by area (functional name: ``cutmix``).
+    """Pastes a box of another image into each image, and mixes labels by area (functional name: ``cutmix``).
 
-    The partner is of the same batch, by a permutation, the box has the image's aspect ratio, its centre lies anywhere
-    in the image, which cuts it off. Its area is drawn: the image's own share from Beta(alpha, alpha); the weight of its
-    label is the share that is left. Where batches are `((x, y), ctx)`, `ctx["cutmix"]` records `{"partner", "weight",
-    "top", "left", "height", "width"}`, `[B]`, the weight float64, the others int64; `cutmix_2` is the second of a
-    chain. `pipe.apply(x, y, params)` mixes a batch by them again. Batches that come in stay as they are.
+    A random permutation of the batch gives each image a partner. The box has the aspect ratio of the image, and a
+    center anywhere in the image, which clips the box. The share of the image outside the box is drawn from Beta(alpha,
+    alpha); the weight of its label is the share that is left after clipping. If batches are `((x, y), ctx)`,
+    `ctx["cutmix"]` records `{"partner", "weight", "top", "left", "height", "width"}`, each `[B]`: the weight is
+    float64, the others are int64. The entry of a second `cutmix` is `cutmix_2`. `pipe.apply(x, y, params)` repeats the
+    mix. Input batches are not modified.
 
     Args:
-        source_datapipe: A stream of batches, as `collate_samples` makes them of those of `deal`.
-        alpha: Above 0; with 1.0, all areas are equally likely.
-        num_classes: C: labels `[B]` become shares `[B, C] float32`, and a label -1 no share. Not needed for labels
-            `[B, C]` of floats, which keep their dtype.
+        source_datapipe: A stream of batches of tensors, after `deal` and `collate_samples`.
+        alpha: The parameter of the Beta distribution, above 0. With 1.0, all areas are equally likely.
+        num_classes: The number of classes C, for labels that are class numbers `[B]`. They become `[B, C] float32`,
+            with zeros for the label -1. Not needed for labels `[B, C]` of floats, which keep their dtype.
         image: The name of the field of images, `[B, ..., H, W]` of any dtype.
         label: The name of the field of labels.
-        p: The probability that a batch is mixed; in one that is not, samples are their own partners, of weight 1.
+        p: The probability that a batch is mixed. In other batches, samples are their own partners with weight 1.
 
-    Length: the source's.
+    Length: The length of the source.
 
-    Seed: that of `deal`; each batch of each epoch draws anew, the same for any number of workers. Ranks mix within
-    their own part of a global batch, which therefore depends on their number.
+    Seed: The seed of `deal`. Each batch of each epoch draws other random numbers, which are the same for any number of
+    workers. Each rank mixes its own part of a global batch, so the results depend on the number of ranks.
 
     Raises:
-        ValueError: An argument is out of range, or names a field that `select` upstream does not.
-        ChainError: No `deal` upstream, or a pipe behind it that may hold batches back.
-        DataError: Labels are no classes, or images have no height and width.
+        ValueError: An argument is out of range, or is not the name of a field in the `select` upstream.
+        ChainError: There is no `deal` upstream, or a pipe after it may hold batches back.
+        DataError: Labels are not classes, or images have no height and width.
 
-    Source: Yun et al., "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features", 2019;
-    their code has one box for a whole batch. The box's sides are rounded as in torchvision's `CutMix`.
+    Source: Yun et al., "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features", 2019,
+    whose code draws one box for a whole batch. The sides of boxes are rounded as in torchvision's `CutMix`.
 
     Example:
         >>> images = [np.full((8, 8), value, np.float32) for value in (0, 1)]
@@ -58,8 +59,6 @@ class CutMixerIterDataPipe(SampleMixing):
         >>> torch.equal(x.mean(dim=(1, 2)), y[:, 1])
         True
     """
-
-    method = "cutmix"
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class CutMixerIterDataPipe(SampleMixing):
         label: str = "y",
         p: float = 1.0,
     ) -> None:
-        self._configure(source_datapipe, alpha, num_classes, image, label, p)
+        super().__init__(source_datapipe, alpha, num_classes=num_classes, image=image, label=label, p=p)
 
     def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
         if x.ndim < 3:
@@ -90,12 +89,12 @@ class CutMixerIterDataPipe(SampleMixing):
 
 
 def _span(half: NDArray[np.float64], size: int, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return where boxes begin and end in one dimension.
+    """Return the starts and ends of the boxes in one dimension, both `[B] int64`.
 
     Args:
-        half: How far they reach from their centres, as shares of `size`.
-        size: Of the image.
-        rng: Draws the centres.
+        half: Half the length of each box, as a share of `size`, `[B]`.
+        size: The length of the images in this dimension.
+        rng: The generator that draws the centers.
     """
     centre, reach = rng.integers(size, size=len(half)), (half * size).astype(np.int64)
     return np.maximum(centre - reach, 0), np.minimum(centre + reach, size)

@@ -1,4 +1,4 @@
-"""Who gets which ordinals: pure arithmetic of epochs, global batches, ranks and workers."""
+"""Divide epochs into global batches, and these among ranks and workers. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Ranks(NamedTuple):
 
 
 def group_ranks() -> Ranks | None:
-    """Return the ranks of torch's default process group; None without one."""
+    """Return the ranks of torch's default process group; None if there is no group."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return Ranks(distributed.get_rank(), distributed.get_world_size())
@@ -60,7 +60,7 @@ def group_ranks() -> Ranks | None:
 def ranks_now() -> Ranks:
     """Return the ranks of torch's process group, else those of `RANK` and `WORLD_SIZE`, else rank 0 of 1.
 
-    A process group can begin or end at any time, so call this when an epoch begins, not before.
+    A process group can be created or destroyed at any time, so call this when an epoch begins, not before.
     """
     group = group_ranks()
     if group is not None:
@@ -94,15 +94,15 @@ class Sharding:
         return Ranks(self.rank, self.num_ranks)
 
     def first_from(self, batch: int) -> int:
-        """Return the first batch from `batch` on that is this worker's."""
+        """Return the number of this worker's first batch, starting at `batch`."""
         return batch + (self.worker - batch) % self.num_workers
 
     def part(self) -> tuple[int, int]:
-        """Return which part of how many this copy is, over all workers of all ranks."""
+        """Return the number of this worker among all workers of all ranks, and how many there are."""
         return self.worker * self.num_ranks + self.rank, self.num_ranks * self.num_workers
 
     def ranks_here(self) -> range:
-        """Return the ranks of this machine, as torchrun names their number; this one alone where nobody does."""
+        """Return the ranks on this machine, whose number torchrun sets in the environment; otherwise only this rank."""
         number = os.environ.get("LOCAL_WORLD_SIZE", "1")
         size = int(number) if number.isdecimal() and int(number) and self.num_ranks % int(number) == 0 else 1
         first = self.rank - self.rank % size
@@ -116,7 +116,7 @@ class Sharding:
         Args:
             count: The number of shards.
             index: The number of this one.
-            group: For whom the shards are: `SHARDING_PRIORITIES`.
+            group: The level of the shards, a member of `SHARDING_PRIORITIES`; or None.
             num_ranks: The number of ranks included in `count` by torch's DataLoader.
         """
         if group == SHARDING_PRIORITIES.DISTRIBUTED:
@@ -130,10 +130,11 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Layout:
-    """How an epoch is cut into batches.
+    """How to divide an epoch into batches of equal size.
 
-    A global batch is the next `size_of(num_ranks)` ordinals; rank r takes its r-th slice, and worker w of W the batches
-    w, w + W, ... The ordinals of a global batch do not depend on the number of ranks, if its size does not.
+    A global batch consists of the next `size_of(num_ranks)` ordinals. Rank r gets slice r of it, and worker w of W gets
+    the batches w, w + W, ... If `global_batch_size` is given, the ordinals of a global batch do not depend on the
+    number of ranks.
     """
 
     batch_size: int | None
@@ -143,7 +144,7 @@ class Layout:
     def __post_init__(self) -> None:
         check_one_of(batch_size=self.batch_size, global_batch_size=self.global_batch_size)
         name = "batch_size" if self.batch_size is not None else "global_batch_size"
-        object.__setattr__(self, name, check_count(name, getattr(self, name)))  # an int, also of a NumPy integer
+        object.__setattr__(self, name, check_count(name, getattr(self, name)))  # converts NumPy integers
         check_choice("uneven", self.uneven, ("keep", "pad", "drop"))
 
     def size_of(self, num_ranks: int) -> int:
@@ -164,29 +165,29 @@ class Layout:
         return num_samples // size if self.uneven == "drop" else -(-num_samples // size)
 
     def ordinals(self, batch: int, num_samples: int, sharding: Sharding) -> range:
-        """Return the ordinals of this rank's part of a batch; those from `num_samples` on are padding.
+        """Return the ordinals of this rank's part of a batch. Ordinals from `num_samples` on are padding.
 
         Raises:
-            ValueError: `uneven="keep"`, and the last global batch is too short to give every rank a sample.
+            ValueError: The last global batch has fewer samples than there are ranks, and `uneven` is "keep".
         """
         size = self.size_of(sharding.num_ranks)
         start = batch * size
         return share_out(start, size if self.uneven == "pad" else min(size, num_samples - start), sharding)
 
     def fingerprint(self) -> Any:
-        """Return what makes the batches what they are, but for the size of a global batch, which a state names."""
+        """Return the data on which the batches depend, except for the sizes, which are a separate part of states."""
         return self.uneven
 
     def sizes(self, num_ranks: int) -> dict[str, int]:
-        """Return the numbers, besides the identity, on which the batches depend."""
+        """Return the sizes on which the batches depend, by name."""
         return {"global_batch_size": self.size_of(num_ranks)}
 
 
 def share_out(start: int, size: int, sharding: Sharding) -> range:
-    """Return this rank's slice of the `size` ordinals of a global batch that begins with `start`.
+    """Return this rank's slice of a global batch of `size` ordinals that begins at `start`.
 
     Raises:
-        ValueError: A rank would get nothing.
+        ValueError: A rank would get no samples.
     """
     rank, num_ranks = sharding.rank, sharding.num_ranks
     if size < num_ranks:
@@ -198,13 +199,13 @@ def share_out(start: int, size: int, sharding: Sharding) -> range:
 
 
 class EqualEpoch:
-    """An epoch of an indexed source, cut into batches of one size.
+    """An epoch of an indexed source in batches of equal size.
 
     Args:
-        num_samples: The size of the source.
-        layout: How it is cut.
-        sharding: Which rank this is, of how many.
-        order: Gives the positions of samples by their ordinals; None where these are the same.
+        num_samples: The length of the source.
+        layout: How to divide the epoch into batches.
+        sharding: The rank and worker, and their numbers.
+        order: A map from ordinals to positions, `order[ordinals]`; None if they are equal.
     """
 
     def __init__(self, num_samples: int, layout: Layout, sharding: Sharding, order: Any = None) -> None:
@@ -215,7 +216,7 @@ class EqualEpoch:
         self.full_size = layout.size_of(sharding.num_ranks)
 
     def ordinals(self, batch: int) -> range:
-        """Return the ordinals of this rank's part of a batch; those from the number of samples on are padding."""
+        """Return the ordinals of this rank's part of a batch. Ordinals not below the number of samples are padding."""
         return self._layout.ordinals(batch, self.num_samples, self._sharding)
 
     def positions(self, batch: int) -> NDArray[Any]:
@@ -227,9 +228,10 @@ class EqualEpoch:
         return block[batch]
 
     def _block(self, first: int) -> dict[int, NDArray[Any]]:
-        """Return the positions of a batch and of this worker's next ones.
+        """Return the positions of a batch and of this worker's next batches.
 
-        A permutation of ten million takes twice as long for a thousand positions as for 32.
+        They are computed together, because a thousand positions in a permutation of ten million take only twice as long
+        as 32.
         """
         number = max(_BLOCK * self._sharding.num_ranks // self.full_size, 1)
         batches = range(first, self.num_batches, self._sharding.num_workers)[:number]
@@ -240,7 +242,7 @@ class EqualEpoch:
         return dict(zip(batches, np.split(positions, ends[:-1]), strict=True))
 
     def windows(self, batch: int) -> Iterator[NDArray[Any]]:
-        """Yield the positions that this machine needs from a batch on, if the epoch goes shard by shard; else none."""
+        """Yield the positions that this machine needs from `batch` on, if the epoch goes shard by shard; else none."""
         first = batch * self.full_size
         if self._order is None:
             ranks, num_ranks = self._sharding.ranks_here(), self._sharding.num_ranks

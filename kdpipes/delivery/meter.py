@@ -1,4 +1,4 @@
-"""Who works in a thread, and for how long: a clock that one piece of work takes over from another."""
+"""Measure how long each node of a chain works in each thread, for the profiler."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kdpipes.core.sample import Sample
 
 __all__ = ["OUTSIDE", "Meter", "Meters", "size_of"]
 
-OUTSIDE = -1  # the node of what is nobody's
+OUTSIDE = -1  # the node for time that belongs to no node
 clock = time.perf_counter
-_SHORTEST_S = 2e-5  # of what a trace shows
+_SHORTEST_S = 2e-5  # shorter calls are not part of a trace
 _DEEP = 4
 
 
 class Meter:
-    """The clock of one thread. Time is the node's that was entered last, so that nothing is counted twice."""
+    """The clock of one thread. Time counts for the node that was entered last, so that none is counted twice."""
 
     __slots__ = ("_node", "_room", "_since", "events", "rows")
 
@@ -31,7 +31,7 @@ class Meter:
         self._since = clock()
 
     def run(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function, whose time is that of `node`, but for what it calls of other nodes."""
+        """Call a function and count its time for `node`, without the calls of other nodes in it."""
         before, start = self._node, clock()
         self.rows[before][0] += start - self._since
         self._node, self._since = node, start
@@ -48,11 +48,11 @@ class Meter:
                 self.events.append((node, start, end))
 
     def leave_out(self) -> None:
-        """Let the time since something was entered or left last be nobody's: it went into measuring."""
+        """Do not count the time since the last call began or ended, which was spent on measuring."""
         self._since = clock()
 
     def take(self) -> dict[int, list[float]]:
-        """Return what was counted since, and begin anew."""
+        """Return the counts since the last call, and reset them."""
         taken, self.rows = self.rows, defaultdict(lambda: [0.0, 0, 0])
         return taken
 
@@ -61,7 +61,7 @@ class Meters:
     """The meters of all threads that work on one chain.
 
     Args:
-        num_events: How many pieces of work of a thread are kept for a trace.
+        num_events: The number of calls of each thread that are kept for a trace.
     """
 
     def __init__(self, num_events: int) -> None:
@@ -69,15 +69,15 @@ class Meters:
         self.here = _Here(self.all, num_events)
 
     def take(self) -> dict[int, list[float]]:
-        """Return what all of them have counted since, and begin anew."""
+        """Return the counts of all threads since the last call, and reset them."""
         return _total([meter.take() for meter in list(self.all)])
 
     def totals(self) -> dict[int, list[float]]:
-        """Return what all of them have counted so far."""
+        """Return the counts of all threads so far."""
         return _total([dict(meter.rows) for meter in list(self.all)])
 
     def take_events(self) -> list[tuple[int, float, float]]:
-        """Return the pieces of work since, of all threads."""
+        """Return the calls of all threads since the last call of this method."""
         taken = []
         for meter in list(self.all):
             events, meter.events = meter.events, []
@@ -95,7 +95,7 @@ def _total(counted: list[dict[int, list[float]]]) -> dict[int, list[float]]:
 
 
 class _Here(threading.local):
-    """`meter` is the one of the thread that asks."""
+    """The meter of the current thread."""
 
     def __init__(self, meters: list[Meter], num_events: int) -> None:
         self.meter = Meter(num_events)
@@ -103,8 +103,8 @@ class _Here(threading.local):
 
 
 def size_of(value: Any, depth: int = 0) -> int:
-    """Return how many bytes of data a value holds, roughly: arrays, tensors, images, bytes and text."""
-    if isinstance(value, Sample):  # to look into it would load its fields
+    """Return the approximate number of bytes in a value: arrays, tensors, images, bytes and text."""
+    if isinstance(value, Sample):  # reading its fields would load them
         return 0
     if isinstance(value, bytes | bytearray | str):
         return len(value)
@@ -114,8 +114,8 @@ def size_of(value: Any, depth: int = 0) -> int:
     if isinstance(value, tuple | list | Mapping) and depth < _DEEP:
         parts = value.values() if isinstance(value, Mapping) else value
         return sum(size_of(part, depth + 1) for part in parts)
-    held = getattr(value, "content", getattr(value, "pixels", None))  # an encoded or a decoded image of ours
+    held = getattr(value, "content", getattr(value, "pixels", None))  # an `EncodedImage` or `DecodedImage`
     if held is not None and depth < _DEEP:
         return size_of(held, depth + 1)
-    bands = getattr(value, "getbands", None)  # an image of Pillow's
+    bands = getattr(value, "getbands", None)  # a Pillow image
     return value.width * value.height * len(bands()) if bands is not None else 0

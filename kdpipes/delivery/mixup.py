@@ -1,4 +1,4 @@
-"""Weighted means of two samples of a batch."""
+"""Mixup: weighted means of two samples of a batch."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
 
 __all__ = ["MixerUpIterDataPipe"]
 
-refuse_flavour("mixup", flavour="map", way_out="Put `.deal(batch_size=...).collate_samples()` before it.")
+refuse_flavour("mixup", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
 
 @functional_pipe("mixup", flavour="iter")
 class MixerUpIterDataPipe(SampleMixing):
-    """Makes each sample the weighted mean of two, and its label as well (functional name: ``mixup``).
+    """Replaces each sample and its label by the weighted mean of two samples (functional name: ``mixup``).
 
-    The partner is of the same batch, by a permutation; the sample's own weight is drawn from Beta(alpha, alpha).
-    Images keep their dtype: the mean is in float32 (in float64, of float64), and rounded for uint8. Where batches are
-    `((x, y), ctx)`, `ctx["mixup"]` records `{"partner", "weight"}`, `[B]` int64 and float64; `mixup_2` is the second
-    of a chain. `pipe.apply(x, y, params)` mixes a batch by them again. Batches that come in stay as they are.
+    A random permutation of the batch gives each sample a partner. The sample's own weight is drawn from Beta(alpha,
+    alpha). Images keep their dtype: means are computed in float32 (float64 for float64), and rounded for uint8. If
+    batches are `((x, y), ctx)`, `ctx["mixup"]` records `{"partner", "weight"}`, `[B] int64` and `[B] float64`. The
+    entry of a second `mixup` is `mixup_2`. `pipe.apply(x, y, params)` repeats the mix. Input batches are not modified.
 
     Args:
-        source_datapipe: A stream of batches, as `collate_samples` makes them of those of `deal`.
-        alpha: Above 0; the larger, the nearer to equal shares.
-        num_classes: C: labels `[B]` become shares `[B, C] float32`, and a label -1 no share. Not needed for labels
-            `[B, C]` of floats, which keep their dtype.
+        source_datapipe: A stream of batches of tensors, after `deal` and `collate_samples`.
+        alpha: The parameter of the Beta distribution, above 0. The larger it is, the closer weights are to 0.5.
+        num_classes: The number of classes C, for labels that are class numbers `[B]`. They become `[B, C] float32`,
+            with zeros for the label -1. Not needed for labels `[B, C]` of floats, which keep their dtype.
         image: The name of the field of images, `[B, ...]` uint8 or floats.
         label: The name of the field of labels.
-        p: The probability that a batch is mixed; in one that is not, samples are their own partners, of weight 1.
+        p: The probability that a batch is mixed. In other batches, samples are their own partners with weight 1.
 
-    Length: the source's.
+    Length: The length of the source.
 
-    Seed: that of `deal`; each batch of each epoch draws anew, the same for any number of workers. Ranks mix within
-    their own part of a global batch, which therefore depends on their number.
+    Seed: The seed of `deal`. Each batch of each epoch draws other random numbers, which are the same for any number of
+    workers. Each rank mixes its own part of a global batch, so the results depend on the number of ranks.
 
     Raises:
-        ValueError: An argument is out of range, or names a field that `select` upstream does not.
-        ChainError: No `deal` upstream, or a pipe behind it that may hold batches back.
-        DataError: Labels are no classes, or images neither uint8 nor floats.
+        ValueError: An argument is out of range, or is not the name of a field in the `select` upstream.
+        ChainError: There is no `deal` upstream, or a pipe after it may hold batches back.
+        DataError: Labels are not classes, or images are neither uint8 nor floats.
 
-    Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018; their code has one weight for a whole
+    Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018, whose code draws one weight for a whole
     batch.
 
     Example:
@@ -55,8 +55,6 @@ class MixerUpIterDataPipe(SampleMixing):
         >>> torch.equal(x, y[:, 1]), y.sum(dim=1).tolist()
         (True, [1.0, 1.0])
     """
-
-    method = "mixup"
 
     def __init__(
         self,
@@ -68,7 +66,7 @@ class MixerUpIterDataPipe(SampleMixing):
         label: str = "y",
         p: float = 1.0,
     ) -> None:
-        self._configure(source_datapipe, alpha, num_classes, image, label, p)
+        super().__init__(source_datapipe, alpha, num_classes=num_classes, image=image, label=label, p=p)
 
     def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
         partner, weight = self._partners(len(x), rng)
@@ -80,13 +78,13 @@ class MixerUpIterDataPipe(SampleMixing):
 
 def _mean(x: torch.Tensor, params: Params, empty_like: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     if not x.is_floating_point() and x.dtype != torch.uint8:
-        raise DataError(f"`mixup` takes images of uint8 or floats, but got {x.dtype}. `.float()` makes them floats.")
+        raise DataError(f"`mixup` takes images of uint8 or floats, but got {x.dtype}. Convert them with `.float()`.")
     weight, kind = params["weight"], torch.promote_types(x.dtype, torch.float32)
     if bool((weight == 1).all()):
         return x
     means = empty_like(x)
     weights = torch.stack([weight, 1 - weight], dim=1).to(x.device, kind)
-    for row, partner in enumerate(params["partner"].tolist()):  # one by one, they stay in the processor's cache
+    for row, partner in enumerate(params["partner"].tolist()):  # one by one, so that they stay in the processor's cache
         mean = x[row].to(kind) * weights[row, 0] + x[partner].to(kind) * weights[row, 1]
         means[row] = mean if x.is_floating_point() else mean.round_()
     return means

@@ -1,4 +1,4 @@
-"""Batches on the device that trains."""
+"""Move batches to the device for training."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from kdpipes.delivery.dealer import Resumable
 
 __all__ = ["DeviceMoverIterDataPipe"]
 
-refuse_flavour("to_device", flavour="map", way_out="Put `.deal(batch_size=...).collate_samples()` before it.")
+refuse_flavour("to_device", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
 
 @functional_pipe("to_device", flavour="iter")
 class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
     """Moves the tensors of each batch to a device (functional name: ``to_device``).
 
-    Runs in the main process, as do the pipes behind it. For a CUDA device, a batch is copied to pinned memory and sent
-    on a stream of its own while the one before it is used; it is there when the stream that is current at that moment
-    needs it. Send images as uint8, which is a quarter of float32, and normalise there: `x.float().div_(255)`.
+    This pipe and all pipes after it run in the main process. For a CUDA device, each batch is copied to pinned memory
+    and sent on a separate CUDA stream while the batch before it is used. The stream that is current when the batch is
+    returned waits for it. Send images as uint8, which take a quarter of the memory of float32, and normalize them on
+    the device: `x.float().div_(255)`.
 
     Args:
-        source_datapipe: A stream of batches: tensors in tuples, lists and mappings, which become dictionaries; objects
-            of other classes stay as they are, also those that hold tensors.
-        device: `"cuda"`, `"cuda:1"`, `"cpu"`, or a `torch.device`.
+        source_datapipe: A stream of batches: tensors in tuples, lists and mappings, which become dictionaries. Objects
+            of other classes do not change, even if they contain tensors.
+        device: The device: `"cuda"`, `"cuda:1"`, `"cpu"`, or a `torch.device`.
 
-    Length: the source's.
+    Length: The length of the source.
 
-    Memory: two batches on the device.
-
-    Workers: None of its own; it is refused inside those of torch's DataLoader.
+    Memory: Two batches on the device.
 
     Raises:
-        ValueError: This machine has no such device (when iteration begins: chains may be built on another one).
-        ChainError: It runs in a worker process.
+        ValueError: This machine has no such device. The error is raised when iteration begins, because a chain may be
+            built on another machine.
+        ChainError: The pipe runs in a worker process of torch's DataLoader.
 
     Example:
         >>> pipe = kdp.from_dataset([(1, 0), (2, 1)]).select("x y").deal(batch_size=2).collate_samples()
@@ -64,7 +64,7 @@ class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
         return len(self.source)
 
     def is_replicable(self) -> bool:
-        """Tell reading services that this pipe belongs in the main process."""
+        """Return False, so that reading services keep this pipe in the main process."""
         return False
 
     def iterate(self) -> Iterator[Any]:
@@ -73,17 +73,17 @@ class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
                 "`.to_device()` runs in the main process, but this is a worker of torch's DataLoader. Use "
                 "`kdp.Loader`, or move the batches in the loop."
             )
-        _refuse_absent(self._device)
+        _check_device(self._device)
         if self._device.type == "cuda":
             return _ahead(iter(self.source), _OnStream(self._device))
         return (_mapped(batch, self._move) for batch in self.source)
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device)  # waits: the memory may be another batch's before long
+        return tensor.to(self._device)  # synchronous, because the memory may be reused for another batch
 
 
-def _refuse_absent(device: torch.device) -> None:
-    """Refuse a device that this machine, or this torch, does not have."""
+def _check_device(device: torch.device) -> None:
+    """Raise ValueError if this machine or this version of torch does not have a device."""
     if device.type == "cuda":
         number = torch.cuda.device_count()
         if (device.index or 0) < number:
@@ -93,37 +93,33 @@ def _refuse_absent(device: torch.device) -> None:
         try:
             torch.empty(0, device=device)
             return
-        except (AssertionError, NotImplementedError, RuntimeError) as error:  # torch has no one class for it
+        except (AssertionError, NotImplementedError, RuntimeError) as error:  # depending on the device
             found = str(error).partition("\n")[0].rstrip(".")
-    way_out = f'{found}. `.to_device("cuda" if torch.cuda.is_available() else "cpu")` runs on any machine.'
-    raise ValueError(must_be("device", "one that this machine has", str(device), way_out))
+    hint = f'{found}. `.to_device("cuda" if torch.cuda.is_available() else "cpu")` runs on any machine.'
+    raise ValueError(must_be("device", "one that this machine has", str(device), hint))
 
 
 class _OnStream:
-    """Sends batches to a CUDA device on a stream of its own.
-
-    Args:
-        device: The device.
-    """
+    """Sends batches to a CUDA device on a separate CUDA stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(self, batch: Any) -> Any:
-        """Begin to send a batch; it is not there yet. Return what `receive` takes."""
+        """Start to send a batch, and return the argument for `receive`."""
         with torch.cuda.stream(self._stream):
             moved = _mapped(batch, self._send)
             return moved, self._stream.record_event()
 
     def receive(self, sent: Any) -> Any:
-        """Return a batch that was sent. The current stream waits for it, and for none that was sent later."""
+        """Return a batch that was sent. The current stream waits for this batch, but not for later ones."""
         batch, event = sent
         current = torch.cuda.current_stream(self._device)
         current.wait_event(event)
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
-            tensor.record_stream(current)  # its memory is not given to the next batch before that stream is done
+            tensor.record_stream(current)  # the memory is not reused before that stream no longer needs it
             return tensor
 
         return _mapped(batch, keep)
@@ -134,7 +130,7 @@ class _OnStream:
 
 
 def _ahead(batches: Iterator[Any], stream: Any) -> Iterator[Any]:
-    """Yield batches, each while the next one is being sent; an error comes after the batches before it."""
+    """Yield each batch while the next one is being sent. An error is raised after the batches before it."""
     end: Any = object()
     sent, error = end, None
     while error is None:

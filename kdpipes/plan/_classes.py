@@ -1,4 +1,4 @@
-"""Class names and numbers, for the plan pipes that speak of classes."""
+"""Check class names and numbers, and convert them to labels, for plan pipes that take classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["check_classes", "label_of", "labels_of", "shown", "to_labels"]
 
 
 def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
-    """Return classes, numbers or names, as a tuple; None, for unlabelled samples, as -1; refuse anything else."""
+    """Return class numbers or names as a tuple, with -1 for None (unlabelled samples); raise TypeError otherwise."""
     is_one = isinstance(classes, int | str | np.integer)
     given = [classes] if is_one else list(classes) if hasattr(classes, "__iter__") else None
     given = None if given is None else [UNLABELLED if entry is None else entry for entry in given]
@@ -27,7 +27,11 @@ def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
 
 
 def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
-    """Return the labels of an indexed source for the plan pipe `name`, or refuse what is neither number nor name."""
+    """Return the labels of an indexed source for the plan pipe `name`.
+
+    Raises:
+        DataError: The labels are not all numbers or all names, or exceed the class names of the source.
+    """
     labels = source.column("y")
     if labels.dtype == object and any(label is None for label in labels):
         labels = as_column([UNLABELLED if label is None else label for label in labels])
@@ -39,19 +43,19 @@ def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
     if names is not None and labels.dtype.kind in "iu" and len(labels) and labels.max() >= len(names):
         place = int(labels.argmax())
         raise DataError(
-            f"The source names {len(names)} classes, {', '.join(names)}, but sample {source.fetch(place).key!r} has "
-            f"class {labels[place]}: the first name is that of class 0."
+            f"The source has names for {len(names)} classes, {', '.join(names)}, but sample "
+            f"{source.fetch(place).key!r} has class {labels[place]}. The first name is that of class 0."
         )
     return labels
 
 
 def label_of(value: Any) -> Any:
-    """Return a label as a plain number or name, also where it is a scalar of NumPy's or a tensor's."""
+    """Return a label as a plain number or name, also if it is a NumPy scalar or a tensor."""
     return value.item() if hasattr(value, "item") else value
 
 
 def shown(label: Any, names: Sequence[str] | None) -> str:
-    """Return a class as an error shows it: by its name, where the source knows it."""
+    """Return a class as errors show it: by its name, if the source knows it."""
     is_named = names is not None and isinstance(label, int) and 0 <= label < len(names)
     return repr(names[label]) if is_named and names is not None else repr(label)
 
@@ -59,14 +63,14 @@ def shown(label: Any, names: Sequence[str] | None) -> str:
 def to_labels(
     param: str, classes: Sequence[int | str], names: Sequence[str] | None, *, are_names: bool, present: Any = None
 ) -> list[int | str]:
-    """Return classes as they stand in field `y`: numbers, or names where the labels are names themselves.
+    """Return classes in the form of field `y`: numbers, or names if the labels are names.
 
     Args:
-        param: The argument's name, for errors.
-        classes: Numbers or names.
-        names: The names of the classes 0, 1, ..., where the source knows them.
-        are_names: Whether the labels are names themselves.
-        present: All labels, where they are known; a name that is not among them is refused.
+        param: The name of the argument, for errors.
+        classes: Class numbers or names.
+        names: The names of the classes 0, 1, ...; None if the source does not know them.
+        are_names: Whether the labels are names.
+        present: All labels, if they are known. A name that is not among them is an error.
     """
     if are_names:
         known = sorted(map(str, present)) if present is not None else []
@@ -90,6 +94,6 @@ def _known(param: str, name: str, names: Sequence[str]) -> str:
 
 def _number_of(param: str, name: str, names: Sequence[str] | None) -> int:
     if names is None:
-        way_out = "Its source does not know the names: give it `class_names=[...]`, your own a method of that name."
-        raise ValueError(must_be(param, "class numbers", name, way_out))
+        hint = "The source does not know class names. Pass it `class_names=[...]`, or implement `class_names()`."
+        raise ValueError(must_be(param, "class numbers", name, hint))
     return names.index(_known(param, name, names))

@@ -1,4 +1,4 @@
-"""How many samples there are of each class."""
+"""Count the samples of each class."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["class_counts"]
 
 
 def class_counts(labels: Any) -> dict[Any, int]:
-    """Return how many samples there are of each class, classes in ascending order.
+    """Return the number of samples of each class, in ascending order of the classes.
 
     Args:
-        labels: An indexed pipe, of which field `y` is read and nothing else; or labels, `[num_samples]`. None counts as
+        labels: An indexed pipe, of which only field `y` is read; or labels, `[num_samples]`. The label None counts as
             -1, unlabelled.
 
     Raises:
-        TypeError: They are neither numbers nor names.
+        TypeError: The labels are neither numbers nor names.
 
     Example:
         >>> kdp.class_counts(kdp.from_dataset(["a", "b", "c"], "x", labels=[2, 0, 2]))

@@ -1,4 +1,4 @@
-"""Several sources, one after the other."""
+"""Concatenate sources."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["ConcatenatorMapDataPipe"]
 
 @called_as("concat")
 class ConcatenatorMapDataPipe(PlanPipe):
-    """The samples of several indexed pipes, one pipe after the other (`kdp.concat(one, other, ...)`).
+    """Concatenates indexed pipes (`kdp.concat(one, other, ...)`).
 
-    Upstream's `concat` loses the columns that plan pipes read.
+    Unlike torch's `concat`, it keeps the columns that plan pipes read.
 
     Args:
-        source_datapipes: Indexed pipes of samples; those that know the names of their classes must agree on them.
+        source_datapipes: Indexed pipes of samples. Sources that know their class names must have the same names.
 
-    Length: the sum of the sources'.
+    Length: The sum of the lengths of the sources.
 
-    Memory: none; positions are computed.
+    Memory: None. Positions are computed.
 
     Raises:
-        ChainError: The sources number their classes differently: `map_classes` makes them agree.
+        ChainError: The sources number their classes differently. Use `map_classes` to make them agree.
 
     Example:
         >>> birds, pets = kdp.from_dataset(["a"], "x", labels=[0]), kdp.from_dataset(["b", "c"], "x", labels=[1, 0])
@@ -40,7 +40,7 @@ class ConcatenatorMapDataPipe(PlanPipe):
     def __init__(self, *source_datapipes: MapPipe) -> None:
         first: Any = source_datapipes[0] if source_datapipes else []
         if isinstance(first, list | tuple):
-            raise ChainError("`concat` takes at least one source, one after the other: `kdp.concat(one, other)`.")
+            raise ChainError("`concat` takes one or more sources as separate arguments: `kdp.concat(one, other)`.")
         super().__init__(*source_datapipes)
 
     def plan(self, epoch: int) -> Joined | Stretch:

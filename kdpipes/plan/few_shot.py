@@ -1,4 +1,4 @@
-"""The few samples of each class that few-shot learning takes."""
+"""Take a fixed number of random samples of each class, for few-shot learning."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ __all__ = ["FewShotTakerMapDataPipe"]
 
 @functional_pipe("few_shot", flavour="map")
 class FewShotTakerMapDataPipe(PlanPipe):
-    """Takes exactly so many samples of each class, at random (functional name: ``few_shot``).
+    """Takes exactly `shots` random samples of each class (functional name: ``few_shot``).
 
-    They keep the source's order; a class's choice depends on the seed and the class alone. Samples without a label (-1
-    or None) are left out. Reads the labels, field `y`, and nothing else.
+    The samples keep the order of the source. The choice within a class depends only on the seed and the class. Samples
+    without a label (-1 or None) are left out. Only the labels, field `y`, are read.
 
     Args:
         source_datapipe: An indexed pipe of samples.
-        shots: How many of each class.
-        seed: Of the choice, from 0 up to 2**64.
-        rest: Whether to take all other labelled samples instead, to evaluate on.
+        shots: The number of samples of each class.
+        seed: The seed of the random choice, from 0 to 2**64 - 1.
+        rest: Whether to take all other labeled samples instead, to evaluate on.
 
     Length: `shots` times the number of classes; with `rest`, the other samples that have a label.
 
     Raises:
-        DataError: A class has fewer samples. (When the plan is made; `take_per_class` takes what there is.)
+        DataError: A class has fewer samples. The error is raised when the plan is made. `take_per_class` takes as many
+            samples as there are.
 
     Example:
         >>> pipe = kdp.from_dataset(["a", "b", "c", "d"], "x", labels=[0, 1, 0, 1])
@@ -57,7 +58,7 @@ class FewShotTakerMapDataPipe(PlanPipe):
             name = shown(rare, self.source.class_names())
             raise DataError(
                 f"Class {name} has {counts[rare]} samples, fewer than the {self._shots} of `few_shot`. "
-                f"`.take_per_class(num_samples={self._shots}, seed=...)` takes what there is."
+                f"`.take_per_class(num_samples={self._shots}, seed=...)` takes as many as there are."
             )
         chosen = take_per_class(labels, lambda size: self._shots, self._choice_seed)
         if not self._takes_rest:
@@ -67,4 +68,8 @@ class FewShotTakerMapDataPipe(PlanPipe):
         return np.flatnonzero(is_rest).astype(chosen.dtype)
 
 
-refuse_flavour("few_shot", flavour="iter", way_out="A stream cannot count ahead: `kdp.open_shards` is indexed.")
+refuse_flavour(
+    "few_shot",
+    flavour="iter",
+    hint="The classes of a stream cannot be counted in advance. `kdp.open_shards` is indexed.",
+)

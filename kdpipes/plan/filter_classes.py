@@ -26,7 +26,7 @@ Classes = Sequence[int | str]
 
 
 class _Choice:
-    """The two arguments, of which exactly one is given."""
+    """The arguments `valid` and `invalid`, exactly one of which is given."""
 
     def __init__(self, valid: Classes | None, invalid: Classes | None) -> None:
         check_one_of(valid=valid, invalid=invalid)
@@ -39,20 +39,20 @@ class _Choice:
 class ClassFilterMapDataPipe(PlanPipe):
     """Keeps or drops the samples of some classes (functional name: ``filter_classes``).
 
-    Reads the labels, field `y`, and nothing else. The labels of what is kept stay as they are. Samples without a label
-    (-1 or None) are a class -1: `invalid=[-1]` drops them.
+    Only the labels, field `y`, are read, and they do not change. Samples without a label (-1 or None) are class -1:
+    `invalid=[-1]` drops them.
 
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
-        valid: The classes to keep, by number or by name.
-        invalid: The classes to drop; exactly one of the two is given.
+        valid: The classes to keep, by number or name. Pass either `valid` or `invalid`.
+        invalid: The classes to drop, by number or name.
 
-    Length: the number of samples of these classes; not known on a stream.
+    Length: The number of samples that are kept; unknown for a stream.
 
     Raises:
-        ValueError: A class is not among the source's names, or is a name where labels are numbers and the source has no
-            names. (When the plan is made, or the first sample of a stream passes. A choice by number that leaves
-            nothing of an indexed source is a warning.)
+        ValueError: A class is not among the class names of the source; or it is a name, but labels are numbers and the
+            source has no class names. The error is raised when the plan is made, or when the first sample of a stream
+            passes. A choice by number that keeps no sample of an indexed source is only a warning.
 
     Source: KappaData's ClassFilterWrapper.
 

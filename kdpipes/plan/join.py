@@ -206,4 +206,4 @@ class JoinerMapDataPipe(PlanPipe):
         return found
 
 
-refuse_flavour("join", flavour="iter", way_out="Streams have no positions: `kdp.open_shards` is indexed.")
+refuse_flavour("join", flavour="iter", hint="Streams have no positions: `kdp.open_shards` is indexed.")

@@ -25,16 +25,16 @@ __all__ = ["ClassMapperIterDataPipe", "ClassMapperMapDataPipe"]
 
 Unmapped = Literal["drop", "keep", "raise"]
 _DROPPED: Any = object()
-_SEVERAL = ()  # the label of a sample with no object, or with more than one
+_SEVERAL = ()  # the label of a sample with no object or several objects
 
 
 def _as_plain(entry: Any) -> Any:
-    """Return an integer of NumPy's as Python's own."""
+    """Return a NumPy integer as an int, and anything else unchanged."""
     return int(entry) if isinstance(entry, np.integer) else entry
 
 
 class _Mapping:
-    """The arguments, and what they make of labels."""
+    """The arguments of `map_classes`, and the mapping of labels."""
 
     def __init__(self, mapping: Any, unmapped: Unmapped, class_names: Sequence[str] | None) -> None:
         if not isinstance(mapping, Mapping) or not mapping:
@@ -54,12 +54,12 @@ class _Mapping:
             self._mapping = dict(zip(mapping, new, strict=True))
 
     def fingerprinted(self) -> Any:
-        """Return the data that identifies it, in the form that states of kdpipes 0.1 have."""
+        """Return the data that identify the mapping, in the form of the states of kdpipes 0.1."""
         known = {name: value for name, value in vars(self).items() if name != "_class_names"}
         return known if self._class_names is None else (known, self._class_names)
 
     def names(self, known: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Return the names of the classes 0, 1, ... behind the mapping, if there are any."""
+        """Return the names of the new classes 0, 1, ...; None if they have no names."""
         new = self._mapping.values()
         if self._class_names is not None:
             return self._class_names
@@ -70,7 +70,7 @@ class _Mapping:
         return tuple(dict.fromkeys([*map(str, new), *(kept if self._unmapped == "keep" else [])]))
 
     def table(self, known: tuple[str, ...] | None, *, are_names: bool) -> dict[Any, Any]:
-        """Return the new labels by the old ones, for labels that are numbers, or names themselves."""
+        """Return the new labels by the old ones. `are_names` is whether the old labels are names."""
         names = None if are_names else self.names(known)
         old = to_labels("mapping", list(self._mapping), known, are_names=are_names)
         table: dict[Any, Any] = dict(zip(old, self._mapping.values(), strict=True))
@@ -94,24 +94,24 @@ class _Mapping:
         """Return the new label of one sample, or _DROPPED.
 
         Args:
-            label: The old one.
-            table: New classes by old ones.
-            key_of: Returns the sample's key, for an error.
-            names: Those of the old classes, if known: for an error.
+            label: The old label.
+            table: The new labels by the old ones.
+            key_of: A function that returns the sample's key, for an error.
+            names: The names of the old classes, for an error; None if they are unknown.
         """
         label = _only(label)
         if label in table:
             return table[label]
         if self._unmapped == "raise":
             raise DataError(
-                f"Class {shown(label, names)} of sample {key_of()!r} is not in `mapping`. `unmapped=` says what to do "
-                "then."
+                f"Class {shown(label, names)} of sample {key_of()!r} is not in `mapping`. Add it, or pass "
+                '`unmapped="drop"` or `unmapped="keep"`.'
             )
         return self._kept(label) if self._unmapped == "keep" and label != _SEVERAL else _DROPPED
 
 
 def _only(label: Any) -> Any:
-    """Return a label as a plain value; of a list, as detection data has it, the only one that there is."""
+    """Return a label as a plain value. A list of labels, as in detection data, becomes its only entry."""
     label = label_of(label)
     if isinstance(label, list | tuple | np.ndarray):
         return _only(label[0]) if len(label) == 1 else _SEVERAL
@@ -119,7 +119,7 @@ def _only(label: Any) -> Any:
 
 
 def _is_class(label: Any) -> bool:
-    """Return whether a label names a class; an unlabelled sample's does not."""
+    """Return whether a label is a class, and not that of an unlabelled sample."""
     return isinstance(label, str) or (isinstance(label, int) and label != UNLABELLED)
 
 
@@ -127,26 +127,26 @@ def _is_class(label: Any) -> bool:
 class ClassMapperMapDataPipe(PlanPipe):
     """Renames and merges classes, and drops others (functional name: ``map_classes``).
 
-    Reads only the labels, field `y`. If the source knows the names of its classes and the new classes are names, the
-    classes are numbered anew: in the order of `class_names`, or else in the order in which the mapping first names
-    them. Without `class_names`, text labels stay text, and classes that are mapped to numbers have no names. A label
-    may be a list, as in detection data, with one entry for each object: a list of one label counts as that label, other
-    lists are not mapped.
+    Only the labels, field `y`, are read. If the source knows its class names and the new classes are names, classes are
+    renumbered: in the order of `class_names`, or else in the order in which the mapping first names them. Without
+    `class_names`, text labels stay text, and classes that are mapped to numbers have no names. A label may be a list
+    with one entry per object, as in detection data: a list of one label counts as that label, and other lists are
+    treated as unmapped.
 
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
-        mapping: New classes, numbers or names, by old ones, numbers or names.
-        unmapped: What becomes of samples of other classes, and of unlabelled ones: "drop", "keep" as they are, or
-            "raise".
+        mapping: A dictionary from old to new classes. Both are numbers or names.
+        unmapped: What to do with unlabelled samples and samples of other classes: "drop" them, "keep" them unchanged,
+            or "raise" an error.
         class_names: The names of the new classes 0, 1, ...
 
-    Length: the number of samples that are kept; not known on a stream.
+    Length: The number of samples that are kept; unknown for a stream.
 
     Raises:
         ValueError: A new class is not among `class_names`; or, when the plan is made or the first sample of a stream
-            passes, an old one is not among those of the source.
-        DataError: `unmapped="raise"`, and there is a sample of another class. (When the plan is made, or the
-            sample of a stream passes.)
+            passes, an old class is not among those of the source.
+        DataError: There is a sample of another class, and `unmapped` is "raise". The error is raised when the plan is
+            made, or when the sample of a stream passes.
 
     Example:
         >>> pets = kdp.from_dataset(["a", "b", "c"], "x", labels=[0, 1, 2], class_names=["cat", "pony", "dog"])
@@ -211,7 +211,7 @@ class ClassMapperMapDataPipe(PlanPipe):
 
 
 def _distinct(labels: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
-    """Return the labels that there are, and which of them each sample has."""
+    """Return the distinct labels, and for each sample the number of its label among them, `[num_samples]`."""
     if labels.dtype != object:
         values, inverse = np.unique(labels, return_inverse=True)
         return values.tolist(), inverse.reshape(-1)

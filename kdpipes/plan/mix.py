@@ -1,4 +1,4 @@
-"""Several sources in given proportions."""
+"""Mix sources in given proportions."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _check_weights(weights: Any, number: int) -> tuple[float, ...]:
     if not is_sequence or not all(map(is_number, given)):
         raise TypeError(must_be("weights", "numbers above 0, one for each source", weights))
     if not all(0 < weight < math.inf for weight in given):
-        way_out = "To take no samples from a source, leave it out."
-        raise ValueError(must_be("weights", "finite and above 0", weights, way_out))
+        hint = "To take no samples from a source, leave the source out."
+        raise ValueError(must_be("weights", "finite and above 0", weights, hint))
     if len(given) != number:
-        raise ValueError(must_be("weights", f"one for each of {number} sources, the first of all included", weights))
+        raise ValueError(must_be("weights", f"one for each of {number} sources, including the first", weights))
     return tuple(float(weight) for weight in given)
 
 
@@ -47,13 +47,13 @@ def _as_tuple(others: Any) -> tuple[Any, ...]:
 
 
 def _checked(num_sources: int, weights: Any, seed: int, stop: Stop) -> tuple[tuple[float, ...], int, Stop]:
-    """Return the arguments of both flavours, or raise."""
+    """Check and return the arguments that both flavours share."""
     check_choice("stop", stop, ("first", "all"))
     return _check_weights(weights, num_sources), check_seed(seed), stop
 
 
 def _turns(weights: Sequence[float], seed: int) -> Iterator[int]:
-    """Yield for ever whose turn it is."""
+    """Yield the number of the source of each sample, forever."""
     chosen, size = 0, 1024
     while True:
         turns, _ = interleave([size] * len(weights), weights, seed, until_all=False)
@@ -62,10 +62,10 @@ def _turns(weights: Sequence[float], seed: int) -> Iterator[int]:
 
 
 class _Mix:
-    """The source of each sample, and its position there.
+    """The source of each sample and the position in it.
 
-    Each epoch begins `shifts[n]` samples further on in source n, which has `lengths[n]` samples, so that all epochs
-    share the arrays of epoch 0.
+    All epochs share the arrays of epoch 0: each epoch starts `shifts[n]` samples later in source n, which has
+    `lengths[n]` samples.
     """
 
     def __init__(
@@ -98,31 +98,31 @@ class _Mix:
 class MixerMapDataPipe(PlanPipe):
     """Mixes several sources in given proportions (functional name: ``mix``).
 
-    Each source gives its samples in its own order. If an epoch uses only a part of a source, the next epoch continues
-    there. A source that is sorted by class, like an image folder, then has other classes in each epoch, so
-    `permute(seed)` it first. In any stretch of the mix, the number of samples of a source differs from its exact share
-    by less than the number of sources. `deal(shuffle=True)` changes the order.
+    The samples of each source keep their order. If an epoch uses only a part of a source, the next epoch continues
+    where it stopped. A source that is sorted by class, such as an image folder, would then yield other classes in each
+    epoch, so apply `permute(seed)` to it first. In any part of the mix, the number of samples of a source differs from
+    its exact share by less than the number of sources. `deal(shuffle=True)` changes the order.
 
-    A stream begins anew in every epoch. If an epoch uses only a part of it, put `.shuffle(buffer_size=...)` before the
+    A stream starts again in each epoch. If an epoch uses only a part of it, put `.shuffle(buffer_size=...)` before the
     mix, or `deal(shuffle="shards")` after it.
 
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
-        others: One other pipe of the same kind, or several; those that know the names of their classes must agree on
-            them.
-        weights: The proportions, this source's first; equal by default.
-        seed: Of which source comes first where several could, from 0 up to 2**64.
-        stop: "first": the mix ends when the first source is used up; on streams, when one that is due has ended. "all":
-            when all are, sources that are used up before being read again from their start.
-        redraw: Of indexed sources only: whether each epoch of `deal` continues in each source where the previous epoch
-            stopped. False: every epoch begins with the first samples of each source.
+        others: One or several other pipes of the same kind. Sources that know their class names must have the same
+            names.
+        weights: The proportions, that of this source first. By default, they are equal.
+        seed: The seed that decides between sources that are equally due, from 0 to 2**64 - 1.
+        stop: When the mix ends. "first": when the first source is used up, or when a stream that is due has ended.
+            "all": when all sources are used up; sources that are used up earlier start again.
+        redraw: For indexed sources only: whether each epoch of `deal` continues in each source where the previous epoch
+            stopped. If False, every epoch begins with the first samples of each source.
 
-    Length: known from the sources' lengths; not known on streams.
+    Length: Follows from the lengths of the sources; unknown for streams.
 
-    Memory: eight bytes for each sample, shared by all workers; on streams, one sample.
+    Memory: Eight bytes per sample, shared by all workers. For streams, one sample.
 
     Raises:
-        ChainError: The sources number their classes differently: `map_classes` makes them agree.
+        ChainError: The sources number their classes differently. Use `map_classes` to make them agree.
 
     Example:
         >>> letters, digits = kdp.from_dataset(list("abcd"), "x"), kdp.from_dataset(list("12"), "x")
@@ -179,7 +179,7 @@ class MixerIterDataPipe(IterPipe):
 
     def samples(self) -> Iterator[Sample]:
         streams = [samples_of(source, "mix") for source in self.sources]
-        is_new = [True] * len(streams)  # whether a stream has given nothing since it was begun
+        is_new = [True] * len(streams)  # whether a stream has yielded nothing since it was started
         ended = [False] * len(streams)
         rounds = count(1)
         for place in _turns(self._weights, self._mix_seed):

@@ -1,4 +1,4 @@
-"""Balance classes by repeating the rarer ones."""
+"""Balance classes by repeating the samples of rarer classes."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ Mode = Literal["multiply", "exact"]
 
 @functional_pipe("oversample", flavour="map")
 class OversamplerMapDataPipe(PlanPipe):
-    """Balances classes by repeating the samples of the rarer ones (functional name: ``oversample``).
+    """Balances classes by repeating the samples of rarer classes (functional name: ``oversample``).
 
-    Reads the labels, field `y`, and nothing else. A repeated sample is augmented anew. Samples without a label (-1 or
-    None) do not count as a class: "multiply" gives them once, "exact" leaves them out. In "exact" mode, the samples of
-    a class that an epoch repeats once more than the others change from epoch to epoch.
+    Only the labels, field `y`, are read. Each repetition of a sample is augmented differently. Samples without a label
+    (-1 or None) do not count as a class: "multiply" keeps them once, "exact" leaves them out. In "exact" mode, other
+    samples of a class get the extra repetition in each epoch.
 
-    On a stream, the repetitions of a sample follow it directly; a shuffle after this pipe spreads them.
+    On a stream, the repetitions of a sample directly follow it. Shuffle after this pipe to spread them.
 
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
-        mode: "multiply": all samples, then each rarer class again as often as it fits into the largest, by whole
-            numbers: not one that has more than half as many. "exact": class after class, each repeated up to exactly
-            the size of the largest.
-        redraw: In "exact" mode, whether other samples get the extra repetition in each epoch. False: the same samples
-            get it in every epoch.
-        class_counts: On a stream only, which cannot count ahead: the number of samples of each class, by number, or by
-            name where the source knows names.
+        mode: "multiply": all samples, and then each rarer class again as often as it fits into the largest class as a
+            whole. A class with more than half as many samples is not repeated. "exact": one class after the other,
+            each repeated to exactly the size of the largest class.
+        redraw: In "exact" mode, whether other samples get the extra repetition in each epoch. If False, the same
+            samples get it in every epoch.
+        class_counts: On a stream only, whose samples cannot be counted in advance: a dictionary from class numbers, or
+            names if the source knows them, to the number of samples.
 
-    Length: "exact": number of classes times the size of the largest; "multiply": at most that, more than half of it.
-        Not known on a stream.
+    Length: "exact": the number of classes times the size of the largest class; "multiply": at most that, and more than
+        half of it. Unknown for a stream.
 
     Raises:
         DataError: The class of a stream's sample is not in `class_counts`.
 
-    Source: KappaData's OversamplingWrapper; "multiply" is that of KappaData 1.0.7, sample for sample.
+    Source: KappaData's OversamplingWrapper. "multiply" yields exactly the samples of KappaData 1.0.7.
 
     Example:
         >>> pipe = kdp.from_dataset([("a", 0), ("b", 1), ("c", 0)])
@@ -72,13 +72,13 @@ class OversamplerMapDataPipe(PlanPipe):
         if self._mode == "multiply":
             return oversample_multiply(labels)
         positions = oversample_exact(labels, epoch)
-        if epoch == 0 and self.redraws:  # not if every class is repeated in whole rounds
+        if epoch == 0 and self.redraws:  # no redraw if every class is repeated in whole rounds
             self.redraws = not np.array_equal(positions, oversample_exact(labels, epoch=1))
         return positions
 
     def redrawn_by(self, *, of_labels: bool = False) -> str | None:
         redrawn = super().redrawn_by(of_labels=of_labels)
-        return None if of_labels and self.redraws else redrawn  # each class keeps its positions
+        return None if of_labels and self.redraws else redrawn  # labels stay the same at all positions
 
 
 @functional_pipe("oversample", flavour="iter", doc_of=OversamplerMapDataPipe)
@@ -98,7 +98,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         if class_counts is None:
             raise ValueError(
                 "`class_counts` must be given for a stream, which cannot count ahead: `{class: number of samples}`. "
-                "An indexed source (`kdp.open_shards`) needs none."
+                "An indexed source, such as `kdp.open_shards`, does not need it."
             )
         if not isinstance(class_counts, Mapping) or not class_counts:
             raise TypeError(must_be("class_counts", "a dictionary of counts by class", class_counts))
@@ -134,7 +134,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
     def _times(self, seen: int, count: int, largest: int, epoch: int) -> int:
         if self._mode == "multiply":
             return largest // count
-        start = epoch * largest % count  # each epoch, other samples get the extra repetition
+        start = epoch * largest % count  # so that other samples get the extra repetition in each epoch
         return ((seen + 1) * largest + start) // count - (seen * largest + start) // count
 
     def fingerprint(self) -> Any:

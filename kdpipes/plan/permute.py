@@ -1,4 +1,4 @@
-"""A fixed order at random."""
+"""Put samples into a fixed random order."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ __all__ = ["PermuterMapDataPipe"]
 
 @functional_pipe("permute", flavour="map")
 class PermuterMapDataPipe(PlanPipe):
-    """Puts the samples into an order at random, the same in every epoch (functional name: ``permute``).
+    """Puts the samples into a random order that is the same in every epoch (functional name: ``permute``).
 
-    Orders that differ by epoch are `deal(shuffle=True)`. Upstream's `shuffle` loses the columns that plan pipes read.
+    For an order that differs between epochs, use `deal(shuffle=True)`. Unlike torch's `shuffle`, this pipe keeps the
+    columns that plan pipes read.
 
     Args:
         source_datapipe: An indexed pipe of samples.
-        seed: Of the order, from 0 up to 2**64.
+        seed: The seed of the order, from 0 to 2**64 - 1.
 
-    Length: the source's.
+    Length: The length of the source.
 
-    Source: KappaData's ShuffleWrapper, sample for sample.
+    Source: KappaData's ShuffleWrapper, which yields the same order.
 
     Example:
         >>> kdp.from_dataset(["a", "b", "c", "d"], "x").permute(seed=5).column("x")
@@ -48,4 +49,4 @@ class PermuterMapDataPipe(PlanPipe):
         return positions.astype(smallest_int(size))
 
 
-refuse_flavour("permute", flavour="iter", way_out="Put torch's `.shuffle(buffer_size=1000)` in its place.")
+refuse_flavour("permute", flavour="iter", hint="Use torch's `.shuffle(buffer_size=1000)` instead.")

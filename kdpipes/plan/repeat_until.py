@@ -1,4 +1,4 @@
-"""The whole source again and again."""
+"""Repeat the whole source."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kdpipes.selection import Rounds
 
 __all__ = ["RepeaterUntilIterDataPipe", "RepeaterUntilMapDataPipe"]
 
-_EMPTY = "`.repeat_until()` cannot reach `min_size={}`: its source is empty. Is a filter upstream too strict?"
+_EMPTY = "`.repeat_until()` cannot reach `min_size={}` because its source is empty. Is a filter upstream too strict?"
 
 
 class _Goal:
-    """The two arguments, of which exactly one is given."""
+    """The arguments `min_size` and `repetitions`, exactly one of which is given."""
 
     def __init__(self, min_size: int | None, repetitions: int | None) -> None:
         check_one_of(min_size=min_size, repetitions=repetitions)
@@ -41,21 +41,23 @@ class _Goal:
 
 @functional_pipe("repeat_until", flavour="map")
 class RepeaterUntilMapDataPipe(PlanPipe):
-    """Gives the whole source again and again, round robin (functional name: ``repeat_until``).
+    """Repeats the whole source, round after round (functional name: ``repeat_until``).
 
-    Upstream's `repeat` gives each item of a stream n times in a row. A repeated sample is augmented anew.
+    Each repetition of a sample is augmented differently. torch's `repeat` yields each item of a stream n times in a row
+    instead.
 
     Args:
-        source_datapipe: A pipe of samples, indexed or a stream, which is read again for each round.
-        min_size: Whole rounds until there are at least this many samples.
-        repetitions: This many rounds; exactly one of the two is given.
+        source_datapipe: A pipe of samples, indexed or a stream. A stream is read again in each round.
+        min_size: The least number of samples. The source is repeated in whole rounds. Pass either `min_size` or
+            `repetitions`.
+        repetitions: The number of rounds.
 
-    Length: the source's, times the number of rounds, if the source has one.
+    Length: The length of the source, if it has one, times the number of rounds.
 
-    Memory: none; positions are computed.
+    Memory: None. Positions are computed.
 
     Raises:
-        DataError: The source is empty and `min_size` cannot be reached.
+        DataError: `min_size` cannot be reached because the source is empty.
 
     Source: KappaData's RepeatWrapper.
 

@@ -1,4 +1,4 @@
-"""Samples drawn by weight."""
+"""Draw samples by weight."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ __all__ = ["WeightedSamplerMapDataPipe"]
 
 @functional_pipe("sample_weighted", flavour="map")
 class WeightedSamplerMapDataPipe(PlanPipe):
-    """Draws samples at random, by weight (functional name: ``sample_weighted``).
+    """Draws random samples by weight (functional name: ``sample_weighted``).
 
-    Each epoch of `deal` has its own draw, which depends only on `seed` and the epoch number. Without `deal`, and in
-    columns, it is the draw of epoch 0. With weights by class, it reads only the labels, field `y`.
+    Each epoch of `deal` draws other samples, which depend only on `seed` and the epoch number. Without `deal`, and in
+    columns, they are those of epoch 0. With weights by class, only the labels, field `y`, are read.
 
     Args:
         source_datapipe: An indexed pipe of samples.
-        weights: One for each sample, `[n]`, at least 0; or one for each class, by number or name, which the samples of
-            a class have each: `{"heron": 3.0, "stork": 1.0}`. Other classes, and unlabelled samples, weigh nothing.
-        num_samples: How many to draw; by default as many as there are.
-        replacement: Whether a sample may be drawn again.
-        seed: Of the choice, from 0 up to 2**64.
-        redraw: Whether each epoch has its own draw. False: all epochs have that of epoch 0.
+        weights: The weight of each sample, `[n]`, at least 0; or a dictionary from class numbers or names to the weight
+            of each sample of the class, `{"heron": 3.0, "stork": 1.0}`. Other classes and unlabelled samples have
+            weight 0.
+        num_samples: The number of samples to draw. By default, it is the length of the source.
+        replacement: Whether a sample may be drawn more than once.
+        seed: The seed of the random choice, from 0 to 2**64 - 1.
+        redraw: Whether each epoch draws other samples. If False, all epochs have those of epoch 0.
 
     Length: `num_samples`.
 
-    Memory: four bytes for each sample that is drawn, in each worker; with `redraw`, also eight bytes for each sample of
-        the source, shared by all workers.
+    Memory: Four bytes per drawn sample in each worker; with `redraw`, also eight bytes per sample of the source, shared
+        by all workers.
 
     Raises:
-        ValueError: The weights do not fit the samples, or too few weigh more than nothing. (When the plan is made.)
+        ValueError: The number of weights differs from the number of samples, or too few weights are above 0. The error
+            is raised when the plan is made.
 
-    Source: torch's WeightedRandomSampler, as a plan.
+    Source: torch's WeightedRandomSampler.
 
     Example:
         >>> pipe = kdp.from_dataset(["a", "b"], "x", labels=[0, 1])
@@ -90,7 +92,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         possible = int(np.count_nonzero(weights))
         if possible < (1 if self._replacement else number):
             raise ValueError(
-                f"`sample_weighted` is to draw {number} samples of {size}, but only {possible} weigh more than nothing."
+                f"`sample_weighted` must draw {number} of {size} samples, but only {possible} have a weight above 0."
             )
         shares = weights / weights.sum()
         self._shares = Shared(shares) if self.redraws else None
@@ -116,5 +118,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
 
 
 refuse_flavour(
-    "sample_weighted", flavour="iter", way_out="A stream cannot draw ahead: `kdp.open_shards` is an indexed source."
+    "sample_weighted",
+    flavour="iter",
+    hint="A stream cannot be drawn from in advance. `kdp.open_shards` is an indexed source.",
 )

@@ -1,4 +1,4 @@
-"""A fixed choice of samples, in a fixed order."""
+"""Choose samples by position."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["SubsetterMapDataPipe"]
 
 @functional_pipe("subset", flavour="map")
 class SubsetterMapDataPipe(PlanPipe):
-    """Gives the samples at fixed positions, in that order (functional name: ``subset``).
+    """Chooses the samples at some positions, in the given order (functional name: ``subset``).
 
-    `pipe[5:-3:2]` and `pipe[[4, 0, 4]]` are short forms. A position may be given more than once. Positions refer to
-    epoch 0: a subset has the same samples in every epoch, even if samples upstream are drawn anew in each epoch.
+    `pipe[5:-3:2]` and `pipe[[4, 0, 4]]` are short forms. Positions may repeat. They refer to epoch 0: a subset has the
+    same samples in every epoch, even if a pipe upstream draws other samples in each epoch.
 
     Args:
         source_datapipe: An indexed pipe of samples.
-        indices: Positions in the source, `[n] int`; negative ones count from the end.
+        indices: Positions in the source, `[n] int`. Negative positions count from the end.
 
     Length: n.
 
-    Memory: four bytes for each position, shared by all workers; none for a slice or a `range`.
+    Memory: Four bytes per position, shared by all workers; none for a slice or a `range`.
 
     Raises:
         IndexError: A position lies outside the source.
@@ -65,7 +65,7 @@ class SubsetterMapDataPipe(PlanPipe):
             wanted = np.asarray(wanted)
         outside = wanted[(wanted < -size) | (wanted >= size)]
         if len(outside):
-            raise IndexError(f"`indices` must be from {-size} up to {size - 1}, but {int(outside[0])} is among them.")
+            raise IndexError(f"`indices` must be from {-size} to {size - 1}, but {int(outside[0])} is among them.")
         positions: NDArray[Any] = np.where(wanted < 0, wanted + size, wanted).astype(smallest_int(size))
         return positions
 
@@ -73,5 +73,5 @@ class SubsetterMapDataPipe(PlanPipe):
 refuse_flavour(
     "subset",
     flavour="iter",
-    way_out="`kdp.open_shards` or `kdp.from_dataset` give an indexed source; `.header(n)` cuts a stream.",
+    hint="`kdp.open_shards` and `kdp.from_dataset` are indexed sources. `.header(n)` takes n items of a stream.",
 )

@@ -1,4 +1,4 @@
-"""Some samples of each class."""
+"""Take some samples of each class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kdpipes.core.errors import check_count, check_one_of, check_seed, is_number, must_be
+from kdpipes.core.errors import check_count, check_number, check_one_of, check_seed
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
@@ -19,17 +19,19 @@ __all__ = ["PerClassTakerMapDataPipe"]
 
 @functional_pipe("take_per_class", flavour="map")
 class PerClassTakerMapDataPipe(PlanPipe):
-    """Takes so many samples, or such a share, of each class (functional name: ``take_per_class``).
+    """Takes a number or a share of the samples of each class (functional name: ``take_per_class``).
 
-    They keep the source's order. Samples without a label (-1 or None) are left out. Reads the labels, field `y`, alone.
+    The samples keep the order of the source. Samples without a label (-1 or None) are left out. Only the labels, field
+    `y`, are read.
 
     Args:
         source_datapipe: An indexed pipe of samples.
-        num_samples: How many of each class; of a smaller class, all.
-        share: Which share of each class, above 0.0 up to 1.0, rounded up; exactly one of the two is given.
-        seed: Of a choice at random; None takes the first. A class's choice does not depend on the others.
+        num_samples: The number of samples of each class. A smaller class is taken as a whole. Pass either `num_samples`
+            or `share`.
+        share: The share of the samples of each class, above 0.0 and at most 1.0, rounded up to whole samples.
+        seed: The seed of a random choice, which does not depend on other classes; None takes the first samples.
 
-    Length: at most the source's.
+    Length: At most the length of the source.
 
     Example:
         >>> pipe = kdp.from_dataset(["a", "b", "c", "d"], "x", labels=[0, 1, 0, 0])
@@ -49,13 +51,9 @@ class PerClassTakerMapDataPipe(PlanPipe):
     ) -> None:
         super().__init__(source_datapipe)
         check_one_of(num_samples=num_samples, share=share)
-        rule = "above 0.0 up to 1.0"
-        if share is not None and not is_number(share):
-            raise TypeError(must_be("share", rule, share))
-        if share is not None and not 0 < share <= 1:
-            raise ValueError(must_be("share", rule, share, "25 percent are 0.25." if share > 1 else ""))
+        rule, hint = "above 0.0 up to 1.0", "25 percent are 0.25."
+        self._share = None if share is None else check_number("share", share, rule, math.ulp(0), 1, hint)
         self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
-        self._share = None if share is None else float(share)
         self._choice_seed = None if seed is None else check_seed(seed)
 
     def plan(self, epoch: int) -> NDArray[Any]:
@@ -66,5 +64,7 @@ class PerClassTakerMapDataPipe(PlanPipe):
 
 
 refuse_flavour(
-    "take_per_class", flavour="iter", way_out="A stream cannot count ahead: `kdp.open_shards` is an indexed source."
+    "take_per_class",
+    flavour="iter",
+    hint="The classes of a stream cannot be counted in advance. `kdp.open_shards` is indexed.",
 )

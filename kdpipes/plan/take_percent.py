@@ -1,11 +1,10 @@
-"""A contiguous share of a source."""
+"""Take a contiguous share of the samples."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from kdpipes.core.errors import is_number, must_be
+from kdpipes.core.errors import check_number
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
@@ -16,23 +15,23 @@ __all__ = ["PercentTakerMapDataPipe"]
 
 @functional_pipe("take_percent", flavour="map")
 class PercentTakerMapDataPipe(PlanPipe):
-    """Takes the samples between two shares of the source (functional name: ``take_percent``).
+    """Takes a contiguous share of the samples (functional name: ``take_percent``).
 
-    `take_percent(to_percent=p)` and `take_percent(from_percent=p)` have no sample in common and leave none out. A split
-    at random is `permute(seed)` before them.
+    `take_percent(to_percent=p)` and `take_percent(from_percent=p)` split the source without overlap or gap. Put
+    `permute(seed)` before both for a random split.
 
     Args:
         source_datapipe: An indexed pipe of samples.
-        from_percent: Where to begin, from 0.0 to 1.0.
-        to_percent: Where to end, from `from_percent` to 1.0.
-        ceil_from_index: Whether a beginning between two samples is rounded up, not down.
-        ceil_to_index: Whether an end between two samples is rounded up, not down.
+        from_percent: The start of the share as a fraction of the source, from 0.0 to 1.0.
+        to_percent: The end of the share as a fraction of the source, from `from_percent` to 1.0.
+        ceil_from_index: Whether to round the first position up instead of down.
+        ceil_to_index: Whether to round the last position up instead of down.
 
     Length: int(to_percent * n) - int(from_percent * n), with the rounding above.
 
-    Memory: none; positions are computed.
+    Memory: None. Positions are computed.
 
-    Source: KappaData's PercentFilterWrapper; there, `to_percent=0.0` takes everything.
+    Source: KappaData's PercentFilterWrapper, where `to_percent=0.0` takes all samples.
 
     Example:
         >>> letters = kdp.from_dataset(["a", "b", "c", "d"], "x")
@@ -52,8 +51,10 @@ class PercentTakerMapDataPipe(PlanPipe):
         ceil_to_index: bool = False,
     ) -> None:
         super().__init__(source_datapipe)
-        self._begin = _check_share("from_percent", from_percent, 0.0)
-        self._end = _check_share("to_percent", to_percent, self._begin)
+        hint = "25 percent are 0.25."
+        self._begin = check_number("from_percent", from_percent, "a share from 0.0 to 1.0", 0, 1, hint)
+        rule = f"a share from {self._begin} to 1.0"
+        self._end = check_number("to_percent", to_percent, rule, self._begin, 1, hint)
         self._round_begin = math.ceil if ceil_from_index else math.floor
         self._round_end = math.ceil if ceil_to_index else math.floor
 
@@ -63,15 +64,4 @@ class PercentTakerMapDataPipe(PlanPipe):
         return Stretch(range(begin, end))
 
 
-def _check_share(param: str, value: Any, minimum: float) -> float:
-    rule = f"a share from {minimum} to 1.0"
-    if not is_number(value):
-        raise TypeError(must_be(param, rule, value))
-    if not minimum <= value <= 1:
-        raise ValueError(must_be(param, rule, value, "25 percent are 0.25." if value > 1 else ""))
-    return float(value)
-
-
-refuse_flavour(
-    "take_percent", flavour="iter", way_out="A stream does not know its length: `kdp.open_shards` is indexed."
-)
+refuse_flavour("take_percent", flavour="iter", hint="The length of a stream is unknown. `kdp.open_shards` is indexed.")

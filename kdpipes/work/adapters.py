@@ -1,4 +1,4 @@
-"""Transforms of albumentations and torchvision: drawn from the sample's generator, and recorded in its ctx."""
+"""Adapt transforms of albumentations and torchvision v2: seed them for each sample, and record what they do."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from kdpipes.work.joint import (
 
 __all__ = ["AlbumentationsAdapter", "TorchvisionAdapter", "adapted", "unwrapped"]
 
-_NUM_SEEDS = 1 << 53  # which every reader of JSON holds exactly
+_NUM_SEEDS = 1 << 53  # larger integers are not exact in all JSON readers
 _NO_IDENTITY = {"_images_was_list", "_key2func", "_masks_was_list", "params", "py_random", "random_generator", "seed"}
 
 
 def adapted(transform: Any, param: str = "transform", fields: Fields | None = None) -> Any:
-    """Return a recorded transform for a transform of albumentations or torchvision v2, and anything else as it is.
+    """Return a recorded transform for a transform of albumentations or torchvision v2, and other callables unchanged.
 
     Args:
-        transform: Any callable; neither library is imported for one that is not theirs.
-        param: The name of the parameter that it was given as, for errors.
-        fields: The fields that it gets as a tuple, instead of one image.
+        transform: Any callable. The libraries are imported only if it is theirs.
+        param: The name of the parameter for it, for errors.
+        fields: The fields that it gets as a tuple; None for a single image.
     """
     if _has_base(transform, "albumentations", "BasicTransform", "BaseCompose"):
         _check_albumentations(transform, param, fields)
@@ -62,10 +62,10 @@ def _owner_of(transform: Any, method: str) -> type:
 
 
 class _Unit(ABC):
-    """One transform in a copy of a user's, which writes each call of it down as a step.
+    """One transform in a copy of a user's transform. Each call is recorded as a step.
 
-    A transform of the library's that takes its parameters in one method (`does`) is written down by these; one whose
-    parameters are no plain data, or that draws more in that method, and any other, by the seed of the call.
+    If the library passes all parameters to one method, named `does`, the parameters are recorded. If they are not plain
+    data, if that method draws more random numbers, and for all other transforms, the seed of the call is recorded.
     """
 
     def __init__(self, transform: Any, at: list[int], tree: _Tree, *, does: str | None) -> None:
@@ -97,7 +97,9 @@ class _Unit(ABC):
     def _note(self, params: Any, does: Callable[[], Any]) -> Any:
         plain, before = as_plain(params), self._state()
         result = does()
-        if self._did is not self._call:  # once `_call`, always: a joint transform calls this for each field
+        if (
+            self._did is not self._call
+        ):  # a joint transform calls this for each field; once recorded by seed, it stays so
             self._did = self._call if plain is None or self._state() != before else plain
         return result
 
@@ -115,16 +117,16 @@ class _Unit(ABC):
 
     @abstractmethod
     def again(self, value: Any, step: dict[str, Any]) -> Any:
-        """Return `value` after the same step as the one that was written down."""
+        """Return `value` after the recorded step."""
 
 
 class _Tree:
-    """A copy of a user's transform, for one thread: its units, by their place, and what they write down.
+    """A copy of a user's transform for one thread: its units by their place, and the steps that they record.
 
     Args:
-        transform: The user's transform, which stays as it is.
-        containers: Tells which transforms only call others, one after the other, with what they got.
-        unit: Makes a unit of any other.
+        transform: The user's transform, which is not modified.
+        containers: Returns whether a transform only calls other transforms in turn.
+        unit: Makes a unit of any other transform.
     """
 
     def __init__(
@@ -150,15 +152,15 @@ class _Tree:
         return self._units.setdefault(tuple(at), self._make(copy.deepcopy(transform), at, self))
 
     def unit_of(self, step: dict[str, Any]) -> _Unit:
-        """Return the unit that has written a step down."""
+        """Return the unit that recorded a step."""
         unit = self._units.get(tuple(step["at"]))
         if unit is None or unit.name != step["transform"]:
-            raise ValueError(must_be("params", "what the same transform has recorded", step))
+            raise ValueError(must_be("params", "recorded by the same transform", step))
         return unit
 
 
 class _Adapter(ABC, Fingerprinted):
-    """What both adapters share."""
+    """The base class of both adapters."""
 
     def __init__(self, transform: Any, fields: Fields | None = None) -> None:
         self._transform = transform
@@ -178,11 +180,11 @@ class _Adapter(ABC, Fingerprinted):
         return repr(self._transform)
 
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
-        """Return what the transform does to `value` with numbers from `rng`."""
+        """Return the steps that the transform applies to `value` with random numbers from `rng`."""
         return self.draw_and_apply(value, rng)[0]
 
     def draw_and_apply(self, value: Any, rng: np.random.Generator) -> tuple[dict[str, Any], Any]:
-        """Return what the transform does to `value` with numbers from `rng`, and the new value."""
+        """Return the steps that the transform applies to `value` with random numbers from `rng`, and the new value."""
         tree = self._tree()
         tree.rng, tree.steps, tree.is_skipped = rng, [], False
         result = self._run(tree, self._opened(value))
@@ -192,7 +194,7 @@ class _Adapter(ABC, Fingerprinted):
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return `value` after the recorded steps."""
         tree, result = self._tree(), self._opened(value)
-        with seeded_globals(b""):  # which steps that are recorded by their seed seed anew
+        with seeded_globals(b""):  # restores the generators, which steps recorded by their seed change
             result = self._again(tree, result, params)
         return self._closed(result, value)
 
@@ -221,25 +223,26 @@ class _Adapter(ABC, Fingerprinted):
 
 
 class AlbumentationsAdapter(_Adapter):
-    """A transform or composition of albumentations, recorded: what `.transform("x", A.HorizontalFlip())` makes of it.
+    """A recorded transform or composition of albumentations, which `.transform("x", A.HorizontalFlip())` makes.
 
-    Recorded are the `steps` that were done, in their order: the class (`transform`), the place in the composition
-    (`at`), and the parameters as plain data (`params`, and `kinds`: what JSON does not know). A step whose parameters
-    are more than 1,000 values or no plain data (noise, distortion maps) is recorded by its `seed`, and so is a
-    transform of a user's own class, a `Lambda`, and a composition that does more than call its parts in turn.
+    The ctx entry contains the applied `steps` in order: the class (`transform`), the place in the composition (`at`),
+    and the parameters as plain data (`params`, and `kinds` for types that JSON lacks). Steps with parameters that are
+    not plain data or have more than 1,000 values (noise, distortion maps) are recorded by their `seed`. So are
+    transforms of a user's own class, a `Lambda`, and compositions that do more than call their parts in turn.
 
-    With several fields (`.transform("image mask boxes", ...)`), it gets `image`, `mask`, `bboxes` and `keypoints`; a
-    second field of a kind is passed under its own name. Boxes need a composition with `bbox_params`, whose
-    `label_fields` are fields of the kind "other"; points need `keypoint_params`.
+    For several fields (`.transform("image mask boxes", ...)`), the targets are `image`, `mask`, `bboxes` and
+    `keypoints`; a second field of a kind is passed under its own name. Boxes need a composition with `bbox_params`,
+    whose `label_fields` are fields of kind "other". Points need `keypoint_params`.
 
-    It takes an image of `decode_images`, an image of Pillow's (RGB or grey; others become RGB) or an array, and gives
-    an image of Pillow's where the result is `[H, W, 3] uint8` or `[H, W] uint8`, and other results as they are.
+    The image may come from `decode_images` or Pillow (modes other than RGB and L are converted to RGB), or be an array.
+    A result `[H, W, 3] uint8` or `[H, W] uint8` becomes a Pillow image; other results do not change.
 
-    Seed: the sample's generator seeds every draw; albumentations' own random states and `seed` play no part.
+    Seed: All random numbers derive from the sample's key. The random states and `seed` of albumentations have no
+        effect.
     """
 
     def fingerprint(self) -> Any:
-        """Return the data that identifies the transform, without its random state."""
+        """Return the data that identify the transform, without its random state."""
         known = _identity(self._transform)
         return known if self._fields is None else [known, self._fields]
 
@@ -259,7 +262,7 @@ class AlbumentationsAdapter(_Adapter):
         if isinstance(value, EncodedImage | DecodedImage | np.ndarray):
             return np.array(value)
         if not isinstance(value, Image.Image):
-            kinds = "images of `.decode_images()` or of Pillow's, and arrays"
+            kinds = "images from `.decode_images()` or Pillow, and arrays"
             raise TypeError(f"`{self.__name__}` takes {kinds}, but got {type(value).__name__}.")
         return np.array(value if value.mode in {"L", "RGB"} else value.convert("RGB"))
 
@@ -286,7 +289,7 @@ class AlbumentationsAdapter(_Adapter):
         if params.get("skipped"):
             return result
         if tree.top.transforms and not any(step["at"][0] == 0 for step in params["steps"]):
-            steps.insert(0, dict)  # the first step did nothing, but boxes are checked after it
+            steps.insert(0, dict)  # boxes are checked after the first step, even if it was not applied
         flat = copy.copy(tree.top)  # converts boxes to albumentations' format, filters them and converts them back
         vars(flat)["transforms"] = steps
         return flat(force_apply=True, **result)
@@ -319,7 +322,7 @@ class _AlbumentationsUnit(_Unit):
 
     def _seed(self, seed: int) -> None:
         self._transform.set_random_state(np.random.Generator(np.random.PCG64(seed)), random.Random(seed))
-        sys.modules["cv2"].setRNGSeed(seed % (1 << 31))  # from which albumentations draws Gaussian noise
+        sys.modules["cv2"].setRNGSeed(seed % (1 << 31))  # albumentations draws Gaussian noise from OpenCV
 
     def _called(self, call: dict[str, Any], given: Any) -> Any:
         return self._transform(**given, **({"force_apply": True} if "force_apply" in call else {}))
@@ -357,22 +360,22 @@ def _check_joint(transform: Any, param: str, fields: Fields) -> None:
     ):
         if (kind in fields.kinds) != (name in processors):
             what = "with" if kind in fields.kinds else "without"
-            way_out = f"Write `A.Compose([...], {maker})`." if what == "with" else ""
+            hint = f"Write `A.Compose([...], {maker})`." if what == "with" else ""
             rule = f"a composition {what} `{maker.partition('=')[0]}`, for {fields}"
-            raise ValueError(must_be(param, rule, transform, way_out))
+            raise ValueError(must_be(param, rule, transform, hint))
         if name in processors and processors[name].params.format != format:
             raise ValueError(must_be(param, f"for the format {format!r}", processors[name].params.format))
     known = [name for name, kind in zip(*fields, strict=True) if kind == "other"]
     unknown = next((label for label in _labels_of(transform) if label not in known), None)
     if unknown is not None:
-        way_out = f'Name it in `transform`: `"{" ".join(fields.names)} {unknown}"`, of kind "other".'
-        raise ValueError(must_be("label_fields", f"among the other fields {known}", unknown, way_out))
+        hint = f'Name it in `transform`: `"{" ".join(fields.names)} {unknown}"`, of kind "other".'
+        raise ValueError(must_be("label_fields", f"among the other fields {known}", unknown, hint))
 
 
 def _check_albumentations(transform: Any, param: str, fields: Fields | None) -> None:
     if not hasattr(transform, "set_random_state"):
-        way_out = "Install it: `pip install 'albumentations>=2.0.8,<3'`."
-        raise ValueError(must_be(param, "of albumentations 2 or later", transform, way_out))
+        hint = "Install it: `pip install 'albumentations>=2.0.8,<3'`."
+        raise ValueError(must_be(param, "of albumentations 2 or later", transform, hint))
     if fields is not None:
         _check_joint(transform, param, fields)
         return
@@ -380,12 +383,14 @@ def _check_albumentations(transform: Any, param: str, fields: Fields | None) -> 
         processors = getattr(part, "processors", None) or {}
         others = [f"{name.removesuffix('es').removesuffix('s')}_params" for name in processors]
         if others:
-            way_out = f"Leave out `{others[0]}`: boxes and keypoints are not transformed."
-            raise ValueError(must_be(param, "a transform of images alone", transform, way_out))
+            hint = (
+                f'Remove `{others[0]}`, or name the fields of boxes and keypoints, too: `.transform("x boxes", ...)`.'
+            )
+            raise ValueError(must_be(param, "a transform of images alone", transform, hint))
         wanted = sorted(set(getattr(part, "targets_as_params", ())) - {"image"})
         if wanted:
-            way_out = f"`{type(part).__name__}` takes {wanted[0]!r} as well: call it in a function of your own."
-            raise ValueError(must_be(param, "a transform of images alone", transform, way_out))
+            hint = f"`{type(part).__name__}` also takes {wanted[0]!r}: call it in a function of your own."
+            raise ValueError(must_be(param, "a transform of images alone", transform, hint))
 
 
 def _parts(transform: Any) -> Iterator[Any]:
@@ -406,7 +411,7 @@ def _plain(value: Any) -> Any:
 
 
 def _opened_for_albumentations(fields: Fields, values: tuple[Any, ...], labels: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values in the form that albumentations takes, by the names of its targets.
+    """Return the values in the form that albumentations takes, by target name.
 
     Args:
         fields: The fields of the values.
@@ -430,7 +435,7 @@ def _opened_for_albumentations(fields: Fields, values: tuple[Any, ...], labels: 
 
 
 def _closed_of_albumentations(fields: Fields, values: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the results of albumentations, each in the type of the original value."""
+    """Return the results of albumentations in the types of the original values."""
     made = []
     for name, target, kind, value in zip(fields.names, _targets_of(fields), fields.kinds, values, strict=True):
         if kind == "other":
@@ -443,7 +448,7 @@ def _closed_of_albumentations(fields: Fields, values: tuple[Any, ...], data: Map
 
 
 def _targets_of(fields: Fields) -> list[str]:
-    """Return the target name of each field: the first of a kind has the kind's target, others their own name."""
+    """Return the target name of each field: that of its kind for the first field of a kind, else the field's name."""
     names = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}
     return [
         names.get(kind, name) if fields.kinds.index(kind) == place else name
@@ -474,19 +479,19 @@ def _closed_image(kind: FieldKind, before: Any, made: Any) -> Any:
 
 
 class TorchvisionAdapter(_Adapter):
-    """A transform of `torchvision.transforms.v2`, recorded: what `.transform("x", v2.RandomResizedCrop(224))` makes.
+    """A recorded transform of `torchvision.transforms.v2`, which `.transform("x", v2.RandomResizedCrop(224))` makes.
 
-    Recorded are the `steps` that were done, in their order, as `AlbumentationsAdapter` does: the `params` of
-    `make_params`, or the `seed` of a transform that draws otherwise or much (AutoAugment, GaussianNoise,
-    ElasticTransform), of a user's own class, and of what is no v2 transform in a container of v2's. A `v2.Lambda` that
-    stands alone is a callable like any other.
+    The ctx entry contains the applied `steps` in order, as for `AlbumentationsAdapter`: the `params` of `make_params`;
+    or the `seed`, for transforms that draw in other ways or draw many values (AutoAugment, GaussianNoise,
+    ElasticTransform), for users' own classes, and for other callables in a v2 container. A `v2.Lambda` outside a
+    container is a callable like any other.
 
-    It gets an image of `decode_images` as a Pillow image, and any other value unchanged. Several fields are passed as
-    one dictionary by field name, of `tv_tensors` and Pillow images.
+    An image from `decode_images` is passed as a Pillow image, other values unchanged. Several fields are passed as one
+    dictionary of `tv_tensors` and Pillow images by field name.
     """
 
     def fingerprint(self) -> Any:
-        """Return what tells the transform from another."""
+        """Return the data that identify the transform."""
         return self._transform if self._fields is None else [self._transform, self._fields]
 
     def _copied(self) -> _Tree:
@@ -548,12 +553,12 @@ def _is_v2_container(transform: Any) -> bool:
 
 
 def unwrapped(transform: Any) -> Any:
-    """Return the transform that was given to the user's `.transform(...)`, without what kdpipes wrapped around it."""
+    """Return the transform that the user passed to `.transform(...)`, without an adapter of kdpipes."""
     return transform.wrapped if isinstance(transform, _Adapter | JointTransform) else transform
 
 
 def _opened_for_v2(fields: Fields, values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the values in the form that torchvision v2 takes: `tv_tensors` and Pillow images, by field."""
+    """Return the values in the form that torchvision v2 takes: `tv_tensors` and Pillow images by field name."""
     from torchvision import tv_tensors  # type: ignore[import-untyped]  # imported already by the transform's module
 
     width, height = fields.size(values)
@@ -575,7 +580,7 @@ def _opened_for_v2(fields: Fields, values: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _closed_of_v2(fields: Fields, values: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the results of v2: plain tensors, and masks, boxes and points in the types of the original values."""
+    """Return the results of v2: plain tensors; masks, boxes and points in the types of the original values."""
     made = []
     for name, kind, value in zip(fields.names, fields.kinds, values, strict=True):
         result = data[name]

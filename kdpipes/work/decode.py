@@ -1,4 +1,4 @@
-"""Encoded images that decode as late as possible."""
+"""Decode images as late as possible: `decode_images`, `EncodedImage` and `DecodedImage`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ __all__ = ["DecodedImage", "EncodedImage", "ImageDecoder", "Mode", "UnchangedIma
 _JPEG = b"\xff\xd8\xff"
 Mode = Literal["RGB", "L", "I;16", "F", "P", "unchanged"]
 _ORIENTATION = 0x0112  # the tag of EXIF
-# How to turn the pixels of a file upright, by orientation: transpose rows and columns (from 5 on), then flip these
-# dimensions.
+# The dimensions to flip to turn an image upright, by orientation. From 5 on, transpose rows and columns first.
 _FLIPS: dict[int, tuple[int, ...]] = {2: (-1,), 3: (-1, -2), 4: (-2,), 5: (), 6: (-1,), 7: (-1, -2), 8: (-2,)}
-_TAGS = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # entries of `info` with an orientation
+_TAGS = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # entries of `info` that have an orientation
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -43,12 +42,12 @@ _TURNS = {
 
 
 class DecodedImage:
-    """An image that kdpipes' transforms have made of an encoded one.
+    """An image that transforms of kdpipes have made of an encoded image.
 
-    `np.asarray(image)` gives `[H, W, 3] uint8`, `image.to_pil()` an RGB image of Pillow's.
+    `np.asarray(image)` returns `[H, W, 3] uint8`, `image.to_pil()` an RGB image from Pillow.
 
     Args:
-        pixels: `[3, H, W] uint8`, in main memory. Not to be modified.
+        pixels: The pixels `[3, H, W] uint8`, in main memory. They must not be modified.
     """
 
     __slots__ = ("_pixels", "_shared")
@@ -60,14 +59,14 @@ class DecodedImage:
 
     @classmethod
     def of_rows(cls, rows: NDArray[np.uint8]) -> DecodedImage:
-        """Return the image of pixels `[H, W, 3]` that nobody may write to, of which it makes copies when it must."""
+        """Return the image of read-only pixels `[H, W, 3] uint8`, which are copied only when necessary."""
         image = cls.__new__(cls)
         image._pixels, image._shared = None, rows
         return image
 
     @property
     def pixels(self) -> torch.Tensor:
-        """`[3, H, W] uint8`. Not to be modified."""
+        """The pixels `[3, H, W] uint8`, which must not be modified."""
         if self._pixels is None:
             self._pixels = _as_planes(self._rows)
         return self._pixels
@@ -77,14 +76,15 @@ class DecodedImage:
         return self.pixels.numpy().transpose(1, 2, 0) if self._shared is None else self._shared
 
     def as_rows(self) -> NDArray[np.uint8]:
-        """Return the pixels `[H, W, 3] uint8`, for caches; raise TypeError if they are of another shape or dtype."""
+        """Return the pixels `[H, W, 3] uint8` for caches. Raise TypeError if they have another shape or dtype."""
         pixels = self._pixels
         if pixels is None or self._shared is not None:
             return self._rows
         if pixels.dtype != torch.uint8 or pixels.dim() != 3 or len(pixels) != 3 or pixels.device.type != "cpu":
             found = f"{list(pixels.shape)} {pixels.dtype} on {str(pixels.device)!r}"
-            rule = "unless its pixels are [3, H, W] uint8 in main memory"
-            raise TypeError(f"A DecodedImage cannot be kept {rule}: {found}.")
+            raise TypeError(
+                f"The pixels of a DecodedImage must be [3, H, W] uint8 in main memory, but are {found} instead."
+            )
         return self._rows
 
     @property
@@ -95,26 +95,26 @@ class DecodedImage:
 
     @property
     def width(self) -> int:
-        """In pixels."""
+        """The width in pixels."""
         return self.size[0]
 
     @property
     def height(self) -> int:
-        """In pixels."""
+        """The height in pixels."""
         return self.size[1]
 
     def region(
         self, top: int, left: int, height: int, width: int, *, least: tuple[int, int] | None = None
     ) -> torch.Tensor:
-        """Return a copy of a region, as `EncodedImage.region` does, whatever `least` is."""
+        """Return a copy of a region, as `EncodedImage.region` does. `least` has no effect."""
         return _as_planes(self._rows[top : top + height, left : left + width].copy())
 
     def to_pil(self) -> Image.Image:
-        """Return an image of Pillow's, a new one each time."""
+        """Return a new Pillow image."""
         return Image.fromarray(np.ascontiguousarray(self._rows))
 
     def tobytes(self) -> bytes:
-        """Return the pixels, row by row, as images of Pillow's do."""
+        """Return the pixels row by row, as Pillow images do."""
         return self._rows.tobytes()
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
@@ -133,14 +133,14 @@ class DecodedImage:
 
 
 class EncodedImage:
-    """An image as its file has it: the size is read from the header, pixels when they are asked for.
+    """An image in the bytes of its file. The size is read from the header, and pixels are decoded when they are needed.
 
     `np.asarray(image)` returns `[H, W, 3] uint8`, `image.to_pil()` a Pillow image in mode RGB. In other modes, they
     return `[H, W]` (uint8 for "L" and "P", uint16 for "I;16", float32 for "F") and an image of that mode.
 
     Args:
         content: The bytes of a file in any format that Pillow reads: JPEG, PNG, WebP, ...
-        name: What the image is of, for errors; or what returns that.
+        name: The name of the sample, for errors; or a function that returns it.
         backend: See `decode_images`.
         exact: See `decode_images`.
         mode: See `decode_images`.
@@ -152,7 +152,7 @@ class EncodedImage:
     """
 
     __slots__ = ("_image", "_name", "_size", "_turn", "backend", "content", "exact", "exif", "mode")
-    late_methods = ("region", "to_pil")  # their time counts as that of `decode_images`
+    late_methods = ("region", "to_pil")  # the profiler counts their time as that of `decode_images`
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class EncodedImage:
 
     @property
     def name(self) -> str:
-        """What the image is of, for errors."""
+        """The name of the sample, for errors."""
         if not isinstance(self._name, str):
             self._name = self._name()
         return self._name
@@ -196,12 +196,12 @@ class EncodedImage:
         In modes other than "RGB", the result is `[1, height, width]` in the dtype of the mode.
 
         Args:
-            top: In pixels, as the others.
-            left: Of the region.
-            height: Of the region.
-            width: Of the region.
-            least: To what height and width it will be resized: where `exact` is False, it may come smaller, but not
-                smaller than that.
+            top: The first row of the region.
+            left: The first column of the region.
+            height: The height of the region in pixels.
+            width: The width of the region in pixels.
+            least: The height and width to which the region will be resized. If `exact` is False, the result may be
+                smaller than the region, but not smaller than this.
         """
         box, factor, turn = Box(top, left, height, width), 1, self._orientation()
         if self.mode != "RGB":
@@ -230,20 +230,20 @@ class EncodedImage:
         return _as_planes(np.asarray(image if corners == (0, 0, *image.size) else image.crop(corners)))
 
     def decoded(self) -> DecodedImage | Image.Image:
-        """Return all pixels; in modes other than "RGB", as a Pillow image."""
+        """Return all pixels, as a Pillow image in modes other than "RGB"."""
         if self.mode != "RGB":
             return self.to_pil()
         width, height = self.size
         return DecodedImage(self.region(0, 0, height, width))
 
     def to_pil(self) -> Image.Image:
-        """Return all pixels as an image of the mode, a new one each time."""
+        """Return all pixels as a new Pillow image of the mode."""
         turn = self._orientation()
         image = self._decoded_by_pillow(1)
         if turn == 1:
             return image
         upright = image.transpose(_TURNS[turn])
-        for name in _TAGS:  # a reader of these tags would turn the image again
+        for name in _TAGS:  # otherwise, readers of these tags would turn the image again
             upright.info.pop(name, None)
         return upright
 
@@ -267,7 +267,7 @@ class EncodedImage:
         return EncodedImage, self.as_plain()
 
     def as_plain(self) -> tuple[Any, ...]:
-        """Return the constructor's arguments; in the default mode, in the form that earlier releases cached."""
+        """Return the arguments of the constructor; in the default mode, in the form of older caches."""
         is_default = self.mode == "RGB" and not self.exif
         return self.content, self.name, self.backend, self.exact, *(() if is_default else (self.mode, self.exif))
 
@@ -289,7 +289,7 @@ class EncodedImage:
         return decoder(self.backend)
 
     def _size_by_decoder(self) -> tuple[int, int] | None:
-        """Return the size, where Pillow need not be asked."""
+        """Return the size from the fast decoder; None if Pillow must read the file."""
         fast = self._decoder()
         if fast is None:
             return None
@@ -299,7 +299,7 @@ class EncodedImage:
             self.backend = "pillow"
             return None
         if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
-            self.backend = "pillow"  # which warns, or refuses it
+            self.backend = "pillow"  # warns or raises, depending on the size
             return None
         return width, height
 
@@ -309,13 +309,13 @@ class EncodedImage:
                 self._image = Image.open(io.BytesIO(self.content))
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
                 reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
-                what = f"its {len(self.content)} bytes are no image that Pillow knows{reason}"
+                what = f"its {len(self.content)} bytes are not an image that Pillow can identify{reason}"
                 raise DataError(f"{self._who()} cannot be read: {what}.") from error
         return self._image
 
 
 def _as_planes(rows: NDArray[Any]) -> torch.Tensor:
-    """Return pixels `[H, W, 3]` as `[3, H, W]`, and `[H, W]` as `[1, H, W]`, in the same memory if writeable."""
+    """Return pixels `[H, W, 3]` as `[3, H, W]` and `[H, W]` as `[1, H, W]`, without a copy if they are writable."""
     rows = rows[..., None] if rows.ndim == 2 else rows
     return torch.from_numpy(rows if rows.flags.writeable else rows.copy()).permute(2, 0, 1)
 
@@ -338,7 +338,7 @@ register_type("DecodedImage", DecodedImage, DecodedImage.as_rows, _image_of)
 
 
 def _box_in_file(box: Box, turn: int, size: tuple[int, int]) -> Box:
-    """Return the region of the file's image, before it is turned, for a region of the upright image."""
+    """Return the region in the image of the file that corresponds to a region of the upright image."""
     width, height = size
     top, left, rows, columns = box
     top = height - top - rows if -2 in _FLIPS[turn] else top
@@ -347,12 +347,12 @@ def _box_in_file(box: Box, turn: int, size: tuple[int, int]) -> Box:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """Return the orientation that a file's EXIF tag names, from 1 (upright, or no tag) to 8."""
-    if image.format == "TIFF":  # which Pillow turns upright itself
+    """Return the orientation from the EXIF tag of a file: 1 (upright, or no tag) to 8."""
+    if image.format == "TIFF":  # Pillow turns these upright
         return 1
     try:
         turn = image.getexif().get(_ORIENTATION)
-    except (OSError, SyntaxError, ValueError, struct.error):  # damaged tags: no orientation
+    except (OSError, SyntaxError, ValueError, struct.error):  # the tags are damaged
         return 1
     return turn if isinstance(turn, int) and turn in _TURNS else 1
 
@@ -365,7 +365,7 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
     """
     found = image.mode
     if found == mode or (mode == "unchanged" and not found.startswith("I;16")):
-        return image.copy()  # a copy does not hold the file open
+        return image.copy()  # the copy does not keep the file open
     is_wide = found == "F" or found.startswith("I")
     if mode in ("RGB", "L") and not is_wide:
         image = image.convert("RGBA") if found == "P" and "transparency" in image.info else image
@@ -385,22 +385,21 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
 
 @work_pipe("decode_images")
 class ImageDecoder(Operation):
-    """Takes the bytes of a field for an encoded image (functional name: ``decode_images``).
+    """Makes an encoded image of the bytes of a field, and decodes it lazily (functional name: ``decode_images``).
 
-    Nothing is decoded yet: the field becomes an `EncodedImage`, and the first operation that needs pixels decodes it.
-
-    kdpipes' own transforms take what they need of it: of a JPEG, only the region of a crop is decoded, where the
-    decoder can do that. The pixels are Pillow's, for every backend; those after resizing as `kdp.Resize` says.
+    The field becomes an `EncodedImage`, which is decoded by the first operation that needs pixels. Transforms of
+    kdpipes decode only what they need: for a crop of a JPEG, only its region, if the decoder supports that. All
+    backends return the same pixels as Pillow. See `kdp.Resize` for pixels after resizing.
 
     Args:
-        field: The field's name. It may hold bytes, an image of Pillow's (which stays), or None (a sample without one).
-        backend: What decodes JPEGs: "auto", the fastest that is installed; "turbojpeg", the library of libjpeg-turbo 3
-            (of the system, of the extra `fast`, or named by the environment's `KDPIPES_TURBOJPEG`), which decodes
-            regions; "simplejpeg" (extra `fast`), which decodes whole images; "pillow". Other formats, damaged files and
-            CMYK are Pillow's always.
-        exact: False lets `kdp.Resize` and `kdp.RandomResizedCrop` decode a JPEG in half, a quarter or an eighth of its
-            size where their result is no larger than that: faster for large photos, and less sharp or sharper by some
-            grey levels (see Accuracy).
+        field: The name of the field. It holds bytes; a Pillow image, which does not change; or None.
+        backend: The decoder for JPEGs. "auto": the fastest one that is installed. "turbojpeg": libjpeg-turbo 3, which
+            decodes regions; from the system, the extra `fast`, or the path in the environment variable
+            `KDPIPES_TURBOJPEG`. "simplejpeg": the library of the extra `fast`, which decodes whole images. "pillow":
+            Pillow, which always decodes other formats, damaged files and CMYK.
+        exact: Whether pixels are exactly those of a full decode. If False, `kdp.Resize` and `kdp.RandomResizedCrop` may
+            decode a JPEG at half, a quarter or an eighth of its size if their result is no larger than that. This is
+            faster for large photos (see Accuracy).
         mode: The mode of the pixels: "RGB"; "L", 8-bit grey; "I;16", 16-bit grey, as in depth maps; "F", floats; "P",
             palette indices or 8-bit grey, as in class masks; or "unchanged", the mode of the file. "RGB" and "L"
             convert palette indices to their colours, and raise an error for pixels of more than 8 bits; other modes
@@ -455,11 +454,11 @@ class ImageDecoder(Operation):
         return sample
 
     def value_fingerprint(self) -> Any:
-        """Return what the pixels depend on: the decoder and its version, and the mode."""
+        """Return the data on which the pixels depend: the decoder, its version, and the mode."""
         return self.field, *self.decoded_by(), PIL.__version__, self._exact, *self._options()
 
     def fingerprint(self) -> Any:
-        """Return the arguments that change the images; with defaults, in the form that earlier releases saved."""
+        """Return the arguments that change the images; for the defaults, in the form of older states."""
         known = {"_field": self.field, "_backend": self.backend, "_exact": self._exact, "_what": self._what}
         return {**known, "options": self._options()} if self._options() else known
 
@@ -467,7 +466,7 @@ class ImageDecoder(Operation):
         return () if self.mode == "RGB" and not self.exif else (self.mode, self.exif)
 
     def decoded_by(self) -> tuple[str, str]:
-        """Return what decodes JPEGs, and in which version; Pillow's is not told."""
+        """Return the name and the version of the decoder for JPEGs. The version of Pillow is left empty."""
         fast = decoder(self.backend)
         return ("pillow", "") if fast is None else (fast.name, fast.version)
 
@@ -477,14 +476,14 @@ class ImageDecoder(Operation):
         if not isinstance(value, bytes | bytearray | memoryview):
             raise TypeError(f"`decode_images` takes bytes, but the field holds {type(value).__name__}.")
         image = EncodedImage(bytes(value), sample.naming(), self.backend, self._exact, self.mode, self.exif)
-        image.size  # noqa: B018 - a file that is no image is to fail here, where the sample is known
+        image.size  # noqa: B018 - bytes that are not an image fail here, where the sample is known
         return image
 
 
 class UnchangedImages(ImageDecoder):
-    """Lets files that are no images fail, as `ImageDecoder` does, and leaves all others the bytes that they are.
+    """Raises an error for bytes that are not an image, as `ImageDecoder` does, and leaves other bytes unchanged.
 
-    States, and shards that are gone on with, take a chain with it for the chain without it.
+    States and half-written shards fit a chain with and without it.
     """
 
     def __init__(self, field: str) -> None:

@@ -1,4 +1,4 @@
-"""Operations on the fields of a sample: compute, rename, record and select them."""
+"""Add, rename and select fields of samples, and record the parameters of transforms."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["CtxRecorder", "FieldAdder", "FieldRenamer", "Selector"]
 class FieldAdder(Operation):
     """Adds a field that is computed from the sample when it is read (functional name: ``add_field``).
 
-    The function sees the fields as they are at this place of the chain, whatever transforms follow.
+    The function gets the fields as they are at this point of the chain, before later transforms.
 
     Args:
-        name: The new field's name; a field of that name is replaced.
-        function: Called with the sample, returns the value. A parameter `rng` gets a generator of its own, `ctx` the
-            sample's ctx.
+        name: The name of the new field. An existing field of that name is replaced.
+        function: A function of the sample that returns the value. If it has a parameter `rng`, it gets a
+            `numpy.random.Generator`; if it has a parameter `ctx`, the sample's ctx.
 
     Example:
         >>> kdp.from_dataset([(3, 0)]).add_field("twice", lambda sample: 2 * sample["x"]).select("twice")[0]
@@ -35,7 +35,7 @@ class FieldAdder(Operation):
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         if not isinstance(name, str) or not name.isidentifier():
-            raise ValueError(must_be("name", "a name for a field", name))
+            raise ValueError(must_be("name", "a valid name of a field", name))
         self.name = name
         self._function = called = Callback("function", function)
         is_random = "rng" in called.parameters if called.declares_random is None else called.declares_random
@@ -60,22 +60,22 @@ class FieldAdder(Operation):
         return sample
 
 
-_MANY = 1_000  # sets of names that are kept
+_MANY = 1_000  # sets of names in memory
 
 
 @work_pipe("rename_fields")
 class FieldRenamer(Operation):
-    """Gives fields new names (functional name: ``rename_fields``).
+    """Renames fields (functional name: ``rename_fields``).
 
-    Loads nothing. Fields that are not named stay as they are.
+    No field is loaded. Other fields do not change.
 
     Args:
-        renames: New name and old name, `x="jpg"`. Of several old names, `x="jpg;jpeg;png"`, the first that a sample has
-            is taken, as webdataset does.
+        renames: The new and the old name of each field, `x="jpg"`. Of several old names, `x="jpg;jpeg;png"`, the first
+            one that a sample has is renamed, as in webdataset.
 
     Raises:
-        FieldError: A sample has none of the old names, or has a field of the new name already. (One of a shard of which
-            other samples have that member is an error of the data, when the field is read.)
+        FieldError: A sample has none of the old names, or already has a field of the new name. If only some samples of
+            a shard lack the field, reading it raises DataError instead.
 
     Example:
         >>> kdp.from_dataset([("a.jpg", 0)], "jpg cls").rename_fields(x="jpg;png", y="cls").select("x y")[0]
@@ -87,12 +87,12 @@ class FieldRenamer(Operation):
             raise ValueError('`rename_fields` must be given at least one name, like `x="jpg;png"`.')
         for new, old in renames.items():
             if not isinstance(old, str) or not old.split(";"):
-                raise TypeError(must_be(new, 'the old name, or several of them, like "jpg;png"', old))
+                raise TypeError(must_be(new, 'one or several old names, like "jpg;png"', old))
         self._renames = {new: [name.strip() for name in old.split(";")] for new, old in renames.items()}
         renamed = {new: tuple(names) for new, names in self._renames.items()}
         read = frozenset(name for names in renamed.values() for name in names)
         self.traits = Traits(reads=read, changes=frozenset(), renames=renamed)
-        self._orders: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # by the names that samples came with
+        self._orders: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # by the original names of the fields
 
     def __call__(self, sample: Sample) -> Sample:
         if sample.arrange(self._orders):
@@ -112,7 +112,7 @@ class FieldRenamer(Operation):
             del sample[old]
         for new, value in values.items():
             if new in sample:
-                raise FieldError(f"Sample {sample.key!r} has a field {new!r} already; it would be lost.")
+                raise FieldError(f"Sample {sample.key!r} already has a field {new!r}, which would be lost.")
             sample[new] = value
         if is_whole and len(self._orders) < _MANY:
             old_names = {new: next(old for old in names if old in known) for new, names in self._renames.items()}
@@ -129,16 +129,17 @@ class FieldRenamer(Operation):
         }
         taken = next((new for new in self._renames if new in known - renamed), None)
         if taken is not None:
-            raise FieldError(f"The source has a field {taken!r} already; it would be lost.")
+            raise FieldError(f"The source already has a field {taken!r}, which would be lost.")
 
 
 @work_pipe("record_ctx")
 class CtxRecorder(Operation):
-    """Records the parameters of the transforms that follow in `sample.ctx` (functional name: ``record_ctx``).
+    """Records the parameters of all following transforms in `sample.ctx` (functional name: ``record_ctx``).
 
-    An entry is plain data under the operation's name: `ctx["random_resized_crop"] == {"top": 3, ...}`; the second
-    operation of a name is `random_resized_crop_2`. It is written when the transform runs, so when its field is read.
-    For callables that draw random numbers of their own, an entry `draw` says which: seed, epoch and ordinal.
+    Each entry is plain data under the name of the operation: `ctx["random_resized_crop"] == {"top": 3, ...}`. The
+    second operation of the same name is `random_resized_crop_2`. An entry is recorded when the transform runs, which is
+    when its field is read. For callables that draw random numbers without recording parameters, the entry `draw`
+    contains the seed, epoch and ordinal from which the numbers derive.
 
     Source: KappaData's ctx.
 
@@ -175,11 +176,11 @@ class Selector(Operation):
     No other field is loaded.
 
     Args:
-        mode: The names of the fields, in order, in one string: "x y". Besides fields: `key`, `index` (the position in
-            the source), `ordinal` (the position in the dealt epoch), `is_padding`, `ctx`, and `ctx.NAME`, one entry of
-            the ctx, and `ctx.NAME.PART`. A field with such a name takes precedence. With `as_dict`, parts can be
-            renamed: "pixel_values=x labels=y".
-        return_ctx: Whether to give `((x, y), ctx)`, ctx being what the operations on these fields recorded.
+        mode: The names of the fields in order, in one string: "x y". Besides fields, there are `key`, `index` (the
+            position in the source), `ordinal` (the position in the dealt epoch), `is_padding`, `ctx`, `ctx.NAME` (one
+            entry of the ctx) and `ctx.NAME.PART`. A field with such a name takes precedence. With `as_dict`, parts can
+            be renamed: "pixel_values=x labels=y".
+        return_ctx: Whether to return `((x, y), ctx)`, where ctx is what the operations on these fields have recorded.
         as_dict: Whether to return dictionaries, `{"x": x, "y": y}`, instead of tuples. `collate_samples` makes a
             dictionary of batches from them.
         bare: Whether to return the value of a single field itself: `y` instead of `(y,)`.
@@ -208,7 +209,7 @@ class Selector(Operation):
         if not isinstance(return_ctx, bool):
             raise TypeError(must_be("return_ctx", "True or False", return_ctx, 'Names go into one string: "x y".'))
         if "," in mode:
-            raise ValueError(must_be("mode", 'names with spaces between, like "x y"', mode))
+            raise ValueError(must_be("mode", 'names separated by spaces, like "x y"', mode))
         if check_flag("as_dict", as_dict) and check_flag("bare", bare):
             raise ValueError(must_be("bare", "False if `as_dict` is True", bare, "Choose one of the two."))
         if check_flag("bare", bare) and len(mode.split()) > 1:
@@ -228,14 +229,13 @@ class Selector(Operation):
     def __call__(self, sample: Sample) -> Any:
         if not self.return_ctx and "ctx" not in self.names:
             return self.form.joined([_value(sample, name) for name in self.names])
-        values = {
-            name: _value(sample, name) for name in sorted(self.names, key="ctx".__eq__)
-        }  # the ctx when all is read
+        # The ctx comes last, when all fields have been read.
+        values = {name: _value(sample, name) for name in sorted(self.names, key="ctx".__eq__)}
         selected = self.form.joined([values[name] for name in self.names])
         return (selected, dict(sample.ctx)) if self.return_ctx else selected
 
     def fingerprint(self) -> Any:
-        """Return the arguments that change the items; for tuples, in the form that earlier releases saved."""
+        """Return the arguments that change the items; for tuples, in the form of older states."""
         parts: dict[str, Any] = {"names": self.names, "return_ctx": self.return_ctx}
         return parts if self.form.kind == "tuple" else {**parts, "form": tuple(self.form)}
 

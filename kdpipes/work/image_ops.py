@@ -1,4 +1,4 @@
-"""Operations that transforms share: crop and resize images of any type, and move masks, boxes and points with them."""
+"""Crop and resize images of any type, and the masks, boxes and points that belong to them."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ _KEEPING_NONE: set[Callable[..., Any]] = set()
 
 
 def keeps_no_rng(draw: Method) -> Method:
-    """Mark a `draw` as done with its generator when it returns, so that it can borrow one, which is faster."""
-    # An attribute would not do: `functools.wraps` copies it to functions that may keep the generator.
+    """Mark a `draw` that does not keep its generator, so that it can borrow one, which is faster."""
+    # Not an attribute, because `functools.wraps` would copy it to functions that may keep the generator.
     _KEEPING_NONE.add(draw)
     return draw
 
@@ -65,7 +65,7 @@ def borrows_rng(draw: Any) -> bool:
 
 
 class Drawn:
-    """A random transform: a call of its own draws and applies."""
+    """The base class of random transforms. A call draws parameters and applies them."""
 
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
         raise TypeError(f"{type(self).__name__} must implement `draw`.")
@@ -74,7 +74,7 @@ class Drawn:
         raise TypeError(f"{type(self).__name__} must implement `apply`.")
 
     def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, boxes or points unchanged, as transforms do that change only the values of pixels."""
+        """Return a mask, boxes or points unchanged, as is right for transforms that change only colors."""
         return value
 
     def __call__(self, image: Any, rng: np.random.Generator) -> Any:
@@ -83,27 +83,31 @@ class Drawn:
 
 
 class Fixed(Drawn):
-    """A transform that draws nothing: a call of its own needs no generator."""
+    """The base class of transforms without random numbers. A call needs no generator."""
 
     is_random = False
 
     @keeps_no_rng
     def draw(self, value: Any, rng: np.random.Generator | None = None) -> dict[str, Any]:
-        """Return nothing: there is nothing to record."""
+        """Return an empty dictionary, because there are no parameters."""
         return {}
 
     def __call__(self, image: Any, rng: np.random.Generator | None = None) -> Any:
-        """Return the image, transformed; `rng` is not used."""
+        """Return the transformed image. `rng` is not used."""
         return self.apply(image, self.draw(image, rng))
 
 
 def as_image(value: Any, owner: str, least: tuple[int, int] | None = None) -> Any:
-    """Return a value's pixels as an image of Pillow's or a tensor `[..., C, H, W]`, or refuse it.
+    """Return the pixels of an image as a Pillow image or a tensor `[..., C, H, W]`.
 
     Args:
-        value: An image of any kind.
-        owner: Which transform wants it.
-        least: The height and width that it will be resized to.
+        value: An image of any type.
+        owner: The name of the transform, for errors.
+        least: The height and width to which the image will be resized; None if it will not be.
+
+    Raises:
+        TypeError: The value is not an image.
+        ValueError: The tensor is empty or has fewer than 3 dimensions.
     """
     if isinstance(value, Image.Image):
         return value
@@ -115,28 +119,28 @@ def as_image(value: Any, owner: str, least: tuple[int, int] | None = None) -> An
     if isinstance(value, DecodedImage):
         return value.pixels
     if not isinstance(value, torch.Tensor):
-        kinds = "images of `.decode_images()` or of Pillow's, or tensors [..., C, H, W]"
-        way_out = " `kdp.ToTensor()` makes tensors of arrays." if isinstance(value, np.ndarray) else ""
-        raise TypeError(f"`{owner}` takes {kinds}, but got {type(value).__name__}.{way_out}")
+        kinds = "images from `.decode_images()` or Pillow, or tensors [..., C, H, W]"
+        hint = " `kdp.ToTensor()` makes tensors of arrays." if isinstance(value, np.ndarray) else ""
+        raise TypeError(f"`{owner}` takes {kinds}, but got {type(value).__name__}.{hint}")
     if value.dim() < 3 or 0 in value.shape[-3:]:
         raise ValueError(f"`{owner}` takes tensors [..., C, H, W], but got one of shape {list(value.shape)}.")
     return value
 
 
 def like(value: Any, image: Any) -> Any:
-    """Return an image that was made from `value` in the type of `value`."""
+    """Return `image`, which was made from `value`, in the type of `value`."""
     is_ours = isinstance(value, EncodedImage | DecodedImage) and isinstance(image, torch.Tensor)
     return DecodedImage(image) if is_ours else image
 
 
 def cut_out(value: Any, params: dict[str, int], owner: str, least: tuple[int, int] | None = None) -> Any:
-    """Return a region of a value's pixels, black where it is outside of the image; of an encoded image, only that.
+    """Return a region of an image, black outside the image. Of an encoded image, only the region is decoded.
 
     Args:
-        value: An image of any kind.
-        params: The region.
-        owner: Which transform wants it.
-        least: The height and width that it will be resized to.
+        value: An image of any type.
+        params: The region: `top`, `left`, `height` and `width` in pixels.
+        owner: The name of the transform, for errors.
+        least: The height and width to which the region will be resized; None if it will not be.
     """
     if isinstance(value, EncodedImage | DecodedImage) and value.mode == "RGB":
         width, height = value.size
@@ -147,14 +151,14 @@ def cut_out(value: Any, params: dict[str, int], owner: str, least: tuple[int, in
 
 
 def size_of(value: Any, owner: str) -> tuple[int, int]:
-    """Return width and height, of an encoded image from its header."""
+    """Return the width and height of an image. For an encoded image, they are read from the header."""
     image = value if isinstance(value, EncodedImage | DecodedImage) else as_image(value, owner)
     width, height = image.shape[:-3:-1] if isinstance(image, torch.Tensor) else image.size
     return width, height
 
 
 def cut(image: Any, params: dict[str, int]) -> Any:
-    """Return the region from `top` and `left` of `height` and `width`, black where it is outside of the image."""
+    """Return the region at `top` and `left` of size `height` and `width`, black outside the image."""
     top, left = params["top"], params["left"]
     bottom, right = top + params["height"], left + params["width"]
     if isinstance(image, Image.Image):
@@ -164,7 +168,7 @@ def cut(image: Any, params: dict[str, int]) -> Any:
 
 
 def resized(image: Any, size: tuple[int, int], interpolation: str) -> Any:
-    """Return the image in another size (height, width), antialiased unless by "nearest"."""
+    """Return the image in another size (height, width), antialiased unless `interpolation` is "nearest"."""
     height, width = size
     if isinstance(image, Image.Image):
         return image.resize((width, height), RESAMPLING[interpolation])
@@ -175,7 +179,7 @@ def resized(image: Any, size: tuple[int, int], interpolation: str) -> Any:
 
 
 def _nearest(length: int, wanted: int) -> torch.Tensor:
-    """Return the positions whose pixels Pillow takes: it adds up steps, and rounds as they do."""
+    """Return the positions of the pixels that Pillow takes, computed with the same rounding errors."""
     steps = np.full(wanted, length / wanted)
     steps[0] /= 2
     return torch.from_numpy(np.cumsum(steps).astype(np.int64).clip(max=length - 1))
@@ -188,16 +192,18 @@ def _interpolated(image: torch.Tensor, size: tuple[int, int], interpolation: str
         raise TypeError(f"Only tensors of uint8 or float can be resized by {interpolation!r}, but got {image.dtype}.")
     lead = image.shape[:-2]
     is_quick = is_bytes and min(size[1], image.shape[-1]) > 1 and image.device.type == "cpu"
-    if is_quick and image.dim() == 3 and image.stride(0) == 1:  # as pixels lie in an image: the fastest, stays so
+    if is_quick and image.dim() == 3 and image.stride(0) == 1:  # channels last, which is fastest, and is kept
         _, row, column = image.stride()
-        one = image.as_strided((1, *image.shape), (row * image.shape[1], 1, row, column))  # a batch that torch knows so
+        one = image.as_strided(
+            (1, *image.shape), (row * image.shape[1], 1, row, column)
+        )  # strides that torch recognizes
         return antialiased(one, size)[0]
     batch = image.reshape(math.prod(lead[:-1]), *image.shape[-3:])
     if is_quick:
         return antialiased(batch, size).reshape(*lead, *size)
     batch = batch.contiguous()
     exact = batch if image.dtype == torch.float64 else batch.to(torch.float32)
-    # Of a width of 1, torch 2.13 makes wrong values, or of bytes an internal error; of a height of 1 it does not.
+    # For a width of 1, torch 2.13 returns wrong values, or fails for bytes. A height of 1 works.
     turned = size[1] == 1
     result = antialiased(exact.mT if turned else exact, size[::-1] if turned else size)
     result = result.mT if turned else result
@@ -207,7 +213,7 @@ def _interpolated(image: torch.Tensor, size: tuple[int, int], interpolation: str
 
 
 def check_size(value: Any) -> tuple[int, int]:
-    """Return `size` as height and width, an integer as both, or refuse it."""
+    """Return `size` as (height, width), which are equal for a single integer. Raise unless it is valid."""
     is_pair = isinstance(value, tuple | list) and len(value) == 2
     try:
         height, width = [check_count("size", length) for length in (value if is_pair else (value, value))]
@@ -218,7 +224,7 @@ def check_size(value: Any) -> tuple[int, int]:
 
 
 def on_mask(value: Any, apply: Callable[[Any], Any]) -> Any:
-    """Return a mask of any dtype, in its own type, after an operation on images that makes no new values.
+    """Return a mask, in its type and dtype, after an operation on images that makes no new values.
 
     Args:
         value: An image from Pillow or `decode_images`, a tensor `[..., H, W]` or an array `[H, W]` or `[H, W, C]`.
@@ -262,7 +268,7 @@ def moved(
 
 
 def as_array(kind: FieldKind, value: Any) -> NDArray[Any]:
-    """Return boxes or points, also from lists, as an array of floats; an empty value becomes `[0, 4]` or `[0, 2]`."""
+    """Return boxes or points as an array of floats, `[N, 4]` or `[N, 2]`. The value may be a list, and may be empty."""
     found = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     if not found.size:
         found = found.reshape(0, NUM_COLUMNS[kind])

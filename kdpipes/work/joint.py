@@ -1,4 +1,4 @@
-"""Joint transforms of several fields: images, masks, boxes and points that belong together."""
+"""Transform several fields together: images, masks, boxes and points of one sample."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BY_NAME: dict[str, FieldKind] = {
 
 
 class Fields(NamedTuple):
-    """The fields of one joint transform, and the kind of each."""
+    """The names and kinds of the fields of a joint transform."""
 
     names: tuple[str, ...]
     kinds: tuple[FieldKind, ...]
@@ -35,16 +35,16 @@ class Fields(NamedTuple):
 
     @property
     def lead(self) -> int:
-        """The position of the field that parameters are drawn for: the first image, else the first mask, else 0."""
+        """The position of the field for which parameters are drawn: the first image, else the first mask, else 0."""
         return next((self.kinds.index(kind) for kind in ("image", "mask") if kind in self.kinds), 0)
 
     def size(self, values: tuple[Any, ...]) -> tuple[int, int]:
-        """Return width and height of the images and masks, or raise if they differ."""
+        """Return the width and height of the images and masks. Raise DataError if they differ."""
         for name, kind, value in zip(self.names, self.kinds, values, strict=True):
             if kind == "other" and isinstance(value, Image.Image | EncodedImage | DecodedImage):
                 raise TypeError(
-                    f"Field {name!r} of a joint transform holds an image, but would stay as it is. Write "
-                    f'`kinds={{{name!r}: "mask"}}`, or "image".'
+                    f'Field {name!r} of a joint transform holds an image, but is of kind "other", which is not '
+                    f'transformed. Write `kinds={{{name!r}: "mask"}}`, or "image".'
                 )
         known = [
             (name, _size_of(value, kind))
@@ -89,7 +89,7 @@ class JointTransform:
 
     Args:
         transform: The transform.
-        fields: The fields that it gets as a tuple.
+        fields: The fields, whose values it gets as a tuple.
         param: The name of the parameter for `transform`, for errors.
     """
 
@@ -98,11 +98,11 @@ class JointTransform:
             rule = "a function of all fields, because none of them is an image or a mask"
             raise ValueError(must_be(param, rule, transform))
         if not isinstance(transform, _AppliesToFields) and set(fields.kinds) - {"image", "other"}:
-            way_out = (
+            hint = (
                 "Give it a method `apply_to(kind, value, params, size)` for masks, boxes and points, or use a function "
                 "that takes all fields and returns as many values."
             )
-            raise TypeError(must_be(param, f"a transform of {fields}", transform, way_out))
+            raise TypeError(must_be(param, f"a transform of {fields}", transform, hint))
         self._transform = transform
         self._fields = fields
         self.__name__ = type(transform).__name__

@@ -1,4 +1,4 @@
-"""JPEG decoders that are faster than Pillow's, where they are installed: the same pixels, or nothing."""
+"""Optional JPEG decoders that are faster than Pillow and return the same pixels."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Box(NamedTuple):
 
 
 def made_smaller(size: tuple[int, int], box: Box, least: tuple[int, int]) -> tuple[Box, int]:
-    """Return a region in an image that is decoded as small as a result of `least` allows, and how many times that is.
+    """Return the region in an image that is decoded at a reduced size, and the factor of the reduction.
 
     Args:
-        size: Width and height of the image.
-        box: The region in it.
-        least: Height and width that are wanted of the region.
+        size: The width and height of the image.
+        box: The region in the image.
+        least: The least height and width of the region after the reduction.
 
     >>> made_smaller((1000, 800), Box(100, 50, 500, 501), (224, 224))
     (Box(top=50, left=25, height=250, width=251), 2)
@@ -53,42 +53,42 @@ def made_smaller(size: tuple[int, int], box: Box, least: tuple[int, int]) -> tup
 
 
 class UnfitError(Exception):
-    """A decoder leaves a file to Pillow: it is damaged, no JPEG, or of a kind on which the two may differ."""
+    """A file must be decoded by Pillow: it is damaged, not a JPEG, or of a kind for which pixels might differ."""
 
 
 class JpegDecoder(Protocol):
-    """Decodes files of 8 bits whose colours are grey or YCbCr.
+    """A decoder for 8-bit JPEGs in grey or YCbCr.
 
-    Args:
-        name: What `decode_images(backend=...)` calls it.
-        version: Of the library.
+    Attributes:
+        name: The name in `decode_images(backend=...)`.
+        version: The version of the library.
     """
 
     name: str
     version: str
 
     def size(self, content: bytes) -> tuple[int, int]:
-        """Return width and height.
+        """Return the width and height of the image.
 
         Raises:
-            UnfitError: This is a file for Pillow.
+            UnfitError: The file must be decoded by Pillow.
         """
 
     def region(self, content: bytes, box: Box, factor: int = 1) -> NDArray[np.uint8]:
-        """Return the RGB pixels of a region, `[height, width, 3]`, as a decoder of the whole image gives them.
+        """Return the RGB pixels of a region, `[height, width, 3] uint8`, equal to those of a decode of the whole image.
 
         Args:
-            content: Of the file.
-            box: The region, in pixels of the image that is decoded.
-            factor: How many times as small as the file's that image is: 1, 2, 4 or 8.
+            content: The bytes of the file.
+            box: The region, in pixels of the reduced image.
+            factor: The factor by which the image is reduced: 1, 2, 4 or 8.
 
         Raises:
-            UnfitError: This is a file for Pillow.
+            UnfitError: The file must be decoded by Pillow.
         """
 
 
 class _Simplejpeg:
-    """The wheel simplejpeg: whole images."""
+    """The package simplejpeg, which decodes whole images."""
 
     name = "simplejpeg"
 
@@ -99,7 +99,7 @@ class _Simplejpeg:
     def size(self, content: bytes) -> tuple[int, int]:
         try:
             height, width, colours, _ = self._module.decode_jpeg_header(content)
-        except (ValueError, KeyError) as error:  # the latter: it has no name for the subsampling
+        except (ValueError, KeyError) as error:  # KeyError: an unknown subsampling
             raise UnfitError from error
         if colours not in {"YCbCr", "Gray"}:
             raise UnfitError
@@ -108,7 +108,7 @@ class _Simplejpeg:
     def region(self, content: bytes, box: Box, factor: int = 1) -> NDArray[np.uint8]:
         try:
             width, height = self.size(content) if factor > 1 else (0, 0)
-            least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}  # none: its own size
+            least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}  # 0: the full size
             pixels: NDArray[np.uint8] = self._module.decode_jpeg(content, strict=True, **least)
         except ValueError as error:
             raise UnfitError from error
@@ -130,37 +130,37 @@ class _Scale(ctypes.Structure):
 
 
 class _Opened:
-    """A file whose header has been read, with a decompressor of its own: one would remember tables of another file."""
+    """A file whose header has been read. It has a decompressor of its own, which would keep tables of other files."""
 
     def __init__(self, library: Any, content: bytes) -> None:
         self._library, self.content = library, content
         self._handle = library.tj3Init(_DECOMPRESS)
         if not self._handle:
-            raise MemoryError("There is no memory for a JPEG decoder.")
+            raise MemoryError("There is not enough memory for a JPEG decoder.")
         if library.tj3DecompressHeader(self._handle, content, len(content)):
             raise UnfitError
-        if self.told(_PRECISION) != 8 or self.told(_COLOURS) not in {_YCBCR, _GREY}:
+        if self.parameter(_PRECISION) != 8 or self.parameter(_COLOURS) not in {_YCBCR, _GREY}:
             raise UnfitError
-        self.width, self.height = self.told(_WIDTH), self.told(_HEIGHT)
+        self.width, self.height = self.parameter(_WIDTH), self.parameter(_HEIGHT)
 
     def __del__(self) -> None:
         if self._handle:
             self._library.tj3Destroy(self._handle)
 
-    def told(self, parameter: int) -> int:
-        """Return a parameter of the file."""
-        value: int = self._library.tj3Get(self._handle, parameter)
+    def parameter(self, number: int) -> int:
+        """Return a parameter of the file, by its number in `enum TJPARAM`."""
+        value: int = self._library.tj3Get(self._handle, number)
         return value
 
     def mcu_width(self) -> int:
-        """Return at multiples of how many columns a region may begin."""
-        subsampling = self.told(_SUBSAMPLING)
+        """Return the width of the blocks at which a region may begin, in pixels."""
+        subsampling = self.parameter(_SUBSAMPLING)
         if not 0 <= subsampling < len(_MCU_WIDTHS):
             raise UnfitError
         return _MCU_WIDTHS[subsampling]
 
     def decode(self, box: Box, factor: int) -> NDArray[np.uint8]:
-        """Return the pixels of a region of the image made smaller."""
+        """Return the pixels of a region of the reduced image."""
         pixels = np.empty((box.height, box.width, 3), dtype=np.uint8)
         region = _Region(box.left, box.top, box.width, box.height)
         library, handle, content = self._library, self._handle, self.content
@@ -175,9 +175,9 @@ class _Opened:
 
 
 class _Turbojpeg:
-    """TurboJPEG 3, of libjpeg-turbo: it decodes only the rows and columns of a region.
+    """TurboJPEG 3 from libjpeg-turbo, which decodes only the rows and columns of a region.
 
-    Each thread keeps the file whose size it was asked for last open until the next one: of that, pixels are due.
+    Each thread keeps the last file whose size was read open, because its pixels are usually needed next.
     """
 
     name = "turbojpeg"
@@ -197,8 +197,8 @@ class _Turbojpeg:
             opened = _Opened(self._library, content)
         step = -(-opened.mcu_width() // factor)
         width, height = -(-opened.width // factor), -(-opened.height // factor)
-        # At a cut, the colours of the outermost column are made of fewer neighbours: it is decoded, and left out. In a
-        # region of few columns, they are made in a simpler way.
+        # The colors of the outermost column of a region are interpolated from fewer neighbors, so one more column is
+        # decoded and cut off. In a region of few columns, they are interpolated in a simpler way.
         left = max(box.left - 1, 0) // step * step
         right = min(max(box.left + box.width + 1, left + 2 * step), width)
         top, bottom = max(box.top - 1, 0), min(box.top + box.height + 1, height)
@@ -215,14 +215,16 @@ def _load_simplejpeg() -> JpegDecoder | None:
 
 
 def _load_turbojpeg() -> JpegDecoder | None:
-    """Return the first library that is there and is of version 3."""
+    """Return the first installed library of version 3; None if there is none."""
     for path in _turbojpeg_paths():
         try:
             library = ctypes.CDLL(path)
             _declare(library)
-        except (OSError, AttributeError) as error:  # there is none, or it is older
+        except (OSError, AttributeError) as error:  # it is missing or older
             if _LIBRARY in os.environ:
-                text = f"{_LIBRARY} names no library of libjpeg-turbo 3, and JPEGs are decoded by another one: {error}."
+                text = (
+                    f"{_LIBRARY} is not the path of libjpeg-turbo 3, so JPEGs are decoded by another library: {error}."
+                )
                 warnings.warn(text, stacklevel=2)
             continue
         return _Turbojpeg(library, os.path.basename(os.path.realpath(path)))  # noqa: PTH119
@@ -230,7 +232,7 @@ def _load_turbojpeg() -> JpegDecoder | None:
 
 
 def _turbojpeg_paths() -> list[str]:
-    """Return where the library may be: where the environment says, in the wheel turbojpeg, in the system."""
+    """Return possible paths of the library: that in the environment, or those of the system and a Python package."""
     named = os.environ.get(_LIBRARY)
     if named is not None:
         return [named]
@@ -264,16 +266,16 @@ _LOADERS: dict[str, Callable[[], JpegDecoder | None]] = {"turbojpeg": _load_turb
 
 @cache
 def find_decoders() -> dict[str, JpegDecoder]:
-    """Return the decoders that are installed, the fastest first, by name."""
+    """Return the installed decoders by name, the fastest first."""
     found = {name: load() for name, load in _LOADERS.items()}
     return {name: known for name, known in found.items() if known is not None}
 
 
 def decoder(backend: Backend) -> JpegDecoder | None:
-    """Return the decoder that a backend names, "auto" for the fastest; None for Pillow's.
+    """Return the decoder of a backend, the fastest one for "auto"; None for Pillow.
 
     Raises:
-        ImportError: It is not installed.
+        ImportError: The decoder is not installed.
     """
     if backend == "pillow":
         return None
@@ -281,8 +283,8 @@ def decoder(backend: Backend) -> JpegDecoder | None:
     if backend == "auto":
         return next(iter(known.values()), None)
     if backend not in known:
-        way_out = "`pip install 'kdpipes[fast]'`"
+        hint = "`pip install 'kdpipes[fast]'`"
         if backend == "turbojpeg":
-            way_out += f", install libjpeg-turbo 3 or later, or name its library in {_LIBRARY}"
-        raise ImportError(f'`decode_images(backend="{backend}")` finds no decoder of that name: {way_out}.')
+            hint += f", install libjpeg-turbo 3 or later, or name its library in {_LIBRARY}"
+        raise ImportError(f'The decoder of `decode_images(backend="{backend}")` is not installed: {hint}.')
     return known[backend]

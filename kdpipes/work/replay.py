@@ -1,4 +1,4 @@
-"""What was recorded of a sample, done again."""
+"""Replay a sample: repeat the operations that its ctx has recorded."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ __all__ = ["find_sample", "replay"]
 
 
 def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe: Any) -> Any:
-    """Repeat on a raw sample exactly what a ctx has recorded.
+    """Repeat exactly the operations on a sample that its ctx has recorded.
 
-    Transforms use their recorded parameters, and may be given others. Callables that take random numbers in other ways
-    get those of the recorded `draw`. Of the ctx of a batch, `kdp.split_ctx(ctx)` makes those of its samples. What was
-    mixed in a batch is not mixed here: `kdp.rebuild_batch` makes whole batches.
+    Transforms use the recorded parameters, which may be edited. Other callables get the random numbers that derive from
+    the recorded `draw`. For a batch, `kdp.split_ctx(ctx)` returns the ctx of each sample. `mixup` and `cutmix` are not
+    repeated; `kdp.rebuild_batch` rebuilds whole batches.
 
     Args:
-        sample_or_key: The key of a sample that the chain has (of a stream, the first of that key); or a sample as a
-            source gives it, on which all work pipes of the chain are done, and no plan pipe.
-        ctx: The sample's ctx: plain data, which may come from JSON.
-        source_datapipe: The chain that has recorded it. What stands from `deal` on is left out.
+        sample_or_key: The key of a sample of the chain (in a stream, the first sample of that key); or a sample as its
+            source makes it, to which all work pipes of the chain are applied, but no plan pipe.
+        ctx: The ctx of the sample: plain data, which may come from JSON.
+        source_datapipe: The chain that recorded the ctx. `deal` and all pipes after it are ignored.
 
     Returns:
-        What the chain gives for the sample: a sample, or the tuple that `select` makes.
+        The item of the chain for the sample: a sample, or the tuple that `select` makes.
 
     Raises:
         DataError: The chain has no sample of that key.
-        ChainError: An operation draws random numbers of which the ctx knows nothing.
+        ChainError: An operation draws random numbers that the ctx does not contain.
 
     Example:
         >>> pipe = kdp.from_ids(["a.jpg"], load=lambda id: Image.new("RGB", (9, 9))).record_ctx()
@@ -50,9 +50,9 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
         True
     """
     if not isinstance(ctx, Mapping):
-        raise TypeError(must_be("ctx", "what a sample has recorded, a dictionary", ctx))
+        raise TypeError(must_be("ctx", "the ctx of a sample, a dictionary", ctx))
     if _holds_tensors(ctx):
-        raise TypeError("`ctx` is that of a batch. `kdp.split_ctx(ctx)` makes those of its samples.")
+        raise TypeError("`ctx` must be the ctx of a sample, but is that of a batch. Use `kdp.split_ctx(ctx)`.")
     chain = _chain_of_samples(source_datapipe)
     sample_key = _sample_key_of(ctx)
     if isinstance(sample_or_key, Sample):
@@ -72,14 +72,14 @@ def _holds_tensors(ctx: Mapping[str, Any]) -> bool:
 def _sample_key_of(ctx: Mapping[str, Any]) -> SampleKey:
     entry = ctx.get("draw", {})
     if not isinstance(entry, Mapping) or not set(entry) <= {"seed", "epoch", "ordinal"}:
-        raise ChainError(f"The entry 'draw' of the ctx must be what kdpipes records there, but is {entry!r}.")
+        raise ChainError(f"The entry 'draw' of the ctx must be as kdpipes recorded it, but is {entry!r} instead.")
     if not isinstance(ctx.get("early_draws", {}), Mapping):
-        raise ChainError("The entry 'early_draws' of the ctx must be what kdpipes records there.")
+        raise ChainError("The entry 'early_draws' of the ctx must be as kdpipes recorded it.")
     return SampleKey.from_entry(entry, replayed=ctx)
 
 
 def _chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
-    """Return the part of a chain that makes samples: what `deal` reads, or the chain, if there is none."""
+    """Return the part of a chain that yields samples: the source of `deal`, or the whole chain if there is none."""
     pipe = source_datapipe
     if isinstance(pipe, IterDataPipe | MapDataPipe):
         deal = next((node for node in Chain.of(pipe).path() if node.traits.role == "deal"), None)
@@ -87,14 +87,15 @@ def _chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
     while isinstance(pipe, Shuffler):  # it changes only the order
         (pipe,) = upstream_of(pipe)
     if not isinstance(pipe, MapPipe | IterPipe):
-        raise ChainError(f"{type(pipe).__name__} is no pipe of samples. Put kdpipes' own pipes in its place.")
+        raise ChainError(f"{type(pipe).__name__} is not a pipe of samples. Use pipes of kdpipes instead.")
     return pipe
 
 
 def _path_of(chain: MapPipe | IterPipe) -> list[Any]:
-    """Return the pipes of a chain from its source on, or refuse one with several sources or foreign pipes.
+    """Return the pipes of a chain from its source on, without what the source itself reads from.
 
-    What a source reads from is left out.
+    Raises:
+        ChainError: The chain has several sources, or pipes that are not of kdpipes.
     """
     path: list[Any] = [chain]
     while any(
@@ -102,18 +103,20 @@ def _path_of(chain: MapPipe | IterPipe) -> list[Any]:
     ):
         sources = upstream_of(path[-1])
         if len(sources) > 1:
-            raise ChainError(f"{type(path[-1]).__name__} has several sources: give the key of a sample in its place.")
+            raise ChainError(
+                f"{type(path[-1]).__name__} has several sources. Pass the key of a sample instead of a sample."
+            )
         if not isinstance(sources[0], MapPipe | IterPipe):
             name = type(sources[0]).__name__
-            raise ChainError(f"{name} cannot be done again on one sample: give the key of a sample in its place.")
+            raise ChainError(f"{name} cannot be applied to one sample. Pass the key of a sample instead of a sample.")
         path.append(sources[0])
     return path[::-1]
 
 
 def _redone(sample: Sample, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Sample:
-    """Return a raw sample after the work pipes of a chain."""
+    """Return a raw sample after all work pipes of a chain."""
     if not sample.is_raw:
-        raise ChainError("`sample_or_key` must be a sample as its source gives it: this one has been worked on.")
+        raise ChainError("`sample_or_key` must be a sample as its source makes it, but this one has been changed.")
     with using_key(sample_key):
         made = sample.fork()
         for pipe in _path_of(chain):
@@ -126,33 +129,33 @@ def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:
         sources = [node.pipe for node in Chain.of(chain).sources if isinstance(node.pipe, MapPipe)]
         if len(sources) > 1 and sum(bool((source.column("key") == key).any()) for source in sources) > 1:
             raise ChainError(
-                f"Several sources of the chain have a sample of key {key!r}: give the raw sample in its place."
+                f"Several sources of the chain have a sample with key {key!r}. Pass the raw sample instead of the key."
             )
         with using_key(sample_key):
             made = find_sample(key, chain)
             if made is None:
                 keys = chain.column("key")
-                raise DataError(f"The chain has no sample of key {key!r}.{closest(key, map(str, keys))}")
+                raise DataError(f"The chain has no sample with key {key!r}.{closest(key, map(str, keys))}")
             return chain.finish(made)
     stream: Any = Chain.of(chain).copy_streams()  # it may be in use
-    # Otherwise stock pipes would draw from the global generators, which other threads seed.
+    # Otherwise, stock pipes would draw from the global generators, which other threads may seed.
     seed_upstream(stream, sample_key.seed, sample_key.epoch)
     with using_key(sample_key):
         for sample in stream.samples():
             if sample.key == key:
                 return stream.finish(sample)
-    raise DataError(f"The stream has no sample of key {key!r}.")
+    raise DataError(f"The stream has no sample with key {key!r}.")
 
 
 def find_sample(key: str, pipe: MapPipe) -> Sample | None:
-    """Return the sample of a key as `pipe` gives it in any epoch; None if there is no such sample."""
+    """Return the sample with a key that `pipe` yields in some epoch; None if there is no such sample."""
     places = np.flatnonzero(pipe.column("key") == key)
     if len(places):
         with planning(0):  # the column holds the keys of epoch 0
             return pipe.fetch(int(places[0]))
     if pipe.redrawn_by() is None:
         return None
-    for number, source in enumerate(upstream_of(pipe)):  # another epoch may give it
+    for number, source in enumerate(upstream_of(pipe)):  # another epoch may contain it
         if isinstance(source, MapPipe) and (sample := find_sample(key, source)) is not None:
             sample = sample.come_from(number) if len(upstream_of(pipe)) > 1 else sample
             return pipe.apply(sample) if isinstance(pipe, SampleMapper) else sample

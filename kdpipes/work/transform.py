@@ -1,4 +1,4 @@
-"""Callables applied to one field."""
+"""Apply callables to one or several fields of a sample."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["RecordedTransform", "Transformer"]
 
 @runtime_checkable
 class RecordedTransform(Protocol):
-    """A transform in two steps, so that what it did is recorded in the ctx and can be done again.
+    """The interface of transforms in two steps, whose parameters are recorded in the ctx and can be replayed.
 
-    `draw(image, rng)` returns the parameters, plain data; `apply(image, params)` does what they say and draws nothing.
-    An image from `decode_images` comes as an `EncodedImage`, of which `apply` decodes what it needs. One that does both
-    at once may have a third method, `draw_and_apply(image, rng)`, which returns the parameters and the result. To be
-    used on several fields together, it needs a method `apply_to(kind, value, params, size)` for fields that are not
-    images: `kind` is "mask", "boxes" or "points", `size` the width and height of the images before the transform.
+    `draw(image, rng)` returns the parameters as plain data. `apply(image, params)` applies them and draws nothing. An
+    image from `decode_images` is passed as an `EncodedImage`, of which `apply` decodes what it needs. A transform that
+    can only do both at once may have a third method, `draw_and_apply(image, rng)`, which returns the parameters and the
+    result. To transform several fields together, it needs `apply_to(kind, value, params, size)` for fields that are not
+    images: `kind` is "mask", "boxes" or "points", and `size` the width and height of the images before the transform.
     """
 
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]: ...
@@ -43,29 +43,29 @@ _Step = tuple[Callback, bool]  # the callable, and whether it works in two steps
 
 @work_pipe("transform")
 class Transformer(Operation):
-    """Applies callables to one field, in order, when the field is read (functional name: ``transform``).
+    """Applies callables to a field, in order, when the field is read (functional name: ``transform``).
 
-    Every random number depends on (seed, epoch, ordinal, operation) alone, whatever draws it: a parameter `rng`, or the
-    global generators of `random`, NumPy and torch, which are seeded for the call and restored after it (some hundred
-    microseconds, which a callable with a parameter `rng` saves, and one that says by an attribute `is_random = False`
-    that it draws nothing). Not so a generator that a callable makes for itself, or `A.Compose` inside of a function:
-    give the composition itself. An image from `decode_images` reaches a callable as a PIL image (RGB).
+    All random numbers depend only on the seed, the epoch, the ordinal and the operation. They come from a parameter
+    `rng`, or from the global generators of `random`, NumPy and torch, which are seeded for the call and restored
+    afterwards. Seeding takes a few hundred microseconds; it is skipped for callables that have a parameter `rng` or an
+    attribute `is_random = False`. Generators that a callable makes itself are not seeded. Neither is an `A.Compose` in
+    a function: pass the composition itself. An image from `decode_images` is passed as a Pillow image (RGB).
 
-    Several fields named in one string, `"image mask"`, are transformed together: each transform draws once for all of
-    them, and has one entry in the ctx. Images are interpolated as the transform says, masks by nearest neighbour; boxes
-    and points are moved; colours change only in images. Images and masks must have the same size. Transforms of
-    torchvision v2 get all fields in one call as `tv_tensors`, those of albumentations as its targets. A callable gets
-    one argument for each field, and returns a tuple of as many values.
+    Several fields named in one string, `"image mask"`, are transformed together: each transform draws its parameters
+    once for all fields, and has one entry in the ctx. Images are interpolated by the method of the transform, masks by
+    nearest neighbor; boxes and points are moved; colors change only in images. Images and masks must have the same
+    size. Transforms of torchvision v2 get all fields in one call as `tv_tensors`, those of albumentations as its
+    targets. Other callables get one argument per field, and return a tuple of as many values.
 
     Args:
         field: The name of the field, or several names separated by spaces.
-        transforms: Callables: called with the value, they return the new one. A parameter `ctx` gets the sample's ctx
-            (an empty dictionary without `record_ctx`), a parameter `rng` a `numpy.random.Generator` of its own.
-            kdpipes' own transforms, all with the methods of `kdp.RecordedTransform`, and those of albumentations and of
-            torchvision's v2 as they are, are recorded in the ctx by their name. A callable must return a new value
-            and must not change its argument; returning None is an error, unless the argument was None.
-        views: In place of `transforms`: several recipes, each a list of callables. The field becomes a tuple of as many
-            views of it, each drawn for itself, and recorded as `ctx["view_1"]`, `ctx["view_2"]`, ...
+        transforms: Callables that take the value and return the new one. If a callable has a parameter `ctx`, it gets
+            the sample's ctx (an empty dictionary without `record_ctx`); if it has a parameter `rng`, it gets a
+            `numpy.random.Generator`. Transforms of kdpipes, albumentations and torchvision v2, and others with the
+            methods of `kdp.RecordedTransform`, are recorded in the ctx under their name. A callable must return a new
+            value and must not change its argument. Returning None is an error, unless the argument was None.
+        views: Several lists of callables, instead of `transforms`. The field becomes a tuple of as many views, each
+            with its own random numbers, and recorded as `ctx["view_1"]`, `ctx["view_2"]`, ...
         kinds: The kinds of fields, by name: "image"; "mask"; "boxes", `[N, 4]` left, top, right, bottom; "points",
             `[N, 2]` x, y; "other", which is left unchanged. Coordinates are in pixels from the left and top edge of the
             image: the middle of the first pixel is 0.5. By default, the name decides: `mask`, `masks`, `segmentation`
@@ -75,7 +75,7 @@ class Transformer(Operation):
 
     Raises:
         FieldError: There is no such field.
-        TypeError: A callable has returned None; the error names the callable and the sample.
+        TypeError: A callable returned None. The message names the callable and the sample.
         DataError: Images and masks of one sample differ in size.
 
     Example:
@@ -98,11 +98,9 @@ class Transformer(Operation):
         if not isinstance(field, str):
             raise TypeError(must_be("field", "the name of a field", field))
         if transforms and views is not None:
-            raise ValueError("`transform` takes callables or `views`, not both: put the callables into the views.")
+            raise ValueError("`transform` takes either callables or `views`. Put all callables into the views.")
         if not transforms and views is None:
-            raise ValueError(
-                "`transform` must be given at least one callable, behind the name of the field, or `views`."
-            )
+            raise ValueError("`transform` must be given at least one callable after the name of the field, or `views`.")
         names = tuple(field.split())
         if len(names) > 1 or kinds is not None:
             self._fields = fields_of(names, kinds)
@@ -164,7 +162,7 @@ class Transformer(Operation):
 
     @property
     def fields(self) -> Fields:
-        """The fields that it transforms, and what they hold."""
+        """The names and kinds of the transformed fields."""
         return self._fields or fields_of((self.field,), None)
 
     @property
@@ -172,11 +170,11 @@ class Transformer(Operation):
         return (self.field,) if self._fields is None else self._fields.names
 
     def functions(self) -> list[Any]:
-        """Return the callables, in order, those of all views included."""
+        """Return all callables in order, including those of views."""
         return [step.function for step, _ in self._all_steps()]
 
     def random_steps(self) -> list[Callback]:
-        """Return the callables known, before they are called, to draw random numbers."""
+        """Return the callables that are known to draw random numbers before they are called."""
         return [step for step, has_params in self._all_steps() if _draws(step, has_params)]
 
     def _all_steps(self) -> list[_Step]:
@@ -186,7 +184,7 @@ class Transformer(Operation):
 def _together(sample: Sample, fields: Fields) -> Lazy:
     """Return the values of several fields as one lazy tuple."""
     names = fields.names
-    order = sorted(names, key=lambda name: name != names[fields.lead])  # the original is looked for in the first
+    order = sorted(names, key=lambda name: name != names[fields.lead])  # the original image is taken from the first
 
     def collect(sample: Sample, *values: Any) -> tuple[Any, ...]:
         found = dict(zip(order, values, strict=True))
@@ -218,8 +216,8 @@ def _steps(param: str, transforms: Sequence[Any], fields: Fields | None) -> list
 
 def _step(param: str, transform: Any, fields: Fields | None) -> _Step:
     if isinstance(transform, list | tuple):
-        way_out = "Give the callables one after the other; several views of a field are `views=[[...], [...]]`."
-        raise TypeError(must_be(param, "a callable", transform, way_out))
+        hint = "Pass the callables as separate arguments. For several views of a field, pass `views=[[...], [...]]`."
+        raise TypeError(must_be(param, "a callable", transform, hint))
     if isinstance(transform, type) and issubclass(transform, RecordedTransform):
         raise TypeError(must_be(param, "a transform", transform, f"Write `{transform.__name__}(...)` to make one."))
     if not isinstance(transform, RecordedTransform):
@@ -231,7 +229,7 @@ def _step(param: str, transform: Any, fields: Fields | None) -> _Step:
 
 
 class _Place(NamedTuple):
-    """Where an operation stands: its name, which no other has, the view that it belongs to, if any."""
+    """The place of an operation: its unique name, and the view that it belongs to, if any."""
 
     name: str
     view: str
@@ -239,17 +237,17 @@ class _Place(NamedTuple):
 
     @property
     def entry(self) -> str:
-        """The name of its entry, in the ctx or in that of the view."""
+        """The name of the entry in the ctx, or in the part of the ctx for the view."""
         return self.name[len(self.view) + 1 :] if self.view else self.name
 
     def ctx_of(self, sample: Sample) -> dict[str, Any] | None:
-        """Return where the operation records what it does."""
+        """Return the dictionary in which the operation records its parameters; None if they are not recorded."""
         if not self.is_recorded:
             return None
         return sample.ctx.setdefault(self.view, {}) if self.view else sample.ctx
 
     def replayed(self, sample: Sample) -> Any:
-        """Return what the operation is to repeat; None for something new."""
+        """Return the parameters to replay; None if new ones are to be drawn."""
         replayed = sample.draw.replayed or {}
         return (replayed.get(self.view, {}) if self.view else replayed).get(self.entry)
 
@@ -284,7 +282,7 @@ def _made_of_all(made: Any, values: list[Any], step: Callback, fields: Fields) -
 
 
 def _made(made: Any, value: Any, step: Callback) -> Any:
-    """Return the result of a callable; None counts as a forgotten `return`, unless the value was None."""
+    """Return the result of a callable. Raise TypeError if it is None, unless the value was None."""
     if made is None and value is not None:
         raise TypeError(f"`{step.name}` must return the new value, but returned None.")
     return made

@@ -1,4 +1,4 @@
-"""Transforms of images: crops, sizes, flips, colors, and tensors for a model."""
+"""Transforms of images: crop, resize, flip, change colors, and convert to normalized tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance
 
-from kdpipes.core.errors import check_choice, check_count, is_number, must_be
+from kdpipes.core.errors import check_choice, check_count, check_number, is_number, must_be
 from kdpipes.work.image_ops import (
     RESAMPLING,
     Drawn,
@@ -34,17 +34,17 @@ __all__ = ["CenterCrop", "ColorJitter", "HorizontalFlip", "Normalize", "RandomRe
 
 
 class RandomResizedCrop(Drawn):
-    """A random region of the image, resized: the crop that Inception networks were trained with.
+    """Crops a random region of an image and resizes it.
 
-    Recorded as `{"top", "left", "height", "width"}` in pixels of the image. Source: Szegedy et al., "Going Deeper with
-    Convolutions", 2015; the sampling is torchvision's `RandomResizedCrop`. Kinds of images and their tolerance: as
-    `kdp.Resize`.
+    The ctx records `{"top", "left", "height", "width"}` in pixels of the image. See `kdp.Resize` for the types of
+    images and the accuracy. Source: Szegedy et al., "Going Deeper with Convolutions", 2015; regions are sampled like
+    those of torchvision's `RandomResizedCrop`.
 
     Args:
-        size: Height and width of the result in pixels: one integer, or (height, width).
-        scale: The least and the largest area of the region, as a share of the image's.
-        ratio: The least and the largest width of the region, as a multiple of its height.
-        interpolation: "nearest", "bilinear" or "bicubic"; the last two are antialiased.
+        size: The height and width of the result in pixels: one integer for both, or (height, width).
+        scale: The least and the largest area of the region, as a share of the area of the image.
+        ratio: The least and the largest ratio of the width of the region to its height.
+        interpolation: "nearest", "bilinear" or "bicubic". The last two are antialiased.
 
     Example:
         >>> crop = kdp.RandomResizedCrop(8)
@@ -82,7 +82,7 @@ class RandomResizedCrop(Drawn):
         return {"top": (height - h) // 2, "left": (width - w) // 2, "height": h, "width": w}
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
-        """Return the region that `params` name, resized."""
+        """Return the region in `params`, resized."""
         region = cut_out(value, params, "RandomResizedCrop", self._size)
         return like(value, resized(region, self._size, self._interpolation))
 
@@ -98,14 +98,14 @@ class RandomResizedCrop(Drawn):
 
 
 class CenterCrop(Fixed):
-    """The middle of the image; where the image is smaller, it stands in the middle of black.
+    """Crops the center of an image. A smaller image is padded with black.
 
-    Recorded as `{"top", "left", "height", "width"}` in pixels of the image, negative where black was added. The
-    position is that of torchvision's `CenterCrop`, which rounds a half to the even number. Takes what `kdp.Resize`
-    takes, and tensors of any dtype.
+    The ctx records `{"top", "left", "height", "width"}` in pixels of the image, negative if black was added. The
+    position is that of torchvision's `CenterCrop`, which rounds halves to even numbers. Takes the same images as
+    `kdp.Resize`, and tensors of any dtype.
 
     Args:
-        size: Height and width of the result in pixels: one integer, or (height, width).
+        size: The height and width of the result in pixels: one integer for both, or (height, width).
 
     Example:
         >>> crop = kdp.CenterCrop((4, 8))
@@ -120,17 +120,17 @@ class CenterCrop(Fixed):
 
     @keeps_no_rng
     def draw(self, value: Any, rng: np.random.Generator | None = None) -> dict[str, Any]:
-        """Return the region for an image; `rng` is not used."""
+        """Return the region for an image. `rng` is not used."""
         width, height = size_of(value, "CenterCrop")
         h, w = self._size
         return {"top": _middle(height - h), "left": _middle(width - w), "height": h, "width": w}
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
-        """Return the region that `params` name."""
+        """Return the region in `params`."""
         return like(value, cut_out(value, params, "CenterCrop"))
 
     def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask (0 where the image becomes black), boxes or points, cropped like their image of that size."""
+        """Return a mask (padded with 0), boxes or points, cropped like their image, whose size is (width, height)."""
         if kind == "mask":
             return on_mask(value, lambda mask: self.apply(mask, params))
         shift = -params["left"], -params["top"]
@@ -138,19 +138,18 @@ class CenterCrop(Fixed):
 
 
 class Resize(Fixed):
-    """The image in another size, antialiased (by "nearest": not). Recorded as `{"height", "width"}`.
+    """Resizes an image, with antialiasing unless `interpolation` is "nearest".
 
-    Images of Pillow's become such, those of `decode_images` a `kdp.DecodedImage`, tensors `[..., C, H, W]` of uint8 or
-    float tensors of their dtype. Sizes are rounded down, as by torchvision's `Resize`. Of an image of Pillow's, the
-    pixels are Pillow's; else, on photos, they differ from them by at most 1 grey level ("bicubic": 2, or 8 where one
-    edge grows and the other shrinks, which versions of Pillow do in different orders; "nearest": 0), on average by less
-    than 0.1.
+    The ctx records `{"height", "width"}`. A Pillow image stays one, an image from `decode_images` becomes a
+    `kdp.DecodedImage`, and a tensor `[..., C, H, W]` of uint8 or float keeps its dtype. Sizes are rounded down, as in
+    torchvision's `Resize`. For Pillow images, the pixels are those of Pillow. For others, pixels of photos differ from
+    them by less than 0.1 grey levels on average and by at most 1 ("nearest": 0; "bicubic": 2, or 8 if one edge grows
+    and the other shrinks, which versions of Pillow do in different orders).
 
     Args:
-        size: The shorter edge of the result in pixels, which keeps the aspect ratio; or (height, width).
-        max_size: The longest that the longer edge may become: then the shorter one is less than `size`.
-        interpolation: "nearest", "bilinear" or "bicubic"; the last two are antialiased. Floats of a tensor may become
-            less than 0 or more than 1 by "bicubic".
+        size: The length of the shorter edge of the result in pixels, which keeps the aspect ratio; or (height, width).
+        max_size: The largest length of the longer edge. The shorter edge may then be less than `size`.
+        interpolation: "nearest", "bilinear" or "bicubic". With "bicubic", floats may become less than 0 or more than 1.
 
     Example:
         >>> photo = Image.new("RGB", (640, 480))
@@ -168,14 +167,14 @@ class Resize(Fixed):
         height, width = check_size(size)
         self._size = (height, width) if isinstance(size, tuple | list) else height
         if max_size is not None and isinstance(self._size, tuple):
-            raise ValueError(must_be("max_size", "None where `size` is a height and a width", max_size))
+            raise ValueError(must_be("max_size", "None if `size` is a height and a width", max_size))
         self._max_size = None if max_size is None else check_count("max_size", max_size, minimum=height + 1)
         check_choice("interpolation", interpolation, RESAMPLING)
         self._interpolation = interpolation
 
     @keeps_no_rng
     def draw(self, value: Any, rng: np.random.Generator | None = None) -> dict[str, Any]:
-        """Return the size for an image; `rng` is not used."""
+        """Return the new size for an image. `rng` is not used."""
         if isinstance(self._size, tuple):
             return {"height": self._size[0], "width": self._size[1]}
         width, height = size_of(value, "Resize")
@@ -185,12 +184,12 @@ class Resize(Fixed):
         return {"height": short, "width": long} if height < width else {"height": long, "width": short}
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
-        """Return the image in the size that `params` name."""
+        """Return the image in the size in `params`."""
         size = params["height"], params["width"]
         return like(value, resized(as_image(value, "Resize", size), size, self._interpolation))
 
     def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask (by nearest neighbour), boxes or points, resized like their image of size (width, height)."""
+        """Return a mask (by nearest neighbor), boxes or points, resized like their image of size (width, height)."""
         height, width = params["height"], params["width"]
         if kind == "mask":
             return on_mask(
@@ -200,9 +199,9 @@ class Resize(Fixed):
 
 
 class HorizontalFlip(Drawn):
-    """The image mirrored left to right, with a probability. Recorded as `{"flipped": bool}`.
+    """Flips an image left to right with some probability.
 
-    Takes what `kdp.Resize` takes, and tensors of any dtype.
+    The ctx records `{"flipped": bool}`. Takes the same images as `kdp.Resize`, and tensors of any dtype.
 
     Args:
         p: The probability of a flip, from 0 to 1.
@@ -213,10 +212,7 @@ class HorizontalFlip(Drawn):
     """
 
     def __init__(self, p: float = 0.5) -> None:
-        if not is_number(p):
-            raise TypeError(must_be("p", "a probability, from 0 to 1", p))
-        if not 0 <= p <= 1:
-            raise ValueError(must_be("p", "a probability, from 0 to 1", p))
+        check_number("p", p, "a probability, from 0 to 1", 0, 1)
         self._p = p
 
     @keeps_no_rng
@@ -225,7 +221,7 @@ class HorizontalFlip(Drawn):
         return {"flipped": bool(rng.random() < self._p)}
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
-        """Return the image, flipped if `params` say so."""
+        """Return the image, flipped if `params["flipped"]` is True."""
         image = as_image(value, "HorizontalFlip")
         if not params["flipped"]:
             return like(value, image)
@@ -233,7 +229,7 @@ class HorizontalFlip(Drawn):
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if is_pil else like(value, image.flip(-1))
 
     def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, boxes or points, flipped if `params` say so, like their image of size (width, height)."""
+        """Return a mask, boxes or points, flipped like their image, whose size is (width, height)."""
         if kind == "mask":
             return on_mask(value, lambda mask: self.apply(mask, params))
         how: dict[str, Any] = {"scale": (-1, 1), "shift": (size[0], 0)} if params["flipped"] else {}
@@ -262,21 +258,23 @@ _ENHANCERS = {
 
 
 class ColorJitter(Drawn):
-    """The image with brightness, contrast, saturation and hue changed at random, in an order at random.
+    """Randomly changes the brightness, contrast, saturation and hue of an image, in random order.
 
-    Recorded as `{"order": ["hue", "brightness"], "hue": 0.1, "brightness": 0.8}`, without what is never changed. The
-    formulas are those of Pillow's `ImageEnhance`, with hues turned as by torchvision's `ColorJitter`. Images of one
-    channel have no saturation and no hue to change.
+    The ctx records the applied changes, `{"order": ["hue", "brightness"], "hue": 0.1, "brightness": 0.8}`. The formulas
+    are those of Pillow's `ImageEnhance`, and for the hue those of torchvision's `ColorJitter`. The saturation and hue
+    of images with one channel do not change.
 
-    Tensors `[..., C, H, W]` of uint8 become Pillow's pixels exactly; the images of a batch share their factors. Floats
-    must be from 0 to 1 and are not rounded between: on photos, a change differs from Pillow's by at most 1 grey level,
-    a turned hue by at most 14, on average 2, as Pillow keeps hues in 8 bits.
+    Tensors `[..., C, H, W]` of uint8 get exactly the pixels of Pillow; all images of such a tensor share the factors.
+    Floats must be from 0 to 1 and are not rounded: pixels of photos differ from those of Pillow by at most 1 grey
+    level, and after a change of hue by 2 on average and at most 14, because Pillow keeps hues in 8 bits.
 
     Args:
-        brightness: The factor's range as (min, max), from 0; one number b is (max(0, 1 - b), 1 + b). 0 is black.
-        contrast: Likewise; a factor of 0 is the grey of the image's mean.
-        saturation: Likewise; a factor of 0 is a grey image.
-        hue: The turn's range as (min, max), from -0.5 to 0.5; one number h is (-h, h). 0.5 is the complement.
+        brightness: The range of the factor, (min, max), at least 0. One number b stands for (max(0, 1 - b), 1 + b). A
+            factor of 0 makes a black image.
+        contrast: The range of the factor, as for `brightness`. A factor of 0 makes an image of its mean grey level.
+        saturation: The range of the factor, as for `brightness`. A factor of 0 makes a grey image.
+        hue: The range of the shift, (min, max), from -0.5 to 0.5. One number h stands for (-h, h). A shift of 0.5 makes
+            complementary colors.
 
     Example:
         >>> jitter = kdp.ColorJitter(brightness=0.4, hue=(0, 0.1))
@@ -311,7 +309,7 @@ class ColorJitter(Drawn):
         return {"order": order, **{name: float(rng.uniform(*ends)) for name, ends in self._ranges.items()}}
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
-        """Return the image, changed as `params` say."""
+        """Return the image with the changes in `params`."""
         image = as_image(value, "ColorJitter")
         _check_kind(image)
         adjusted = _adjusted_tensor if isinstance(image, torch.Tensor) else _adjusted_image
@@ -323,14 +321,14 @@ class ColorJitter(Drawn):
 def _check_kind(image: Any) -> None:
     if not isinstance(image, torch.Tensor):
         if image.mode not in {"L", "RGB"}:
-            way_out = 'Put `lambda image: image.convert("RGB")` before it.'
-            raise TypeError(f"`ColorJitter` takes images of mode L or RGB, but got one of mode {image.mode}. {way_out}")
+            hint = 'Put `lambda image: image.convert("RGB")` before it.'
+            raise TypeError(f"`ColorJitter` takes images of mode L or RGB, but got one of mode {image.mode}. {hint}")
     elif image.shape[-3] not in {1, 3}:
         raise ValueError(f"`ColorJitter` takes tensors of 1 or 3 channels, but got one of {image.shape[-3]}.")
     elif image.dtype != torch.uint8 and not image.is_floating_point():
         raise TypeError(f"`ColorJitter` takes tensors of uint8 or float, but got one of {image.dtype}.")
     elif image.is_floating_point() and (image.amin() < -0.5 or image.amax() > 1.5):
-        raise ValueError("`ColorJitter` takes floats from 0 to 1. Put `Normalize` behind it.")
+        raise ValueError("`ColorJitter` takes floats from 0 to 1. Put `Normalize` after it.")
 
 
 def _adjusted_image(image: Image.Image, name: str, factor: float) -> Image.Image:
@@ -355,7 +353,7 @@ def _adjusted_tensor(image: torch.Tensor, name: str, factor: float) -> torch.Ten
 
 
 def _base(levels: torch.Tensor, name: str, *, is_bytes: bool) -> torch.Tensor:
-    """Return what a factor of 0 gives: black, the mean grey, or the grey image."""
+    """Return the image for a factor of 0: black, the mean grey, or the grey image."""
     if name == "brightness":
         return torch.zeros((), device=levels.device)
     grey = _grey(levels, is_bytes=is_bytes)
@@ -374,7 +372,7 @@ def _grey(levels: torch.Tensor, *, is_bytes: bool) -> torch.Tensor:
 
 
 def _turned(levels: torch.Tensor, turn: float, *, is_bytes: bool) -> torch.Tensor:
-    """Return the pixels with their hues turned; of bytes, with hue and saturation in 8 bits, as Pillow has them."""
+    """Return the pixels with shifted hues. For bytes, hue and saturation are rounded to 8 bits, as in Pillow."""
     hue, saturation = _hue_and_saturation(levels)
     if is_bytes:
         sixths = ((hue * 255).floor() + int(turn * 255)) % 256 * 6 / 255
@@ -389,7 +387,7 @@ def _turned(levels: torch.Tensor, turn: float, *, is_bytes: bool) -> torch.Tenso
 
 
 def _hue_and_saturation(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both from 0 to 1, `[..., H, W]`, rounded as Pillow's conversion to HSV rounds them."""
+    """Return hue and saturation from 0 to 1, `[..., H, W]`, rounded as in Pillow's conversion to HSV."""
     top = levels.amax(-3)
     span = top - levels.amin(-3)
     below = (top.unsqueeze(-3) - levels) / torch.where(span > 0, span, 1).unsqueeze(-3)
@@ -415,11 +413,11 @@ _MODES = ("L", "LA", "RGB", "RGBA", "I;16", "F", "P")
 
 
 class ToTensor(Fixed):
-    """The image as a tensor `[C, H, W] float32` from 0 to 1. Recorded as `{}`.
+    """Converts an image to a tensor `[C, H, W] float32` with values from 0 to 1.
 
-    8-bit values are divided by 255, 16-bit values of mode "I;16" by 65,535, and floats are kept. The result never
-    shares memory with an image or an array. Images of mode "P" are masks: they become `[H, W] uint8` with unchanged
-    values.
+    8-bit values are divided by 255, 16-bit values of mode "I;16" by 65,535, and floats do not change. The result does
+    not share memory with an image or an array. Images of mode "P" are masks and become `[H, W] uint8` with the same
+    values. The ctx records `{}`.
 
     The image may come from `decode_images` or Pillow (mode L, LA, RGB, RGBA, I;16, F or P), or be an array `[H, W, C]`
     or `[H, W]`, or a tensor `[..., C, H, W]`, of uint8 or float.
@@ -431,15 +429,13 @@ class ToTensor(Fixed):
     """
 
     def apply(self, value: Any, params: dict[str, Any]) -> torch.Tensor:
-        """Return the image as a tensor; `params` are empty."""
+        """Return the image as a tensor. `params` is empty."""
         pixels = _of_array(value) if isinstance(value, np.ndarray) else as_image(value, "ToTensor")
         if not isinstance(pixels, torch.Tensor):
             if pixels.mode not in _MODES:
                 modes = f"{', '.join(_MODES[:-1])} or {_MODES[-1]}"
-                way_out = 'Put `lambda image: image.convert("RGB")` before it.'
-                raise TypeError(
-                    f"`ToTensor` takes images of mode {modes}, but got one of mode {pixels.mode}. {way_out}"
-                )
+                hint = 'Put `lambda image: image.convert("RGB")` before it.'
+                raise TypeError(f"`ToTensor` takes images of mode {modes}, but got one of mode {pixels.mode}. {hint}")
             if pixels.mode == "P":
                 return torch.from_numpy(np.array(pixels))
             array = np.asarray(pixels)
@@ -451,16 +447,16 @@ class ToTensor(Fixed):
 
 
 class Normalize(Fixed):
-    """The tensor, less a mean and divided by a standard deviation, for each channel. Recorded as `{}`.
+    """Subtracts a mean from each channel of a tensor, and divides the channel by a standard deviation.
 
-    Takes tensors `[..., C, H, W]` of floats, and keeps their dtype.
+    Takes tensors `[..., C, H, W]` of floats, and keeps their dtype. The ctx records `{}`.
 
     Args:
-        mean: One number for each channel, or one for all.
-        std: Likewise; above 0.
+        mean: The mean of each channel, or one number for all channels.
+        std: The standard deviation of each channel, or one number for all channels. Must be above 0.
 
     Raises:
-        TypeError: The value is no tensor of floats.
+        TypeError: The value is not a tensor of floats.
         ValueError: The tensor has another number of channels.
 
     Example:
@@ -475,14 +471,14 @@ class Normalize(Fixed):
             raise ValueError(must_be("std", f"as many numbers as `mean`, {len(self._mean)}", std))
 
     def apply(self, value: Any, params: dict[str, Any]) -> torch.Tensor:
-        """Return the tensor, normalized; `params` are empty."""
+        """Return the normalized tensor. `params` is empty."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             what = f"a tensor of {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise TypeError(f"`Normalize` takes tensors of floats, but got {what}. Put `kdp.ToTensor()` before it.")
         num_channels = as_image(value, "Normalize").shape[-3]
         if len(self._mean) not in {1, num_channels}:
-            way_out = f"Its `mean` and `std` are for {len(self._mean)}."
-            raise ValueError(f"`Normalize` got a tensor of {num_channels} channels. {way_out}")
+            hint = f"Its `mean` and `std` have {len(self._mean)} numbers."
+            raise ValueError(f"`Normalize` got a tensor of {num_channels} channels. {hint}")
         mean, std = (value.new_tensor(numbers)[:, None, None] for numbers in (self._mean, self._std))
         return (value - mean).div_(std)
 
@@ -497,7 +493,7 @@ def _of_array(array: np.ndarray[Any, np.dtype[Any]]) -> torch.Tensor:
 
 
 def _refused(dtype: Any) -> str:
-    return f"`ToTensor` takes pixels of uint8 or float, but got {dtype}. Make floats from 0 to 1 of them first."
+    return f"`ToTensor` takes pixels of uint8 or float, but got {dtype}. Convert them to floats from 0 to 1 first."
 
 
 def _check_numbers(param: str, values: Any, *, above: float) -> tuple[float, ...]:

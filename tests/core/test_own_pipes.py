@@ -455,3 +455,74 @@ def test_the_doctor_finds_mistakes_with_own_pipes() -> None:
 def test_a_pipe_of_the_other_flavour_is_named() -> None:
     with pytest.raises(AttributeError, match=r"`.bucketbatch\(\)` is a pipe of streams: put it"):
         kdp.from_dataset(["a"], "x").bucketbatch  # noqa: B018
+
+
+class Forgetful(kdp.IterPipe):  # does not call `super().__init__()`
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def samples(self) -> Iterator[kdp.Sample]:
+        yield from (kdp.Sample({"n": index}, key=f"number {index}", index=index) for index in range(self.size))
+
+
+def test_a_stream_need_not_call_the_init_of_its_base_class() -> None:
+    chain = Forgetful(3).select("n", bare=True).deal(batch_size=2)
+    assert [list(chain), list(chain)] == [[[0, 1], [2]]] * 2
+    assert list(pickle.loads(pickle.dumps(chain))) == [[0, 1], [2]]
+    with kdp.Loader(chain, num_workers=1) as loader:
+        assert list(loader) == [[0, 1], [2]]
+
+
+class ForgetfulPlan(kdp.PlanPipe):
+    def __init__(self, source_datapipe: kdp.MapPipe) -> None:
+        self.kept = source_datapipe
+
+    def plan(self, epoch: int) -> list[int]:
+        return [0]
+
+
+def test_a_plan_pipe_without_the_init_of_its_base_says_so() -> None:
+    with pytest.raises(AttributeError, match=r"Call `super\(\).__init__\(\.\.\.\)` in `ForgetfulPlan.__init__`"):
+        len(ForgetfulPlan(OwnSource(3)))
+
+
+def test_a_batch_pipe_without_a_generator_fails_when_defined() -> None:
+    with pytest.raises(TypeError, match=r"`Late.process` must take a batch and a random generator"):
+
+        class Late(kdp.BatchPipe):
+            def process(self, batch: Any) -> Any:  # type: ignore[override]
+                return batch
+
+
+class Keyless(kdp.MapPipe):
+    def __len__(self) -> int:
+        return 3
+
+    def fetch(self, index: int) -> kdp.Sample:
+        return kdp.Sample({"n": index}, index=index)
+
+
+def test_a_cache_rejects_samples_without_keys() -> None:
+    cached = Keyless().transform("n", lambda n: n + 1).cache_in_memory()
+    with pytest.raises(kdp.ChainError, match="identifies samples by their keys, but sample 1 has none"):
+        cached[1]["n"]
+
+
+def test_a_quarantine_rejects_samples_without_keys(tmp_path: Path) -> None:
+    chain = Keyless().transform("n", lambda n: 1 // n).on_error("quarantine", path=tmp_path / "bad.jsonl")
+    with pytest.raises(kdp.ChainError, match="a sample that failed has none: ZeroDivisionError"):
+        next(iter(chain.select("n").deal(batch_size=3)))
+
+
+@kdp.sample_pipe("own_failing")
+def failing(sample: kdp.Sample) -> kdp.Sample:
+    raise ValueError("bad")
+
+
+@pytest.mark.parametrize("source", [OwnSource(3), OwnStream(3)])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_of_a_work_pipe_names_the_sample(source: Any, num_workers: int) -> None:
+    chain = source.own_failing().select("n").deal(batch_size=2)
+    with kdp.Loader(chain, num_workers=num_workers) as loader, pytest.raises(ValueError, match="bad") as caught:
+        next(iter(loader))
+    assert "kdpipes: while applying 'own_failing' to sample 'number 0' (ordinal 0)" in caught.value.__notes__

@@ -223,7 +223,7 @@ def test_a_sample_that_is_too_long_is_named() -> None:
 def test_lengths_that_are_none_are_refused() -> None:
     for length in (0.5, None, "long", -1, [1]):
         pipe = Texts([1, 1]).add_field("size", lambda sample, length=length: length if sample.index else 1).select("x")
-        with pytest.raises(kdp.DataError, match=r"whole numbers from 0, but sample '1' has size .*add_field"):
+        with pytest.raises(kdp.DataError, match=r"integers of at least 0, but sample '1' has size .*add_field"):
             list(pipe.deal(batch_by="size", batch_size=2))
     floats = Texts([1, 3]).add_field("size", lambda sample: float(sample["length"])).select("index")
     assert epochs(floats.deal(batch_by="size", batch_size=1)) == [[[1], [0]]] * 2

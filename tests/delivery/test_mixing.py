@@ -271,11 +271,11 @@ def test_bad_arguments_are_refused(method: str, arguments: Any, error: type[Exce
             lambda: Photos().select("x y").deal(batch_size=2),
             "mixes tensors, but `.deal()` gives lists. Put `.collate_samples()` before it.",
         ),
-        (lambda: IterableWrapper([1]), "draws for each batch of `.deal()`, which is not there."),
-        (lambda: IterableWrapper([1]).map(abs), "draws for each batch of `.deal()`, which is not there."),
+        (lambda: IterableWrapper([1]), "but there is no `.deal()` upstream."),
+        (lambda: IterableWrapper([1]).map(abs), "but there is no `.deal()` upstream."),
         (
             lambda: batches().prefetch(2),
-            "PrefetcherIterDataPipe may hold batches back, or change their number. Put it right behind",
+            "PrefetcherIterDataPipe may hold batches back or change their number. Put it right after",
         ),
         (lambda: batches().shuffle(), "ShufflerIterDataPipe may hold batches back"),
         (lambda: batches().batch(2), "BatcherIterDataPipe may hold batches back"),
@@ -299,7 +299,7 @@ def test_a_stock_map_between_may_change_the_form_if_names_are_still_known(method
         mixing(batches().map(as_dictionary), method), mixing(batches(), method), strict=True
     ):
         assert is_equal(mapped, {"x": x, "y": y})
-    with pytest.raises(kdp.ChainError, match=r"does not know where 'x' is in a batch that is tuple\. Put it right"):
+    with pytest.raises(kdp.ChainError, match=r"does not know where 'x' is in a batch of type tuple\. Put it right"):
         next(iter(mixing(batches().map(tuple), method)))
 
 
@@ -307,9 +307,9 @@ def test_a_stock_map_between_may_change_the_form_if_names_are_still_known(method
 @pytest.mark.parametrize(
     ("y", "num_classes", "error", "words"),
     [
-        (3, 3, kdp.DataError, "must be from 0 to 2, or -1 for none, but one is 3"),
-        (-2, 3, kdp.DataError, "must be from 0 to 2, or -1 for none, but one is -2"),
-        (1, None, ValueError, "`num_classes` must be given where labels are class numbers"),
+        (3, 3, kdp.DataError, "must be from 0 to 2, or -1 for unlabelled samples, but one is 3"),
+        (-2, 3, kdp.DataError, "must be from 0 to 2, or -1 for unlabelled samples, but one is -2"),
+        (1, None, ValueError, "`num_classes` must be given if labels are class numbers"),
         (1.0, 3, kdp.DataError, r"must be class numbers `\[B\]` or floats `\[B, C\]`, but are torch.float64 \[2\]"),
         ([0, 1], 2, kdp.DataError, r"must be class numbers `\[B\]` or floats .* torch.int64 \[2, 2\]"),
         ([0.0, 1.0], 3, ValueError, "`num_classes` must be 2, as many as the labels have, but is 3"),
@@ -343,7 +343,7 @@ def test_an_entry_of_the_ctx_is_not_overwritten(method: str) -> None:
         return x
 
     pipe = Photos().record_ctx().transform("x", mark).select("x y", return_ctx=True)
-    with pytest.raises(kdp.ChainError, match=f"The ctx has an entry '{method}' already"):
+    with pytest.raises(kdp.ChainError, match=f"The ctx already has an entry '{method}'"):
         next(iter(mixing(pipe.deal(batch_size=2).collate_samples(), method)))
 
 

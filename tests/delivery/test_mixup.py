@@ -54,7 +54,9 @@ def test_bfloat16_stays_what_it_is() -> None:
 
 
 def test_images_of_other_whole_numbers_are_refused() -> None:
-    with pytest.raises(kdp.DataError, match=r"takes images of uint8 or floats, but got torch.int64. `.float\(\)`"):
+    with pytest.raises(
+        kdp.DataError, match=r"takes images of uint8 or floats, but got torch.int64. Convert them with `.float\(\)`"
+    ):
         next(iter(chain(images_of(np.int64))))
 
 

@@ -115,7 +115,7 @@ def test_an_unknown_class_is_refused_with_a_suggestion(letters: kdp.MapPipe, pho
 
 def test_names_without_class_names_are_refused_with_the_way_out() -> None:
     for make in (indexed, stream):
-        with pytest.raises(ValueError, match=r"does not know the names: give it `class_names=\[...\]`"):
+        with pytest.raises(ValueError, match=r"does not know class names. Pass it `class_names=\[...\]`"):
             next(iter(make(ITEMS).filter_classes(invalid=["heron"])))
 
 
@@ -151,7 +151,7 @@ def test_names_are_not_those_of_the_source_once_the_labels_have_changed(letters:
     assert letters.transform("x", str.upper).class_names() == ("heron", "stork", "gull")
     changed = letters.transform("y", lambda y: 2 - y)
     assert changed.class_names() is None
-    with pytest.raises(ValueError, match="Its source does not know the names"):
+    with pytest.raises(ValueError, match="The source does not know class names"):
         len(changed.filter_classes(valid=["gull"]))
 
 

@@ -138,8 +138,8 @@ def test_draws_follow_the_weights_and_the_seed() -> None:
     ("build", "error", "words"),
     [
         (lambda: weighted([1.0], [0, 1]), ValueError, "one for each of 2 samples, but there are 1"),
-        (lambda: weighted([0.0, 0.0], [0, 1]), ValueError, "only 0 weigh more than nothing"),
-        (lambda: weighted([1, 0], [0, 1], replacement=False), ValueError, "to draw 2 samples of 2, but only 1"),
+        (lambda: weighted([0.0, 0.0], [0, 1]), ValueError, "only 0 have a weight above 0"),
+        (lambda: weighted([1, 0], [0, 1], replacement=False), ValueError, "must draw 2 of 2 samples, but only 1"),
         (lambda: weighted([-1.0, 1.0], [0, 1]), ValueError, "finite and at least 0"),
         (lambda: weighted("ab", [0, 1]), TypeError, "`weights` must be numbers"),
         (lambda: weighted({"newt": 1.0}, [0, 1]), ValueError, "among the classes heron, stork"),
@@ -150,8 +150,8 @@ def test_draws_follow_the_weights_and_the_seed() -> None:
         (lambda: mixed([1, 1], "map", weights=[0, 1]), ValueError, "`weights` must be finite and above 0"),
         (lambda: mixed([1, 1], "map", stop="last"), ValueError, "`stop` must be one of 'first', 'all'"),
         (lambda: mixed([1], "map"), kdp.ChainError, "at least one other source"),
-        (lambda: kdp.concat(), kdp.ChainError, "at least one source"),
-        (lambda: kdp.concat([1, 2]), kdp.ChainError, "one after the other"),
+        (lambda: kdp.concat(), kdp.ChainError, "takes one or more sources"),
+        (lambda: kdp.concat([1, 2]), kdp.ChainError, "as separate arguments"),
     ],
 )
 def test_bad_arguments_are_refused(build: Any, error: type[Exception], words: str) -> None:

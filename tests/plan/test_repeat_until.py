@@ -89,7 +89,7 @@ def test_an_empty_source_cannot_reach_a_size() -> None:
             pipe = source.repeat_until(min_size=5)
             for _ in range(2):
                 with pytest.raises(
-                    kdp.DataError, match=r"cannot reach `min_size=5`: its source is empty.*too strict\?"
+                    kdp.DataError, match=r"cannot reach `min_size=5` because its source is empty.*too strict\?"
                 ):
                     list(pipe)
             assert epochs(source.repeat_until(repetitions=3)) == ["", ""]

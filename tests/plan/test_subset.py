@@ -86,10 +86,10 @@ def test_a_position_outside_is_refused_with_the_range(pipe: Any) -> None:
     for index in (12, -13):
         with pytest.raises(IndexError) as error:
             pipe[index]
-        assert str(error.value) == f"`index` must be from -12 up to 11, but is {index} instead."
+        assert str(error.value) == f"`index` must be from -12 to 11, but is {index} instead."
         with pytest.raises(IndexError) as error:
             len(pipe.subset([0, index]))
-        assert str(error.value) == f"`indices` must be from -12 up to 11, but {index} is among them."
+        assert str(error.value) == f"`indices` must be from -12 to 11, but {index} is among them."
     with pytest.raises(IndexError):
         kdp.from_dataset([])[0]
 
@@ -115,7 +115,9 @@ def test_a_stream_says_the_way_out() -> None:
     with pytest.raises(kdp.ChainError, match=r"indexed source, but `to_samples` is a stream.*`kdp.open_shards`"):
         stream.subset([1])
     for index in (1, slice(2)):
-        with pytest.raises(TypeError, match=r"is a stream: it has no positions\. `kdp.open_shards` gives an indexed"):
+        with pytest.raises(
+            TypeError, match=r"is a stream and cannot be indexed\. `kdp.open_shards` opens shards as an indexed"
+        ):
             stream[index]
     assert "".join(sample["x"] for sample in stream.header(2)) == "ab", "the way out that the error names"
 
@@ -124,5 +126,5 @@ def test_a_mask_keeps_what_is_true() -> None:
     pipe: Any = kdp.from_dataset(["a", "b", "c"], "x")
     for mask in (np.array([True, False, True]), torch.tensor([True, False, True])):
         assert pipe[mask].column("x").tolist() == ["a", "c"]
-    with pytest.raises(IndexError, match="one entry for each sample, so 3"):
+    with pytest.raises(IndexError, match="one entry for each of 3 samples"):
         pipe[np.array([True])]

@@ -93,7 +93,7 @@ def test_a_folder_without_class_folders_of_images_is_refused(birds: Path) -> Non
 
 def test_bytes_that_are_no_image_are_an_error_that_names_the_sample(birds: Path) -> None:
     sample = kdp.image_folder(birds).decode_images("x")[1]
-    with pytest.raises(kdp.DataError, match="11 bytes are no image that Pillow knows") as caught:
+    with pytest.raises(kdp.DataError, match="11 bytes are not an image that Pillow can identify") as caught:
         sample["x"]
     assert caught.value.__notes__ == ["kdpipes: while decoding field 'x' of sample 'heron/2.JPG' (ordinal 1)"]
 

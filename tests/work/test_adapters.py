@@ -328,7 +328,7 @@ def test_images_come_as_arrays_and_go_as_pillows_where_they_are_images() -> None
     assert seen[:2] == [(np.ndarray, (4, 8), "uint8"), (np.ndarray, (4, 8, 3), "uint8")]
     for value in (np.zeros((4, 8, 4), np.uint8), np.zeros((4, 8, 3), np.float32)):
         assert isinstance(kdp.from_dataset([(value, 0)]).transform("x", transform)[0]["x"], np.ndarray)
-    with pytest.raises(TypeError, match=r"`Lambda` takes images of `\.decode_images\(\)` .* but got str\."):
+    with pytest.raises(TypeError, match=r"`Lambda` takes images from `\.decode_images\(\)` .* but got str\."):
         kdp.from_dataset([("photo", 0)]).transform("x", transform)[0]["x"]
 
 
@@ -373,9 +373,9 @@ def test_albumentations_before_two_is_refused() -> None:
 
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: A.Compose([A.Rotate()], bbox_params=A.BboxParams("coco", label_fields=[])), "Leave out `bbox_params`"),
-    (lambda: A.Compose([A.Rotate()], keypoint_params={"format": "xy"}), "Leave out `keypoint_params`"),
-    (lambda: A.Compose([A.OneOf([A.MaskDropout(), A.Rotate()])]), "`MaskDropout` takes 'mask' as well"),
+    (lambda: A.Compose([A.Rotate()], bbox_params=A.BboxParams("coco", label_fields=[])), "Remove `bbox_params`"),
+    (lambda: A.Compose([A.Rotate()], keypoint_params={"format": "xy"}), "Remove `keypoint_params`"),
+    (lambda: A.Compose([A.OneOf([A.MaskDropout(), A.Rotate()])]), "`MaskDropout` also takes 'mask'"),
 ]
 
 
@@ -390,7 +390,7 @@ def test_what_needs_more_than_the_image_is_refused_with_the_way_out(make: Callab
 def test_steps_of_another_transform_are_refused() -> None:
     image, flip, crop = Image.new("RGB", (9, 9)), adapted(A.HorizontalFlip(p=1)), adapted(A.RandomCrop(4, 4))
     for params in (crop.draw(image, np.random.default_rng(0)), {"steps": [{"transform": "HorizontalFlip", "at": [1]}]}):
-        with pytest.raises(ValueError, match="`params` must be what the same transform has recorded"):
+        with pytest.raises(ValueError, match="`params` must be recorded by the same transform"):
             flip.apply(image, params)
 
 

@@ -113,7 +113,7 @@ def test_an_error_in_the_function_keeps_its_type_and_names_the_sample() -> None:
 def test_bad_arguments_are_refused_when_the_chain_is_built() -> None:
     for source in (indexed(), stream()):
         for name in ("", "a b", "1a", 3):
-            with pytest.raises((TypeError, ValueError), match="`name` must be a name for a field"):
+            with pytest.raises((TypeError, ValueError), match="`name` must be a valid name of a field"):
                 source.add_field(name, times_ten)
         with pytest.raises(TypeError, match="`function` must be a callable, but is 3 instead"):
             source.add_field("z", 3)

@@ -251,5 +251,5 @@ def test_bad_arguments_are_refused() -> None:
 
 def test_floats_that_are_no_colours_are_refused() -> None:
     image = kdp.Normalize([0.5] * 3, [0.2] * 3)(torch.rand(3, 8, 8))
-    with pytest.raises(ValueError, match=r"floats from 0 to 1\. Put `Normalize` behind it"):
+    with pytest.raises(ValueError, match=r"floats from 0 to 1\. Put `Normalize` after it"):
         kdp.ColorJitter(brightness=0.1)(image, np.random.default_rng(0))

@@ -370,7 +370,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: kdp.Resize((8, 8), max_size=9),
         ValueError,
-        "`max_size` must be None where `size` is a height and a width",
+        "`max_size` must be None if `size` is a height and a width",
     ),
     (lambda: kdp.Resize(8)(torch.zeros(4, 4)), ValueError, "tensors [..., C, H, W], but got one of shape [4, 4]."),
     (lambda: kdp.CenterCrop(8)(torch.zeros(3, 0, 4)), ValueError, "`CenterCrop` takes tensors [..., C, H, W], but got"),

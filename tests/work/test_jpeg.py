@@ -215,7 +215,7 @@ def test_a_decoded_image_is_an_image() -> None:
 
 def test_what_is_no_image_of_bytes_is_not_cached() -> None:
     for pixels in (torch.rand(3, 4, 5), torch.zeros(1, 4, 5, dtype=torch.uint8)):
-        with pytest.raises(TypeError, match=r"pixels are \[3, H, W\] uint8 in main memory: \["):
+        with pytest.raises(TypeError, match=r"must be \[3, H, W\] uint8 in main memory, but are \["):
             encode(kdp.DecodedImage(pixels))
 
 
@@ -234,7 +234,7 @@ def test_a_library_that_is_too_old_or_missing_is_passed_over(monkeypatch: pytest
     libc = ctypes.util.find_library("c")
     for path in (libc, "/nowhere/libturbojpeg.so"):
         monkeypatch.setenv("KDPIPES_TURBOJPEG", str(path))
-        with pytest.warns(UserWarning, match=r"^KDPIPES_TURBOJPEG names no library of libjpeg-turbo 3, .*: .*\.$"):
+        with pytest.warns(UserWarning, match=r"^KDPIPES_TURBOJPEG is not the path of libjpeg-turbo 3, .*: .*\.$"):
             assert jpeg._load_turbojpeg() is None
     monkeypatch.delenv("KDPIPES_TURBOJPEG")
     assert jpeg._load_turbojpeg() is not None

@@ -102,7 +102,7 @@ def test_an_entry_that_nothing_records_is_refused_with_the_way_out() -> None:
         recorded = make().record_ctx().transform("x", Shift()).select("ctx.shfit")
         with pytest.raises(kdp.FieldError, match=r"The ctx of sample 'a' has no field 'shfit'.*Did you mean 'shift'\?"):
             next(iter(recorded))
-        with pytest.raises(kdp.FieldError, match=r"`.record_ctx\(\)` must stand before the operations"):
+        with pytest.raises(kdp.FieldError, match=r"Put `.record_ctx\(\)` before the operations"):
             next(iter(make().transform("x", Shift()).select("ctx.shift")))
 
 

@@ -125,7 +125,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: kdp.Normalize(MEAN, STD)(FLOATS[:1]),
         ValueError,
-        "`Normalize` got a tensor of 1 channels. Its `mean` and `std` are for 3.",
+        "`Normalize` got a tensor of 1 channels. Its `mean` and `std` have 3 numbers.",
     ),
     (
         lambda: kdp.Normalize(MEAN, STD)(torch.from_numpy(PIXELS)),

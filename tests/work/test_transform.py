@@ -195,7 +195,7 @@ def test_a_transform_that_draws_and_applies_at_once_is_asked_once() -> None:
 REFUSED: list[tuple[tuple[Any, ...], str]] = [
     ((Shift,), r"`transforms\[0\]` must be a transform, .* Write `Shift\(...\)` to make one"),
     ((Scale(), Scale), r"`transforms\[1\]` must be a callable, .* Write `Scale\(...\)` to make one"),
-    (([Scale()],), r"`transforms\[0\]` must be a callable, .* Give the callables one after the other"),
+    (([Scale()],), r"`transforms\[0\]` must be a callable, .* Pass the callables as separate arguments"),
     (("scale",), r"`transforms\[0\]` must be a callable, but is 'scale' instead"),
 ]
 

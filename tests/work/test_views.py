@@ -257,9 +257,7 @@ def test_bad_arguments_are_refused_where_the_chain_is_built() -> None:
             with pytest.raises(TypeError, match=message):
                 make().transform("x", views=views)
         for arguments in ({}, {"views": None}):
-            with pytest.raises(
-                ValueError, match="must be given at least one callable, behind the name of the field, or"
-            ):
+            with pytest.raises(ValueError, match="must be given at least one callable after the name of the field, or"):
                 make().transform("x", **arguments)
         with pytest.raises(ValueError, match="takes callables or `views`, not both"):
             make().transform("x", Shift(), views=[[Shift()]])
