@@ -73,7 +73,7 @@ def test_what_is_no_key_no_ctx_and_no_chain_is_refused() -> None:
     with pytest.raises(TypeError, match="`ctx` must be the ctx of a sample, a dictionary"):
         kdp.replay("0", None, pipe)  # type: ignore[arg-type]
     for chain in (IterableWrapper([1]), IterableWrapper([1]).zip(IterableWrapper([2])), 5, None, "x"):
-        with pytest.raises(kdp.ChainError, match="is no pipe of samples"):
+        with pytest.raises(kdp.ChainError, match="is not a pipe of samples"):
             kdp.replay("0", {}, chain)
 
 
