@@ -97,7 +97,7 @@ def test_a_truncated_image_names_the_sample() -> None:
 def test_bytes_that_are_no_image_name_the_sample() -> None:
     for make in (indexed, stream):
         for content in (b"", b"no image", encoded()[:20]):
-            with pytest.raises(kdp.DataError, match=f"{len(content)} bytes are no image") as error:
+            with pytest.raises(kdp.DataError, match=f"{len(content)} bytes are not an image") as error:
                 next(iter(make(content).decode_images().select("x")))
             assert error.value.__notes__ == ["kdpipes: while decoding field 'x' of sample '0' (ordinal 0)"]
     with pytest.raises(TypeError, match="`decode_images` takes bytes, but the field holds str"):

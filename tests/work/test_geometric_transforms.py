@@ -374,7 +374,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     ),
     (lambda: kdp.Resize(8)(torch.zeros(4, 4)), ValueError, "tensors [..., C, H, W], but got one of shape [4, 4]."),
     (lambda: kdp.CenterCrop(8)(torch.zeros(3, 0, 4)), ValueError, "`CenterCrop` takes tensors [..., C, H, W], but got"),
-    (lambda: kdp.Resize(8)("photo.jpg"), TypeError, "`Resize` takes images of `.decode_images()` or of Pillow's, or t"),
+    (lambda: kdp.Resize(8)("photo.jpg"), TypeError, "`Resize` takes images from `.decode_images()` or Pillow, or t"),
     (lambda: kdp.HorizontalFlip(1.5), ValueError, "`p` must be a probability, from 0 to 1, but is 1.5 instead"),
     (lambda: kdp.HorizontalFlip("half"), TypeError, "`p` must be a probability, from 0 to 1, but is 'half'"),
     (

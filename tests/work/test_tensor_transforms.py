@@ -149,7 +149,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: kdp.ToTensor()([1]),
         TypeError,
-        "`ToTensor` takes images of `.decode_images()` or of Pillow's, or tensors",
+        "`ToTensor` takes images from `.decode_images()` or Pillow, or tensors",
     ),
 ]
 
