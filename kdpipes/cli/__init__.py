@@ -25,6 +25,7 @@ COMMANDS = {
     "pack": "kdpipes.cli.pack",
     "records": "kdpipes.cli.records",
     "replay": "kdpipes.cli.replay",
+    "verify": "kdpipes.cli.verify",
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kdpipes.core.errors import closest
 
-__all__ = ["CHAIN_HELP", "chain_of", "names_chain", "samples_of"]
+__all__ = ["CHAIN_HELP", "chain_of", "chains_in", "names_chain", "samples_of"]
 
 CHAIN_HELP = "module:name or file.py:name, a pipe or a function that makes it"
 _NAMED = re.compile(r"[\w.]+:\w+|.+\.py:\w+")
@@ -45,6 +45,14 @@ def chain_of(place: str) -> Any:
     if not isinstance(chain, IterDataPipe | MapDataPipe):
         raise ValueError(f"{place} is no chain, and no function that returns one.")
     return chain
+
+
+def chains_in(module: str) -> list[str]:
+    """Return the names of the chains that a module or a file makes. Functions are not called."""
+    from torch.utils.data import IterDataPipe, MapDataPipe
+
+    names = _names_in(module)
+    return [name for name, value in names.items() if isinstance(value, IterDataPipe | MapDataPipe)]
 
 
 def samples_of(place: str) -> Any:

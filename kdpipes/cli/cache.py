@@ -49,6 +49,8 @@ def list_caches(places: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         say_json([each._asdict() for each in found])
         return
+    if not places and not named_caches():
+        click.echo("There are no named caches in memory. For a cache on disk, name its folder: kdpipes cache ls FOLDER")
     for each in found:
         state = "not complete" if each.num_samples is None else f"complete for {_counted(each.num_samples, 'sample')}"
         size = f"{_counted(each.entries, 'entry', 'entries')}, {each.bytes:,} bytes"

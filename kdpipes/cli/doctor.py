@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kdpipes.cli._chain_of import CHAIN_HELP, chain_of
+from kdpipes.cli._chain_of import CHAIN_HELP, chain_of, chains_in
 from kdpipes.cli._commands import Command, json_option, say_json
 
 __all__ = ["command"]
@@ -18,22 +18,26 @@ __all__ = ["command"]
     The chain is looked at, its first batch is made twice, and it is run for some seconds. Where something is wrong, the
     exit status is 1; hints do not count.
 
-    CHAIN is {CHAIN_HELP}. The module is run.
+    CHAIN is {CHAIN_HELP}. The module is run. If only a file or a
+    module is named, its chains are listed.
 
     \b
     Examples:
       kdpipes doctor train.py:chain --seconds 1
+      kdpipes doctor train.py
       kdpipes doctor train:chain --no-measure
       kdpipes doctor train:chain --no-measure --json
 
     \b
     JSON:
+      chains        if no chain is named: the names of those in the file; nothing else then
       is_clean      false where something is wrong
       findings      [{{"code", "severity", "pipe", "what", "why", "way_out"}}]
       decoders      what decodes JPEGs, and in which version
       bound         "storage", "decoding", "transfer", ..., or null
       shares        of the time, by kind of work, or null
       advice        the changes that would help, the best one first
+      shuffle       how well the chain shuffles, or null
       profile       where the time goes, or null
     """,
 )
@@ -46,6 +50,15 @@ def command(chain: str, num_workers: int, seconds: float, measure: bool, as_json
     """Say what is wrong with a chain."""
     from kdpipes.look.doctor.examine import doctor
 
+    if ":" not in chain:
+        names = [f"{chain}:{name}" for name in chains_in(chain)]
+        if as_json:
+            say_json({"chains": names})
+        elif names:
+            click.echo("\n".join([f"{chain} has {len(names)} chain{'' if len(names) == 1 else 's'}:", *names]))
+        else:
+            raise ValueError(f"{chain} has no chain. Bind one to a name, or name a function that returns one.")
+        return 0
     report = doctor(chain_of(chain), num_workers=num_workers, seconds=seconds, measure=measure)
     if as_json:
         say_json(report.to_dict())

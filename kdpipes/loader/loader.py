@@ -28,6 +28,7 @@ from kdpipes.core.stock import shards
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.loader.profile import Measured, measured
+from kdpipes.loader.receipt import receipt_of
 from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped
 from kdpipes.loader.state import Checkpointer, main_part, seed_in
 from kdpipes.loader.torch_loaders import BatchNumbers, EpochSampler, NumberedBatches
@@ -416,6 +417,28 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         for pipe in Chain.of(self._pristine.chain).of_type(Pipe):
             counts.update(pipe.counters())
         return counts
+
+    def receipt(self) -> dict[str, Any]:
+        """Return which samples of the current epoch were delivered; after an epoch, of that one.
+
+        A receipt is plain data, fit for JSON: the numbers of the batches, how many samples they had, a digest of these
+        samples in any order, one of their order, and the same of the whole planned epoch. `kdpipes verify` and
+        `kdp.verify_receipts` read the receipts of all ranks, and of the parts of an epoch that was resumed, and return
+        whether together they delivered every sample exactly once.
+
+        Raises:
+            ChainError: The chain is not dealt from an indexed source, so that its epochs are not planned.
+            TypeError: The reading service is not one of kdpipes'.
+        """
+        own = self._own
+        if own is None or self._checkpointer is None:
+            raise TypeError(
+                "Only kdpipes' own reading services give receipts: `num_workers=`, or `ThreadReadingService`."
+            )
+        pipes, tally = self._checkpointer.pipes, own.tally
+        sizes = self._checkpointer.sizes() if self._sizes is None else self._sizes
+        skips = tally.skips.values()
+        return receipt_of(self._dealt_part, tally.delivered, skips, self._ranks, pipes=pipes, sizes=sizes)
 
     def measured(self) -> Measured:
         """Return what `profile=True` has measured since the loader was made, as `kdp.profile(loader)` reads it.
