@@ -33,6 +33,7 @@ from kdpipes.loader.loader import Loader
 from kdpipes.loader.rebuild_batch import rebuild_batch
 from kdpipes.loader.receipt import Verdict, verify_receipts
 from kdpipes.loader.services import ProcessReadingService, ThreadReadingService
+from kdpipes.look import live as _live  # noqa: F401  # which lets loaders show their rates
 from kdpipes.look import show as _show  # noqa: F401  # which lets pipes show themselves
 from kdpipes.look.batch import replay_grid, show_batch
 from kdpipes.look.classes import plot_classes

@@ -35,7 +35,14 @@ from kdpipes.loader.torch_loaders import BatchNumbers, EpochSampler, NumberedBat
 from kdpipes.loader.worker import Counting, Position
 from kdpipes.storage.shared import sharing
 
-__all__ = ["Loader"]
+__all__ = ["Loader", "show_loaders_by"]
+
+_shown_by: dict[str, Callable[[Any], Any]] = {}
+
+
+def show_loaders_by(*, html: Callable[[Any], str], live: Callable[[Any], None]) -> None:
+    """Set how loaders are shown in notebooks: as HTML, and as HTML that follows the loop."""
+    _shown_by.update(html=html, live=live)
 
 
 Given = ParamSpec("Given")
@@ -166,6 +173,17 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         names = " → ".join(map(pipe_name, reversed(Chain.of(self._pristine.chain).pipes)))
         num_workers = _num_workers(self._service) if getattr(self._service, "has_workers", True) else 0
         return f"<kdpipes.Loader of {names}; {num_workers} workers>"
+
+    def _repr_html_(self) -> str:
+        return str(_shown_by["html"](self))
+
+    def _ipython_display_(self) -> None:
+        _shown_by["live"](self)
+
+    def on_batch(self, listener: Callable[[], None] | None) -> None:
+        """Call a function after each batch that was delivered; None stops that."""
+        if self._own is not None:
+            self._own.tally.delivered.listener = listener
 
     @property
     def dataset(self) -> NumberedBatches:

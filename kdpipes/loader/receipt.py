@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -43,6 +43,7 @@ class Delivered:
     epoch: int = 0
     first: int = 0
     stop: int = 0
+    listener: Callable[[], None] | None = None  # called after each batch
 
     def begin(self, position: Position) -> None:
         """Note where an iteration begins."""
@@ -56,6 +57,8 @@ class Delivered:
         if position.epoch != self.epoch:
             self.epoch, self.first, self.stop = position.epoch, 0, 0
         self.stop = position.number
+        if self.listener is not None:
+            self.listener()
 
     def end(self, epoch: int) -> None:
         """Note the end of an epoch: its last batches count even if all of their samples were skipped."""

@@ -41,9 +41,11 @@ class Figure:
         height: In pixels.
         parts: SVG elements.
         title: What it shows, for those who cannot see it.
+        dot: The graph that it shows, in Graphviz's language; None if it is not a graph.
     """
 
-    def __init__(self, width: float, height: float, parts: list[str], title: str) -> None:
+    def __init__(self, width: float, height: float, parts: list[str], title: str, *, dot: str | None = None) -> None:
+        self.dot = dot
         self._size = round(width), round(height)
         self._parts = parts
         self._title = title
@@ -66,10 +68,12 @@ class Figure:
         return f"<{self._title}, {self._size[0]}x{self._size[1]}; `.save('figure.svg')` writes it>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the figure to an SVG file."""
-        if not isinstance(path, str | os.PathLike) or not os.fspath(path).endswith(".svg"):
-            raise ValueError(must_be("path", "a path that ends with .svg", path))
-        Path(path).write_text(self.svg, encoding="utf-8")
+        """Write the figure to an SVG file, or, if it is a graph, to a `.dot` file for Graphviz."""
+        contents = {".svg": self.svg} if self.dot is None else {".svg": self.svg, ".dot": self.dot}
+        suffix = Path(path).suffix if isinstance(path, str | os.PathLike) else None
+        if suffix not in contents:
+            raise ValueError(must_be("path", f"a path that ends with {' or '.join(contents)}", path))
+        Path(path).write_text(contents[suffix], encoding="utf-8")
 
 
 def svg_text(
