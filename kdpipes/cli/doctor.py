@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kdpipes.cli._chain_of import CHAIN_HELP, chain_of, chains_in
-from kdpipes.cli._commands import Command, json_option, say_json
+from kdpipes.cli._commands import Answer, Command
 
 __all__ = ["command"]
 
@@ -45,23 +45,15 @@ __all__ = ["command"]
 @click.option("--num-workers", type=int, default=2, show_default=True, help="Workers that the chain is to run with.")
 @click.option("--seconds", type=float, default=5.0, show_default=True, help="How long to measure.")
 @click.option("--measure/--no-measure", default=True, show_default=True, help="Run the chain.")
-@json_option
-def command(chain: str, num_workers: int, seconds: float, measure: bool, as_json: bool) -> int:
+def command(chain: str, num_workers: int, seconds: float, measure: bool) -> Answer:
     """Say what is wrong with a chain."""
     from kdpipes.look.doctor.examine import doctor
 
     if ":" not in chain:
         names = [f"{chain}:{name}" for name in chains_in(chain)]
-        if as_json:
-            say_json({"chains": names})
-        elif names:
-            click.echo("\n".join([f"{chain} has {len(names)} chain{'' if len(names) == 1 else 's'}:", *names]))
-        else:
+        if not names:
             raise ValueError(f"{chain} has no chain. Bind one to a name, or name a function that returns one.")
-        return 0
+        title = f"{chain} has {len(names)} chain{'' if len(names) == 1 else 's'}:"
+        return Answer({"chains": names}, [title, *names])
     report = doctor(chain_of(chain), num_workers=num_workers, seconds=seconds, measure=measure)
-    if as_json:
-        say_json(report.to_dict())
-    else:
-        click.echo(str(report))
-    return 0 if report.is_clean else 1
+    return Answer(report.to_dict(), str(report), 0 if report.is_clean else 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdpipes.cli._chain_of import CHAIN_HELP, chain_of, names_chain
-from kdpipes.cli._commands import Command, json_option, say_json
+from kdpipes.cli._commands import Answer, Command
 from kdpipes.core.masked import masked, printable
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ _MOST = 20  # of classes, and of shards without a fresh index, that are listed
 @click.argument("places", nargs=-1, required=True)
 @click.option("--samples", "num_samples", type=int, default=3, show_default=True, help="First samples to list.")
 @click.option("--no-scan", is_flag=True, help="Read no shard that has no fresh index, and no classes of a chain.")
-@json_option
-def command(places: tuple[str, ...], num_samples: int, no_scan: bool, as_json: bool) -> None:
+def command(places: tuple[str, ...], num_samples: int, no_scan: bool) -> Answer:
     """Say what is in shards, in a folder, or in a chain."""
     from kdpipes.core.errors import check_count
     from kdpipes.look.contents import inspect_data, look_at_chain
@@ -71,11 +70,9 @@ def command(places: tuple[str, ...], num_samples: int, no_scan: bool, as_json: b
         found = look_at_chain(chain_of(places[0]), num_samples=num_samples, scan=not no_scan)
     else:
         found = inspect_data(places, num_samples=num_samples, scan=not no_scan)
-    if as_json:
-        say_json(found.as_dict())
-    else:
-        title = places[0] if len(places) == 1 else f"{places[0]} ... {places[-1]}"
-        click.echo("\n".join(masked(line) if "://" in line else line for line in contents_lines(title, found)))
+    title = places[0] if len(places) == 1 else f"{places[0]} ... {places[-1]}"
+    lines = (masked(line) if "://" in line else line for line in contents_lines(title, found))
+    return Answer(found.as_dict(), lines)
 
 
 def contents_lines(title: str, found: Contents) -> Iterator[str]:

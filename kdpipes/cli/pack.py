@@ -9,7 +9,7 @@ import click
 
 from kdpipes.cli._as_options import field_options, naming_options
 from kdpipes.cli._chain_of import CHAIN_HELP, names_chain, samples_of
-from kdpipes.cli._commands import Command, json_option, say_json
+from kdpipes.cli._commands import Answer, Command
 from kdpipes.core.errors import refuse_field
 
 __all__ = ["command"]
@@ -67,7 +67,6 @@ _ACTIONS = ("raise", "skip", "quarantine")
     metavar="FIELD=EXT",
     help="What a field's members are called. Once for each field.",
 )
-@json_option
 def command(
     source: str,
     shards: str,
@@ -79,8 +78,7 @@ def command(
     quarantine: str | None,
     encode: Sequence[str],
     extension: Sequence[str],
-    as_json: bool,
-) -> None:
+) -> Answer:
     """Write samples as tar shards."""
     from kdpipes.write.members import check_encoding, check_extension
     from kdpipes.write.shards import write_shards
@@ -104,14 +102,10 @@ def command(
             extensions=extensions,
             num_workers=num_workers,
         )
-    if as_json:
-        say_json(result._asdict())
-        return
     found = f", {result.num_found} of them found" if result.num_found else ""
     left_out = f"; {result.num_left_out} samples are left out" if result.num_left_out else ""
-    click.echo(
-        f"{result.num_samples} samples, {result.num_bytes} bytes, in {len(result.urls)} shards{found}{left_out}."
-    )
+    text = f"{result.num_samples} samples, {result.num_bytes} bytes, in {len(result.urls)} shards{found}{left_out}."
+    return Answer(result._asdict(), text)
 
 
 def _tolerant(chain: Any, action: str, quarantine: str | None, *, is_folder: bool) -> Any:

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import click
 
-from kdpipes.cli._commands import Command, json_option, say_json
+from kdpipes.cli._commands import Answer, Command
 
 __all__ = ["command"]
 
 
 @click.command("verify", cls=Command)
 @click.argument("receipts", nargs=-1, required=True)
-@json_option
-def command(receipts: tuple[str, ...], as_json: bool) -> int:
+def command(receipts: tuple[str, ...]) -> Answer:
     """Check that loaders delivered an epoch exactly once.
 
     RECEIPTS are JSON files of what `receipt()` of a Loader returned, or of lists of that: of all ranks, and of all
@@ -41,8 +40,4 @@ def command(receipts: tuple[str, ...], as_json: bool) -> int:
             raise ValueError(f"{path} does not hold JSON: {error}.") from error
         found += content if isinstance(content, list) else [content]
     verdict = verify_receipts(found)
-    if as_json:
-        say_json(verdict._asdict())
-    else:
-        click.echo(str(verdict))
-    return 0 if verdict.is_complete else 1
+    return Answer(verdict._asdict(), str(verdict), 0 if verdict.is_complete else 1)
