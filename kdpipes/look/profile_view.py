@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdpipes.look.rendering import Figure, render, svg_text
+from kdpipes.look.rendering import Figure, bar_chart, render
 from kdpipes.storage.files import replace_file
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _COLORS = {
     "transfer": "#17bebb",
     "device": "#7a6ff0",
 }
-_ROW, _NAMES, _BARS, _NUMBERS = 24, 190, 380, 130  # pixels
 
 
 def as_text(profile: Profile) -> str:
@@ -101,19 +100,8 @@ def _aligned(line: Line, widths: list[int]) -> str:
 
 def as_chart(profile: Profile) -> Figure:
     """Return a bar for each pipe of a profile, from the source down, as long as its share."""
-    longest = max((pipe.share for pipe in profile.pipes), default=0.0) or 1.0
-    parts = [part for place, pipe in enumerate(profile.pipes) for part in _bar(pipe, place, pipe.share / longest)]
-    width, height = _NAMES + _BARS + _NUMBERS, _ROW * len(profile.pipes) + 8
-    return Figure(width, height, parts, f"the time of {len(profile.pipes)} pipes")
-
-
-def _bar(pipe: PipeTime, place: int, length: float) -> list[str]:
-    top, width = place * _ROW + 6, max(length * _BARS, 1)
-    return [
-        svg_text(_NAMES - 8, top + 14, pipe.pipe, size=13, anchor="end"),
-        f'<rect x="{_NAMES}" y="{top}" width="{width:.1f}" height="{_ROW - 6}" fill="{_COLORS[pipe.kind]}"/>',
-        svg_text(_NAMES + width + 6, top + 14, f"{pipe.share:.1%} {pipe.kind}", size=13),
-    ]
+    bars = [(pipe.pipe, [(pipe.share, f"{pipe.share:.1%} {pipe.kind}", _COLORS[pipe.kind])]) for pipe in profile.pipes]
+    return bar_chart(bars, f"the time of {len(bars)} pipes", bar=18, gap=6)
 
 
 def write_trace(profile: Profile, path: Path) -> Path:
