@@ -23,6 +23,7 @@ import kdpipes as kdp
 from kdpipes.core.chain import Chain
 from kdpipes.look.doctor.data import turned_photos, wide_pixels
 from kdpipes.look.doctor.rules import Facts
+from kdpipes.testing import faulty_storage
 from kdpipes.work.decode import ImageDecoder
 
 STOCK = "ignore:(Lambda|Local) function is not supported:UserWarning"
@@ -452,3 +453,17 @@ def test_a_shuffle_that_leaves_neighbours_together_is_found(tmp_path: Path) -> N
     assert (finding.code, finding.severity, finding.pipe) == ("weak-shuffle", "warning", "deal")
     for whole in (shards.deal(batch_size=8, shuffle=True), shards.deal(batch_size=8, shuffle="shards", window=1024)):
         assert found(whole) == []
+
+
+def label_of(sample: Any) -> int:
+    return int(sample["cls"]) % 2
+
+
+def test_labels_computed_from_a_remote_source_are_found(photo_shards: str) -> None:
+    with faulty_storage(str(Path(photo_shards).parent)):
+        remote = kdp.open_shards("faulty://photos-{000..003}.tar")
+        local = kdp.open_shards(photo_shards)
+        chains = [source.add_field("y", label_of).filter_classes(valid=[0, 1]) for source in (remote, local)]
+        plain = remote.rename_fields(y="cls").oversample()
+        codes = [found(chain.select("key").deal(batch_size=8)) for chain in (*chains, plain)]
+    assert codes == [[("computed-labels", "warning")], [], []]

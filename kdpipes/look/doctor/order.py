@@ -14,12 +14,13 @@ from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, 
 from kdpipes.core.chain import Chain
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.stock import redraws, shards
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.layout import group_ranks, ranks_now
 from kdpipes.look.doctor.rules import Facts, Wrong, readable, rule, upstream_nodes
 from kdpipes.look.shuffle_quality import shuffle_quality
-from kdpipes.work.fields import Selector
+from kdpipes.work.fields import FieldAdder, Selector
 
 __all__: list[str] = []
 
@@ -137,6 +138,23 @@ def weak_shuffle(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             "Batches hold samples that lie together in the source, which are often of one class.",
             "Use `shuffle=True`, or a larger `window=`; `kdp.shuffle_quality(chain)` measures it.",
         )
+
+
+@rule("computed-labels", "warning")
+def computed_labels(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A plan reads labels that a function computes from samples of a remote source, one request after the other."""
+    for node in reversed(chain):
+        if not isinstance(node.pipe, PlanPipe) or node.pipe.goes_by == "number":
+            continue
+        above = upstream_nodes(node)
+        makers = [other for other in above if isinstance(other.operation, FieldAdder) and other.operation.name == "y"]
+        if makers and any(other.traits.is_remote for other in upstream_nodes(makers[0])):
+            yield (
+                node.name,
+                f"`.{node.name}()` needs the labels of all samples, which `.add_field('y', ...)` computes one by one.",
+                "The source is remote: that takes a request for each sample, again whenever the chain is made.",
+                "Write the labels into the shards, as members `cls`: those of all samples are read at once.",
+            )
 
 
 @rule("unsharded", "error")
