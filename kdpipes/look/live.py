@@ -36,12 +36,16 @@ def loader_html(loader: Loader) -> str:
     return render("shares", repr(loader), rows)
 
 
+def _bundle(loader: Loader) -> dict[str, str]:
+    return {"text/html": loader_html(loader), "text/plain": repr(loader)}
+
+
 def show_live(loader: Loader) -> None:
     """Show the rates of a loader in a notebook, and update them while batches are delivered."""
     import IPython.display  # installed where a notebook calls this
 
-    notebook: Any = IPython.display
-    handle = notebook.display(notebook.HTML(loader_html(loader)), display_id=True)
+    display: Any = IPython.display.display
+    handle = display(_bundle(loader), raw=True, display_id=True)
     shown, last = weakref.ref(loader), time.monotonic()
 
     def update() -> None:
@@ -49,7 +53,7 @@ def show_live(loader: Loader) -> None:
         current = shown()
         if current is not None and time.monotonic() - last >= _EVERY_S:
             last = time.monotonic()
-            handle.update(notebook.HTML(loader_html(current)))
+            handle.update(_bundle(current), raw=True)
 
     loader.on_batch(update)
 

@@ -41,13 +41,14 @@ class Handle:
     def __init__(self) -> None:
         self.updates: list[str] = []
 
-    def update(self, shown: Any) -> None:
-        self.updates.append(shown.data)
+    def update(self, shown: Any, *, raw: bool) -> None:
+        assert raw
+        self.updates.append(shown["text/html"])
 
 
 def test_what_is_shown_follows_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = Handle()
-    monkeypatch.setattr(IPython.display, "display", lambda shown, display_id: handle)
+    monkeypatch.setattr(IPython.display, "display", lambda shown, raw, display_id: handle)
     monkeypatch.setattr(live, "_EVERY_S", 0)
     with kdp.Loader(numbers().select("x").deal(batch_size=2), num_workers=1) as loader:
         loader._ipython_display_()
