@@ -1,4 +1,4 @@
-"""Commands that are imported when they are called, how they end, and what they print for scripts."""
+"""Commands that are imported when they are called, print text or JSON, and end with a status."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from kdpipes.core.masked import masked
 
 __all__ = ["INTERRUPTED", "Answer", "Command", "Commands"]
 
-INTERRUPTED = 130  # 128 and the number of the signal, as a shell says it
-_EXPLAINED = (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError)  # their texts need no class
+INTERRUPTED = 130  # 128 plus the number of the signal, as shells do
+_EXPLAINED = (
+    KdpipesError,
+    ValueError,
+    TypeError,
+    IndexError,
+    ImportError,
+    OSError,
+)  # their texts are clear without the class
 _STATUS = (
-    "Exit status: 0 if all went well; 1 after an error, told in one line on stderr; 2 for wrong usage; "
+    "Exit status: 0 if all went well; 1 after an error, printed in one line on stderr; 2 for wrong usage; "
     f"{INTERRUPTED} after Ctrl-C."
 )
 
@@ -33,7 +40,7 @@ class Answer(NamedTuple):
 
 
 class _Suggesting(click.Command):
-    """A command whose help ends with the exit statuses, and which suggests the closest one for a wrong option."""
+    """A command whose help ends with the exit statuses, and which suggests the closest option for a wrong one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"epilog": _STATUS, **kwargs})
@@ -76,10 +83,10 @@ class Command(_Suggesting):
 class Commands(_Suggesting, click.Group):
     """A group of commands.
 
-    Errors of a command end it with one line on stderr; the closest name is suggested for a command that there is not.
+    Errors end a command with one line on stderr. For an unknown command, the closest one is suggested.
 
     Args:
-        modules: The module of each command, imported when it is needed; its `command` is the command.
+        modules: The module of each command, by name. It is imported when needed, and has the command as `command`.
     """
 
     command_class = Command
@@ -125,7 +132,7 @@ def _name(ctx: click.Context) -> str:
 
 
 def _line(error: Exception) -> str:
-    """Return an error in one line; what follows that, such as a worker's traceback, is shown by `--traceback`."""
+    """Return the first line of an error; `--traceback` shows the rest, such as a worker's traceback."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     if first and isinstance(error, _EXPLAINED):
         return first

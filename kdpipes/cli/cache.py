@@ -15,7 +15,7 @@ __all__ = ["command"]
 def command() -> None:
     """List, verify and clear caches.
 
-    A cache is named by its folder, its URL, or, if it is one in memory that was given a name, by name=NAME.
+    Name a cache by its folder or URL, or by name=NAME if it is a named one in memory.
 
     \b
     Examples:
@@ -29,10 +29,10 @@ def command() -> None:
 @command.command("ls")
 @click.argument("places", nargs=-1)
 def list_caches(places: tuple[str, ...]) -> Answer:
-    """Say what caches hold.
+    """List what caches hold.
 
-    PLACES are folders, URLs, or name=NAME for caches in memory; without any, all of those are listed. A cache is
-    complete when `.warm_up()` has made a list of its samples; then `kdp.open_cache` opens it without its source.
+    PLACES are folders, URLs, or name=NAME; without any, all named caches in memory are listed. A cache is complete
+    after `.warm_up()`; then `kdp.open_cache` opens it without its source.
 
     \b
     Examples:
@@ -61,10 +61,10 @@ def _line(cache: Any) -> str:
 @command.command("verify")
 @click.argument("places", nargs=-1, required=True)
 def verify_caches(places: tuple[str, ...]) -> Answer:
-    """Read all entries, count those that are damaged, and repair the list of samples.
+    """Read all entries, count the damaged ones, and repair the list of samples.
 
-    A cache has two copies of that list; other entries need the chain with the source. PLACES are folders, URLs, or
-    name=NAME for caches in memory. If anything stays damaged, the exit status is 1.
+    A cache has two copies of that list; other entries are replaced when a chain with the source reads them. PLACES are
+    folders, URLs, or name=NAME for caches in memory. If anything stays damaged, the exit status is 1.
 
     \b
     Examples:

@@ -13,15 +13,15 @@ __all__ = ["command"]
 @click.argument("global_root", metavar="GLOBAL")
 @click.argument("local_root", metavar="LOCAL")
 @click.option("--relative-path", metavar="P", help="Copy only this folder of both.")
-@click.option("--num-workers", type=int, default=8, show_default=True, help="Files at a time.")
+@click.option("--num-workers", type=int, default=8, show_default=True, help="Files copied at a time.")
 def command(global_root: str, local_root: str, relative_path: str | None, num_workers: int) -> Answer:
-    """Copy a data set to a local disk, unless it is there.
+    """Copy a data set to a local disk, unless it is already there.
 
-    Copies a folder, a zip or a folder of zips. A complete copy is used, whatever has become of the source; one that
-    was broken off is completed.
+    Copies a folder, a zip or a folder of zips. A complete copy is used as it is, even if the source is gone; an
+    interrupted copy is resumed.
 
-    GLOBAL is a path or fsspec URL of the data set; train.zip may stand for the folder train. LOCAL is the folder for
-    it.
+    GLOBAL is a path or fsspec URL of the data set; train.zip may stand for the folder train. LOCAL is the folder
+    of the copy.
 
     \b
     Examples:

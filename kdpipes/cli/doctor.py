@@ -13,10 +13,10 @@ __all__ = ["command"]
 @click.command(
     "doctor",
     cls=Command,
-    help=f"""Say what is wrong with a chain, what bounds it, and what would help most.
+    help=f"""Report what is wrong with a chain, what bounds it, and what would help most.
 
-    The chain is looked at, its first batch is made twice, and it is run for some seconds. Where something is wrong, the
-    exit status is 1; hints do not count.
+    Inspects the chain, makes its first batch twice, and runs it for some seconds. If something is wrong, the exit
+    status is 1; hints do not count.
 
     CHAIN is {CHAIN_HELP}. The module is run. If only a file or a
     module is named, its chains are listed.
@@ -31,7 +31,7 @@ __all__ = ["command"]
     \b
     JSON:
       chains        if no chain is named: the names of those in the file; nothing else then
-      is_clean      false where something is wrong
+      is_clean      false if something is wrong
       findings      [{{"code", "severity", "pipe", "what", "why", "way_out"}}]
       decoders      what decodes JPEGs, and in which version
       bound         "storage", "decoding", "transfer", ..., or null
@@ -46,7 +46,7 @@ __all__ = ["command"]
 @click.option("--seconds", type=float, default=5.0, show_default=True, help="How long to measure.")
 @click.option("--measure/--no-measure", default=True, show_default=True, help="Run the chain.")
 def command(chain: str, num_workers: int, seconds: float, measure: bool) -> Answer:
-    """Say what is wrong with a chain."""
+    """Report what is wrong with a chain."""
     from kdpipes.look.doctor.examine import doctor
 
     if ":" not in chain:

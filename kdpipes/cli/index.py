@@ -13,12 +13,12 @@ __all__ = ["command"]
 
 @click.command("index", cls=Command)
 @click.argument("urls", nargs=-1, required=True)
-@click.option("--no-checksums", is_flag=True, help="Do not read contents of local shards: much faster.")
+@click.option("--no-checksums", is_flag=True, help="Do not read the contents of local shards, which is much faster.")
 def command(urls: tuple[str, ...], no_checksums: bool) -> Answer:
     """Index tar shards, so that they open at once.
 
-    Writes NAME.tar.index beside each shard, or into the local cache where nothing can be written there: where its
-    members lie, their classes and checksums. Indexes that are there are made anew.
+    Writes NAME.tar.index beside each shard, or into the local cache if that place is read-only. An index holds the
+    offsets, classes and checksums of the members. Existing indexes are replaced.
 
     URLS are paths or fsspec URLs of plain tars, with brace ranges or globs.
 

@@ -18,8 +18,8 @@ _LISTS = (".txt", ".csv")
     help=f"""Write samples into LMDB record files.
 
     SOURCE is a folder of images, one folder for each class; a .txt or .csv list with a path and a label in each line;
-    or a chain of samples, {CHAIN_HELP}, whose module is run. FOLDER is one of this machine. A run that was broken off
-    is called again in the same way, and goes on.
+    or a chain of samples, {CHAIN_HELP}, whose module is run. FOLDER is a local folder. To resume an interrupted run,
+    call it again in the same way.
 
     \b
     Examples:
@@ -30,14 +30,14 @@ _LISTS = (".txt", ".csv")
     \b
     JSON:
       {{"path": "records", "num_samples": 3, "num_parts": 4, "num_written": 4, "num_bytes": 81920}}
-      num_written: the parts that were not there from an earlier run.
+      num_written: the parts that this run has written.
     """,
 )
 @click.argument("source")
 @click.argument("folder")
-@click.option("--num-parts", type=int, default=4, show_default=True, help="How many files.")
+@click.option("--num-parts", type=int, default=4, show_default=True, help="Number of files.")
 @click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Shuffle samples over the parts.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of that.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the shuffle.")
 @click.option("--num-workers", type=int, default=0, show_default=True, help="Processes; 0 writes in this one.")
 def command(source: str, folder: str, num_parts: int, shuffle: bool, seed: int, num_workers: int) -> Answer:
     """Write samples into record files."""
