@@ -260,6 +260,10 @@ def test_functions_that_return_none_are_found() -> None:
         (finding,) = findings(chain)
         assert (finding.code, finding.severity, finding.pipe) == ("nothing-made", "warning", "add_field")
         assert "Field 'z' is None" in finding.what
+    lost = numbers().transform("x", nothing).select("x").deal(batch_size=4)
+    (finding,) = findings(lost)
+    assert (finding.code, finding.severity) == ("cannot-load", "error")
+    assert "`nothing` must return the new value, but returned None" in finding.what
     some = numbers().add_field("z", lambda sample: sample["x"] or None).select("x z").deal(batch_size=4)
     unlabelled = kdp.from_dataset([(number, None) for number in range(8)]).select("x y").deal(batch_size=4)
     assert found(some) == found(unlabelled) == []
@@ -279,6 +283,10 @@ def test_a_transform_that_gives_one_image_for_all_is_found() -> None:
         for end in (chain.select("x").deal(batch_size=8), chain.select("x").deal(batch_size=8).collate_samples()):
             (finding,) = findings(end)
             assert (finding.code, finding.severity, finding.pipe) == ("equal-images", "warning", "transform")
+    vectors = kdp.from_dataset([np.arange(3) + number for number in range(16)], "x")
+    constant = vectors.transform("x", lambda x: np.zeros(3)).select("x").deal(batch_size=8)
+    assert found(constant) == found(constant.collate_samples()) == [("equal-images", "warning")]
+    assert found(vectors.transform("x", lambda x: float(x.sum() > 0)).select("x").deal(batch_size=8)) == []
     equal = kdp.from_dataset([noise(0)] * 16, "x")
     for chain in (images.transform("x", kdp.ToTensor()), equal.transform("x", blank), images):
         assert found(chain.select("x").deal(batch_size=8).collate_samples()) == []

@@ -90,14 +90,10 @@ def no_batches(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
 @rule("nothing-made", "warning", needs="batch")
 def no_values(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
     """A function makes None of a field for all samples of a batch; a source may well have no labels."""
-    added = {adder.name: "add_field" for adder in chain.operations(FieldAdder)}
-    changed = {name: "transform" for each in chain.operations(Transformer) for name in each.fields.names}
-    made = {**changed, **added}
+    added = {adder.name for adder in chain.operations(FieldAdder)}  # a transform that returns None is an error
     for field, values in [] if batch is None else _columns(chain, batch):
-        if field in made and isinstance(values, list) and _are_none(values):
-            is_new = field in added or any(value is not None for value in contents(_before(chain, field), field))
-            if is_new:
-                yield (made[field], f"Field {field!r} is None in all samples of a batch.", *_RETURN)
+        if field in added and isinstance(values, list) and _are_none(values):
+            yield ("add_field", f"Field {field!r} is None in all samples of a batch.", *_RETURN)
 
 
 def _are_none(values: list[Any]) -> bool:
@@ -112,32 +108,29 @@ def _before(chain: Chain, field: str) -> Any:
 
 @rule("equal-images", "warning", needs="batch")
 def equal_images(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
-    """All images of a batch are equal after the transforms, but not before."""
+    """All images, or all arrays of a field, are equal after the transforms, but not before."""
+    transformed = {name for each in chain.operations(Transformer) for name in each.fields.names}
     for field, values in _columns(chain, batch):
-        is_image = fields_of((field,), None).kinds[0] == "image" and _are_equal_images(values)
-        transformed = {name for each in chain.operations(Transformer) for name in each.fields.names}
-        if field in transformed and is_image:
-            before = [
-                _bytes_of(value) for value in itertools.islice(contents(_before(chain, field), field), _NUM_PROBED)
-            ]
-            if len(set(before)) * 2 > len(before):
-                yield (
-                    "transform",
-                    f"All {len(values)} images of a batch, field {field!r}, are equal after the transforms.",
-                    "A transform gives the same for every image.",
-                    "Look at what it returns: `kdp.show_batch(batch)`.",
-                )
+        is_part = fields_of((field,), None).kinds[0] != "image"  # a small crop of a mask may well be empty
+        if field not in transformed or is_part or not _are_equal(values):
+            continue
+        before = [_bytes_of(value) for value in itertools.islice(contents(_before(chain, field), field), _NUM_PROBED)]
+        if len(set(before)) * 2 > len(before):
+            yield (
+                "transform",
+                f"All {len(values)} values of field {field!r} in a batch are equal after the transforms, not before.",
+                "A transform gives the same for every sample.",
+                "Look at what it returns: `kdp.show_batch(batch)`.",
+            )
 
 
-def _are_equal_images(values: Sequence[Any]) -> bool:
+def _are_equal(values: Sequence[Any]) -> bool:
+    """Return whether these are at least four images or arrays, all equal. Single numbers may well be equal."""
     if not isinstance(values, torch.Tensor | list) or len(values) < _LEAST:
         return False
-    is_image = isinstance(values[0], torch.Tensor | np.ndarray | Image.Image | DecodedImage)
-    return (
-        is_image
-        and np.ndim(values[0]) >= 2
-        and all(np.array_equal(np.asarray(values[0]), np.asarray(value)) for value in values[1:])
-    )
+    if not isinstance(values[0], torch.Tensor | np.ndarray | Image.Image | DecodedImage) or not np.ndim(values[0]):
+        return False
+    return all(np.array_equal(np.asarray(values[0]), np.asarray(value)) for value in values[1:])
 
 
 def _bytes_of(value: Any) -> bytes:

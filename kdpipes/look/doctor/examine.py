@@ -201,7 +201,7 @@ def _broken(chain: Chain, error: Exception) -> Finding:
         chain.end.name,
         f"The first batch cannot be made: {type(error).__name__}: {error}".split("\n")[0],
         notes or "No loader can run the chain.",
-        'Mend what it names, or leave such samples out: `.on_error("skip")`.',
+        'Fix what it names, or leave such samples out: `.on_error("skip")`.',
     )
 
 
