@@ -128,9 +128,10 @@ def _are_equal(values: Sequence[Any]) -> bool:
     """Return whether these are at least four images or arrays, all equal. Single numbers may well be equal."""
     if not isinstance(values, torch.Tensor | list) or len(values) < _LEAST:
         return False
-    if not isinstance(values[0], torch.Tensor | np.ndarray | Image.Image | DecodedImage) or not np.ndim(values[0]):
+    if not isinstance(values[0], torch.Tensor | np.ndarray | Image.Image | DecodedImage):
         return False
-    return all(np.array_equal(np.asarray(values[0]), np.asarray(value)) for value in values[1:])
+    arrays = [np.asarray(value) for value in values]
+    return arrays[0].ndim > 0 and all(np.array_equal(arrays[0], other) for other in arrays[1:])
 
 
 def _bytes_of(value: Any) -> bytes:
