@@ -31,7 +31,9 @@ from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.loader import torch_loaders as _torch_loaders  # noqa: F401  # how torch's DataLoader holds chains
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.rebuild_batch import rebuild_batch
+from kdpipes.loader.receipt import Verdict, verify_receipts
 from kdpipes.loader.services import ProcessReadingService, ThreadReadingService
+from kdpipes.look import live as _live  # noqa: F401  # which lets loaders show their rates
 from kdpipes.look import show as _show  # noqa: F401  # which lets pipes show themselves
 from kdpipes.look.batch import replay_grid, show_batch
 from kdpipes.look.classes import plot_classes
@@ -40,6 +42,7 @@ from kdpipes.look.draw import draw
 from kdpipes.look.peek import Peek
 from kdpipes.look.pictures import crop_boxes, image_grid
 from kdpipes.look.profile import Profile, profile
+from kdpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.plan.concat import ConcatenatorMapDataPipe as concat
 from kdpipes.plan.few_shot import FewShotTakerMapDataPipe
@@ -153,11 +156,13 @@ __all__ = [
     "SampleSource",
     "Selector",
     "ShardsResult",
+    "ShuffleQuality",
     "SubsetterMapDataPipe",
     "ThreadReadingService",
     "ToTensor",
     "Traits",
     "Transformer",
+    "Verdict",
     "WeightedSamplerMapDataPipe",
     "WorkerError",
     "class_counts",
@@ -185,9 +190,11 @@ __all__ = [
     "replay_grid",
     "sample_pipe",
     "show_batch",
+    "shuffle_quality",
     "split",
     "split_ctx",
     "stream_shards",
+    "verify_receipts",
     "write_records",
     "write_shards",
 ]

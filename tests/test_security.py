@@ -108,7 +108,7 @@ PROOFS = {
 }
 READS_PICKLES = {  # of users' own chains and callables, and what their processes send each other
     *("callback.py", "services.py", "jobs.py", "shared.py", "buffers.py", "channel.py", "processes.py"),
-    "worker_main.py",
+    *("worker_main.py", "checks.py"),
     "codec.py",  # with `allow_pickle=True` alone
 }
 RUNS_CODE = {"_chain_of.py", "s3_server.py", "folder_watcher.py"}  # the user's file; a server for tests; itself

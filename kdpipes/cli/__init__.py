@@ -1,6 +1,6 @@
 """The command line, `kdpipes` or `python -m kdpipes`: each command is a module here, and a line below.
 
-Modules of commands import the library inside their functions, so that help comes at once.
+Modules of commands import the library inside their functions, so that help appears at once.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ COMMANDS = {
     "pack": "kdpipes.cli.pack",
     "records": "kdpipes.cli.records",
     "replay": "kdpipes.cli.replay",
+    "verify": "kdpipes.cli.verify",
 }
 
 
 @click.group(cls=Commands, modules=COMMANDS)
-@click.option("--traceback", is_flag=True, help="Where a command fails, show in which line.")
+@click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(__version__, message="kdpipes %(version)s")
 def _kdpipes(traceback: bool) -> None:
     """From image folders and tar shards to batches.
 
-    `kdpipes COMMAND --help` tells the options of a command, with examples.
+    `kdpipes COMMAND --help` shows the options of a command, and examples.
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit status.
 
-    0: done. 1: an error, told in one line. 2: wrong usage. 130: interrupted.
+    0: success. 1: an error, printed in one line. 2: wrong usage. 130: interrupted.
 
     Args:
         arguments: The words after `kdpipes`; None takes those of this process.
@@ -56,5 +57,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.Abort:
         return INTERRUPTED
     finally:
-        sys.path[:] = path  # chains are found beside their module: see _chain_of.py
+        sys.path[:] = path  # `_chain_of.py` adds the folder of a chain's module
     return int(status or 0)

@@ -1,4 +1,4 @@
-"""Arguments of functions as options of the command line: read from there, and named so in errors."""
+"""Options that stand for arguments of functions: read them, and name them in errors."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _VALUES = {"encode": "FORMAT", "extensions": "EXT"}
 def field_options(
     option: str, value: str, given: Sequence[str], check: Callable[[str, str], None]
 ) -> dict[str, str] | None:
-    """Return what an option that is given as FIELD=VALUE, once for each field, says by field.
+    """Return the values of an option that is given as FIELD=VALUE, once for each field, by field.
 
     Args:
         option: "--encode".
-        value: What its value is called in the help.
+        value: The name of its value in the help.
         given: The words.
-        check: Called with a name for errors and the value; refuses a wrong one.
+        check: Called with a name for errors and the value; raises for a wrong one.
 
     Raises:
-        ValueError: A word is no such pair, a field is named twice, or a value is wrong.
+        ValueError: A word is not FIELD=VALUE, a field is named twice, or a value is wrong.
     """
     found: dict[str, str] = {}
     for word in given:
@@ -53,10 +53,10 @@ def field_options(
 
 @contextmanager
 def naming_options(*, is_folder: bool) -> Iterator[None]:
-    """Let errors name the options of the command line, not the arguments that they stand for.
+    """Make errors name the options of the command line instead of the arguments.
 
     Args:
-        is_folder: Whether the samples are a folder's, of which nobody has written a chain.
+        is_folder: Whether the samples are those of a folder, so that the user has not written a chain.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The chain that a word names."""
+"""Find the chain that a word of the command line names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from kdpipes.core.errors import closest
 
-__all__ = ["CHAIN_HELP", "chain_of", "names_chain", "samples_of"]
+__all__ = ["CHAIN_HELP", "chain_of", "chains_in", "names_chain", "samples_of"]
 
 CHAIN_HELP = "module:name or file.py:name, a pipe or a function that makes it"
 _NAMED = re.compile(r"[\w.]+:\w+|.+\.py:\w+")
 
 
 def names_chain(place: str) -> bool:
-    """Return whether a word is written as the name of a chain, or of a file that makes one, and is no data.
+    """Return whether a word names a chain, or a file that makes one, rather than data.
 
     >>> names_chain("train:chain"), names_chain("s3://birds/0.tar"), names_chain("birds.tar")
     (True, False, False)
@@ -29,8 +29,8 @@ def names_chain(place: str) -> bool:
 def chain_of(place: str) -> Any:
     """Return the pipe that `module:name` or `file.py:name` names, or makes.
 
-    Modules are found in the working directory, too; the module is run, as importing it would. What it imports later is
-    found beside it until the command ends.
+    Modules are also found in the working directory. The module is run, as by an import. Until the command ends, its
+    folder is on the import path, because functions of the module may import from there.
     """
     from torch.utils.data import IterDataPipe, MapDataPipe
 
@@ -43,8 +43,16 @@ def chain_of(place: str) -> Any:
     found = names[name]
     chain = found if isinstance(found, IterDataPipe | MapDataPipe) else found() if callable(found) else None
     if not isinstance(chain, IterDataPipe | MapDataPipe):
-        raise ValueError(f"{place} is no chain, and no function that returns one.")
+        raise ValueError(f"{place} is neither a chain nor a function that returns one.")
     return chain
+
+
+def chains_in(module: str) -> list[str]:
+    """Return the names of the chains that a module or a file makes. Functions are not called."""
+    from torch.utils.data import IterDataPipe, MapDataPipe
+
+    names = _names_in(module)
+    return [name for name, value in names.items() if isinstance(value, IterDataPipe | MapDataPipe)]
 
 
 def samples_of(place: str) -> Any:
@@ -58,5 +66,5 @@ def _names_in(module: str) -> dict[str, Any]:
     if module.endswith(".py") and not Path(module).exists():
         raise FileNotFoundError(f"There is no file {module!r}.")
     folder = Path(module).parent if module.endswith(".py") else Path.cwd()
-    sys.path.insert(0, str(folder.absolute()))  # until the command ends: functions of the module may import there
+    sys.path.insert(0, str(folder.absolute()))
     return runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))

@@ -1,31 +1,46 @@
-"""Commands that are imported when they are called, how they end, and what they print for scripts."""
+"""Commands that are imported when they are called, print text or JSON, and end with a status."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import traceback
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from kdpipes.core.errors import KdpipesError, closest
 from kdpipes.core.masked import masked
 
-__all__ = ["INTERRUPTED", "Command", "Commands", "json_option", "say_json"]
+__all__ = ["INTERRUPTED", "Answer", "Command", "Commands"]
 
-INTERRUPTED = 130  # 128 and the number of the signal, as a shell says it
-_EXPLAINED = (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError)  # their texts need no class
+INTERRUPTED = 130  # 128 plus the number of the signal, as shells do
+_EXPLAINED = (
+    KdpipesError,
+    ValueError,
+    TypeError,
+    IndexError,
+    ImportError,
+    OSError,
+)  # their texts are clear without the class
 _STATUS = (
-    "Exit status: 0 if all went well; 1 after an error, told in one line on stderr; 2 for wrong usage; "
+    "Exit status: 0 if all went well; 1 after an error, printed in one line on stderr; 2 for wrong usage; "
     f"{INTERRUPTED} after Ctrl-C."
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, of the form above, for scripts.")
+
+
+class Answer(NamedTuple):
+    """What a command prints: plain data for `--json`, and text for people; and its exit status."""
+
+    data: Any
+    text: str | Iterable[str]
+    status: int = 0
 
 
 class _Suggesting(click.Command):
-    """A command whose help ends with the exit statuses, and which suggests the closest one for a wrong option."""
+    """A command whose help ends with the exit statuses, and which suggests the closest option for a wrong one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"epilog": _STATUS, **kwargs})
@@ -42,20 +57,36 @@ class _Suggesting(click.Command):
 
 
 class Command(_Suggesting):
-    """A command that runs once all of kdpipes is imported, and not for its help."""
+    """A command that runs once all of kdpipes is imported, and not for its help.
+
+    If its help documents a JSON form, it has an option `--json`, and returns an `Answer`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "JSON:" in (self.help or ""):
+            text = "Print JSON, of the form above, for scripts."
+            self.params.append(click.Option(["--json", "as_json"], is_flag=True, expose_value=False, help=text))
 
     def invoke(self, ctx: click.Context) -> Any:
         _ = importlib.import_module("kdpipes").__all__  # registers the pipes: see kdpipes_command.py
-        return super().invoke(ctx)
+        answer = super().invoke(ctx)
+        if not isinstance(answer, Answer):
+            return answer
+        if ctx.get_parameter_source("as_json") is not ParameterSource.DEFAULT:
+            click.echo(json.dumps(_masked(answer.data), indent=2))  # in ASCII: names in data need not be UTF-8
+        else:
+            click.echo(answer.text if isinstance(answer.text, str) else "\n".join(answer.text))
+        return answer.status
 
 
 class Commands(_Suggesting, click.Group):
     """A group of commands.
 
-    Errors of a command end it with one line on stderr; the closest name is suggested for a command that there is not.
+    Errors end a command with one line on stderr. For an unknown command, the closest one is suggested.
 
     Args:
-        modules: The module of each command, imported when it is needed; its `command` is the command.
+        modules: The module of each command, by name. It is imported when needed, and has the command as `command`.
     """
 
     command_class = Command
@@ -101,19 +132,15 @@ def _name(ctx: click.Context) -> str:
 
 
 def _line(error: Exception) -> str:
-    """Return an error in one line; what follows that, such as a worker's traceback, is shown by `--traceback`."""
+    """Return the first line of an error; `--traceback` shows the rest, such as a worker's traceback."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     if first and isinstance(error, _EXPLAINED):
         return first
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def say_json(data: Any) -> None:
-    """Print plain data as JSON, with secrets in URLs masked."""
-    click.echo(json.dumps(_masked(data), indent=2))  # in ASCII: names in data need not be UTF-8
-
-
 def _masked(data: Any) -> Any:
+    """Return plain data with the secrets in URLs masked."""
     if isinstance(data, dict):
         return {name: _masked(value) for name, value in data.items()}
     if isinstance(data, list | tuple):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from kdpipes.cli._commands import Commands, json_option, say_json
+from kdpipes.cli._commands import Answer, Commands
 
 __all__ = ["command"]
 
@@ -13,7 +15,7 @@ __all__ = ["command"]
 def command() -> None:
     """List, verify and clear caches.
 
-    A cache is named by its folder, its URL, or, if it is one in memory that was given a name, by name=NAME.
+    Name a cache by its folder or URL, or by name=NAME if it is a named one in memory.
 
     \b
     Examples:
@@ -26,12 +28,11 @@ def command() -> None:
 
 @command.command("ls")
 @click.argument("places", nargs=-1)
-@json_option
-def list_caches(places: tuple[str, ...], as_json: bool) -> None:
-    """Say what caches hold.
+def list_caches(places: tuple[str, ...]) -> Answer:
+    """List what caches hold.
 
-    PLACES are folders, URLs, or name=NAME for caches in memory; without any, all of those are listed. A cache is
-    complete when `.warm_up()` has made a list of its samples; then `kdp.open_cache` opens it without its source.
+    PLACES are folders, URLs, or name=NAME; without any, all named caches in memory are listed. A cache is complete
+    after `.warm_up()`; then `kdp.open_cache` opens it without its source.
 
     \b
     Examples:
@@ -45,24 +46,25 @@ def list_caches(places: tuple[str, ...], as_json: bool) -> None:
     """
     from kdpipes.cache.admin import look_at_cache, named_caches
 
-    found = (look_at_cache(place) for place in places or named_caches())
-    if as_json:
-        say_json([each._asdict() for each in found])
-        return
-    for each in found:
-        state = "not complete" if each.num_samples is None else f"complete for {_counted(each.num_samples, 'sample')}"
-        size = f"{_counted(each.entries, 'entry', 'entries')}, {each.bytes:,} bytes"
-        click.echo(f"{each.place}: {size}, {each.layout}, {state}")
+    found = [look_at_cache(place) for place in places or named_caches()]
+    nothing = "There are no named caches in memory. For a cache on disk, name its folder: kdpipes cache ls FOLDER"
+    return Answer([each._asdict() for each in found], [_line(each) for each in found] or nothing)
+
+
+def _line(cache: Any) -> str:
+    state = "not complete" if cache.num_samples is None else f"complete for {_counted(cache.num_samples, 'sample')}"
+    return (
+        f"{cache.place}: {_counted(cache.entries, 'entry', 'entries')}, {cache.bytes:,} bytes, {cache.layout}, {state}"
+    )
 
 
 @command.command("verify")
 @click.argument("places", nargs=-1, required=True)
-@json_option
-def verify_caches(places: tuple[str, ...], as_json: bool) -> None:
-    """Read all entries, count those that are damaged, and repair the list of samples.
+def verify_caches(places: tuple[str, ...]) -> Answer:
+    """Read all entries, count the damaged ones, and repair the list of samples.
 
-    A cache has two copies of that list; other entries need the chain with the source. PLACES are folders, URLs, or
-    name=NAME for caches in memory. If anything stays damaged, the exit status is 1.
+    A cache has two copies of that list; other entries are replaced when a chain with the source reads them. PLACES are
+    folders, URLs, or name=NAME for caches in memory. If anything stays damaged, the exit status is 1.
 
     \b
     Examples:
@@ -75,22 +77,18 @@ def verify_caches(places: tuple[str, ...], as_json: bool) -> None:
       healed: how many of the damaged entries were repaired.
     """
     from kdpipes.cache.admin import check_cache
-    from kdpipes.core.errors import DataError
 
-    checked, total = [], 0
-    for place in places:
-        found = check_cache(place)
-        total += found.damaged - found.healed
-        checked.append({"place": place, **found._asdict()})
-        if not as_json:
-            healed = f", {found.healed} of them healed" if found.healed else ""
-            click.echo(f"{place}: {_counted(found.entries, 'entry', 'entries')}, {found.damaged} damaged{healed}")
-    if as_json:
-        say_json(checked)
+    checked = [(place, check_cache(place)) for place in places]
+    lines = []
+    for place, found in checked:
+        healed = f", {found.healed} of them healed" if found.healed else ""
+        lines.append(f"{place}: {_counted(found.entries, 'entry', 'entries')}, {found.damaged} damaged{healed}")
+    total = sum(found.damaged - found.healed for _, found in checked)
     if total:
-        many = f"{total:,} entries are damaged. A chain that reads them with their source heals them."
-        told = many if total > 1 else "1 entry is damaged. A chain that reads it with its source heals it."
-        raise DataError(told)
+        message = f"{total:,} entries are damaged. A chain that reads them with their source heals them."
+        single = "1 entry is damaged. A chain that reads it with its source heals it."
+        click.echo(f"kdpipes cache: {message if total > 1 else single}", err=True)
+    return Answer([{"place": place, **found._asdict()} for place, found in checked], lines, 1 if total else 0)
 
 
 @command.command("clear")

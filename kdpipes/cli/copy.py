@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kdpipes.cli._commands import Command, json_option, say_json
+from kdpipes.cli._commands import Answer, Command
 
 __all__ = ["command"]
 
@@ -13,16 +13,15 @@ __all__ = ["command"]
 @click.argument("global_root", metavar="GLOBAL")
 @click.argument("local_root", metavar="LOCAL")
 @click.option("--relative-path", metavar="P", help="Copy only this folder of both.")
-@click.option("--num-workers", type=int, default=8, show_default=True, help="Files at a time.")
-@json_option
-def command(global_root: str, local_root: str, relative_path: str | None, num_workers: int, as_json: bool) -> None:
-    """Copy a data set to a local disk, unless it is there.
+@click.option("--num-workers", type=int, default=8, show_default=True, help="Files copied at a time.")
+def command(global_root: str, local_root: str, relative_path: str | None, num_workers: int) -> Answer:
+    """Copy a data set to a local disk, unless it is already there.
 
-    Copies a folder, a zip or a folder of zips. A complete copy is used, whatever has become of the source; one that
-    was broken off is completed.
+    Copies a folder, a zip or a folder of zips. A complete copy is used as it is, even if the source is gone; an
+    interrupted copy is resumed.
 
-    GLOBAL is a path or fsspec URL of the data set; train.zip may stand for the folder train. LOCAL is the folder for
-    it.
+    GLOBAL is a path or fsspec URL of the data set; train.zip may stand for the folder train. LOCAL is the folder
+    of the copy.
 
     \b
     Examples:
@@ -39,8 +38,5 @@ def command(global_root: str, local_root: str, relative_path: str | None, num_wo
     from kdpipes.write.copy import copy_to_local
 
     result = copy_to_local(global_root, local_root, relative_path=relative_path, num_workers=num_workers)
-    if as_json:
-        say_json({**result._asdict(), "path": str(result.path)})
-        return
     done = f"{result.num_files} files, {result.num_bytes} bytes, are copied" if result.was_copied else "nothing to do"
-    click.echo(f"{result.path}: {done}.")
+    return Answer({**result._asdict(), "path": str(result.path)}, f"{result.path}: {done}.")

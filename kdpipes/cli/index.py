@@ -6,20 +6,19 @@ from typing import Any
 
 import click
 
-from kdpipes.cli._commands import Command, json_option, say_json
+from kdpipes.cli._commands import Answer, Command
 
 __all__ = ["command"]
 
 
 @click.command("index", cls=Command)
 @click.argument("urls", nargs=-1, required=True)
-@click.option("--no-checksums", is_flag=True, help="Do not read contents of local shards: much faster.")
-@json_option
-def command(urls: tuple[str, ...], no_checksums: bool, as_json: bool) -> None:
+@click.option("--no-checksums", is_flag=True, help="Do not read the contents of local shards, which is much faster.")
+def command(urls: tuple[str, ...], no_checksums: bool) -> Answer:
     """Index tar shards, so that they open at once.
 
-    Writes NAME.tar.index beside each shard, or into the local cache where nothing can be written there: where its
-    members lie, their classes and checksums. Indexes that are there are made anew.
+    Writes NAME.tar.index beside each shard, or into the local cache if that place is read-only. An index holds the
+    offsets, classes and checksums of the members. Existing indexes are replaced.
 
     URLS are paths or fsspec URLs of plain tars, with brace ranges or globs.
 
@@ -46,7 +45,5 @@ def command(urls: tuple[str, ...], no_checksums: bool, as_json: bool) -> None:
         index = make_index(url, with_checksums=not no_checksums)
         shards.append({"url": url, "num_samples": len(index.keys), "num_bytes": index.version.size})
     num_samples = sum(shard["num_samples"] for shard in shards)
-    if as_json:
-        say_json({"num_samples": num_samples, "num_shards": len(shards), "shards": shards})
-    else:
-        click.echo(f"{num_samples} samples in {len(shards)} shards are indexed.")
+    data = {"num_samples": num_samples, "num_shards": len(shards), "shards": shards}
+    return Answer(data, f"{num_samples} samples in {len(shards)} shards are indexed.")

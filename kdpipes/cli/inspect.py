@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kdpipes.cli._chain_of import CHAIN_HELP, chain_of, names_chain
-from kdpipes.cli._commands import Command, json_option, say_json
+from kdpipes.cli._commands import Answer, Command
 from kdpipes.core.masked import masked, printable
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ _MOST = 20  # of classes, and of shards without a fresh index, that are listed
 @click.command(
     "inspect",
     cls=Command,
-    help=f"""Say what is in shards, in a folder, or in a chain.
+    help=f"""List what is in shards, in a folder, or in a chain.
 
-    Tells how many samples and bytes there are, the sizes of each field, the samples of each class, whether shards have
-    indexes that fit (fresh; stale: of another shard; damaged; missing; impossible: the tar is compressed), whether the
-    job that writes shards or records is finished, and the first samples. No member of a shard is decoded, no image is
-    opened, and nothing is written.
+    Lists the numbers of samples and bytes, the sizes of each field, the samples of each class, the state of each
+    shard's index (fresh, stale, damaged, missing, or impossible for a compressed tar), whether the job that writes
+    shards or records has finished, and the first samples. Decodes no member of a shard, opens no image, and writes
+    nothing.
 
     PLACES are paths or fsspec URLs of tars, with brace ranges or globs; one folder; or one chain, {CHAIN_HELP}: its
     module is run, and its first samples are made as in training.
@@ -45,24 +45,23 @@ _MOST = 20  # of classes, and of shards without a fresh index, that are listed
     JSON:
       kind          "shards", "records", "images", "files" or "chain"
       num_samples, num_bytes, num_batches
-                    null where that is not known
+                    null if unknown
       fields        [{{"name", "num_samples", "num_bytes", "min_bytes",
                     "median_bytes", "max_bytes", "type"}}]
       classes       [{{"label", "name", "num_samples"}}], or null
       samples       [{{"key", "fields": {{NAME: {{"bytes", "value", "type"}}}}}}]
       shards        [{{"url", "num_samples", "num_bytes", "index"}}]
       parts         of records [{{"path", "num_samples", "num_bytes"}}],
-                    with null for those that are missing
+                    with null for missing ones
       jobs          of shards and records [{{"url", "num_samples", "is_complete"}}]
       pipes         names of a chain's pipes, the source first
     """,
 )
 @click.argument("places", nargs=-1, required=True)
 @click.option("--samples", "num_samples", type=int, default=3, show_default=True, help="First samples to list.")
-@click.option("--no-scan", is_flag=True, help="Read no shard that has no fresh index, and no classes of a chain.")
-@json_option
-def command(places: tuple[str, ...], num_samples: int, no_scan: bool, as_json: bool) -> None:
-    """Say what is in shards, in a folder, or in a chain."""
+@click.option("--no-scan", is_flag=True, help="Skip shards without a fresh index, and the classes of a chain.")
+def command(places: tuple[str, ...], num_samples: int, no_scan: bool) -> Answer:
+    """List what is in shards, in a folder, or in a chain."""
     from kdpipes.core.errors import check_count
     from kdpipes.look.contents import inspect_data, look_at_chain
 
@@ -71,15 +70,13 @@ def command(places: tuple[str, ...], num_samples: int, no_scan: bool, as_json: b
         found = look_at_chain(chain_of(places[0]), num_samples=num_samples, scan=not no_scan)
     else:
         found = inspect_data(places, num_samples=num_samples, scan=not no_scan)
-    if as_json:
-        say_json(found.as_dict())
-    else:
-        title = places[0] if len(places) == 1 else f"{places[0]} ... {places[-1]}"
-        click.echo("\n".join(masked(line) if "://" in line else line for line in contents_lines(title, found)))
+    title = places[0] if len(places) == 1 else f"{places[0]} ... {places[-1]}"
+    lines = (masked(line) if "://" in line else line for line in contents_lines(title, found))
+    return Answer(found.as_dict(), lines)
 
 
 def contents_lines(title: str, found: Contents) -> Iterator[str]:
-    """Yield what is in shards, a folder or a chain, line by line."""
+    """Yield the lines that describe shards, a folder or a chain."""
     yield f"{title}: {', '.join(_totals(found))}"
     if found.pipes:
         yield f"  pipes: {' > '.join(found.pipes)}"
@@ -105,7 +102,7 @@ def _totals(found: Contents) -> Iterator[str]:
     elif found.shards:
         yield f"{sum(read):,} samples in {len(read):,} shards with fresh indexes"
     else:
-        yield "nobody knows how many samples"
+        yield "an unknown number of samples"
     if found.num_bytes is not None:
         yield f"{found.num_bytes:,} bytes"
     if found.shards:
@@ -122,7 +119,7 @@ def _shard_lines(found: Contents) -> Iterator[str]:
         return
     counts = ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
     is_better_made = bool({"stale", "damaged", "missing"} & set(states))
-    yield f"  indexes: {counts}{'; `kdpipes index` makes those that are not fresh' if is_better_made else ''}"
+    yield f"  indexes: {counts}{'; `kdpipes index` renews those that are not fresh' if is_better_made else ''}"
     others = [shard for shard in found.shards if shard.index != "fresh"]
     yield from (f"    {shard.index}: {printable(shard.url)}" for shard in others[:_MOST])
     yield from _and_more(len(others))
@@ -137,13 +134,13 @@ def _part_lines(found: Contents) -> Iterator[str]:
 
 
 def _unfinished_lines(found: Contents) -> Iterator[str]:
-    """Yield which jobs have broken off, and how they go on."""
+    """Yield which jobs were interrupted, and how to resume them."""
     command = "kdpipes records" if found.kind == "records" else "kdpipes pack"
     for job in found.jobs:
         if not job.is_complete:
             size = "" if job.num_samples is None else f" of {job.num_samples:,} samples"
-            way_out = f"run the same command (`{command} ...`, or the same script) again, and it goes on"
-            yield f"  not finished: the job{size} that {printable(job.url)} tells of; {way_out}"
+            way_out = f"run the same command (`{command} ...`, or the same script) again to resume it"
+            yield f"  not finished: the job{size} described in {printable(job.url)}; {way_out}"
 
 
 def _row(each: FieldSeen) -> list[str]:

@@ -9,7 +9,7 @@ import click
 
 from kdpipes.cli._as_options import field_options, naming_options
 from kdpipes.cli._chain_of import CHAIN_HELP, names_chain, samples_of
-from kdpipes.cli._commands import Command, json_option, say_json
+from kdpipes.cli._commands import Answer, Command
 from kdpipes.core.errors import refuse_field
 
 __all__ = ["command"]
@@ -23,8 +23,8 @@ _ACTIONS = ("raise", "skip", "quarantine")
     help=f"""Write samples as tar shards, each with its index.
 
     SOURCE is a folder of images, one folder for each class; or a chain of samples, {CHAIN_HELP}, whose module is run.
-    SHARDS is a path or fsspec URL with the number's place. A run that was broken off is called again in the same way,
-    and goes on; --on-error may be given then, too.
+    SHARDS is a path or fsspec URL with the number's place. To resume an interrupted run, call it again in the same
+    way; --on-error may be added.
 
     \b
     Examples:
@@ -38,36 +38,37 @@ _ACTIONS = ("raise", "skip", "quarantine")
     JSON:
       {{"urls": ["packed/photos-000000.tar"], "num_samples": 3, "num_bytes": 81920,
        "num_found": 0, "num_left_out": 0, "class_names": ["cat", "rocket"]}}
-      num_found: shards that were there from an earlier run.
+      num_found: shards that an earlier run has written.
       class_names: those that `kdp.open_shards` finds beside the shards, or null.
     """,
 )
 @click.argument("source")
 @click.argument("shards")
-@click.option("--max-samples", type=int, help="How many samples a shard has.")
-@click.option("--max-bytes", type=int, help="How large a shard may be.")
-@click.option("--shuffle", "seed", type=int, metavar="SEED", help="Mix the samples for good, by a seed.")
+@click.option("--max-samples", type=int, help="Number of samples in a shard.")
+@click.option("--max-bytes", type=int, help="Largest size of a shard.")
+@click.option(
+    "--shuffle", "seed", type=int, metavar="SEED", help="Write the samples in a random order, given by a seed."
+)
 @click.option("--num-workers", type=int, default=0, show_default=True, help="Processes; 0 writes in this one.")
 @click.option(
     "--on-error",
     type=click.Choice(_ACTIONS),
-    help="What becomes of a sample that cannot be made, or of a file in a folder that is no image: an error ends the "
-    "run, as by default; or it is left out and logged; or left out and written down in --quarantine.",
+    help="What to do with a sample that cannot be made, or a file in a folder that is not an image: end with an error "
+    "(the default), leave it out and log it, or leave it out and list it in --quarantine.",
 )
-@click.option("--quarantine", metavar="FILE", help="Where, one JSON object in each line.")
+@click.option("--quarantine", metavar="FILE", help="File for left out samples, one JSON object in each line.")
 @click.option(
     "--encode",
     multiple=True,
     metavar="FIELD=FORMAT",
-    help="What a field is written as: png, jpg, webp, npy, json, txt, ... Once for each field.",
+    help="Format of a field: png, jpg, webp, npy, json, txt, ... Once for each field.",
 )
 @click.option(
     "--extension",
     multiple=True,
     metavar="FIELD=EXT",
-    help="What a field's members are called. Once for each field.",
+    help="Extension of a field's members. Once for each field.",
 )
-@json_option
 def command(
     source: str,
     shards: str,
@@ -79,14 +80,13 @@ def command(
     quarantine: str | None,
     encode: Sequence[str],
     extension: Sequence[str],
-    as_json: bool,
-) -> None:
+) -> Answer:
     """Write samples as tar shards."""
     from kdpipes.write.members import check_encoding, check_extension
     from kdpipes.write.shards import write_shards
 
     if (quarantine is not None) != (on_error == "quarantine"):
-        raise ValueError("`--quarantine FILE` must be given with `--on-error quarantine`, and only there.")
+        raise ValueError("`--quarantine FILE` must be given with `--on-error quarantine`, and only then.")
     encodings = field_options("--encode", "FORMAT", encode, check_encoding)
     extensions = field_options("--extension", "EXT", extension, check_extension)
     is_folder = not names_chain(source)
@@ -104,18 +104,14 @@ def command(
             extensions=extensions,
             num_workers=num_workers,
         )
-    if as_json:
-        say_json(result._asdict())
-        return
     found = f", {result.num_found} of them found" if result.num_found else ""
     left_out = f"; {result.num_left_out} samples are left out" if result.num_left_out else ""
-    click.echo(
-        f"{result.num_samples} samples, {result.num_bytes} bytes, in {len(result.urls)} shards{found}{left_out}."
-    )
+    text = f"{result.num_samples} samples, {result.num_bytes} bytes, in {len(result.urls)} shards{found}{left_out}."
+    return Answer(result._asdict(), text)
 
 
 def _tolerant(chain: Any, action: str, quarantine: str | None, *, is_folder: bool) -> Any:
-    """Return a chain with `on_error`; files of a folder that are no images count as samples that cannot be made."""
+    """Return a chain with `on_error`; for a folder, files that are not images count as samples that cannot be made."""
     from kdpipes.core.sample_pipe import SampleMapperMapDataPipe
     from kdpipes.work.decode import UnchangedImages
 
@@ -124,7 +120,7 @@ def _tolerant(chain: Any, action: str, quarantine: str | None, *, is_folder: boo
 
 
 def _refuse_strangers(chain: Any, named: Iterable[str]) -> None:
-    """Refuse fields that no sample has, where the chain knows."""
+    """Raise for fields that no sample has, if the chain knows its fields."""
     from kdpipes.core.pipe import fields_of
 
     known = fields_of(chain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kdpipes.cli._chain_of import CHAIN_HELP, samples_of
-from kdpipes.cli._commands import Command, json_option, say_json
+from kdpipes.cli._commands import Answer, Command
 
 __all__ = ["command"]
 
@@ -18,8 +18,8 @@ _LISTS = (".txt", ".csv")
     help=f"""Write samples into LMDB record files.
 
     SOURCE is a folder of images, one folder for each class; a .txt or .csv list with a path and a label in each line;
-    or a chain of samples, {CHAIN_HELP}, whose module is run. FOLDER is one of this machine. A run that was broken off
-    is called again in the same way, and goes on.
+    or a chain of samples, {CHAIN_HELP}, whose module is run. FOLDER is a local folder. To resume an interrupted run,
+    call it again in the same way.
 
     \b
     Examples:
@@ -30,29 +30,22 @@ _LISTS = (".txt", ".csv")
     \b
     JSON:
       {{"path": "records", "num_samples": 3, "num_parts": 4, "num_written": 4, "num_bytes": 81920}}
-      num_written: the parts that were not there from an earlier run.
+      num_written: the parts that this run has written.
     """,
 )
 @click.argument("source")
 @click.argument("folder")
-@click.option("--num-parts", type=int, default=4, show_default=True, help="How many files.")
+@click.option("--num-parts", type=int, default=4, show_default=True, help="Number of files.")
 @click.option("--shuffle/--no-shuffle", default=True, show_default=True, help="Shuffle samples over the parts.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of that.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the shuffle.")
 @click.option("--num-workers", type=int, default=0, show_default=True, help="Processes; 0 writes in this one.")
-@json_option
-def command(
-    source: str, folder: str, num_parts: int, shuffle: bool, seed: int, num_workers: int, as_json: bool
-) -> None:
+def command(source: str, folder: str, num_parts: int, shuffle: bool, seed: int, num_workers: int) -> Answer:
     """Write samples into record files."""
     from kdpipes.write.records import write_records
 
     samples = source if source.endswith(_LISTS) else samples_of(source)
     result = write_records(samples, folder, num_parts=num_parts, shuffle=shuffle, seed=seed, num_workers=num_workers)
-    if as_json:
-        say_json({**result._asdict(), "path": str(result.path)})
-        return
     found = result.num_parts - result.num_written
     more = f", {found} of them found" if found else ""
-    click.echo(
-        f"{result.path}: {result.num_samples} samples, {result.num_bytes} bytes, in {result.num_parts} parts{more}."
-    )
+    text = f"{result.num_samples} samples, {result.num_bytes} bytes, in {result.num_parts} parts{more}."
+    return Answer({**result._asdict(), "path": str(result.path)}, f"{result.path}: {text}")

@@ -15,8 +15,7 @@ __all__ = ["command"]
     cls=Command,
     help=f"""Draw any batch of any epoch.
 
-    The picture shows of each sample the original, with the crops that were recorded, beside what became of it. No
-    other batch is made.
+    The picture shows the original of each sample, with its recorded crops, beside the result. No other batch is made.
 
     CHAIN is {CHAIN_HELP}. The module is run.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,7 +35,7 @@ from kdpipes.delivery.by_shard import (
     shards_behind,
 )
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
-from kdpipes.delivery.layout import EqualEpoch, Layout, Uneven
+from kdpipes.delivery.layout import EqualEpoch, Layout, Ranks, Sharding, Uneven
 from kdpipes.delivery.own_order import ContinuedOrder, OwnOrder
 from kdpipes.delivery.skipping import LEFT_OUT
 from kdpipes.selection import Permutation
@@ -229,6 +230,12 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
                 f"{len(positions)} for epoch {epoch}. `deal(num_batches=...)` makes epochs of any length."
             )
         return positions
+
+    def planned_epoch(self, number: int, ranks: Ranks) -> EqualEpoch | LengthEpoch | ClassEpoch:
+        """Return how an epoch is cut into the batches of a rank."""
+        dealer = copy.copy(self)
+        dealer._sharding = Sharding(ranks.rank, ranks.num_ranks)
+        return dealer._epoch(number)
 
     def _epoch(self, number: int) -> EqualEpoch | LengthEpoch | ClassEpoch:
         key = (self._seed, number) if self._shuffle else None

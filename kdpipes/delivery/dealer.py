@@ -314,20 +314,44 @@ class Dealer(Resumable):
             seed: In place of the dealer's.
             seen: Called with each sample before it is loaded, where `on_error` wants that.
         """
+        numbers: list[int] = []
+        batches = self.whole_batches(
+            epoch, seed=seed, seen=seen, first=batch, listener=lambda dealt: numbers.append(dealt.number)
+        )
+        samples = next(batches, None)
+        return samples if numbers[-1:] == [batch] else None
+
+    def whole_batches(
+        self,
+        epoch: int,
+        *,
+        seed: int | None = None,
+        seen: Callable[[Sample], None] | None = None,
+        first: int = 0,
+        listener: Listener | None = None,
+    ) -> Iterator[Batch]:
+        """Yield the batches of an epoch as lists of samples before `select`: see `whole_samples`.
+
+        Args:
+            epoch: The number of the epoch.
+            seed: In place of the dealer's.
+            seen: Called with each sample before it is loaded, where `on_error` wants that.
+            first: The number of the first batch.
+            listener: Told of each batch before it is made.
+        """
         dealer = copy.copy(self)
         is_selected = isinstance(self.source, Pipe) and self.source.traits.gives == "items"
         dealer.source, dealer._epochs = self.source.source if is_selected else self.source, EpochCounter()
         dealer._seed, dealer._seen, dealer._is_limited = self._seed if seed is None else seed, seen, False
-        numbers: list[int] = []
         dealer.set_epoch(epoch)
-        dealer.start_at(batch, lambda dealt: numbers.append(dealt.number))
-        samples = next(dealer.iterate(), None)
-        if samples and not isinstance(samples[0], Sample):
-            raise ChainError(
-                f"`deal` reads {type(samples[0]).__name__} from `{pipe_name(dealer.source)}`, no samples. Put stock "
-                "pipes before `.select()`."
-            )
-        return samples if numbers[-1:] == [batch] else None
+        dealer.start_at(first, listener)
+        for samples in dealer.iterate():
+            if samples and not isinstance(samples[0], Sample):
+                raise ChainError(
+                    f"`deal` reads {type(samples[0]).__name__} from `{pipe_name(dealer.source)}`, no samples. Put "
+                    "stock pipes before `.select()`."
+                )
+            yield samples
 
     def fingerprint(self) -> Any:
         """Return what makes the batches what they are, but for the sizes, which a state names."""

@@ -28,13 +28,21 @@ from kdpipes.core.stock import shards
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.loader.profile import Measured, measured
+from kdpipes.loader.receipt import receipt_of
 from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped
 from kdpipes.loader.state import Checkpointer, main_part, seed_in
 from kdpipes.loader.torch_loaders import BatchNumbers, EpochSampler, NumberedBatches
 from kdpipes.loader.worker import Counting, Position
 from kdpipes.storage.shared import sharing
 
-__all__ = ["Loader"]
+__all__ = ["Loader", "show_loaders_by"]
+
+_shown_by: dict[str, Callable[[Any], Any]] = {}
+
+
+def show_loaders_by(*, html: Callable[[Any], str], live: Callable[[Any], None]) -> None:
+    """Set how loaders are shown in notebooks: as HTML, and as HTML that follows the loop."""
+    _shown_by.update(html=html, live=live)
 
 
 Given = ParamSpec("Given")
@@ -165,6 +173,17 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         names = " → ".join(map(pipe_name, reversed(Chain.of(self._pristine.chain).pipes)))
         num_workers = _num_workers(self._service) if getattr(self._service, "has_workers", True) else 0
         return f"<kdpipes.Loader of {names}; {num_workers} workers>"
+
+    def _repr_html_(self) -> str:
+        return str(_shown_by["html"](self))
+
+    def _ipython_display_(self) -> None:
+        _shown_by["live"](self)
+
+    def on_batch(self, listener: Callable[[], None] | None) -> None:
+        """Call a function after each batch that was delivered; None stops that."""
+        if self._own is not None:
+            self._own.tally.delivered.listener = listener
 
     @property
     def dataset(self) -> NumberedBatches:
@@ -416,6 +435,28 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         for pipe in Chain.of(self._pristine.chain).of_type(Pipe):
             counts.update(pipe.counters())
         return counts
+
+    def receipt(self) -> dict[str, Any]:
+        """Return which samples of the current epoch were delivered; after an epoch, of that one.
+
+        A receipt is plain data, fit for JSON: the numbers of the batches, how many samples they had, a digest of these
+        samples in any order, one of their order, and the same of the whole planned epoch. `kdpipes verify` and
+        `kdp.verify_receipts` read the receipts of all ranks, and of the parts of an epoch that was resumed, and return
+        whether together they delivered every sample exactly once.
+
+        Raises:
+            ChainError: The chain is not dealt from an indexed source, so that its epochs are not planned.
+            TypeError: The reading service is not one of kdpipes'.
+        """
+        own = self._own
+        if own is None or self._checkpointer is None:
+            raise TypeError(
+                "Only kdpipes' own reading services give receipts: `num_workers=`, or `ThreadReadingService`."
+            )
+        pipes, tally = self._checkpointer.pipes, own.tally
+        sizes = self._checkpointer.sizes() if self._sizes is None else self._sizes
+        skips = tally.skips.values()
+        return receipt_of(self._dealt_part, tally.delivered, skips, self._ranks, pipes=pipes, sizes=sizes)
 
     def measured(self) -> Measured:
         """Return what `profile=True` has measured since the loader was made, as `kdp.profile(loader)` reads it.

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from kdpipes.core.errors import DataError, add_note
 from kdpipes.delivery.skipping import Skip, SkipLimits
 from kdpipes.loader.channel import Kind
+from kdpipes.loader.receipt import Delivered
 from kdpipes.loader.worker import Order, Position, Worker
 
 __all__ = ["Agreement", "Counters", "Merger", "SameDamage"]
@@ -36,6 +37,7 @@ class Counters:
     skips: dict[tuple[Any, ...], Skip] = field(default_factory=dict)  # by their places
     banned: dict[str, str] = field(default_factory=dict)  # why samples are left out untried, by key
     times: dict[str, dict[str, Any]] = field(default_factory=dict)  # what workers have measured of themselves
+    delivered: Delivered = field(default_factory=Delivered)  # the batches of the last epoch
 
     def note(self, skip: Skip) -> None:
         """Note a sample or shard that was left out, once."""

@@ -212,6 +212,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         assert self._start is not None
         assert self._items is not None
         self._position, self._start = self._start, Position(self._start.epoch + 1)
+        self.tally.delivered.begin(self._position)
         self._passed.clear()
         items, owner, asked = iter(self._items), os.getpid(), 0.0
 
@@ -231,9 +232,11 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
             try:
                 item = next(items)
             except StopIteration:
+                self.tally.delivered.end(self._position.epoch)
                 self._position = Position(self._position.epoch + 1)
                 raise
             self._position = self._take_passed()
+            self.tally.delivered.note(self._position)
             now = time.perf_counter()
             self.tally.busy_s += now - begun
             asked = now

@@ -8,14 +8,12 @@ from typing import Any
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.look.rendering import Figure, svg_text
+from kdpipes.look.rendering import Bars, Figure, bar_chart
 from kdpipes.plan.class_counts import class_counts
 
 __all__ = ["plot_classes"]
 
 _BEFORE, _AFTER = "#b9c4d0", "#e08a1e"
-_WIDTH, _BAR, _GAP, _TOP = 640, 11, 9, 44
-_LETTER = 6.6  # width of one in pixels
 
 
 def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
@@ -77,43 +75,13 @@ def _figure(before: Counter[str], after: Counter[str] | None, max_classes: int) 
     if len(names) > max_classes:
         largest = sorted(names, key=lambda name: -max(before[name], (after or before)[name]))[:max_classes]
         shown, others = [name for name in names if name in set(largest)], len(names) - max_classes
-    left = 16 + _LETTER * min(max((len(name) for name in shown), default=0), 24)
-    most = max([1, *before.values(), *(after or Counter()).values()])
-    step = _GAP + _BAR * (1 if after is None else 2)
-    parts, y = _legend(before, after, left), float(_TOP)
+    groups: list[tuple[str, Bars]] = []
     for name in shown:
-        parts.append(svg_text(left - 6, y + (step - _GAP) / 2 + 4, _cut(name), anchor="end"))
-        for counts, color in ((before, _BEFORE), (after, _AFTER)):
-            if counts is not None:
-                parts += _bar(left, y, counts[name], most, color)
-                y += _BAR
-        y += _GAP
-    if others:
-        parts.append(svg_text(left, y + 10, f"and {others:,} classes more, with fewer samples", color="#666"))
-        y += 16
+        bars = [(before, _BEFORE)] if after is None else [(before, _BEFORE), (after, _AFTER)]
+        groups.append((name, [(counts[name], f"{counts[name]:,}", color) for counts, color in bars]))
     title = f"{before.total():,} samples of {sum(map(bool, before.values())):,} classes"
     title += "" if after is None else f", and {after.total():,} after the plan"
-    return Figure(_WIDTH, y + 8, parts, title)
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= 24 else name[:23] + "…"
-
-
-def _legend(before: Counter[str], after: Counter[str] | None, left: float) -> list[str]:
-    entries = [(_BEFORE, f"source: {before.total():,} samples")]
-    entries += [] if after is None else [(_AFTER, f"after the plan: {after.total():,} samples")]
-    parts, x = [], left
-    for color, text in entries:
-        parts.append(f'<rect x="{x:.1f}" y="14" width="11" height="11" rx="2" fill="{color}"/>')
-        parts.append(svg_text(x + 16, 24, text, color="#444"))
-        x += 34 + _LETTER * len(text)
-    return parts
-
-
-def _bar(left: float, y: float, count: int, most: int, color: str) -> list[str]:
-    width = (_WIDTH - left - 70) * count / most
-    return [
-        f'<rect x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_BAR - 1}" rx="1.5" fill="{color}"/>',
-        svg_text(left + width + 5, y + _BAR - 2, f"{count:,}", size=10, color="#444"),
-    ]
+    legend = [(_BEFORE, f"source: {before.total():,} samples")]
+    legend += [] if after is None else [(_AFTER, f"after the plan: {after.total():,} samples")]
+    note = f"and {others:,} classes more, with fewer samples" if others else ""
+    return bar_chart(groups, title, bar=11, gap=9, legend=legend, note=note)

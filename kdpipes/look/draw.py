@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
@@ -31,7 +32,8 @@ def draw(source_datapipe: Any) -> Figure:
         source_datapipe: Any pipe, stock ones included.
 
     Returns:
-        What notebooks show, with a method `save("chain.svg")`.
+        What notebooks show, with a method `save("chain.svg")`, which also writes the graph for Graphviz:
+        `save("chain.dot")`.
 
     Example:
         >>> birds, pets = kdp.from_dataset([("a", 0)]), kdp.from_dataset([("b", 0), ("c", 1)])
@@ -51,7 +53,18 @@ def draw(source_datapipe: Any) -> Figure:
     width = max(
         2 * _MARGIN + across * _ACROSS - (_ACROSS - _WIDTH), 2 * _MARGIN + 78 * len({view.stage for view in views})
     )
-    return Figure(width, height, _legend(views) + parts, f"chain of {names}{', …' if len(views) > 20 else ''}")
+    title = f"chain of {names}{', …' if len(views) > 20 else ''}"
+    return Figure(width, height, _legend(views) + parts, title, dot=_dot_of(views, numbers))
+
+
+def _dot_of(views: list[NodeView], numbers: dict[NodeView, int]) -> str:
+    """Return the graph in Graphviz's language."""
+    lines = ["digraph chain {", '  node [shape=box, style="rounded,filled", fontname="sans-serif"];']
+    for view, number in numbers.items():
+        label = json.dumps("\n".join(filter(None, (f"{view.name}({', '.join(view.arguments)})", length_text(view)))))
+        lines.append(f'  n{number} [label={label}, color="{COLORS[view.stage]}", fillcolor="{COLORS[view.stage]}1a"];')
+        lines += [f"  n{numbers[source]} -> n{number};" for source in view.sources]
+    return "\n".join([*lines, "}", ""])
 
 
 def _corner(place: tuple[float, int]) -> tuple[float, float]:

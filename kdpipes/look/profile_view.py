@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdpipes.look.rendering import Figure, render, svg_text
+from kdpipes.look.rendering import Figure, bar_chart, render
 from kdpipes.storage.files import replace_file
 
 if TYPE_CHECKING:
@@ -28,19 +28,21 @@ _COLORS = {
     "transfer": "#17bebb",
     "device": "#7a6ff0",
 }
-_ROW, _NAMES, _BARS, _NUMBERS = 24, 190, 380, 130  # pixels
 
 
 def as_text(profile: Profile) -> str:
     """Return a profile as lines of text."""
-    lines = [_HEAD, *_lines(profile)]
+    lines = [_HEAD, *(cells for cells, _, _ in _rows(profile))]
     widths = [max(len(line[place]) for line in lines) for place in range(len(_HEAD))]
     return "\n".join([*(_aligned(line, widths) for line in lines), *sentences(profile)])
 
 
 def as_html(profile: Profile) -> str:
     """Return a profile as a table of HTML."""
-    return render("profile", _HEAD, list(_lines(profile)), sentences(profile))
+    rows = []
+    for cells, pipe, share in _rows(profile):
+        rows.append({"cells": cells, "color": _COLORS[pipe.kind], "share": share})
+    return render("profile", _HEAD, rows, sentences(profile))
 
 
 def sentences(profile: Profile) -> list[str]:
@@ -75,17 +77,20 @@ def bytes_text(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def _lines(profile: Profile) -> Iterator[Line]:
+def _rows(profile: Profile) -> Iterator[tuple[Line, PipeTime, float]]:
+    """Yield the cells of each pipe and of its steps, with the pipe and the share of the time."""
     for pipe in profile.pipes:
         rate = f"{pipe.calls / pipe.seconds:,.0f}" if pipe.seconds and pipe.calls else ""
         cached = "" if pipe.hits is None else f"{pipe.hits} of {pipe.hits + (pipe.misses or 0)}"
         size = bytes_text(pipe.num_bytes) if pipe.num_bytes else ""
         name = pipe.pipe + (" (main process)" if pipe.is_main else "")
-        yield name, f"{pipe.share:.1%}", seconds_text(pipe.seconds), f"{pipe.calls:,.0f}", rate, size, cached
+        cells = (name, f"{pipe.share:.1%}", seconds_text(pipe.seconds), f"{pipe.calls:,.0f}", rate, size, cached)
+        yield cells, pipe, pipe.share
         for step in pipe.steps if len(pipe.steps) > 1 else ():
             share = pipe.share * step.seconds / pipe.seconds if pipe.seconds else 0.0
             if share >= _LEAST:
-                yield f"  {step.what}", f"{share:.1%}", seconds_text(step.seconds), "", "", "", ""
+                cells = (f"  {step.what}", f"{share:.1%}", seconds_text(step.seconds), "", "", "", "")
+                yield cells, pipe, share
 
 
 def _aligned(line: Line, widths: list[int]) -> str:
@@ -95,19 +100,8 @@ def _aligned(line: Line, widths: list[int]) -> str:
 
 def as_chart(profile: Profile) -> Figure:
     """Return a bar for each pipe of a profile, from the source down, as long as its share."""
-    longest = max((pipe.share for pipe in profile.pipes), default=0.0) or 1.0
-    parts = [part for place, pipe in enumerate(profile.pipes) for part in _bar(pipe, place, pipe.share / longest)]
-    width, height = _NAMES + _BARS + _NUMBERS, _ROW * len(profile.pipes) + 8
-    return Figure(width, height, parts, f"the time of {len(profile.pipes)} pipes")
-
-
-def _bar(pipe: PipeTime, place: int, length: float) -> list[str]:
-    top, width = place * _ROW + 6, max(length * _BARS, 1)
-    return [
-        svg_text(_NAMES - 8, top + 14, pipe.pipe, size=13, anchor="end"),
-        f'<rect x="{_NAMES}" y="{top}" width="{width:.1f}" height="{_ROW - 6}" fill="{_COLORS[pipe.kind]}"/>',
-        svg_text(_NAMES + width + 6, top + 14, f"{pipe.share:.1%} {pipe.kind}", size=13),
-    ]
+    bars = [(pipe.pipe, [(pipe.share, f"{pipe.share:.1%} {pipe.kind}", _COLORS[pipe.kind])]) for pipe in profile.pipes]
+    return bar_chart(bars, f"the time of {len(bars)} pipes", bar=18, gap=6)
 
 
 def write_trace(profile: Profile, path: Path) -> Path:

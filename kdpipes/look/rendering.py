@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ from kdpipes.core.masked import printable
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["Figure", "render", "svg_text"]
+__all__ = ["Bars", "Figure", "bar_chart", "render", "svg_text"]
+
+_WIDTH, _LETTER, _NAME = 640, 6.6, 24  # pixels of a chart and of a letter; letters of a name
 
 _FONT = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
 
@@ -41,9 +44,11 @@ class Figure:
         height: In pixels.
         parts: SVG elements.
         title: What it shows, for those who cannot see it.
+        dot: The graph that it shows, in Graphviz's language; None if it is not a graph.
     """
 
-    def __init__(self, width: float, height: float, parts: list[str], title: str) -> None:
+    def __init__(self, width: float, height: float, parts: list[str], title: str, *, dot: str | None = None) -> None:
+        self.dot = dot
         self._size = round(width), round(height)
         self._parts = parts
         self._title = title
@@ -66,10 +71,57 @@ class Figure:
         return f"<{self._title}, {self._size[0]}x{self._size[1]}; `.save('figure.svg')` writes it>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the figure to an SVG file."""
-        if not isinstance(path, str | os.PathLike) or not os.fspath(path).endswith(".svg"):
-            raise ValueError(must_be("path", "a path that ends with .svg", path))
-        Path(path).write_text(self.svg, encoding="utf-8")
+        """Write the figure to an SVG file, or, if it is a graph, to a `.dot` file for Graphviz."""
+        contents = {".svg": self.svg} if self.dot is None else {".svg": self.svg, ".dot": self.dot}
+        suffix = Path(path).suffix if isinstance(path, str | os.PathLike) else None
+        if suffix not in contents:
+            raise ValueError(must_be("path", f"a path that ends with {' or '.join(contents)}", path))
+        Path(path).write_text(contents[suffix], encoding="utf-8")
+
+
+Bars = Sequence[tuple[float, str, str]]
+
+
+def bar_chart(
+    groups: Sequence[tuple[str, Bars]],
+    title: str,
+    *,
+    bar: int,
+    gap: int,
+    legend: Sequence[tuple[str, str]] = (),
+    note: str = "",
+) -> Figure:
+    """Return a figure of horizontal bars below each other.
+
+    Args:
+        groups: The name of each group and its bars: their lengths, texts and colours.
+        title: See `Figure`.
+        bar: The height of a bar in pixels.
+        gap: The space between groups.
+        legend: Colours with their meanings, for a line above the bars.
+        note: A line below them.
+    """
+    left = 16 + _LETTER * min(max((len(name) for name, _ in groups), default=0), _NAME)
+    longest = max((length for _, bars in groups for length, _, _ in bars), default=0) or 1
+    parts, x, y = list[str](), left, 44.0 if legend else 8.0
+    for color, text in legend:
+        parts.append(f'<rect x="{x:.1f}" y="14" width="11" height="11" rx="2" fill="{color}"/>')
+        parts.append(svg_text(x + 16, 24, text, color="#444"))
+        x += 34 + _LETTER * len(text)
+    for name, bars in groups:
+        shown = name if len(name) <= _NAME else name[: _NAME - 1] + "…"
+        parts.append(svg_text(left - 6, y + bar * len(bars) / 2 + 4, shown, anchor="end"))
+        for length, text, color in bars:
+            width = (_WIDTH - left - 120) * length / longest
+            size = f'width="{width:.1f}" height="{bar - 1}"'
+            parts.append(f'<rect x="{left:.1f}" y="{y:.1f}" {size} rx="1.5" fill="{color}"/>')
+            parts.append(svg_text(left + width + 5, y + bar * 0.8, text, size=min(bar - 1, 12), color="#444"))
+            y += bar
+        y += gap
+    if note:
+        parts.append(svg_text(left, y + 10, note, color="#666"))
+        y += 16
+    return Figure(_WIDTH, y + 8, parts, title)
 
 
 def svg_text(

@@ -101,3 +101,9 @@ def test_a_name_without_its_prefix_is_told(places: list[str], run: Any) -> None:
         said = run("cache", command, name)
         assert said.status == 1
         assert f"The one in memory of that name is 'name={name}'" in said.err
+
+
+def test_where_there_is_no_cache_that_is_said(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+    monkeypatch.setattr("kdpipes.cache.admin.named_folders", dict)
+    assert run("cache", "ls").out.startswith("There are no named caches in memory.")
+    assert run("cache", "ls", "--json").json() == []

@@ -41,6 +41,13 @@ def test_json_has_findings_and_what_was_measured(file: Path, run: Any) -> None:
     assert told["profile"] is not None
 
 
+def test_without_a_chain_those_of_the_file_are_listed(file: Path, tmp_path: Path, run: Any) -> None:
+    assert run("doctor", file) == (0, f"{file} has 2 chains:\n{file}:good\n{file}:bad\n", "")
+    assert run("doctor", "train.py", "--json").json() == {"chains": ["train.py:good", "train.py:bad"]}
+    (tmp_path / "empty.py").write_text("x = 1")
+    assert "empty.py has no chain" in run("doctor", "empty.py").mistake()
+
+
 LATE = """
 import kdpipes as kdp
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 import kdpipes as kdp
 from kdpipes import cli
 from kdpipes.cache.admin import clear_cache, named_caches
+from kdpipes.testing.checks import as_rank
 
 CHAIN = """
 import kdpipes as kdp
@@ -57,6 +59,11 @@ def place(tmp_path: Path, photo_folder: Path, photo_shards: str, monkeypatch: py
     (tmp_path / "train.py").write_text(CHAIN, encoding="utf-8")
     source = kdp.from_ids(["a", "b"], [0, 1], load=lambda name: name.encode() * 5000)
     source.cache_on_disk(str(tmp_path / "cache" / "birds")).warm_up(progress=False)
+    batches = kdp.image_folder(tmp_path / "photos").select("y").deal(batch_size=4, shuffle=True)
+    for rank in range(2):
+        with as_rank(rank, 2), kdp.Loader(batches) as loader:
+            list(loader)
+            (tmp_path / f"receipt-{rank}.json").write_text(json.dumps(loader.receipt()))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

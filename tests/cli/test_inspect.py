@@ -96,7 +96,7 @@ def test_shards_are_told_in_lines(folder: Path, run: Any) -> None:
 def test_shards_whose_indexes_are_not_fresh_are_named(folder: Path, run: Any) -> None:
     lines = run("inspect", "shards/photos-000.tar", "shards/photos-001.tar", "--no-scan").out.splitlines()
     assert lines[0].startswith("shards/photos-000.tar ... shards/photos-001.tar: 40 samples in 1 shards with fresh ind")
-    assert lines[1] == "  indexes: 1 fresh, 1 missing; `kdpipes index` makes those that are not fresh"
+    assert lines[1] == "  indexes: 1 fresh, 1 missing; `kdpipes index` renews those that are not fresh"
     assert lines[2] == "    missing: shards/photos-001.tar"
 
 
@@ -109,8 +109,8 @@ def test_a_job_that_broke_off_is_told_with_how_to_finish_it(folder: Path, run: A
     lines = run("inspect", "packed").out.splitlines()
     assert lines[0].startswith("packed: 6 samples, ")
     assert lines[2] == (
-        "  not finished: the job of 9 samples that packed/p-shards.json tells of; run the same command "
-        "(`kdpipes pack ...`, or the same script) again, and it goes on"
+        "  not finished: the job of 9 samples described in packed/p-shards.json; run the same command "
+        "(`kdpipes pack ...`, or the same script) again to resume it"
     )
     jobs = run("inspect", "packed", "--json").json()["jobs"]
     assert jobs == [{"url": "packed/p-shards.json", "num_samples": 9, "is_complete": False}]

@@ -154,7 +154,7 @@ def test_a_reader_that_leaves_ends_the_command_without_a_word(monkeypatch: Any, 
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     (tmp_path / "a.txt").touch()
-    monkeypatch.setattr("kdpipes.cli.inspect.say_json", broken)
+    monkeypatch.setattr("kdpipes.cli._commands._masked", broken)
     for name in ("stdout", "stderr"):  # which click replaces
         monkeypatch.setattr(sys, name, getattr(sys, name))
     with pytest.raises(SystemExit) as ended:

@@ -21,7 +21,9 @@ from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.chain import Chain
-from kdpipes.look.doctor import data_checks
+from kdpipes.look.doctor.data import turned_photos, wide_pixels
+from kdpipes.look.doctor.rules import Facts
+from kdpipes.testing import faulty_storage
 from kdpipes.work.decode import ImageDecoder
 
 STOCK = "ignore:(Lambda|Local) function is not supported:UserWarning"
@@ -106,7 +108,7 @@ def test_equal_epochs_of_an_indexed_chain_are_named() -> None:
         assert "chain.set_epoch(epoch)" in finding.way_out
     frozen = numbers().transform("x", jitter).cache_in_memory(freeze_randomness=True)
     for chain in (numbers(), frozen):
-        (finding,) = findings(chain.select("x"))
+        (finding,) = [one for one in findings(chain.select("x")) if one.code == "no-deal"]
         assert "epoch" not in finding.why
 
 
@@ -258,6 +260,10 @@ def test_functions_that_return_none_are_found() -> None:
         (finding,) = findings(chain)
         assert (finding.code, finding.severity, finding.pipe) == ("nothing-made", "warning", "add_field")
         assert "Field 'z' is None" in finding.what
+    lost = numbers().transform("x", nothing).select("x").deal(batch_size=4)
+    (finding,) = findings(lost)
+    assert (finding.code, finding.severity) == ("cannot-load", "error")
+    assert "`nothing` must return the new value, but returned None" in finding.what
     some = numbers().add_field("z", lambda sample: sample["x"] or None).select("x z").deal(batch_size=4)
     unlabelled = kdp.from_dataset([(number, None) for number in range(8)]).select("x y").deal(batch_size=4)
     assert found(some) == found(unlabelled) == []
@@ -277,6 +283,10 @@ def test_a_transform_that_gives_one_image_for_all_is_found() -> None:
         for end in (chain.select("x").deal(batch_size=8), chain.select("x").deal(batch_size=8).collate_samples()):
             (finding,) = findings(end)
             assert (finding.code, finding.severity, finding.pipe) == ("equal-images", "warning", "transform")
+    vectors = kdp.from_dataset([np.arange(3) + number for number in range(16)], "x")
+    constant = vectors.transform("x", lambda x: np.zeros(3)).select("x").deal(batch_size=8)
+    assert found(constant) == found(constant.collate_samples()) == [("equal-images", "warning")]
+    assert found(vectors.transform("x", lambda x: float(x.sum() > 0)).select("x").deal(batch_size=8)) == []
     equal = kdp.from_dataset([noise(0)] * 16, "x")
     for chain in (images.transform("x", kdp.ToTensor()), equal.transform("x", blank), images):
         assert found(chain.select("x").deal(batch_size=8).collate_samples()) == []
@@ -345,7 +355,8 @@ def test_headers_of_few_images_are_read_from_all_over_the_source() -> None:
             return b"no image"
 
     chain = kdp.from_dataset(Files()).decode_images("x")
-    assert list(data_checks.misread_images(Chain.of(chain), None)) == []  # type: ignore[arg-type]
+    facts = Facts(num_workers=0, num_cpus=1, shm_free=None, fast_decoders=())
+    assert list(wide_pixels(Chain.of(chain), facts)) == list(turned_photos(Chain.of(chain), facts)) == []
     assert isinstance(chain.operation, ImageDecoder)
     assert len(Files.read) == 16
     assert {0, 999} <= set(Files.read)
@@ -417,3 +428,50 @@ def test_any_number_of_errors_is_found() -> None:
     assert (finding.code, finding.severity, finding.pipe) == ("unlimited-errors", "hint", "on_error")
     for limits in ({}, {"max_share": 0.5}, {"max_share": 1, "max_samples": 9}):
         assert found(chain(**limits)) == []
+
+
+def test_a_cache_that_freezes_augmentation_is_found() -> None:
+    chain = numbers().transform("x", jitter)
+    frozen = chain.cache_in_memory(freeze_randomness=True).select("x").deal(batch_size=8, shuffle=True)
+    (finding,) = findings(frozen)
+    assert (finding.code, finding.severity, finding.pipe) == ("frozen-augmentation", "hint", "cache_in_memory")
+    assert "put the cache before `jitter`" in finding.way_out
+    plain = numbers().transform("x", float).cache_in_memory(freeze_randomness=True)
+    assert found(plain.select("x").deal(batch_size=8)) == [], "nothing is random"
+
+
+def large(x: int) -> bytes:
+    return bytes(100_000)
+
+
+@pytest.mark.filterwarnings("ignore:The cache in .* is full:UserWarning")
+def test_a_cache_that_holds_nothing_is_found() -> None:
+    for chain in (numbers().cache_in_memory(), numbers().transform("x", large).cache_in_memory(max_bytes=65536)):
+        (finding,) = findings(chain.select("x").deal(batch_size=8))
+        assert (finding.code, finding.severity, finding.pipe) == ("empty-cache", "warning", "cache_in_memory")
+        assert "before it" in finding.way_out
+    assert found(numbers().transform("x", float).cache_in_memory().select("x").deal(batch_size=8)) == []
+
+
+def test_a_shuffle_that_leaves_neighbours_together_is_found(tmp_path: Path) -> None:
+    source = kdp.from_dataset([str(number) for number in range(1024)], "txt")
+    kdp.write_shards(source, f"{tmp_path}/n-%06d.tar", max_samples=64)
+    shards = kdp.open_shards(f"{tmp_path}/n-*.tar").select("key")
+    (finding,) = findings(shards.deal(batch_size=8, shuffle="shards", window=8))
+    assert (finding.code, finding.severity, finding.pipe) == ("weak-shuffle", "warning", "deal")
+    for whole in (shards.deal(batch_size=8, shuffle=True), shards.deal(batch_size=8, shuffle="shards", window=1024)):
+        assert found(whole) == []
+
+
+def label_of(sample: Any) -> int:
+    return int(sample["cls"]) % 2
+
+
+def test_labels_computed_from_a_remote_source_are_found(photo_shards: str) -> None:
+    with faulty_storage(str(Path(photo_shards).parent)):
+        remote = kdp.open_shards("faulty://photos-{000..003}.tar")
+        local = kdp.open_shards(photo_shards)
+        chains = [source.add_field("y", label_of).filter_classes(valid=[0, 1]) for source in (remote, local)]
+        plain = remote.rename_fields(y="cls").oversample()
+        codes = [found(chain.select("key").deal(batch_size=8)) for chain in (*chains, plain)]
+    assert codes == [[("computed-labels", "warning")], [], []]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -129,3 +130,14 @@ def test_whatever_reads_from_what_each_slot_of_a_row_is_taken_once(reads: tuple[
 def test_a_chain_without_branches_is_one_column() -> None:
     assert layout_of([(), (0,), (1,)]).places == [(0.0, 0), (0.0, 1), (0.0, 2)]
     assert layout_of([()]).places == [(0.0, 0)]
+
+
+def test_a_graph_is_exported_for_graphviz(tmp_path: Path) -> None:
+    path = tmp_path / "chain.dot"
+    kdp.draw(short().mix(short(1)).select("x").deal(batch_size=1)).save(path)
+    lines = path.read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("digraph chain {", "}")
+    assert [line.strip() for line in lines if "->" in line] == ["n0 -> n2;", "n1 -> n2;", "n2 -> n3;", "n3 -> n4;"]
+    assert r"label=\"deal(batch_size=1)\n2 batches\"".replace('\\"', '"') in lines[-3]
+    with pytest.raises(ValueError, match=r"ends with \.svg or \.dot"):
+        kdp.draw(short()).save("chain.png")

@@ -253,7 +253,10 @@ def test_a_profile_shows_as_text_html_picture_and_plain_data(clock: Clock, tmp_p
     assert lines[0].split() == ["pipe", "share", "time", "made", "per", "s", "size", "cached"]
     assert lines[2].split()[:4] == ["transform", "75.0%", "36.0", "ms"]
     assert lines[-1] == "No workers: 100% of the loop made batches, the rest was the consumer's."
-    assert re.search("<td[^>]*left[^>]*>transform</td><td[^>]*right[^>]*>75.0%</td>", told._repr_html_())
+    assert re.search(
+        "<td[^>]*left[^>]*>transform</td><td[^>]*right[^>]*>75.0%</td><td[^>]*><div[^>]*><div[^>]*width:75.0%",
+        told._repr_html_(),
+    )
     assert "<td>" not in told._repr_html_(), "what shows it may set cells as it likes"
     assert {line.index("%") for line in lines[1:4]} == {lines[0].index("share") + 4}
     assert repr(told) == str(told), "and not all that it holds"

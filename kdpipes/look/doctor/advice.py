@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from kdpipes.core.chain import Chain, Node, upstream_of
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.randomness import seeded_globals
-from kdpipes.look.doctor.facts import Facts, callables_of
+from kdpipes.core.randomness import SampleKey, seeded_globals, using_key
+from kdpipes.core.sample import Sample
+from kdpipes.delivery import meter
+from kdpipes.look.doctor.rules import Facts, callables_of
+from kdpipes.look.doctor.work import is_same
 from kdpipes.look.profile import SENDING, Kind, PipeTime, Profile
 from kdpipes.work.adapters import AlbumentationsAdapter, TorchvisionAdapter
 from kdpipes.work.decode import ImageDecoder
@@ -28,8 +35,11 @@ _CALLS = 50
 _OURS = (Transformer, OnError, Drawn, JointTransform, AlbumentationsAdapter, TorchvisionAdapter)
 _BETWEEN = ("rename_fields", "record_ctx", "select")  # neither draw nor take time
 _PART = 0.5  # of the free shared memory is what a cache takes by default
-_BEHIND_DECODING = "behind `.decode_images()`"
-_BEHIND_TRANSFORMS = "behind the last `.transform()` that draws no random numbers"
+_LITTLE = 0.05  # the share of the work that a cache must save to be tried
+_NUM_TRIED = 16  # samples on which a cache is tried
+_TIMES = 2
+_SEEDS = 6
+_log = logging.getLogger("kdpipes")
 
 
 class Advice(NamedTuple):
@@ -46,7 +56,7 @@ class Advice(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        return f"up to {self.gain:.1f} times as fast: {self.change} ({self.why})"
+        return f"{self.gain:.1f} times as fast: {self.change} ({self.why})"
 
 
 def gain(profile: Profile, left: float, *, has_workers: bool) -> float:
@@ -158,70 +168,114 @@ def _seconds_of_seeding() -> float:
     return (time.perf_counter() - begin) / _CALLS
 
 
-class _Spot(NamedTuple):
-    """The last place where a cache may stand that keeps more than it does now.
-
-    Args:
-        where: Behind which pipe.
-        decoding: The share of the decoding before it that no cache saves.
-        fixed: The share of the transforms before it.
-        has_room: Whether what it would keep fits into memory, as far as that is known.
-    """
-
-    where: str
-    decoding: float
-    fixed: float
-    has_room: bool
-
-
 def cache_advice(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advice]:
-    """Yield where a cache would help; of a chain that has one, where it would help more."""
+    """Yield the place where a cache helps most, with the gain that was measured there.
+
+    A cache may stand after each pipe whose results do not change from epoch to epoch, but only the last such place, the
+    one after decoding and the one after the source differ much.
+    """
     cache = next((node for node in reversed(chain) if node.traits.role == "cache"), None)
-    spot = _spot(chain, cache, profile, facts)
-    if cache is None:
-        yield from _new_cache(chain, spot, profile)
-    elif spot.decoding + spot.fixed and (spot.has_room or cache.name != "cache_in_memory"):
-        what = " and ".join([*["decoding"] * bool(spot.decoding), *["transforms that draw nothing"] * bool(spot.fixed)])
-        verb = "takes" if what == "decoding" else "take"
-        why = f"{what} {verb} {spot.decoding + spot.fixed:.0%} of the work, behind the cache and so in every epoch"
-        change = f"move `.{cache.name}()` {spot.where}"
-        yield Advice(change, gain_without(profile, spot.decoding + spot.fixed), why)
-
-
-def _new_cache(chain: Chain, spot: _Spot, profile: Profile) -> Iterator[Advice]:
-    shares = shares_by_kind(profile)
-    source, decoding = shares.get("storage", 0.0), shares.get("decoding", 0.0)
-    if decoding and spot.has_room:
-        share = source + decoding + spot.fixed
-        why = f"reading and decoding take {share:.0%} of the work; later epochs read pixels in their place"
-        if spot.fixed:
-            why = f"reading, decoding and transforms that draw nothing take {share:.0%} of the work"
-        yield Advice(f"`.cache_in_memory()` {spot.where}", gain_without(profile, share), why)
-    if source:
-        place = "before `.decode_images()`" if decoding else f"behind `{next(iter(chain)).name}`"
-        why = f"the source takes {source:.0%} of the work; later epochs read from memory"
-        yield Advice(f"`.cache_in_memory()` {place}", gain_without(profile, source), why)
-
-
-def _spot(chain: Chain, cache: Node | None, profile: Profile, facts: Facts) -> _Spot:
-    """Return the last place behind the cache and before what draws, or may draw, random numbers."""
-    decoding = fixed = 0.0
-    last, is_known = None, True
+    places: list[tuple[str, _Place]] = []
+    share = 0.0
     for node, measured in times_behind(cache, chain, profile):
-        if node.traits.random:
+        if node.traits.random or node.traits.role in ("deal", "batch", "device") or node.traits.gives != "samples":
             break
-        if measured.kind == "decoding":
-            decoding, last = decoding + measured.share, (node.pipe, measured)
-        elif measured.kind == "transforms" and node.name not in _BETWEEN:
-            is_known = is_known and _is_ours(node)
-            if is_known and measured.share:
-                fixed, last = fixed + measured.share, (node.pipe, measured)
-    has_room = last is None or _has_room(*last, facts)
-    return _Spot(_BEHIND_TRANSFORMS if fixed else _BEHIND_DECODING, decoding, fixed, has_room)
+        share += measured.share
+        if measured.kind == "transforms" and node.name not in _BETWEEN:
+            if not _is_ours(node) and not _is_fixed(node.pipe):
+                break
+            places.append(("after the last `.transform()` that draws no random numbers", _Place(node, measured, share)))
+        elif measured.kind == "decoding":
+            places.append(("after `.decode_images()`", _Place(node, measured, share)))
+        elif measured.kind == "storage" and cache is None:
+            before = "before `.decode_images()`" if any(one.kind == "decoding" for one in profile.pipes) else ""
+            places.append((before or f"after `{node.name}`", _Place(node, measured, share)))
+    found = []
+    for where, place in places:
+        is_limited = cache is None or cache.name == "cache_in_memory"
+        if place.share < _LITTLE or (is_limited and not _has_room(place.node.pipe, place.measured, facts)):
+            continue
+        gained = _measured_gain(chain, place, profile)
+        change = f"`.cache_in_memory()` {where}" if cache is None else f"move `.{cache.name}()` {where}"
+        why = f"all up to there takes {place.share:.0%} of the work, in every epoch; measured on a few samples"
+        found.append(Advice(change, gained, why))
+    yield from sorted(found, key=lambda one: -one.gain)[:1]
+
+
+class _Place(NamedTuple):
+    """A place for a cache: after which node, its time, and the share of the work that the cache would save."""
+
+    node: Node
+    measured: PipeTime
+    share: float
+
+
+def _measured_gain(chain: Chain, place: _Place, profile: Profile) -> float:
+    """Return how many times as fast the loop is with a cache at a place, as measured on a few samples.
+
+    If the samples cannot be made one by one, as in a stream, reading the cache is taken to cost nothing.
+    """
+    end = chain.deal.upstream[0] if chain.deal is not None else chain.end
+    path = Chain.of(end.pipe).path()
+    made = {id(node.pipe): measured for node, measured in times_behind(None, chain, profile)}
+    whole = sum(made[id(node.pipe)].share for node in path if id(node.pipe) in made)
+    if not isinstance(end.pipe, MapPipe) or not any(node.pipe is place.node.pipe for node in path):
+        return gain_without(profile, place.share)
+    cached = place.node.pipe.cache_in_memory()
+    changed = _replaced(end.pipe, place.node.pipe, cached)
+    places = np.linspace(0, len(end.pipe) - 1, min(len(end.pipe), _NUM_TRIED)).astype(int).tolist()
+    try:
+        _seconds(changed, places)  # fills the cache
+        before, after = (min(_seconds(pipe, places) for _ in range(_TIMES)) for pipe in (end.pipe, changed))
+    except Exception as error:  # a user's code may raise anything, and a cache may reject what they return
+        _log.debug("A cache after %s cannot be tried: %s", place.node.name, error)
+        return 0.0
+    return gain_without(profile, whole * (1 - after / before)) if before else 1.0
+
+
+def _replaced(end: Any, old: Any, new: Any) -> Any:
+    """Return a copy of the pipes downstream of `old` that reads from `new` in its place."""
+    if end is old:
+        return new
+    made = copy.copy(end)
+    for name, value in vars(end).items():
+        if value is old or (isinstance(value, MapPipe) and old in Chain.of(value)):
+            vars(made)[name] = _replaced(value, old, new)
+        elif isinstance(value, tuple) and any(isinstance(part, MapPipe) for part in value):
+            vars(made)[name] = tuple(_replaced(part, old, new) if old in Chain.of(part) else part for part in value)
+    return made
+
+
+def _seconds(pipe: MapPipe, positions: Sequence[int]) -> float:
+    """Return how long it takes to make some samples."""
+    begin = meter.clock()
+    for position in positions:
+        with using_key(SampleKey(position=position)):
+            _load(pipe[position])
+    return meter.clock() - begin
+
+
+def _load(item: Any) -> Any:
+    return dict(item) if isinstance(item, Sample) else item
+
+
+def _is_fixed(pipe: Any) -> bool:
+    """Return whether a sample is the same for other seeds: whether users' functions draw shows only when they run."""
+    if not isinstance(pipe, MapPipe) or not len(pipe):
+        return False
+    made = []
+    try:
+        for seed in range(_SEEDS):
+            with using_key(SampleKey(seed=seed)):
+                made.append(_load(pipe[0]))
+    except Exception as error:  # whatever a user's code raises
+        _log.debug("The first sample cannot be made: %s", error)
+        return False
+    return all(is_same(made[0], other) for other in made[1:])
 
 
 def _is_ours(node: Node) -> bool:
-    """Return whether all callables are kdpipes' own: whether users' callables draw is unknown before they run."""
+    """Return whether all functions of a node are kdpipes' own, whose traits declare what they draw."""
     functions = [function for _, function in callables_of(node)]
     return bool(functions) and all(isinstance(one, _OURS) for one in functions)
 

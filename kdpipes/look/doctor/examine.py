@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,49 +17,19 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.services import ThreadReadingService
-from kdpipes.look.doctor import data_checks, order_checks, sharding_checks, shipping_checks, work_checks
+from kdpipes.look.doctor import data as _data  # noqa: F401  # which registers its rules, as does the next one
+from kdpipes.look.doctor import order as _order  # noqa: F401
 from kdpipes.look.doctor.advice import Advice, advice, bound_of, kinds_text, shares_by_kind
-from kdpipes.look.doctor.facts import Facts, Finding
+from kdpipes.look.doctor.rules import RULES, Facts, Finding
+from kdpipes.look.doctor.work import decoders_of, global_generators, unrepeatable
 from kdpipes.look.profile import Profile, profile
 from kdpipes.look.rendering import render
+from kdpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
 from kdpipes.work.jpeg import find_decoders
 
 __all__ = ["Report", "doctor"]
 
 _BATCH_SIZE = 16  # of an indexed chain, which has none
-_BY_LOOKING = (
-    order_checks.random_before_cache,
-    order_checks.shuffle_after_batch,
-    order_checks.unrecorded_ctx,
-    sharding_checks.unsharded,
-    sharding_checks.sharded_twice,
-    sharding_checks.shuffled_in_parts,
-    sharding_checks.sharded_late,
-    sharding_checks.sharded_unseeded,
-    shipping_checks.unpicklable,
-    work_checks.held_generators,
-    work_checks.drawn_apart,
-    work_checks.tolerant,
-    work_checks.unhashed_globals,
-    data_checks.unnamed_classes,
-    sharding_checks.unclear_rank,
-    sharding_checks.all_to_each_rank,
-)
-_Check = Callable[[Chain, Facts], Iterator[Finding]]
-_BY_SAMPLES: tuple[_Check, ...] = (  # the first where it is dealt
-    order_checks.sorted_batches,
-    work_checks.slow_decoder,
-    data_checks.misread_images,
-    data_checks.merged_samples,
-)
-_BY_A_BATCH = (
-    shipping_checks.full_size_pixels,
-    shipping_checks.float_pixels,
-    shipping_checks.small_shared_memory,
-    data_checks.text_labels,
-    data_checks.nothing_made,
-    data_checks.equal_images,
-)
 _SEVERITIES = ("error", "warning", "hint")
 
 
@@ -73,6 +43,7 @@ class Report:
         bound: What bounds the chain: "storage", "decoding", "transforms", "transfer", "the consumer", ...
         advice: The changes that would help, the best one first, each alone.
         decoders: What decodes the JPEGs of `decode_images`, and in which version.
+        shuffle: How well the chain shuffles; None if it does not, or if that was not measured.
     """
 
     findings: tuple[Finding, ...]
@@ -80,6 +51,7 @@ class Report:
     bound: str | None = None
     advice: tuple[Advice, ...] = ()
     decoders: tuple[str, ...] = ()
+    shuffle: ShuffleQuality | None = None
 
     @property
     def is_clean(self) -> bool:
@@ -92,14 +64,16 @@ class Report:
         if self.profile is not None:
             lines += ["", str(self.profile), kinds_text(self.profile), self._bound_text()]
             lines += [f"  {one}" for one in self.advice]
+        lines += [str(self.shuffle)] if self.shuffle is not None else []
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         decoders = self._decoders_text() if self.decoders else ""
         if self.profile is None:
             return render("report", self.findings, decoders, "", [], [])
-        sentences, advice = [kinds_text(self.profile), self._bound_text()], [str(one) for one in self.advice]
-        return render("report", self.findings, decoders, self.profile._repr_html_(), sentences, advice)
+        sentences, changes = [kinds_text(self.profile), self._bound_text()], [str(one) for one in self.advice]
+        shown = render("report", self.findings, decoders, self.profile._repr_html_(), sentences, changes)
+        return shown + (self.shuffle._repr_html_() if self.shuffle is not None else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, fit for JSON; `shares` are those of the chain's time by kind of work."""
@@ -110,6 +84,7 @@ class Report:
             "bound": self.bound,
             "shares": None if self.profile is None else shares_by_kind(self.profile),
             "advice": [one._asdict() for one in self.advice],
+            "shuffle": None if self.shuffle is None else self.shuffle.to_dict(),
             "profile": None if self.profile is None else self.profile.to_dict(),
         }
 
@@ -151,17 +126,20 @@ def doctor(
     """
     if not isinstance(source_datapipe, IterDataPipe | MapDataPipe):
         raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe))
-    facts = _facts(check_count("num_workers", num_workers, minimum=0))
     indexed = isinstance(source_datapipe, MapDataPipe)
+    facts = _facts(check_count("num_workers", num_workers, minimum=0), is_undealt=indexed)
     chain = source_datapipe.deal(batch_size=_BATCH_SIZE) if indexed else source_datapipe
     with unrecorded(chain):
         nodes = Chain.of(chain)
-        findings = _examined(nodes, facts, is_dealt=not indexed)
+        findings = _examined(nodes, facts)
         if not measure or any(finding.severity == "error" for finding in findings):
-            return Report(findings, decoders=work_checks.decoders_of(nodes))
+            return Report(findings, decoders=decoders_of(nodes))
         measured = profile(source_datapipe, seconds, step=step, **_way_to_run(num_workers))
-    told = bound_of(measured), tuple(advice(nodes, measured, facts)), work_checks.decoders_of(nodes)
-    return Report(findings, measured, *told)
+        suggested = tuple(advice(nodes, measured, facts))
+    deal = None if indexed or nodes.deal is None else nodes.deal.pipe
+    is_measurable = deal is not None and deal.is_shuffled and isinstance(deal.source, MapPipe) and len(deal.source) > 1
+    shuffle = shuffle_quality(chain) if is_measurable else None
+    return Report(findings, measured, bound_of(measured), suggested, decoders_of(nodes), shuffle)
 
 
 def _way_to_run(num_workers: int) -> dict[str, Any]:
@@ -170,39 +148,40 @@ def _way_to_run(num_workers: int) -> dict[str, Any]:
     return {"num_workers": num_workers}
 
 
-def _facts(num_workers: int) -> Facts:
+def _facts(num_workers: int, *, is_undealt: bool) -> Facts:
     shared = Path("/dev/shm")
     return Facts(
         num_workers=num_workers,
         num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         shm_free=shutil.disk_usage(shared).free if shared.is_dir() else None,
         fast_decoders=tuple(find_decoders()),
+        is_undealt=is_undealt,
     )
 
 
-def _examined(chain: Chain, facts: Facts, *, is_dealt: bool) -> tuple[Finding, ...]:
-    findings = [finding for check in _BY_LOOKING for finding in check(chain, facts)]
+def _examined(chain: Chain, facts: Facts) -> tuple[Finding, ...]:
+    findings = [finding for rule in RULES if rule.needs == "nothing" for finding in rule.findings(chain, facts)]
     if not any(finding.severity == "error" for finding in findings):
-        findings += _tried(chain, facts, _BY_SAMPLES if is_dealt else _BY_SAMPLES[1:])
-    if not is_dealt:
+        findings += _tried(chain, facts)
+    if facts.is_undealt:
         own = chain.end.upstream[0].name
         findings = [finding._replace(pipe=own) if finding.pipe == "deal" else finding for finding in findings]
         findings.append(_undealt(own, _redrawn(chain)))
     return tuple(sorted(_once(findings), key=lambda finding: _SEVERITIES.index(finding.severity)))
 
 
-def _tried(chain: Chain, facts: Facts, by_samples: Sequence[_Check]) -> list[Finding]:
-    """Return what shows when the first batch is made, twice."""
+def _tried(chain: Chain, facts: Facts) -> list[Finding]:
+    """Return what is found when the first batch is made, twice."""
     try:
-        first, once = _first_batch(chain), work_checks.global_generators()
-        batches, twice = (first, _first_batch(chain)), work_checks.global_generators()
-    except Exception as error:  # whatever a user's code raises is what was looked for
+        first, once = _first_batch(chain), global_generators()
+        batches, twice = (first, _first_batch(chain)), global_generators()
+    except Exception as error:  # a user's code may raise anything: it is what is looked for
         return [_broken(chain, error)]
     if batches[0] is _NOTHING:
         return [_empty(chain)]
-    found = [finding for check in by_samples for finding in check(chain, facts)]
-    found += [finding for check in _BY_A_BATCH for finding in check(chain, facts, batches[0])]
-    return [*found, *work_checks.unrepeatable(chain, facts, batches, (once, twice))]
+    found = [finding for rule in RULES if rule.needs == "samples" for finding in rule.findings(chain, facts)]
+    found += [finding for rule in RULES if rule.needs == "batch" for finding in rule.findings(chain, facts, first)]
+    return [*found, *unrepeatable(chain, facts, batches, (once, twice))]
 
 
 _NOTHING: Any = object()
@@ -222,7 +201,7 @@ def _broken(chain: Chain, error: Exception) -> Finding:
         chain.end.name,
         f"The first batch cannot be made: {type(error).__name__}: {error}".split("\n")[0],
         notes or "No loader can run the chain.",
-        'Mend what it names, or leave such samples out: `.on_error("skip")`.',
+        'Fix what it names, or leave such samples out: `.on_error("skip")`.',
     )
 
 

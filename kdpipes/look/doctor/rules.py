@@ -1,4 +1,7 @@
-"""What the checks share: findings, facts about the machine, and questions about a chain."""
+"""What the doctor's rules share: findings, facts about the machine, and questions about a chain.
+
+A rule is a generator that yields what is wrong: the name of a pipe, what there is, why that is bad, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import IterDataPipe
@@ -22,18 +25,22 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.work.fields import Selector
 
 __all__ = [
+    "RULES",
     "Facts",
     "Finding",
+    "Rule",
     "Severity",
-    "before",
+    "Wrong",
     "callables_of",
     "contents",
     "readable",
+    "rule",
     "samples_of",
     "selected_from",
     "selected_names",
     "selector_in",
     "shrinks",
+    "upstream_nodes",
 ]
 
 Severity = Literal["error", "warning", "hint"]
@@ -76,42 +83,85 @@ class Facts:
         num_cpus: The number of processors that this process may use.
         shm_free: The free shared memory in bytes; None if the machine has none.
         fast_decoders: The installed JPEG decoders that are faster than Pillow's.
+        is_undealt: Whether the chain has no `deal`, so that the doctor has added one.
+        probed: What rules have read of the samples of a node, by its place in the chain, so that others need not.
     """
 
     num_workers: int
     num_cpus: int
     shm_free: int | None
     fast_decoders: tuple[str, ...]
+    is_undealt: bool = False
+    probed: dict[int, Any] = field(default_factory=dict)
 
 
-def before(node: Node) -> list[Node]:
+Wrong = tuple[str, str, str, str]
+Needs = Literal["nothing", "samples", "batch"]
+
+
+class Rule(NamedTuple):
+    """A rule: what it finds, what it needs to be shown, and the function that yields what is wrong.
+
+    Args:
+        code: The code of its findings.
+        severity: Their severity.
+        needs: "nothing" but the chain; "samples", which the rule reads, once a batch was made; or "batch", the first.
+        check: Called with the chain, the facts and, if the rule needs it, the batch.
+    """
+
+    code: str
+    severity: Severity
+    needs: Needs
+    check: Callable[..., Iterator[Wrong]]
+
+    def findings(self, *arguments: Any) -> Iterator[Finding]:
+        """Yield the findings about a chain."""
+        return (Finding(self.code, self.severity, *wrong) for wrong in self.check(*arguments))
+
+
+RULES: list[Rule] = []
+
+
+def rule(
+    code: str, severity: Severity, *, needs: Needs = "nothing"
+) -> Callable[[Callable[..., Iterator[Wrong]]], Callable[..., Iterator[Wrong]]]:
+    """Make a function a rule of the doctor."""
+
+    def registered(check: Callable[..., Iterator[Wrong]]) -> Callable[..., Iterator[Wrong]]:
+        RULES.append(Rule(code, severity, needs, check))
+        return check
+
+    return registered
+
+
+def upstream_nodes(node: Node) -> list[Node]:
     """Return the nodes upstream of a node, the nearest first."""
     return list(reversed(Chain.of(node.pipe)))[1:]
 
 
-def readable(source: MapPipe, positions: Iterable[int], field: str) -> Iterator[Any]:
+def readable(source: MapPipe, positions: Iterable[int], name: str) -> Iterator[Any]:
     """Yield a field of the samples that have it and can be read.
 
     Other samples do not matter here: the chain gives batches nevertheless, because `on_error` skips them.
     """
     for position in positions:
-        yield from _readable_field(functools.partial(source.fetch, position), field)
+        yield from _readable_field(functools.partial(source.fetch, position), name)
 
 
-def _readable_field(make: Callable[[], Any], field: str) -> list[Any]:
+def _readable_field(make: Callable[[], Any], name: str) -> list[Any]:
     """Return the field of a sample, or nothing where it has none, or cannot be made or read."""
     try:
         sample = make()
-        return [sample[field]] if field in sample else []
+        return [sample[name]] if name in sample else []
     except Exception as error:  # whatever a user's code raises
         _log.debug("A sample cannot be read: %s", error)
         return []
 
 
-def contents(source: Any, field: str) -> Iterator[Any]:
+def contents(source: Any, name: str) -> Iterator[Any]:
     """Yield a field of the first samples that have it, and can be read."""
     for sample in samples_of(source):
-        yield from _readable_field(sample, field)
+        yield from _readable_field(sample, name)
 
 
 def samples_of(source: Any) -> Iterator[Callable[[], Any]]:

@@ -1,0 +1,254 @@
+"""Rules about samples and batches: text for labels, None, class numbers that become colours, merged samples."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+
+from kdpipes.core.chain import Chain
+from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import form_of
+from kdpipes.core.registry import pipe_name
+from kdpipes.core.sample import Sample
+from kdpipes.look.doctor.rules import Facts, Wrong, contents, readable, rule, samples_of, selected_from, selector_in
+from kdpipes.storage.tar import DottedKeys
+from kdpipes.work.decode import DecodedImage, ImageDecoder, orientation_of
+from kdpipes.work.fields import FieldAdder
+from kdpipes.work.joint import fields_of
+from kdpipes.work.transform import Transformer
+
+__all__ = ["wide_pixels"]
+
+_log = logging.getLogger("kdpipes")
+_LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}
+_MASK = re.compile("mask|segm|label_?map|annotation|trimap", re.IGNORECASE)
+_NUM_PROBED = 16  # images whose headers are read
+_LEAST = 4  # equal values that are no accident
+
+
+class _Column(NamedTuple):
+    """The values of one field in a batch."""
+
+    field: str
+    values: Sequence[Any]
+
+
+def _columns(chain: Chain, batch: Any) -> list[_Column]:
+    """Return the fields of a batch, where the chain still knows which part of it is which."""
+    form, selector = form_of(chain.end.pipe), selector_in(chain)
+    if form is None or selector is None:
+        return []
+    keys: Sequence[Any] = form.names if form.kind == "dict" else range(len(form.names))
+    if isinstance(batch, list):  # of items
+        parts = [item[0] if form.has_ctx else item for item in batch]
+        columns: list[Any] = [parts] if form.kind == "bare" else [[part[key] for part in parts] for key in keys]
+    else:
+        parts = batch[0] if form.has_ctx else batch
+        columns = [parts] if form.kind == "bare" else [parts[key] for key in keys]
+    return [_Column(name, values) for name, values in zip(selector.names, columns, strict=True)]
+
+
+@rule("text-labels", "warning", needs="batch")
+def text_labels(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+    """Labels leave the chain as text: the same few words again and again, so not captions."""
+    for field, values in _columns(chain, batch):
+        if field not in _LABELS or not len(values) or not isinstance(values[0], str):
+            continue
+        labels = [label for label in contents(selected_from(chain), field) if isinstance(label, str)]
+        if len(set(labels)) * 2 <= len(labels):
+            names = sorted(set(labels))
+            pairs = [f"{name!r}: {number}" for number, name in enumerate(names)]
+            shown = ", ".join([*pairs[:3], *["..."] * (len(pairs) > 3)])
+            yield (
+                "select",
+                f"Field {field!r} holds text, like {names[0]!r}.",
+                "A loss takes the numbers of classes.",
+                "Name the classes where the source is made, `class_names=[...]`, which numbers text; or map it: "
+                f"`.map_classes({{{shown}}}, class_names=[...])`.",
+            )
+
+
+_RETURN = ("A function may lack its `return`.", "Return the new value in it.")
+
+
+@rule("nothing-made", "error", needs="batch")
+def no_batches(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+    """A function returns None in place of batches or items."""
+    if _are_none(batch if isinstance(batch, list) else [batch]):
+        yield (chain.end.name, f"`.{chain.end.name}()` gives None in place of batches.", *_RETURN)
+
+
+@rule("nothing-made", "warning", needs="batch")
+def no_values(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+    """A function makes None of a field for all samples of a batch; a source may well have no labels."""
+    added = {adder.name for adder in chain.operations(FieldAdder)}  # a transform that returns None is an error
+    for field, values in [] if batch is None else _columns(chain, batch):
+        if field in added and isinstance(values, list) and _are_none(values):
+            yield ("add_field", f"Field {field!r} is None in all samples of a batch.", *_RETURN)
+
+
+def _are_none(values: list[Any]) -> bool:
+    return bool(values) and all(value is None for value in values)
+
+
+def _before(chain: Chain, field: str) -> Any:
+    """Return the pipe before the first transform of a field."""
+    mine = [node for node in chain if isinstance(node.operation, Transformer) and field in node.operation.fields.names]
+    return mine[0].upstream[0].pipe
+
+
+@rule("equal-images", "warning", needs="batch")
+def equal_images(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+    """All images, or all arrays of a field, are equal after the transforms, but not before."""
+    transformed = {name for each in chain.operations(Transformer) for name in each.fields.names}
+    for field, values in _columns(chain, batch):
+        is_part = fields_of((field,), None).kinds[0] != "image"  # a small crop of a mask may well be empty
+        if field not in transformed or is_part or not _are_equal(values):
+            continue
+        before = [_bytes_of(value) for value in itertools.islice(contents(_before(chain, field), field), _NUM_PROBED)]
+        if len(set(before)) * 2 > len(before):
+            yield (
+                "transform",
+                f"All {len(values)} values of field {field!r} in a batch are equal after the transforms, not before.",
+                "A transform gives the same for every sample.",
+                "Look at what it returns: `kdp.show_batch(batch)`.",
+            )
+
+
+def _are_equal(values: Sequence[Any]) -> bool:
+    """Return whether these are at least four images or arrays, all equal. Single numbers may well be equal."""
+    if not isinstance(values, torch.Tensor | list) or len(values) < _LEAST:
+        return False
+    if not isinstance(values[0], torch.Tensor | np.ndarray | Image.Image | DecodedImage):
+        return False
+    arrays = [np.asarray(value) for value in values]
+    return arrays[0].ndim > 0 and all(np.array_equal(arrays[0], other) for other in arrays[1:])
+
+
+def _bytes_of(value: Any) -> bytes:
+    return getattr(value, "content", None) or np.asarray(value).tobytes()
+
+
+@rule("wide-pixels", "warning", needs="samples")
+def wide_pixels(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """`decode_images` cannot hold images of more than 8 bits."""
+    for decoder, modes, _ in _decoded(chain, facts):
+        wide = next((found for found in sorted(modes) if found == "F" or found.startswith("I")), None)
+        if wide is not None and decoder.mode in ("RGB", "L"):
+            kept = "F" if wide == "F" else "I;16" if wide.startswith("I;16") else "unchanged"
+            yield (
+                "decode_images",
+                f"Field {decoder.field!r} has images of mode {wide!r}, more than 8 bits.",
+                f"`mode={decoder.mode!r}` cannot hold them: decoding one is an error, in the middle of an epoch.",
+                f'`.decode_images("{decoder.field}", mode="{kept}")` keeps their values.',
+            )
+
+
+@rule("mask-as-colours", "warning", needs="samples")
+def mask_as_colours(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """The class numbers of a mask with a palette become colours."""
+    for decoder, modes, _ in _decoded(chain, facts):
+        if "P" in modes and decoder.mode in ("RGB", "L") and _MASK.search(decoder.field):
+            yield (
+                "decode_images",
+                f"Field {decoder.field!r} has images with a palette, and is decoded as {decoder.mode!r}.",
+                "The numbers of classes become the colours that they are shown in.",
+                f'`.decode_images("{decoder.field}", mode="P")` keeps the numbers.',
+            )
+
+
+@rule("turned-photos", "hint", needs="samples")
+def turned_photos(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """The orientation tags of photos are not followed."""
+    for decoder, _, is_turned in _decoded(chain, facts):
+        if is_turned and not decoder.exif:
+            yield (
+                "decode_images",
+                f"Field {decoder.field!r} has photos that lie on their side or upside down, by their orientation tag.",
+                "They stay so, as in torchvision's datasets; viewers show them upright.",
+                f'`.decode_images("{decoder.field}", exif=True)` turns them upright.',
+            )
+
+
+def _decoded(chain: Chain, facts: Facts) -> Iterator[tuple[ImageDecoder, set[str], bool]]:
+    """Yield each decoder with the modes of some of its images, which are read once, and whether one is turned."""
+    for node in reversed(chain):
+        if isinstance(node.operation, ImageDecoder):
+            if node.place not in facts.probed:
+                headers = list(_headers(node.upstream[0].pipe, node.operation.field))
+                is_turned = any(orientation_of(header) > 1 for header in headers)
+                facts.probed[node.place] = {header.mode for header in headers}, is_turned
+            yield node.operation, *facts.probed[node.place]
+
+
+def _headers(source: Any, field: str) -> Iterator[Image.Image]:
+    """Yield some of the images of a field, opened, but not decoded: of an indexed source from all over it."""
+    values = itertools.islice(contents(source, field), _NUM_PROBED)
+    if isinstance(source, MapPipe):
+        positions = np.linspace(0, len(source) - 1, min(len(source), _NUM_PROBED)).astype(int).tolist()
+        values = itertools.islice(readable(source, positions, field), _NUM_PROBED)
+    for value in values:
+        if isinstance(value, bytes | bytearray | memoryview):
+            try:
+                yield Image.open(io.BytesIO(value))
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # which the chain reports
+                continue
+
+
+@rule("merged-samples", "warning", needs="samples")
+def merged_samples(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """Samples of shards became one, because their keys have dots."""
+    for source in chain.pipes:
+        if not isinstance(source, MapPipe | IterPipe) or _upstream(source) is not None:
+            continue
+        dotted = DottedKeys(warns=False)
+        for sample in _read(source):
+            if not any("." in name for name in sample.names):
+                break
+            dotted.see(sample.key, sample.names)
+        dotted.end()
+        if dotted.message is not None:
+            what, _, explanation = dotted.message.partition(" A key ends")
+            yield (
+                pipe_name(source),
+                what,
+                f"A key ends{explanation.partition(':')[0]}.",
+                "Write the shards with keys without dots, as `kdp.write_shards` does.",
+            )
+
+
+def _read(source: Any) -> Iterator[Sample]:
+    for read in samples_of(source):
+        try:
+            yield read()
+        except Exception as error:  # whatever a user's code raises; making a batch reports it
+            _log.debug("A sample cannot be read: %s", error)
+
+
+def _upstream(pipe: Any) -> Any:
+    """Return the nearest of kdpipes' pipes upstream."""
+    return next((other for other in Chain.of(pipe).pipes[1:] if isinstance(other, MapPipe | IterPipe)), None)
+
+
+@rule("unnamed-classes", "hint")
+def unnamed_classes(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A `map_classes` to numbers leaves the new classes without names."""
+    for pipe in chain.pipes:
+        if pipe_name(pipe) != "map_classes" or pipe.class_names() is not None:
+            continue
+        if _upstream(pipe) is not None and _upstream(pipe).class_names() is not None:
+            yield (
+                "map_classes",
+                "`.map_classes()` maps named classes to numbers.",
+                "The new classes have no names: pictures show numbers, and filters take no names any more.",
+                "Pass `class_names=[...]`, the names of the classes 0, 1, ...",
+            )

@@ -1,0 +1,265 @@
+"""Rules about the order of pipes, and about how a chain is divided among workers and ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import Batcher, Mapper, ShardingFilter, Shuffler
+from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, UnBatcher
+
+from kdpipes.core.chain import Chain
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import Pipe
+from kdpipes.core.plan_pipe import PlanPipe
+from kdpipes.core.stock import redraws, shards
+from kdpipes.delivery.dealer import Dealer
+from kdpipes.delivery.layout import group_ranks, ranks_now
+from kdpipes.look.doctor.rules import Facts, Wrong, readable, rule, upstream_nodes
+from kdpipes.look.shuffle_quality import shuffle_quality
+from kdpipes.work.fields import FieldAdder, Selector
+
+__all__: list[str] = []
+
+_MIXING = ("permute", "mix", "sample_weighted", "shuffle")
+_STOCK_CACHES = (InMemoryCacheHolder, EndOnDiskCacheHolder)
+_ONE_PROCESS = (("", ""), ("", "1"), ("0", "1"))
+_FEW = 256  # samples of an epoch below which its shuffle is not measured
+_MANY = 50_000  # of a larger epoch, as many samples are compared
+
+
+@rule("random-before-cache", "error")
+def random_before_cache(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A cache of torchdata's keeps random results; kdpipes' own caches raise an error."""
+    for cache in (node for node in reversed(chain) if isinstance(node.pipe, _STOCK_CACHES)):
+        drawing = (node for node in upstream_nodes(cache) if node.traits.random or _shuffles(node.pipe))
+        found = next(drawing, None)
+        if found is not None:
+            yield (
+                cache.name,
+                f"`{cache.name}` keeps what `{found.traits.random or found.name}` has drawn.",
+                "Every epoch gets the random numbers of the first one.",
+                "Put the cache before it; `.cache_in_memory()` raises an error for such an order.",
+            )
+
+
+def _shuffles(pipe: Any) -> bool:
+    """Return whether a stock pipe changes the order at random."""
+    return isinstance(pipe, IterDataPipe) and not isinstance(pipe, Pipe) and redraws(pipe)
+
+
+@rule("frozen-augmentation", "hint")
+def frozen_augmentation(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A cache with `freeze_randomness=True` keeps random results."""
+    for node in reversed(chain):
+        random = next((other.traits.random for other in upstream_nodes(node) if other.traits.random), None)
+        if node.traits.freezes and random is not None:
+            yield (
+                node.name,
+                f"`.{node.name}(freeze_randomness=True)` keeps what `{random}` has drawn.",
+                "Every epoch gets the same augmentation.",
+                f"To augment anew in each epoch, put the cache before `{random}`.",
+            )
+
+
+@rule("shuffle-after-batch", "error")
+def shuffle_after_batch(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A shuffle mixes whole batches."""
+    for shuffler in (node for node in reversed(chain) if isinstance(node.pipe, Shuffler)):
+        for node in upstream_nodes(shuffler):
+            if isinstance(node.pipe, UnBatcher):
+                break
+            if node.traits.role == "deal" or isinstance(node.pipe, Batcher):
+                yield (
+                    "shuffle",
+                    f"`.shuffle()` comes after `.{node.name}()`.",
+                    "It changes the order of batches, whose samples stay together; and the loader cannot resume there.",
+                    "Use `deal(shuffle=True)`; on a stream, put `.shuffle()` before `.deal()`.",
+                )
+                break
+
+
+@rule("unrecorded-ctx", "warning")
+def unrecorded_ctx(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A `select` returns the ctx, but no `record_ctx` comes before the transforms."""
+    for node in reversed(chain):
+        operation = node.operation
+        if not isinstance(operation, Selector) or not (operation.return_ctx or "ctx" in operation.names):
+            continue
+        recorders = [recorder for recorder in upstream_nodes(node) if recorder.traits.records]
+        recorded = (one.name == "record_ctx" for recorder in recorders for one in upstream_nodes(recorder))
+        if recorders and not any(recorded):
+            first = recorders[-1]
+            yield (
+                node.name,
+                f"`.{node.name}()` returns the ctx, but no `.record_ctx()` comes before `.{first.name}()`.",
+                f"What `{first.traits.records}` does is recorded nowhere: the ctx lacks it.",
+                f"Put `.record_ctx()` right before `.{first.name}()`.",
+            )
+
+
+@rule("sorted-batches", "warning", needs="samples")
+def sorted_batches(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A chain that augments, and so trains, is not shuffled, although its source is sorted by class."""
+    if chain.deal is None or facts.is_undealt or not any(node.traits.random for node in chain):
+        return
+    dealer, source = chain.deal.pipe, chain.deal.pipe.source
+    if not isinstance(source, MapPipe) or dealer.is_shuffled or any(node.name in _MIXING for node in Chain.of(source)):
+        return
+    size = min(dealer.sizes().get("global_batch_size") or 16, 64)
+    if len(source) < 2 * size:
+        return
+    firsts = set(map(str, readable(source, range(size), "y")))
+    last = next(map(str, readable(source, range(len(source) - 1, len(source) - 1 - size, -1), "y")), None)
+    if len(firsts) == 1 and last is not None and last not in firsts:
+        yield (
+            "deal",
+            "The chain augments, so it trains; but it is not shuffled, and its source is sorted by class.",
+            "A batch holds one class, and the model forgets the others meanwhile.",
+            "Use `deal(..., shuffle=True, seed=0)`.",
+        )
+
+
+@rule("weak-shuffle", "warning", needs="samples")
+def weak_shuffle(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A shuffled chain delivers neighbours of the source close to each other."""
+    if chain.deal is None or not chain.deal.pipe.is_shuffled or not isinstance(chain.deal.pipe.source, MapPipe):
+        return
+    if len(chain.deal.pipe.source) < _FEW or "batch_by" in chain.deal.pipe.sizes():
+        return  # batches of like length are meant to keep samples together
+    found = shuffle_quality(chain.end.pipe, max_samples=_MANY)
+    if not found.is_good:
+        yield (
+            "deal",
+            f"The shuffle is weak: neighbours of the source end up {found.spread:.0%} as far apart as in a full one.",
+            "Batches hold samples that lie together in the source, which are often of one class.",
+            "Use `shuffle=True`, or a larger `window=`; `kdp.shuffle_quality(chain)` measures it.",
+        )
+
+
+@rule("computed-labels", "warning")
+def computed_labels(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A plan reads labels that a function computes from samples of a remote source, one request after the other."""
+    for node in reversed(chain):
+        if not isinstance(node.pipe, PlanPipe) or node.pipe.goes_by == "number":
+            continue
+        above = upstream_nodes(node)
+        makers = [other for other in above if isinstance(other.operation, FieldAdder) and other.operation.name == "y"]
+        if makers and any(other.traits.is_remote for other in upstream_nodes(makers[0])):
+            yield (
+                node.name,
+                f"`.{node.name}()` needs the labels of all samples, which `.add_field('y', ...)` computes one by one.",
+                "The source is remote: that takes a request for each sample, again whenever the chain is made.",
+                "Write the labels into the shards, as members `cls`: those of all samples are read at once.",
+            )
+
+
+@rule("unsharded", "error")
+def unsharded(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """Every worker would give the whole stream."""
+    if isinstance(chain.end.pipe, IterDataPipe) and facts.num_workers > 1 and not any(map(shards, chain.pipes)):
+        yield (
+            chain.end.name,
+            "Nothing in the chain shards.",
+            f"Each of {facts.num_workers} workers would give every sample: all come {facts.num_workers} times.",
+            "End it with `.deal(batch_size=...)`, or put `.sharding_filter()` after its source.",
+        )
+
+
+@rule("sharded-twice", "error")
+def sharded_twice(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """Two pipes on one path both take a part."""
+    for node in (node for node in reversed(chain) if shards(node.pipe)):
+        other = next((other for other in upstream_nodes(node) if shards(other.pipe)), None)
+        if other is not None:
+            yield (
+                node.name,
+                f"`.{node.name}()` shards what `.{other.name}()` has sharded.",
+                "A worker gets a part of its part: samples are lost, or torch rejects the chain.",
+                "Keep one of them.",
+            )
+            return
+
+
+@rule("shuffled-in-parts", "warning")
+def shuffled_in_parts(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A shuffle after the sharding mixes only what one worker has."""
+    for node in reversed(chain) if chain.deal is None else ():
+        if isinstance(node.pipe, Shuffler) and _is_any(ShardingFilter, upstream_nodes(node)):
+            yield (
+                "shuffle",
+                "`.shuffle()` comes after `.sharding_filter()`.",
+                "Each worker shuffles a part that is the same in every epoch, and the order depends on their number.",
+                "Put `.shuffle()` before `.sharding_filter()`; or leave both to `.deal(batch_size=..., seed=0)`.",
+            )
+
+
+def _is_any(kind: Any, nodes: list[Any]) -> bool:
+    return any(isinstance(node.pipe, kind) for node in nodes)
+
+
+@rule("sharded-late", "warning")
+def sharded_late(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """All workers do the work that comes before the sharding."""
+    for node in (node for node in reversed(chain) if isinstance(node.pipe, ShardingFilter)):
+        working = (other for other in upstream_nodes(node) if isinstance(other.pipe, Mapper) or other.traits.random)
+        worker = next(working, None)
+        if worker is not None and worker.upstream:
+            yield (
+                "sharding_filter",
+                f"`.sharding_filter()` comes after `.{worker.name}()`.",
+                "Every worker does that for all samples, and throws most of it away: more workers gain nothing.",
+                "Put `.sharding_filter()` right after the source and its `.shuffle()`.",
+            )
+
+
+@rule("sharded-unseeded", "error")
+def sharded_unseeded(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A sharding pipe of the user's own comes after a shuffle, which torch seeds for `ShardingFilter` alone."""
+    for node in reversed(chain):
+        kind = type(node.pipe)
+        is_own = shards(node.pipe) and kind is not ShardingFilter and not isinstance(node.pipe, Dealer)
+        if is_own and _is_any(Shuffler, upstream_nodes(node)):
+            yield (
+                kind.__name__,
+                f"`{kind.__name__}` shards what `.shuffle()` gives, but is not a `sharding_filter`.",
+                "torchdata seeds a shuffle alike in all workers only before exactly that: each worker shuffles "
+                "differently, and samples are lost and doubled.",
+                "Use `.sharding_filter()`, or `.deal(batch_size=...)`.",
+            )
+
+
+@rule("unclear-rank", "warning")
+def unclear_rank(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """The environment names several ranks, but not which one this is, so it takes itself for the only one."""
+    named = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    is_for_all = chain.deal is not None and chain.deal.pipe.is_for_all_ranks
+    if named in _ONE_PROCESS or is_for_all or group_ranks() is not None or ranks_now().num_ranks > 1:
+        return
+    names = zip(("RANK", "WORLD_SIZE"), named, strict=True)
+    shown = ", ".join(f"{name}={value!r}" if value else f"no {name}" for name, value in names)
+    yield (
+        chain.end.name,
+        f"The environment has {shown}, and there is no process group.",
+        "That names no rank, so this process takes itself for the only one: every rank gets all samples.",
+        "Set both, RANK from 0 to WORLD_SIZE - 1, as torchrun does, or call `torch.distributed.init_process_group` "
+        "before the epoch; for a single process, set neither.",
+    )
+
+
+@rule("same-batches", "warning")
+def all_to_each_rank(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """`deal(ranks=1)` on several ranks, but no library is loaded that splits batches between ranks."""
+    num_ranks = ranks_now().num_ranks
+    is_for_all = chain.deal is not None and chain.deal.pipe.is_for_all_ranks
+    if is_for_all and num_ranks > 1 and "accelerate" not in sys.modules:
+        yield (
+            "deal",
+            f"`deal(ranks=1)` gives each of {num_ranks} ranks all batches.",
+            "Accelerate and transformers' Trainer split them between ranks, but neither is loaded: all ranks train on "
+            "the same batches.",
+            "Leave `ranks` out: each rank gets its part.",
+        )

@@ -1,0 +1,232 @@
+"""How well a chain shuffles: how far neighbours of the source end up apart, runs of one class, and equal epochs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_count
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe
+from kdpipes.core.randomness import planning
+from kdpipes.delivery.deal import DealerMapDataPipe
+from kdpipes.delivery.dealer import Dealer
+from kdpipes.delivery.layout import Ranks
+from kdpipes.delivery.skipping import unrecorded
+from kdpipes.look.rendering import render
+
+__all__ = ["ShuffleQuality", "shuffle_quality"]
+
+_WEAK = 0.5  # a perfect shuffle measures about 1, the order of the source about 0
+
+
+@dataclass(frozen=True, repr=False)
+class ShuffleQuality:
+    """How well a chain shuffles. A perfect shuffle has 1 or close to it everywhere; fewer samples, more scatter.
+
+    Args:
+        num_samples: The number of samples that were compared.
+        spread: How far apart two samples that are neighbours in the source are delivered, on average, as a share of
+            the distance in a perfect shuffle: about 0 in the order of the source.
+        apart: The share of neighbours in the source that are delivered in different batches, as a share of that in a
+            perfect shuffle.
+        class_runs: How many samples of the same class follow each other, on average, as a multiple of a perfect
+            shuffle's; None if the samples have no field `y`, or one class only.
+        longest_run: The largest number of samples of the same class that follow each other; None likewise.
+        renewal: How many pairs of samples that share a batch are separated in the next epoch, as a share of that in a
+            perfect shuffle; 0 if every epoch has the same batches. None for batches of one sample.
+    """
+
+    num_samples: int
+    spread: float
+    apart: float
+    class_runs: float | None
+    longest_run: int | None
+    renewal: float | None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the order is close to that of a perfect shuffle, and is drawn anew in each epoch."""
+        is_mixed = self.class_runs is None or self.class_runs < 1 / _WEAK
+        return self.spread >= _WEAK and is_mixed and (self.renewal is None or self.renewal >= _WEAK)
+
+    def lines(self) -> list[tuple[str, str, float]]:
+        """Return what was measured: in words, as a number, and as a share of a perfect shuffle."""
+        found = [
+            ("neighbours of the source end up apart by", f"{self.spread:.0%}", self.spread),
+            ("neighbours of the source in different batches", f"{self.apart:.0%}", self.apart),
+        ]
+        if self.class_runs is not None:
+            text = f"{self.class_runs:.2f} times as long, the longest {self.longest_run}"
+            found.append(("runs of one class", text, 1 / max(self.class_runs, 1)))
+        if self.renewal is not None:
+            found.append(("pairs of a batch that part in the next epoch", f"{self.renewal:.0%}", self.renewal))
+        return found
+
+    def _verdict(self) -> str:
+        verdict = "good" if self.is_good else "weak"
+        return f"The shuffle is {verdict}, compared with a perfect one ({self.num_samples:,} samples):"
+
+    def __repr__(self) -> str:
+        lines = self.lines()
+        width = max(len(name) for name, _, _ in lines)
+        return "\n".join([self._verdict(), *(f"  {name:<{width}}  {text}" for name, text, _ in lines)])
+
+    def _repr_html_(self) -> str:
+        return render("shares", self._verdict(), self.lines())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the measures as plain data, fit for JSON."""
+        return {**asdict(self), "is_good": self.is_good}
+
+
+class _Epoch(NamedTuple):
+    """The samples of an epoch in the order of delivery: their places in the source and their batches."""
+
+    places: NDArray[Any]
+    batches: NDArray[Any]
+
+
+def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 200_000) -> ShuffleQuality:
+    """Return how well a chain shuffles, compared with a perfect shuffle of the same samples.
+
+    Of an indexed chain only the plan is read, no sample. Of a stream, samples are read but not decoded, and the source
+    is taken to be sorted by its keys.
+
+    Args:
+        source_datapipe: A chain with `deal`.
+        epoch: The number of the epoch, from 0. It is compared with the next one.
+        max_samples: How many samples of an epoch to compare, from its start.
+
+    Raises:
+        ChainError: There is no `deal` in the chain, or an epoch has fewer than two samples.
+
+    Example:
+        >>> source = kdp.from_dataset([(n, n // 500) for n in range(1000)])
+        >>> kdp.shuffle_quality(source.deal(batch_size=10, shuffle=True)).is_good
+        True
+        >>> print(kdp.shuffle_quality(source.deal(batch_size=10)))
+        The shuffle is weak, compared with a perfect one (1,000 samples):
+          neighbours of the source end up apart by       0%
+          neighbours of the source in different batches  10%
+          runs of one class                              250.00 times as long, the longest 500
+          pairs of a batch that part in the next epoch   0%
+    """
+    found = Chain.of(source_datapipe).deal
+    if found is None:
+        raise ChainError("The chain has no `deal`, and so no batches. End it with `.deal(batch_size=...)`.")
+    check_count("epoch", epoch, minimum=0)
+    check_count("max_samples", max_samples, minimum=2)
+    deal: Dealer = found.pipe
+    labels: NDArray[Any] | None
+    if isinstance(deal, DealerMapDataPipe):
+        now, later = (_planned(deal, number, max_samples) for number in (epoch, epoch + 1))
+        labels = None
+        if isinstance(deal.source, MapPipe) and deal.source.has_column("y"):
+            labels = deal.source.column("y")[now.places]
+        root = [_root_places(deal.source, each, number) for number, each in ((epoch, now), (epoch + 1, later))]
+        now, later = now._replace(places=root[0]), later._replace(places=root[1])
+    else:
+        with unrecorded(source_datapipe):
+            now, later, labels = _read(deal, epoch, max_samples)
+    if len(now.places) < 2:
+        raise ChainError("The epoch has fewer than two samples: there is nothing to compare.")
+    return ShuffleQuality(len(now.places), *_apart(now), *_runs(labels), _renewal(now, later))
+
+
+def _planned(deal: DealerMapDataPipe, epoch: int, max_samples: int) -> _Epoch:
+    plan, size = deal.planned_epoch(epoch, Ranks()), len(deal.source)
+    places: list[NDArray[Any]] = []
+    batches: list[NDArray[Any]] = []
+    total = 0
+    for number in range(plan.num_batches):
+        ordinals = np.asarray(plan.ordinals(number))
+        found = plan.positions(number)[ordinals < size]
+        places.append(found)
+        batches.append(np.full(len(found), number))
+        total += len(found)
+        if total >= max_samples:
+            break
+    empty = np.zeros(0, np.int64)
+    return _Epoch(np.concatenate([empty, *places]), np.concatenate([empty, *batches]))
+
+
+def _root_places(source: Any, epoch: _Epoch, number: int) -> NDArray[Any]:
+    """Return where samples lie in the sources of the plan: what `permute` moved apart counts as moved."""
+    places = epoch.places
+    for node in Chain.of(source).path():
+        if isinstance(node.pipe, PlanPipe):
+            with planning(number):
+                sources, places = node.pipe.locate(places, number)
+            if node.is_join:
+                places = np.cumsum([0, *map(len, node.pipe.sources)])[:-1][sources] + places
+    return np.asarray(places)
+
+
+def _read(deal: Dealer, epoch: int, max_samples: int) -> tuple[_Epoch, _Epoch, NDArray[Any] | None]:
+    """Return two epochs of a stream, and the labels of the first."""
+    keys: list[list[str]] = []
+    batches: list[list[int]] = []
+    labels: list[Any] = []
+    for number in (epoch, epoch + 1):
+        keys.append([])
+        batches.append([])
+        for batch, samples in enumerate(deal.whole_batches(number)):
+            keys[-1] += [sample.key for sample in samples]
+            batches[-1] += [batch] * len(samples)
+            if number == epoch:
+                labels += [sample.get("y") for sample in samples]
+            if len(keys[-1]) >= max_samples:
+                break
+    _, places = np.unique(np.asarray([*keys[0], *keys[1]]), return_inverse=True)
+    epochs = [_Epoch(part, np.asarray(of)) for part, of in zip(np.split(places, [len(keys[0])]), batches, strict=True)]
+    return epochs[0], epochs[1], None if None in labels else np.asarray(labels)
+
+
+def _apart(epoch: _Epoch) -> tuple[float, float]:
+    """Return how far apart neighbours of the source are, and how often they are in different batches."""
+    order = np.argsort(epoch.places, kind="stable")  # of samples that come several times, the copies are neighbours
+    distance = np.abs(np.diff(order)).mean()
+    number = len(order)
+    _, sizes = np.unique(epoch.batches, return_counts=True)
+    together = float((sizes * (sizes - 1.0)).sum()) / (number * (number - 1.0))  # in a perfect shuffle
+    parted = float((np.diff(epoch.batches[order]) != 0).mean())
+    spread = (float(distance) - 1) / max((number + 1) / 3 - 1, 1e-9)
+    return min(spread, 1.0), min(parted / max(1 - together, 1e-9), 1.0)
+
+
+def _runs(labels: NDArray[Any] | None) -> tuple[float | None, int | None]:
+    """Return how long runs of one class are compared with a perfect shuffle, and the longest one."""
+    if labels is None or labels.ndim != 1 or len(_counts(labels)) < 2:
+        return None, None
+    ends = np.flatnonzero(np.concatenate([labels[1:] != labels[:-1], [True]]))
+    shares = _counts(labels) / len(labels)
+    expected = 1 / (1 - float((shares**2).sum()))
+    lengths = np.diff(ends, prepend=-1)
+    return float(lengths.mean()) / expected, int(lengths.max())
+
+
+def _counts(labels: NDArray[Any]) -> NDArray[Any]:
+    return np.unique(labels, return_counts=True)[1]
+
+
+def _renewal(now: _Epoch, later: _Epoch) -> float | None:
+    """Return how many pairs of samples of a batch part in the next epoch, as a share of a perfect shuffle."""
+    both, in_now, in_later = np.intersect1d(now.places, later.places, return_indices=True)
+    if len(both) < 2:
+        return 1.0  # an epoch of other samples
+    pairs = now.batches[in_now] * (int(later.batches.max()) + 1) + later.batches[in_later]
+    stayed, shared = _num_pairs(pairs), _num_pairs(now.batches[in_now])
+    if not shared:
+        return None
+    perfect = _num_pairs(later.batches[in_later]) / (len(both) * (len(both) - 1) / 2)
+    return min((1 - stayed / shared) / max(1 - perfect, 1e-9), 1.0)
+
+
+def _num_pairs(groups: NDArray[Any]) -> float:
+    sizes = _counts(groups).astype(float)
+    return float((sizes * (sizes - 1) / 2).sum())
