@@ -15,6 +15,7 @@ from fsspec.spec import AbstractFileSystem
 
 from kdpipes.core.errors import must_be
 from kdpipes.core.masked import masked
+from kdpipes.storage.object_store import with_obstore
 
 __all__ = ["PrivateHostError", "check_filesystem", "check_hosts", "filesystem_of", "not_installed", "parent_of"]
 
@@ -31,15 +32,16 @@ class PrivateHostError(PermissionError):
 
 
 class _Known(NamedTuple):
-    """A file system, with the process and the settings that it was made in."""
+    """A file system, with fsspec's own, and the process and the settings that it was made in."""
 
     filesystem: Any
+    original: Any
     process: int
     settings: dict[str, Any]
 
     def holds(self, settings: dict[str, Any]) -> bool:
         """Return whether fsspec would return the same file system now."""
-        return self.process == os.getpid() and self.settings == settings and _is_kept(self.filesystem)
+        return self.process == os.getpid() and self.settings == settings and _is_kept(self.original)
 
 
 _shared: dict[str, _Known] = {}
@@ -48,6 +50,8 @@ _own = threading.local()
 
 def filesystem_of(url: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path there, like `fsspec.core.url_to_fs`, but faster when called again.
+
+    That of S3 reads through obstore if that is installed.
 
     Threads share asynchronous file systems; of others, each thread has its own. One is used for all URLs of a protocol,
     unless they hold more than the place of a file (`sftp://user@host/`). Changes of `fsspec.config.conf` and
@@ -65,12 +69,13 @@ def filesystem_of(url: str) -> tuple[Any, str]:
         known = table.get(of_all) or table.get(url)
         if known is not None and known.holds(settings):
             return known.filesystem, _path_of(known.filesystem, url)
-    filesystem, _ = found = fsspec.core.url_to_fs(url, **_guard(protocol))
+    filesystem, path = fsspec.core.url_to_fs(url, **_guard(protocol))
     table = _shared if getattr(filesystem, "async_impl", False) else mine
     if len(table) >= _MANY:
         table.clear()
-    table[of_all if _is_one_for_all(filesystem) else url] = _Known(filesystem, os.getpid(), dict(settings))
-    return found
+    name = of_all if _is_one_for_all(filesystem) else url
+    table[name] = _Known(with_obstore(filesystem), filesystem, os.getpid(), dict(settings))
+    return table[name].filesystem, path
 
 
 # fsspec offers the following by private names only. All implementations have them: `AbstractFileSystem` defines them.

@@ -376,6 +376,8 @@ class _Source:
         def attempt() -> bytes:
             nonlocal num_tries
             num_tries += 1
+            if self.has_ranges and not self._is_http:
+                return self._range(start, stop)
             read = self._range if self.has_ranges else self._read_on
             return in_time(partial(read, start, stop), self._url, stop - start)
 
@@ -412,7 +414,9 @@ class _Source:
 
     def _range(self, start: int, stop: int) -> bytes:
         if not self._is_http:
-            content = self._filesystem.cat_file(self._path, start=start, end=stop)
+            content = ask(
+                self._filesystem, "cat_file", self._url, self._path, start=start, end=stop, num_bytes=stop - start
+            )
         else:  # of a server that ignores ranges, no more is read than is wanted
             with self._filesystem.open(self._path, "rb", size=self.size, cache_type="none") as file:
                 file.seek(start)

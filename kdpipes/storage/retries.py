@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from kdpipes.core.errors import is_number, must_be
 from kdpipes.core.masked import masked
 from kdpipes.storage.filesystems import PrivateHostError
+from kdpipes.storage.object_store import ObjectFiles
 
 __all__ = [
     "DEFAULT_S",
@@ -229,6 +230,14 @@ def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, 
     Raises:
         SilenceError: It takes longer than the time limit.
     """
+    if isinstance(filesystem, ObjectFiles):
+        try:
+            answer = filesystem.attempt(method, _own.seconds, *args, **kwargs)
+        except TimeoutError as error:
+            raise _silence(url, _own.seconds or math.inf) from error
+        if answer is not NotImplemented:
+            return answer
+        filesystem = filesystem.filesystem
     call, seconds = getattr(filesystem, method), _own.seconds
     # fsspec generates the synchronous methods of asynchronous file systems; only these take a timeout.
     is_generated = getattr(filesystem, "async_impl", False) and method in vars(filesystem)
