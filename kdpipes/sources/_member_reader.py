@@ -24,7 +24,7 @@ from kdpipes.storage.shard_cache import Shard, ShardCache, Survey
 from kdpipes.storage.shard_index import UNCHECKED, Places
 from kdpipes.storage.urls import is_local
 
-__all__ = ["Fetch", "MemberReader"]
+__all__ = ["Fetch", "Habit", "MemberReader"]
 
 Fetch = Literal["auto", "members", "shards"]
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _ON_DISK = ("file://", "local://")
 _BLOCK = 512  # of tars: a header is one, a content is filled up to whole ones
 
 
-class _Habit:
+class Habit:
     """Which fields are read, as far as this process has seen, and what was to be prefetched before it saw one."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class _Habit:
         self._waiting: list[NDArray[Any]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Habit, ()
+        return Habit, ()
 
     def due(self, positions: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the positions to read ahead: the first ones whole, those that follow when the fields are known."""
@@ -74,7 +74,7 @@ class MemberReader:
         self._timeout_s = timeout_s
         self._cache = cache
         self._ranges = RangeReader()
-        self._habit = _Habit()
+        self._habit = Habit()
         self._expected: tuple[Order, ...] = ()  # of the epoch that begins
         self._begun: bytes | None = None  # the digest of its positions
         self._is_ordered = False

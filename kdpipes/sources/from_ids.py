@@ -13,13 +13,16 @@ from kdpipes.core.callback import Callback
 from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.traits import Traits
+from kdpipes.sources._file_reader import FileReader
 from kdpipes.sources._labels import as_classes
 from kdpipes.storage.decoding import decode_array
-from kdpipes.storage.files import file_stamp, read_url
+from kdpipes.storage.files import file_stamp
 from kdpipes.storage.shared import Shared
-from kdpipes.storage.urls import identity_of, path_of
+from kdpipes.storage.urls import identity_of, is_local, path_of
 
 __all__ = ["IdReaderMapDataPipe"]
 
@@ -67,7 +70,8 @@ class IdReaderMapDataPipe(MapPipe):
         if labels is not None:
             column, self._class_names = as_classes(_aligned(ids, labels), self._class_names)
             self._labels = Shared(column)
-        self._load = Callback("load", _FileLoader(load) if isinstance(load, str) else load)
+        self._files = _FileLoader(load) if isinstance(load, str) else None
+        self._load = Callback("load", self._files or load)
 
     def fingerprint(self) -> Any:
         ids = self._ids.value
@@ -91,9 +95,16 @@ class IdReaderMapDataPipe(MapPipe):
         """Return what caches tell it by, besides the files' own versions: how an ID is loaded."""
         return self._load
 
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return Traits(role="source", is_remote=self._files is not None and self._files.is_remote(self._ids.value))
+
+    def prefetch(self, order: Order) -> None:
+        if self._files is not None:
+            self._files.prefetch(order, self._ids.value)
+
     def _version_of(self, name: Any) -> str:
-        load = self._load.function
-        return file_stamp(load.path_of(name)) if isinstance(load, _FileLoader) else ""
+        return "" if self._files is None else file_stamp(self._files.path_of(name))
 
     def has_column(self, name: str) -> bool:
         return name == "y" and self._labels is not None
@@ -126,6 +137,17 @@ class _FileLoader(Fingerprinted):
 
     def __init__(self, template: str) -> None:
         self._template = template
+        self._reader = FileReader("x")
+
+    def is_remote(self, names: Sequence[Any]) -> bool:
+        """Return whether the files are remote, judging by the first one."""
+        return len(names) > 0 and not is_local(self.path_of(names[0]))
+
+    def prefetch(self, order: Order, names: Sequence[Any]) -> None:
+        """Begin to read the files at the next positions."""
+        self._reader.prefetch(
+            order, lambda positions: ((self.path_of(names[index]), -1) for index in positions.tolist())
+        )
 
     def fingerprint(self) -> Any:
         """Return the data that identifies it, independent of the folder of the files."""
@@ -137,7 +159,7 @@ class _FileLoader(Fingerprinted):
 
     def __call__(self, name: Any) -> Any:
         path = self.path_of(name)
-        content = read_url(path)
+        content = self._reader.read(path)
         try:
             suffix = path_of(path).rpartition(".")[2]
             return decode_array(suffix, content) if suffix in ("npy", "pt") else content

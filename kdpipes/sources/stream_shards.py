@@ -64,7 +64,7 @@ class ShardStreamerIterDataPipe(IterPipe):
 
     Length: none; a stream ends where its shards end.
 
-    Memory: one sample, and 1 MiB of the shard; of shards elsewhere up to 36 MiB: 28 of the one that is read, and 8 of
+    Memory: one sample, and 1 MiB of the shard; of remote shards up to 56 MiB: 48 of the one that is read, and 8 of
         the next.
 
     Raises:

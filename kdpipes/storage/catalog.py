@@ -32,11 +32,11 @@ from kdpipes.storage.files import (
     version_of,
     write_url,
 )
-from kdpipes.storage.remote import Threads
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_refused, retried
 from kdpipes.storage.shard_index import IndexBuilder, JoinedIndexes, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar import add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
+from kdpipes.storage.threads import Threads
 from kdpipes.storage.urls import is_local
 
 __all__ = [

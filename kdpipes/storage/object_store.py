@@ -17,6 +17,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from kdpipes.core.processes import forget_after_fork
+
 __all__ = ["ObjectFiles", "with_obstore"]
 
 _OPTIONS = {"anon", "key", "secret", "token", "profile", "endpoint_url", "client_kwargs", "requester_pays"}
@@ -43,6 +45,11 @@ class ObjectFiles:
 
     def __init__(self, filesystem: Any) -> None:
         self.filesystem = filesystem
+        self.forget()
+        forget_after_fork(self)
+
+    def forget(self) -> None:
+        """Start over without clients, those of another process."""
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, float | None], Any] = {}
 
@@ -126,7 +133,10 @@ def with_obstore(filesystem: Any) -> Any:
     """Return a file system whose objects are read through obstore, if it is one of S3 and obstore is installed."""
     protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple | list) else (filesystem.protocol,)
     is_s3 = "s3" in protocols and not filesystem.asynchronous
-    return ObjectFiles(filesystem) if is_s3 and importlib.util.find_spec("obstore") is not None else filesystem
+    if not is_s3 or importlib.util.find_spec("obstore") is None:
+        return filesystem
+    # One for each file system: 64 threads that begin together would otherwise make 64 clients in 20 s of CPU.
+    return filesystem.__dict__.setdefault("_kdpipes_objects", ObjectFiles(filesystem))
 
 
 def _translated(library: Any, error: Exception, text: str) -> Exception:

@@ -23,9 +23,10 @@ from kdpipes.core.masked import masked
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.catalog import keep_index
 from kdpipes.storage.files import CAN_HOLD, HeldFile, Version, cache_folder, pread
-from kdpipes.storage.remote import Threads, read_range
+from kdpipes.storage.remote import read_range
 from kdpipes.storage.retries import limited, time_limit
 from kdpipes.storage.shard_folder import Entry, ReplacedError, Shard, ShardFolder, download
+from kdpipes.storage.threads import Threads
 
 __all__ = ["Shard", "ShardCache", "ShardOrder", "Survey", "Visits"]
 
