@@ -129,6 +129,7 @@ FULL = [
     "storage/test_codec.py::test_an_entry_that_reads_its_bytes_twice_is_damaged",
     "storage/test_object_store.py",
     "storage/test_s3.py",
+    "storage/test_storage_options.py",
     "storage/test_tar_headers.py::test_a_byte_that_is_changed_is_an_error_or_reads_as_with_tarfile",
     "test_benchmarks.py",
     "test_demo.py",

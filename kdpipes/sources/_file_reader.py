@@ -7,6 +7,7 @@ from typing import Any
 
 from kdpipes.core.order import Order
 from kdpipes.sources._member_reader import Habit
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import read_url
 from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.urls import is_local
@@ -21,15 +22,16 @@ class FileReader:
 
     Args:
         field: The name of the field: until it has been read once, only the first positions are read ahead.
+        access: How remote storage is reached.
     """
 
-    def __init__(self, field: str) -> None:
-        self._field = field
+    def __init__(self, field: str, access: Access) -> None:
+        self._field, self.access = field, access
         self._ahead = RangeReader(read=lambda span: read_url(span.url))
         self._habit = Habit()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FileReader, (self._field,)
+        return FileReader, (self._field, self.access)
 
     def prefetch(self, order: Order, files_at: Callable[[Any], Iterable[tuple[str, int]]]) -> None:
         """Begin to read the files of the next positions.
@@ -43,14 +45,16 @@ class FileReader:
         for positions in order:
             for due in self._habit.due(positions):
                 files = files_at(due)
-                self._ahead.announce(_span(url, size) for url, size in files if not is_local(url))
+                with using(self.access):
+                    self._ahead.announce(_span(url, size) for url, size in files if not is_local(url))
 
     def read(self, url: str, size: int = -1) -> bytes:
         """Return the content of a file."""
         if is_local(url):
             return read_url(url)
         self._habit.fields.add(self._field)
-        return self._ahead.read(_span(url, size))
+        with using(self.access):
+            return self._ahead.read(_span(url, size))
 
 
 def _span(url: str, size: int) -> Span:

@@ -19,8 +19,10 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.traits import Traits
 from kdpipes.sources._file_reader import FileReader
 from kdpipes.sources._labels import as_classes
+from kdpipes.storage.access import Access
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import file_stamp
+from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.urls import identity_of, is_local, path_of
 
@@ -41,6 +43,10 @@ class IdReaderMapDataPipe(MapPipe):
         load: Called with an ID, returns `x`; or a path or URL with `{id}` in it, read by its suffix: `.pt` as tensors
             (`weights_only`), `.npy` as an array, all else as bytes.
         class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text.
+        storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
+            `{"anon": True}` of S3. Workers get them; no `repr`, state, fingerprint or error
+            contains them.
+        hedge_s: After how many seconds a read that has no answer is requested a second time; the first answer counts.
 
     Raises:
         ValueError: A label is not among `class_names`; an ID has no label, or `labels` has another length than `ids`.
@@ -58,19 +64,24 @@ class IdReaderMapDataPipe(MapPipe):
         load: Callable[[Any], Any] | str | os.PathLike[str] = "{id}",
         *,
         class_names: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        hedge_s: float | None = None,
     ) -> None:
         if isinstance(ids, str) or not hasattr(ids, "__getitem__") or isinstance(ids, Mapping):
             raise TypeError(must_be("ids", "a sequence of IDs", ids))
         load = os.fspath(load) if isinstance(load, os.PathLike) else load
         if isinstance(load, str) and "{id}" not in load:
             raise ValueError(must_be("load", "a callable, or a path with '{id}' in it", load))
+        if isinstance(load, str):
+            check_filesystems("load", [load.replace("{id}", str(ids[0])) if len(ids) else load])
         self._ids = Shared(ids)
         self._class_names = check_names("class_names", class_names)
         self._labels: Shared[NDArray[Any]] | None = None
         if labels is not None:
             column, self._class_names = as_classes(_aligned(ids, labels), self._class_names)
             self._labels = Shared(column)
-        self._files = _FileLoader(load) if isinstance(load, str) else None
+        access = Access(storage_options=storage_options, hedge_s=hedge_s)
+        self._files = _FileLoader(load, access) if isinstance(load, str) else None
         self._load = Callback("load", self._files or load)
 
     def fingerprint(self) -> Any:
@@ -135,9 +146,9 @@ def _aligned(ids: Sequence[Any], labels: Mapping[Any, Any] | Sequence[Any]) -> N
 class _FileLoader(Fingerprinted):
     """Reads the file of an ID by the suffix of its path. Nothing in the file is executed."""
 
-    def __init__(self, template: str) -> None:
+    def __init__(self, template: str, access: Access) -> None:
         self._template = template
-        self._reader = FileReader("x")
+        self._reader = FileReader("x", access)
 
     def is_remote(self, names: Sequence[Any]) -> bool:
         """Return whether the files are remote, judging by the first one."""

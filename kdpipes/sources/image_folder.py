@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,9 @@ from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.traits import Traits
 from kdpipes.sources._file_reader import FileReader
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import file_stamp, list_files, list_versions
+from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
@@ -51,6 +53,10 @@ class ImageFolderMapDataPipe(MapPipe):
         root: A path or an fsspec URL. Images may lie deeper inside a class's folder; what is hidden is left out.
         class_names: The names of the classes 0, 1, ..., where they are not to be those of this folder: so that training
             and validation agree. Folders of other names are an error.
+        storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
+            `{"anon": True}` of S3. Workers get them; no `repr`, state, fingerprint or error
+            contains them.
+        hedge_s: After how many seconds a read that has no answer is requested a second time; the first answer counts.
 
     Memory: the length of the paths and 12 bytes for each image, shared by all workers.
 
@@ -64,15 +70,23 @@ class ImageFolderMapDataPipe(MapPipe):
         ('heron', 'stork')
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, class_names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        class_names: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        hedge_s: float | None = None,
+    ) -> None:
         if not isinstance(root, str | os.PathLike):
             raise TypeError(must_be("root", "a path or a URL", root))
         self._root = os.path.expanduser(os.fspath(root))  # noqa: PTH111
         if is_local(self._root) and not os.path.isdir(self._root):  # noqa: PTH112
             raise FileNotFoundError(must_be("root", "a folder that exists", self._root))
+        check_filesystems("root", [self._root])
         self._class_names = check_names("class_names", class_names)
         self._listing: Shared[_Listing] | None = None
-        self._files = FileReader("x")
+        self._files = FileReader("x", Access(storage_options=storage_options, hedge_s=hedge_s))
 
     def fingerprint(self) -> Any:
         listing = self._listed()
@@ -140,7 +154,8 @@ class ImageFolderMapDataPipe(MapPipe):
 
     def _listed(self) -> _Listing:
         if self._listing is None:
-            self._listing = Shared(_list(self._root, self._class_names))
+            with using(self._files.access):
+                self._listing = Shared(_list(self._root, self._class_names))
         return self._listing.value
 
 

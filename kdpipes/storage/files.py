@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.masked import masked
 from kdpipes.storage.filesystems import filesystem_of, not_installed, parent_of
-from kdpipes.storage.retries import NUM_TRIES, SilenceError, ask, in_time, is_missing, retried, what_went_wrong
+from kdpipes.storage.retries import NUM_TRIES, SilenceError, ask, hedged, in_time, is_missing, retried, what_went_wrong
 from kdpipes.storage.threads import Threads
 from kdpipes.storage.urls import identity_of, is_local
 
@@ -169,7 +169,9 @@ def read_url(url: str, *, num_tries: int = NUM_TRIES) -> bytes:
         if is_local(url):
             return Path(url).read_bytes()
         filesystem, path = filesystem_of(url)
-        content: bytes = retried(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX), num_tries=num_tries)
+        content: bytes = retried(
+            lambda: hedged(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX)), num_tries=num_tries
+        )
     return content
 
 

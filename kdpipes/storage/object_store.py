@@ -15,7 +15,7 @@ import sys
 import threading
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdpipes.core.processes import forget_after_fork
 
@@ -82,16 +82,18 @@ class ObjectFiles:
             return NotImplemented
         library = _library()
         client = None if library is None else self._client(library, bucket, timeout)
+        if library is None or client is None:
+            return NotImplemented
         try:
-            return NotImplemented if client is None else _METHODS[method](self, library, client, path, key, **options)
-        except library.exceptions.BaseError as error:
+            return _METHODS[method](self, library.functions, client, path, key, **options)
+        except library.functions.exceptions.BaseError as error:
             text = str(error)
-            if isinstance(error, library.exceptions.InvalidPathError):
+            if isinstance(error, library.functions.exceptions.InvalidPathError):
                 return NotImplemented
             if "301 Moved" in text or "PermanentRedirect" in text or "AuthorizationHeaderMalformed" in text:
                 self._clients[bucket, timeout] = None  # a bucket of another region, which s3fs finds out
                 return NotImplemented
-            raise _translated(library, error, text) from None
+            raise _translated(library.functions, error, text) from None
         except FileNotFoundError as error:
             raise FileNotFoundError(_said(str(error))) from None
 
@@ -159,10 +161,19 @@ def _said(text: str) -> str:
     return first if reason is None else f"{first}: {reason[1]}"
 
 
-_loaded: dict[int, Any] = {}  # the library of each process of this lineage; a dropped one would close what others use
+class _Library(NamedTuple):
+    """The functions of obstore, and its module of stores."""
+
+    functions: Any
+    stores: Any
 
 
-def _library() -> Any:
+_loaded: dict[
+    int, _Library | None
+] = {}  # the library of each process of this lineage; a dropped one would close what others use
+
+
+def _library() -> _Library | None:
     """Return the library for this process; None if it cannot be used here.
 
     The threads of its runtime do not survive a fork, and requests would wait for ever. A forked process of a parent
@@ -174,14 +185,14 @@ def _library() -> Any:
     return _loaded[process]
 
 
-def _import() -> Any:
+def _import() -> _Library | None:
     try:
-        return importlib.import_module("obstore._obstore")
+        return _Library(importlib.import_module("obstore._obstore"), importlib.import_module("obstore._store"))
     except ImportError:
         return None
 
 
-def _copied_library() -> Any:
+def _copied_library() -> _Library | None:
     original = sys.modules["obstore._obstore"]
     try:
         descriptor = os.memfd_create("obstore")
@@ -199,7 +210,7 @@ def _copied_library() -> Any:
             os.close(descriptor)
     except (AttributeError, OSError, ImportError):  # of systems without it, or that do not run such files
         return None
-    return copy
+    return _Library(copy, sys.modules["obstore._store"])  # where loading a copy has put its own
 
 
 def _new_client(library: Any, filesystem: Any, bucket: str, timeout: float | None) -> Any:
@@ -220,7 +231,7 @@ def _new_client(library: Any, filesystem: Any, bucket: str, timeout: float | Non
     is_plain = config["endpoint"].startswith("http:")
     if (bundle := os.environ.get("AWS_CA_BUNDLE")) and not is_plain:
         seconds["root_certificate"] = Path(bundle).read_bytes()
-    client = library._store.S3Store(
+    client = library.stores.S3Store(
         bucket,
         config=config,
         client_options={"allow_http": is_plain, "timeout": longest, **seconds},

@@ -21,6 +21,7 @@ from fsspec.spec import AbstractFileSystem
 
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.processes import forget_after_fork
+from kdpipes.storage.access import current_access, using
 from kdpipes.storage.files import Version, remote_info, version_in
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.retries import (
@@ -28,10 +29,9 @@ from kdpipes.storage.retries import (
     SilenceError,
     answer_of,
     ask,
+    hedged,
     in_time,
-    limited,
     retried,
-    time_limit,
     waiting,
     what_went_wrong,
 )
@@ -87,7 +87,7 @@ def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> bytes:
     if span.start >= span.stop:
         return b""
     try:
-        return retried(partial(_read_once, span), num_silent=num_silent, final=(NoRangesError,))
+        return retried(partial(hedged, partial(_read_once, span)), num_silent=num_silent, final=(NoRangesError,))
     except NoRangesError:
         raise
     except Exception as error:
@@ -342,7 +342,7 @@ class _Source:
             nonlocal num_tries
             num_tries += 1
             if self.has_ranges and not self._is_http:
-                return self._range(start, stop)
+                return hedged(partial(self._range, start, stop))
             read = self._range if self.has_ranges else self._read_on
             return in_time(partial(read, start, stop), self._url, stop - start)
 
@@ -444,7 +444,7 @@ class RemoteStream:
         self.at_end: Callable[[int], object] | None = None  # called with the number of chunks still under way
         self._source = _Source(url)
         self._threads: Threads | None = None
-        self._process, self._seconds = os.getpid(), time_limit()
+        self._process, self._access = os.getpid(), current_access()
 
     def __enter__(self) -> RemoteStream:
         return self
@@ -479,7 +479,7 @@ class RemoteStream:
             self._begin, self._at = self._begin + len(self._chunk), 0
             self._chunk = b""
             try:
-                with limited(self._seconds):
+                with using(self._access):
                     self._chunk = self._next_chunk()
             except Exception as error:
                 what = what_went_wrong(self._url, error)
@@ -540,7 +540,7 @@ class StreamsAhead:
     def __init__(self, urls: Sequence[str]) -> None:
         self._next = dict(pairwise(url for url in urls if not is_local(url)))
         self._threads: Threads | None = None
-        self._seconds = time_limit()
+        self._access = current_access()
         self._begun: tuple[str, int, Future[RemoteStream]] | None = None
 
     def open(self, url: str) -> RemoteStream:
@@ -550,7 +550,7 @@ class StreamsAhead:
             FileNotFoundError: The file does not exist.
             DataError: The storage cannot be reached.
         """
-        with limited(self._seconds):
+        with using(self._access):
             (known, process, begun), self._begun = self._begun or ("", 0, Future()), None
             is_begun = known == url and process == os.getpid()  # the parent's threads do not run in a forked process
             stream = begun.result().read_ahead(_NUM_AHEAD) if is_begun else RemoteStream(url)

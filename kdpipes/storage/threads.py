@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from kdpipes.storage.retries import limited, time_limit
+from kdpipes.storage.access import Access, current_access, using
 
 __all__ = ["Threads"]
 
@@ -23,16 +23,16 @@ class Threads:
     """
 
     def __init__(self, number: int, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any], float | None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any], Access] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_missing, self._name = number, name
         weakref.finalize(self, _end, self._jobs, number)
 
     def submit(self, action: Callable[[], Any]) -> Future[Any]:
-        """Run a function in one of the threads, with the caller's time limit."""
+        """Run a function in one of the threads, with the caller's access."""
         future: Future[Any] = Future()
         with self._lock:
-            self._jobs.put((action, future, time_limit()))
+            self._jobs.put((action, future, current_access()))
             if self._num_missing and self._jobs.qsize():
                 self._num_missing -= 1
                 threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
@@ -41,10 +41,10 @@ class Threads:
 
 def _work(jobs: Any) -> None:
     while (job := jobs.get()) is not None:
-        action, future, seconds = job
+        action, future, access = job
         if future.set_running_or_notify_cancel():
             try:
-                with limited(seconds):
+                with using(access):
                     future.set_result(action())
             except BaseException as error:
                 future.set_exception(error)
