@@ -19,7 +19,8 @@ def command(urls: tuple[str, ...], no_checksums: bool, as_json: bool) -> None:
     """Index tar shards, so that they open at once.
 
     Writes NAME.tar.index beside each shard, or into the local cache where nothing can be written there: where its
-    members lie, their classes and checksums. Indexes that are there are made anew.
+    members lie, their classes and checksums. Indexes that are there are made anew. The indexes of remote shards are
+    also written into one object for each folder, kdpipes.index, so that many shards open with a few requests.
 
     URLS are paths or fsspec URLs of plain tars, with brace ranges or globs.
 
@@ -36,15 +37,18 @@ def command(urls: tuple[str, ...], no_checksums: bool, as_json: bool) -> None:
     """
     from kdpipes.core.progress import shown_if_slow
     from kdpipes.storage.catalog import make_index
+    from kdpipes.storage.catalog_file import write_data_set_indexes
     from kdpipes.storage.files import forget_listings, matching_urls
     from kdpipes.storage.urls import expand_urls
 
     given = expand_urls(urls)
     forget_listings(given)
     shards: list[dict[str, Any]] = []
+    indexes = {}
     for url in shown_if_slow(found := matching_urls(given), len(found), "indexing", "shards"):
-        index = make_index(url, with_checksums=not no_checksums)
+        index = indexes[url] = make_index(url, with_checksums=not no_checksums)
         shards.append({"url": url, "num_samples": len(index.keys), "num_bytes": index.version.size})
+    write_data_set_indexes(indexes)
     num_samples = sum(shard["num_samples"] for shard in shards)
     if as_json:
         say_json({"num_samples": num_samples, "num_shards": len(shards), "shards": shards})

@@ -39,6 +39,7 @@ __all__ = [
     "file_stamp",
     "forget_listings",
     "list_files",
+    "list_folder",
     "list_versions",
     "locked",
     "make_cache_folder",
@@ -275,6 +276,16 @@ def list_versions(root: str) -> dict[str, Version]:
     if not found:
         raise FileNotFoundError(f"There is no folder {masked(root)!r}.")
     return {str(file).removeprefix(path).lstrip("/"): version_in(info) for file, info in found.items()}
+
+
+def list_folder(folder: str) -> dict[str, Version]:
+    """Return the version of each file in a remote folder, by its name."""
+    with naming(folder):
+        filesystem, path = filesystem_of(f"{folder}/")
+        filesystem.invalidate_cache(path)
+        found = retried(lambda: ask(filesystem, "ls", folder, path, detail=True, num_bytes=_LISTING))
+    files = (entry for entry in found if entry["type"] != "directory")
+    return {str(entry["name"]).rpartition("/")[2]: version_in(entry) for entry in files}
 
 
 def _found_below(filesystem: Any, root: str, folder: str) -> dict[str, Any]:
