@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import kdpipes as kdp
 from kdpipes.storage.files import matching_urls
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 from tests.sources.shards_elsewhere import (
+    LARGE,
     NAME,
     PER_SHARD,
     SERVICES,
@@ -179,3 +181,29 @@ def test_tars_that_webdataset_would_join_are_all_read(small: str) -> None:
     paths = [str(path) for path in sorted(Path(small).glob(TARS))]
     assert kdp.open_shards("::".join(paths)).column("cls").tolist() == kdp.open_shards(paths).column("cls").tolist()
     assert len(list(kdp.stream_shards("::".join(paths)))) == 36
+
+
+def test_a_computed_column_reads_its_members_in_bulk_and_no_others(tmp_path: Path) -> None:
+    for shard in range(3):
+        with TarWriter(str(tmp_path / f"birds-{shard}.tar")) as writer:
+            for n in range(PER_SHARD):
+                row = {"jpg": bytes(LARGE), "json": {"label": n % 4}}
+                writer.write({"__key__": f"{n:02}", **row})
+    waiting, are_four = [], threading.Event()
+
+    def wait(seconds: float) -> None:
+        waiting.append(1)
+        if len(waiting) >= 4:
+            are_four.set()
+        assert are_four.wait(20), "the members of a shard are requested one by one"
+
+    with faulty_storage(str(tmp_path)):
+        len(opened("faulty://"))  # which makes the indexes
+    slow = Fault("latency", seconds=1.0, paths="*birds-2.tar", on="range")
+    with faulty_storage(str(tmp_path), faults=[slow], sleep=wait) as files:
+        shards = kdp.open_shards(f"faulty://{NAME}", fetch="members")
+        labelled = shards.add_field("y", lambda sample: sample["json"]["label"])
+        assert len(labelled.filter_classes(valid=[1])) == 9
+        assert body_bytes(files) < 2 * LARGE
+        assert len(bodies(files)) <= 36 + 3
+        assert files.stats().bytes_repeated == 0
