@@ -78,7 +78,7 @@ class ObjectFiles:
             OSError: It has failed otherwise.
         """
         bucket, _, key = path.partition("/")
-        if method not in _METHODS or not key or "?" in key:
+        if method not in _METHODS or not options.keys() <= {"start", "end"} or not key or "?" in key:
             return NotImplemented
         library = _library()
         client = None if library is None else self._client(library, bucket, timeout)
@@ -226,7 +226,9 @@ def _new_client(library: Any, filesystem: Any, bucket: str, timeout: float | Non
     config, provider = _s3_config(options, endpoint, client_kwargs.get("region_name"))
     if config is None:
         return None
-    seconds: dict[str, Any] = {} if timeout is None else {"read_timeout": timedelta(seconds=timeout)}
+    seconds: dict[str, Any] = (
+        {} if timeout is None else dict.fromkeys(("read_timeout", "connect_timeout"), timedelta(seconds=timeout))
+    )
     longest = timedelta(days=1) if timeout is None else timedelta(seconds=timeout + _LARGEST_S)
     is_plain = config["endpoint"].startswith("http:")
     if (bundle := os.environ.get("AWS_CA_BUNDLE")) and not is_plain:
