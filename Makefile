@@ -42,7 +42,7 @@ lint: install  ## style and types
 	touch $@
 
 docs: .venv/.docs  ## build the documentation into site/; a broken link is an error
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo Built: site/index.html
 
 .venv-bench/.installed: pyproject.toml constraints.txt benchmarks/peers.txt benchmarks/install_peers.py

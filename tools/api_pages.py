@@ -1,4 +1,4 @@
-"""The API as pages of Markdown, one for each stage, from docstrings and from the help of commands."""
+"""The pages of the API reference: which names stand where. mkdocstrings renders their docstrings."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ PAGES = {
     "rest": "Samples, pipes of your own, errors",
     "testing": "Testing",
 }
-SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example")
 MORE_MODULES = {"testing": ("kdpipes.testing", "kdpipes.demo")}
 
 
 def page_of(value: Any) -> str:
-    """Return the name of the API page that a public name stands on: its stage."""
+    """Return the name of the API page of a public object: its stage."""
     part = value.__module__.partition(".")[2].partition(".")[0]
     part = "delivery" if part == "loader" else part  # one page for batches and what loads them
     return part if part in PAGES else "rest"
 
 
 def pipes() -> dict[str, dict[str, Callable[..., Any]]]:
-    """Return kdpipes' pipes by functional name and flavour, without those that only name the way out."""
+    """Return kdpipes' pipes by functional name and flavor, without those that only raise an error with a hint."""
     found: dict[str, dict[str, Callable[..., Any]]] = {}
-    for (name, flavour), pipe in sorted(registered().items()):
+    for (name, flavor), pipe in sorted(registered().items()):
         is_ours = pipe.__module__.split(".")[0] == "kdpipes"
         if is_ours and not (pipe.__doc__ or "").startswith("Not where the source is "):
-            found.setdefault(name, {})[flavour] = pipe
+            found.setdefault(name, {})[flavor] = pipe
     return found
 
 
@@ -54,7 +53,7 @@ def functional_name(value: Any) -> str | None:
 
 
 def signature_of(name: str, value: Any, *, skip: int = 0) -> str:
-    """Return `name(...)` without annotations, which the arguments' descriptions give in words."""
+    """Return `name(...)` without annotations, which the descriptions of the arguments give in words."""
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
@@ -63,106 +62,49 @@ def signature_of(name: str, value: Any, *, skip: int = 0) -> str:
     return f"{name}{inspect.Signature(plain[skip:])}"
 
 
-def paragraphs(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the sections of a docstring: their name, empty for prose, and their lines."""
-    name, lines = "", []
-    for line in text.splitlines():
-        match = re.match(r"(\w+):$", line)
-        if match and match.group(1) in SECTIONS:
-            yield name, lines
-            name, lines = match.group(1), []
-        elif name and line and not line.startswith(" "):
-            yield name, lines
-            name, lines = "", [line]
-        else:
-            lines.append(line)
-    yield name, lines
+def docstring_of(value: Any, *, members: bool = False) -> str:
+    """Return the directive for which mkdocstrings puts in the docstring of an object, and of its public methods."""
+    lines = [f"::: {value.__module__}.{value.__qualname__}"]
+    if members and isinstance(value, type):
+        own = [name for name, member in vars(value).items() if not name.startswith("_") and _is_described(member)]
+        lines += ["    options:", f"      members: {own}"]
+    return "\n".join(lines)
 
 
-def entries(lines: list[str]) -> list[str]:
-    """Return a section's entries as list items: `name: what`, continued by deeper lines."""
-    items: list[str] = []
-    for line in lines:
-        if not line.strip():
-            continue
-        if line.startswith("     ") and items:
-            items[-1] += " " + line.strip()
-        else:
-            items.append(re.sub(r"^([\w*]+): ", r"`\1`: ", line.strip()))
-    return [f"- {plain(item)}" for item in items if not item.startswith("`source_datapipe`")]
+def _is_described(member: Any) -> bool:
+    inner = member.fget if isinstance(member, property) else member
+    inner = inner.__func__ if isinstance(inner, staticmethod | classmethod) else inner
+    return inspect.isfunction(inner) and bool(inner.__doc__)
 
 
-def plain(text: str) -> str:
-    """Return text in which nothing but code is marked up."""
-    return text.replace("``", "`").replace("**", r"\*\*")
+def understood(docstring: str) -> str:
+    """Return a docstring with the section names that griffe knows, short notes in bold, and no `source_datapipe`.
+
+    A pipe is called as a method of its source, so that `source_datapipe` is not an argument that a reader can pass.
+    """
+    text = re.sub(r"(?m)^Example:$", "Examples:", docstring)
+    text = re.sub(r"(?m)^(Length|Memory|Workers|Seed|Source|Mixing|Yields): ", r"**\1:** ", text)
+    text = re.sub(r"(?m)^ {4}source_datapipe: .*\n(?: {5,}.*\n)*", "", text)
+    text = re.sub(r"(?m)^Args:\n(?=\S|\n|\Z)", "", text)
+    return text.replace("  # doctest: +SKIP", "")
 
 
-def prose(lines: list[str]) -> str:
-    """Return paragraphs, with the short headings of Google style (`Length: ...`) in bold."""
-    text = plain("\n".join(line.strip() for line in lines).strip())
-    return re.sub(r"(?m)^(Length|Memory|Workers|Seed|Source|Mixing): ", r"**\1:** ", text)
-
-
-def rendered(docstring: str) -> str:
-    """Return a docstring of Google style as Markdown."""
-    parts = []
-    for name, lines in paragraphs(docstring):
-        if name == "Example":
-            code = inspect.cleandoc("\n".join(lines)).replace("  # doctest: +SKIP", "")
-            parts.append(f"```pycon\n{code}\n```")
-        elif name and entries(lines):
-            parts.append("\n".join([f"**{name}**", "", *entries(lines)]))
-        elif any(lines):
-            parts.append(prose(lines))
-    return "\n\n".join(parts)
-
-
-def methods_of(owner: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public methods and properties that a class of ours defines and describes."""
-    for name, member in vars(owner).items():
-        inner = member.fget if isinstance(member, property) else member
-        if not name.startswith("_") and inspect.isfunction(inner) and inner.__doc__:
-            yield name, member
-
-
-def described(title: str, signature: str, value: Any, *, level: int = 2) -> str:
-    """Return the entry of one name: heading, signature, docstring."""
-    heading = "#" * level
-    return f"{heading} {title}\n\n```text\n{signature}\n```\n\n{rendered(inspect.getdoc(value) or '')}"
-
-
-def methods_text(name: str, owner: type) -> list[str]:
-    """Return the entries of a class's methods."""
-    found = []
-    for method, member in methods_of(owner):
-        title = f"{name}.{method}"
-        is_value = isinstance(member, property)
-        signature = (
-            title if is_value else signature_of(title, member, skip=0 if isinstance(member, staticmethod) else 1)
-        )
-        found.append(described(f"`{title}`", signature, member, level=3))
-    return found
-
-
-def pipe_text(name: str, flavours: dict[str, Callable[..., Any]], classes: list[str]) -> str:
+def pipe_text(name: str, flavors: dict[str, Callable[..., Any]], classes: list[str]) -> str:
     """Return the entry of one pipe, on indexed sources and on streams."""
-    told: dict[str, list[str]] = {}
-    for flavour in ("map", "iter"):
-        if flavour in flavours:
-            told.setdefault(inspect.getdoc(flavours[flavour]) or "", []).append(flavour)
     words = {"map": "indexed sources", "iter": "streams"}
+    by_docstring: dict[str, dict[str, list[str]]] = {}
+    for flavor in ("map", "iter"):
+        if flavor in flavors:
+            signature = signature_of("." + name, flavors[flavor], skip=1)
+            told = by_docstring.setdefault(inspect.getdoc(flavors[flavor]) or "", {})
+            told.setdefault(signature, []).append(flavor)
     parts = [f"## `.{name}()` {{: #{name} }}"]
-    for docstring, where in told.items():
-        by_signature: dict[str, list[str]] = {}
-        for each in where:
-            by_signature.setdefault(signature_of("." + name, flavours[each], skip=1), []).append(words[each])
-        for signature, sources in by_signature.items():
-            parts += [f"*On {' and '.join(sources)}.*", f"```text\n{signature}\n```"]
-        parts.append(rendered(docstring))
+    for told in by_docstring.values():
+        for signature, where in told.items():
+            parts += [f"*On {' and '.join(words[each] for each in where)}.*", f"```text\n{signature}\n```"]
+        parts.append(docstring_of(flavors[next(iter(told.values()))[0]]))
     if classes:
         parts.append("Classes: " + ", ".join(f"`kdp.{each}`" for each in classes) + ".")
-    for each in classes:
-        parts += methods_text(each, getattr(kdp, each))
     return "\n\n".join(parts)
 
 
@@ -170,20 +112,17 @@ def public_text(name: str, value: Any, module: str = "kdp") -> str:
     """Return the entry of a class or function."""
     shown = f"{module}.{name}"
     signature = shown if isinstance(value, type) and issubclass(value, Exception) else signature_of(shown, value)
-    parts = [described(f"`{shown}` {{: #{name} }}", signature, value)]
-    if isinstance(value, type):
-        parts += methods_text(name, value)
-    return "\n\n".join(parts)
+    return f"## `{shown}` {{: #{name} }}\n\n```text\n{signature}\n```\n\n{docstring_of(value, members=True)}"
 
 
 def page_text(page: str) -> str:
     """Return the API page of a stage: its pipes first, then its other names."""
     parts = [f"# API: {PAGES[page]}"]
     public = {name: getattr(kdp, name) for name in kdp.__all__ if page_of(getattr(kdp, name)) == page}
-    for name, flavours in pipes().items():
-        if page_of(next(iter(flavours.values()))) == page or any(functional_name(v) == name for v in public.values()):
+    for name, flavors in pipes().items():
+        if page_of(next(iter(flavors.values()))) == page or any(functional_name(v) == name for v in public.values()):
             classes = [each for each, value in public.items() if functional_name(value) == name]
-            parts.append(pipe_text(name, flavours, classes))
+            parts.append(pipe_text(name, flavors, classes))
     parts += [public_text(name, value) for name, value in public.items() if functional_name(value) is None]
     for module in MORE_MODULES.get(page, ()):
         found = importlib.import_module(module)
@@ -195,7 +134,7 @@ def page_text(page: str) -> str:
 
 def index_text(pages: dict[str, str]) -> str:
     """Return the list of all names, with links."""
-    lines = ["# API", "", "Generated from docstrings: what `help(kdp.NAME)` and `help(pipe.NAME)` say.", ""]
+    lines = ["# API", "", "Each name with its docstring, which `help(kdp.NAME)` and `help(pipe.NAME)` print too.", ""]
     for page, text in pages.items():
         anchors = re.findall(r"^## `([^`]+)` \{: #(\w+) \}", text, re.MULTILINE)
         links = ", ".join(f"[`{shown}`]({page}.md#{anchor})" for shown, anchor in anchors)
@@ -204,7 +143,7 @@ def index_text(pages: dict[str, str]) -> str:
 
 
 def command_texts(command: click.Command, path: str) -> Iterator[str]:
-    """Yield the help of a command, and of the commands in it."""
+    """Yield the help of a command and of its subcommands."""
     with click.Context(command, info_name=path, terminal_width=100, max_content_width=100) as context:
         yield f"## `{path}`\n\n```text\n{command.get_help(context)}\n```"
         if isinstance(command, click.Group):

@@ -34,12 +34,9 @@ def copied_to(target: Path) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add API pages, the files that pages link to, and the colours of code."""
+    """Add the API pages, and the files that pages link to."""
     from mkdocs.structure.files import File
-    from pygments.formatters import HtmlFormatter
 
-    colours = HtmlFormatter(style="friendly").get_style_defs(".codehilite")
-    files.append(File.generated(config, "css/code.css", content=f".codehilite {{ background: none; }}\n{colours}\n"))
     for path, text in api_pages().items():
         files.append(File.generated(config, path, content=text))
     linked = {target for page in DOCS.rglob("*.md") for _, target in files_outside(page, page.read_text())}
