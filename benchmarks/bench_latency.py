@@ -7,6 +7,10 @@ run, interleaved: the same chain over the same tars on the local disk. Four ways
 from the tenth batch on: before that, the store's answers cannot have come. The store is the local disk behind
 `kdpipes.testing.faulty_storage`, which waits, and counts bytes; it does not limit them.
 
+Second table: a real S3 store on this machine behind a proxy that adds 50 ms to each request, one process, nothing
+decoded: what comes, and the CPU time of that process. Store and proxy run on the same cores. What each image costs
+beyond reading, in batches, is contained.
+
 Result (results/latency.txt): whole shards come at 0.96 and 0.99 of the local rate, `stream_shards` at 0.93. Members by
 ranges, a request for each, do not reach 0.9: 0.81. No byte is read twice.
 
@@ -17,6 +21,7 @@ ranges, a request for each, do not reach 0.9: 0.81. No byte is read twice.
 from __future__ import annotations
 
 import io
+import resource
 import statistics
 import tempfile
 import time
@@ -25,9 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import kdpipes as kdp
-from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
+from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage, s3_server
+from kdpipes.testing.proxy import slow_proxy
 
 # isort: split
+import fsspec
 import numpy as np
 from PIL import Image
 from rounds import load, machine, main
@@ -125,6 +132,58 @@ def measure(folder: str, ways: Ways, rounds: int) -> tuple[dict[str, list[list[f
     return local, remote, shares
 
 
+def drained(pipe: Any) -> tuple[float, float, float]:
+    """Return the samples and the MB per second of an epoch in this process, and its CPU time in ms per sample."""
+    number = size = 0
+    with kdp.Loader(pipe) as loader:
+        begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        for batch in loader:
+            number += len(batch)
+            size += sum(len(content) for (content,) in batch)
+        seconds, now = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF)
+    cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+    return number / seconds, size / seconds / 1e6, cpu / number * 1e3
+
+
+def from_s3(number: int, size: int, num_shards: int, rounds: int) -> list[str]:
+    """Return the table of reads from a real S3 store behind a slow proxy."""
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    content = np.random.default_rng(0).bytes(size)
+    with s3_server() as bucket, tempfile.TemporaryDirectory() as cache:
+        files = fsspec.filesystem("s3")
+        for shard in range(num_shards):
+            tar = io.BytesIO()
+            with TarWriter(tar) as writer:
+                for index in range(shard, number, num_shards):
+                    writer.write({"__key__": f"{index:06}", "jpg": content, "cls": index % 10})
+            files.pipe(f"{bucket}/{shard:02}.tar", tar.getvalue())
+        files.pipe({f"{bucket}/photos/{index % 10}/{index:06}.jpg": content for index in range(min(number, 2_000))})
+        urls = f"{bucket}/{{00..{num_shards - 1:02}}}.tar"
+        list(kdp.open_shards(urls).column("cls"))  # the indexes
+        conf, options = fsspec.config.conf, fsspec.config.conf["s3"]
+        with slow_proxy(options["endpoint_url"], LATENCY_S) as proxy:
+            conf["s3"] = {**options, "endpoint_url": proxy.url}
+            sources: dict[str, Callable[[], tuple[Any, Any]]] = {
+                "members by ranges": lambda: (kdp.open_shards(urls, fetch="members").select("jpg"), True),
+                "whole shards": lambda: (
+                    kdp.open_shards(urls, fetch="shards", cache_dir=tempfile.mkdtemp(dir=cache)).select("jpg"),
+                    "shards",
+                ),
+                "stream_shards": lambda: (kdp.stream_shards(urls).select("jpg"), False),
+                "image_folder": lambda: (kdp.image_folder(f"{bucket}/photos").select("x"), True),
+            }
+            for _ in range(rounds + 1):
+                for name, source in sources.items():
+                    chain, shuffle = source()
+                    found.setdefault(name, []).append(drained(chain.deal(batch_size=64, shuffle=shuffle)))
+            conf["s3"] = options
+    lines = [f"{'one process, nothing decoded, S3':<34}{'images/s':>10}{'MB/s':>8}{'CPU ms each':>13}{'CPU s/GB':>10}"]
+    for name, runs in found.items():
+        rate, speed, cpu = (statistics.median(column) for column in zip(*runs[1:], strict=True))
+        lines.append(f"{name:<34}{rate:>10.0f}{speed:>8.0f}{cpu:>13.2f}{cpu / size * 1e6:>10.2f}")
+    return lines
+
+
 def report(*, is_smoke: bool) -> str:
     number, size, rounds = (64, 64, 1) if is_smoke else (1_920, 450, 9)
     batch_size, warm_up = (4, 2) if is_smoke else (64, WARM_UP)
@@ -147,7 +206,9 @@ def report(*, is_smoke: bool) -> str:
         twice = max(run[epoch] for run in shares[name])
         rates = f"{statistics.median(here):>9.0f}{statistics.median(there):>9.0f}"
         lines.append(f"{label:<34}{rates}{ratio:>8.2f}{twice:>12.1%}")
-    return "\n".join(lines)
+    if is_smoke:
+        return "\n".join([*lines, "", *from_s3(64, 1_000, 2, 1)])
+    return "\n".join([*lines, "", *from_s3(3_000, 107_000, 3, 5)])
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def test_a_misspelt_name_is_an_error_with_the_closest() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: kdp.open_shards("a.tar", storage_options={}), r"`kdp\.open_shards\(urls, .*: got an unexpected"),
+        (lambda: kdp.open_shards("a.tar", storage_option={}), r"`kdp\.open_shards\(urls, .*: got an unexpected"),
         (lambda: kdp.image_folder("a", class_name=["b"]), r"argument 'class_name'\. Did you mean 'class_names'\?"),
         (lambda: kdp.from_ids(), r"`kdp\.from_ids\(ids, .*: missing a required argument: 'ids'"),
         (lambda: kdp.stream_shards("a.tar", nonsense=1), r"`kdp\.stream_shards\(.*'nonsense'"),

@@ -18,7 +18,8 @@ def command(urls: tuple[str, ...], no_checksums: bool) -> Answer:
     """Index tar shards, so that they open at once.
 
     Writes NAME.tar.index beside each shard, or into the local cache if that place is read-only. An index holds the
-    offsets, classes and checksums of the members. Existing indexes are replaced.
+    offsets, classes and checksums of the members. Existing indexes are replaced. The indexes of remote shards are also
+    written into one object for each folder, kdpipes.index, so that many shards open with a few requests.
 
     URLS are paths or fsspec URLs of plain tars, with brace ranges or globs.
 
@@ -35,15 +36,18 @@ def command(urls: tuple[str, ...], no_checksums: bool) -> Answer:
     """
     from kdpipes.core.progress import shown_if_slow
     from kdpipes.storage.catalog import make_index
+    from kdpipes.storage.catalog_file import write_data_set_indexes
     from kdpipes.storage.files import forget_listings, matching_urls
     from kdpipes.storage.urls import expand_urls
 
     given = expand_urls(urls)
     forget_listings(given)
     shards: list[dict[str, Any]] = []
+    indexes = {}
     for url in shown_if_slow(found := matching_urls(given), len(found), "indexing", "shards"):
-        index = make_index(url, with_checksums=not no_checksums)
+        index = indexes[url] = make_index(url, with_checksums=not no_checksums)
         shards.append({"url": url, "num_samples": len(index.keys), "num_bytes": index.version.size})
+    write_data_set_indexes(indexes)
     num_samples = sum(shard["num_samples"] for shard in shards)
     data = {"num_samples": num_samples, "num_shards": len(shards), "shards": shards}
     return Answer(data, f"{num_samples} samples in {len(shards)} shards are indexed.")

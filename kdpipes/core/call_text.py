@@ -26,7 +26,7 @@ _LONGEST = 72
 _ENTRIES = 6
 _SECRET = re.compile(
     r"passw|passphrase|pwd|secret|token(?!i[sz])|credential|signature|cookie|(api|access|account|private)[-_]?key"
-    r"|(^|[-_])pass$|^auth|^sig$|^sas$",
+    r"|storage_options|(^|[-_])pass$|^auth|^sig$|^sas$",
     re.I,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import pairwise
 from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
 
@@ -34,6 +35,7 @@ __all__ = ["MapPipe", "as_column", "indexed", "is_key"]
 
 _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
 _EPOCH = "_kdpipes_epoch"
+_BULK = 512  # samples of a column that a remote source is asked for at a time
 
 
 class MapPipe(Pipe, MapChain):
@@ -171,8 +173,21 @@ class MapPipe(Pipe, MapChain):
 
     def read_column(self, name: str) -> NDArray[Any]:
         """Read one field of all samples. A source overrides this if it can read the field without making samples."""
-        samples = shown_if_slow(map(self.fetch, range(len(self))), len(self), f"reading {name!r}")
+        samples = shown_if_slow(self._all_ahead(), len(self), f"reading {name!r}")
         return as_column([sample.key if is_key(name, sample) else sample[name] for sample in samples])
+
+    def _all_ahead(self) -> Iterator[Sample]:
+        """Yield all samples. What a remote source needs for them is read in bulk, a window ahead."""
+        if not any(node.traits.is_remote for node in Chain.of(self)):
+            yield from map(self.fetch, range(len(self)))
+            return
+        # The first sample alone shows the source which fields are read.
+        starts = [0, *range(1, len(self), _BULK), len(self)]
+        windows = [range(start, stop) for start, stop in pairwise(starts)]
+        for place, window in enumerate(windows):
+            for later in windows[place + (place > 1) : place + (2 if place else 1)]:
+                self.prefetch(Order.of_next(np.asarray(later)))
+            yield from map(self.fetch, window)
 
 
 class MapperMapDataPipe(Pipe, Mapper):  # type: ignore[type-arg]

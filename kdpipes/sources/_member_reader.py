@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 from kdpipes.core.errors import DataError
 from kdpipes.core.order import WINDOW, Order
 from kdpipes.core.processes import forget_after_fork
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.catalog import Catalog
 from kdpipes.storage.files import Version
 from kdpipes.storage.memory import read_span
 from kdpipes.storage.remote import RangeReader, Span, read_range
-from kdpipes.storage.retries import DEFAULT_S, NUM_TRIES, limited
+from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_cache import Shard, ShardCache, Survey
 from kdpipes.storage.shard_index import UNCHECKED, Places
 from kdpipes.storage.urls import is_local
 
-__all__ = ["Fetch", "MemberReader"]
+__all__ = ["Fetch", "Habit", "MemberReader"]
 
 Fetch = Literal["auto", "members", "shards"]
 _log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ _ON_DISK = ("file://", "local://")
 _BLOCK = 512  # of tars: a header is one, a content is filled up to whole ones
 
 
-class _Habit:
+class Habit:
     """Which fields are read, as far as this process has seen, and what was to be prefetched before it saw one."""
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class _Habit:
         self._waiting: list[NDArray[Any]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Habit, ()
+        return Habit, ()
 
     def due(self, positions: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the positions to read ahead: the first ones whole, those that follow when the fields are known."""
@@ -66,15 +67,15 @@ class MemberReader:
         fetch: How shards elsewhere are read: whole, by members, or ("auto") whole in an epoch that goes shard by shard
             and needs at least half of their bytes.
         cache: Where whole shards are kept.
-        timeout_s: How long storage may take to answer.
+        access: How storage is reached.
     """
 
-    def __init__(self, fetch: Fetch, cache: ShardCache, timeout_s: float | None = DEFAULT_S) -> None:
+    def __init__(self, fetch: Fetch, cache: ShardCache, access: Access) -> None:
         self._fetch = fetch
-        self._timeout_s = timeout_s
+        self._access = access
         self._cache = cache
         self._ranges = RangeReader()
-        self._habit = _Habit()
+        self._habit = Habit()
         self._expected: tuple[Order, ...] = ()  # of the epoch that begins
         self._begun: bytes | None = None  # the digest of its positions
         self._is_ordered = False
@@ -89,7 +90,7 @@ class MemberReader:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MemberReader, (self._fetch, self._cache, self._timeout_s)
+        return MemberReader, (self._fetch, self._cache, self._access)
 
     def has_copy(self, url: str, version: Version) -> bool:
         """Return whether a version of a shard can be read from the local cache."""
@@ -101,7 +102,7 @@ class MemberReader:
             with self._lock:
                 self._expected = (*self._expected, order)
             return
-        with limited(self._timeout_s):
+        with using(self._access):
             with self._lock:
                 expected, self._expected = self._expected, ()
                 if expected and self._fetch != "members":
@@ -114,7 +115,7 @@ class MemberReader:
 
     def prefetch_fields(self, catalog: Catalog, indices: list[int], fields: set[str]) -> None:
         """Begin to read some fields by ranges."""
-        with limited(self._timeout_s):
+        with using(self._access):
             self._ranges.announce(span for index in indices for span in _spans(catalog, index, fields))
 
     def read(self, catalog: Catalog, index: int, field: str, places: Places) -> bytes:
@@ -128,7 +129,7 @@ class MemberReader:
         url, offset, size = catalog.urls[number], int(places.offsets[index]), int(places.sizes[index])
         if is_local(url):
             return read_span(url, offset, size, catalog.versions[number])
-        with limited(self._timeout_s):
+        with using(self._access):
             return self._read_elsewhere(catalog, index, Span(url, offset, offset + size), places)
 
     def _read_elsewhere(self, catalog: Catalog, index: int, span: Span, places: Places) -> bytes:

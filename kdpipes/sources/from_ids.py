@@ -13,13 +13,18 @@ from kdpipes.core.callback import Callback
 from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.traits import Traits
+from kdpipes.sources._file_reader import FileReader
 from kdpipes.sources._labels import as_classes
+from kdpipes.storage.access import Access
 from kdpipes.storage.decoding import decode_array
-from kdpipes.storage.files import file_stamp, read_url
+from kdpipes.storage.files import file_stamp
+from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.shared import Shared
-from kdpipes.storage.urls import identity_of, path_of
+from kdpipes.storage.urls import identity_of, is_local, path_of
 
 __all__ = ["IdReaderMapDataPipe"]
 
@@ -38,6 +43,10 @@ class IdReaderMapDataPipe(MapPipe):
         load: Called with an ID, returns `x`; or a path or URL with `{id}` in it, read by its suffix: `.pt` as tensors
             (`weights_only`), `.npy` as an array, all else as bytes.
         class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text.
+        storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
+            `{"anon": True}` of S3. Workers get them; no `repr`, state, fingerprint or error
+            contains them.
+        hedge_s: After how many seconds a read that has no answer is requested a second time; the first answer counts.
 
     Raises:
         ValueError: A label is not among `class_names`; an ID has no label, or `labels` has another length than `ids`.
@@ -55,19 +64,25 @@ class IdReaderMapDataPipe(MapPipe):
         load: Callable[[Any], Any] | str | os.PathLike[str] = "{id}",
         *,
         class_names: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        hedge_s: float | None = None,
     ) -> None:
         if isinstance(ids, str) or not hasattr(ids, "__getitem__") or isinstance(ids, Mapping):
             raise TypeError(must_be("ids", "a sequence of IDs", ids))
         load = os.fspath(load) if isinstance(load, os.PathLike) else load
         if isinstance(load, str) and "{id}" not in load:
             raise ValueError(must_be("load", "a callable, or a path with '{id}' in it", load))
+        if isinstance(load, str):
+            check_filesystems("load", [load.replace("{id}", str(ids[0])) if len(ids) else load])
         self._ids = Shared(ids)
         self._class_names = check_names("class_names", class_names)
         self._labels: Shared[NDArray[Any]] | None = None
         if labels is not None:
             column, self._class_names = as_classes(_aligned(ids, labels), self._class_names)
             self._labels = Shared(column)
-        self._load = Callback("load", _FileLoader(load) if isinstance(load, str) else load)
+        access = Access(storage_options=storage_options, hedge_s=hedge_s)
+        self._files = _FileLoader(load, access) if isinstance(load, str) else None
+        self._load = Callback("load", self._files or load)
 
     def fingerprint(self) -> Any:
         ids = self._ids.value
@@ -91,9 +106,16 @@ class IdReaderMapDataPipe(MapPipe):
         """Return what caches tell it by, besides the files' own versions: how an ID is loaded."""
         return self._load
 
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return Traits(role="source", is_remote=self._files is not None and self._files.is_remote(self._ids.value))
+
+    def prefetch(self, order: Order) -> None:
+        if self._files is not None:
+            self._files.prefetch(order, self._ids.value)
+
     def _version_of(self, name: Any) -> str:
-        load = self._load.function
-        return file_stamp(load.path_of(name)) if isinstance(load, _FileLoader) else ""
+        return "" if self._files is None else file_stamp(self._files.path_of(name))
 
     def has_column(self, name: str) -> bool:
         return name == "y" and self._labels is not None
@@ -124,8 +146,19 @@ def _aligned(ids: Sequence[Any], labels: Mapping[Any, Any] | Sequence[Any]) -> N
 class _FileLoader(Fingerprinted):
     """Reads the file of an ID by the suffix of its path. Nothing in the file is executed."""
 
-    def __init__(self, template: str) -> None:
+    def __init__(self, template: str, access: Access) -> None:
         self._template = template
+        self._reader = FileReader("x", access)
+
+    def is_remote(self, names: Sequence[Any]) -> bool:
+        """Return whether the files are remote, judging by the first one."""
+        return len(names) > 0 and not is_local(self.path_of(names[0]))
+
+    def prefetch(self, order: Order, names: Sequence[Any]) -> None:
+        """Begin to read the files at the next positions."""
+        self._reader.prefetch(
+            order, lambda positions: ((self.path_of(names[index]), -1) for index in positions.tolist())
+        )
 
     def fingerprint(self) -> Any:
         """Return the data that identifies it, independent of the folder of the files."""
@@ -137,7 +170,7 @@ class _FileLoader(Fingerprinted):
 
     def __call__(self, name: Any) -> Any:
         path = self.path_of(name)
-        content = read_url(path)
+        content = self._reader.read(path)
         try:
             suffix = path_of(path).rpartition(".")[2]
             return decode_array(suffix, content) if suffix in ("npy", "pt") else content

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +14,16 @@ from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
-from kdpipes.storage.files import file_stamp, list_files, list_stamps, read_url
+from kdpipes.core.traits import Traits
+from kdpipes.sources._file_reader import FileReader
+from kdpipes.storage.access import Access, using
+from kdpipes.storage.files import file_stamp, list_files, list_versions
+from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.shared import PackedStrings, Shared
-from kdpipes.storage.urls import is_local, join_url
+from kdpipes.storage.urls import identity_of, is_local, join_url
 
 __all__ = ["IMAGE_SUFFIXES", "ImageFolderMapDataPipe"]
 
@@ -32,6 +37,8 @@ class _Listing(NamedTuple):
     paths: PackedStrings
     labels: NDArray[np.int32]
     class_names: tuple[str, ...]
+    sizes: NDArray[np.int64] | None = None  # of remote files, as are the tags
+    tags: PackedStrings | None = None
 
 
 @called_as("image_folder")
@@ -46,6 +53,10 @@ class ImageFolderMapDataPipe(MapPipe):
         root: A path or an fsspec URL. Images may lie deeper inside a class's folder; what is hidden is left out.
         class_names: The names of the classes 0, 1, ..., where they are not to be those of this folder: so that training
             and validation agree. Folders of other names are an error.
+        storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
+            `{"anon": True}` of S3. Workers get them; no `repr`, state, fingerprint or error
+            contains them.
+        hedge_s: After how many seconds a read that has no answer is requested a second time; the first answer counts.
 
     Memory: the length of the paths and 12 bytes for each image, shared by all workers.
 
@@ -59,15 +70,23 @@ class ImageFolderMapDataPipe(MapPipe):
         ('heron', 'stork')
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, class_names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        class_names: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        hedge_s: float | None = None,
+    ) -> None:
         if not isinstance(root, str | os.PathLike):
             raise TypeError(must_be("root", "a path or a URL", root))
         self._root = os.path.expanduser(os.fspath(root))  # noqa: PTH111
         if is_local(self._root) and not os.path.isdir(self._root):  # noqa: PTH112
             raise FileNotFoundError(must_be("root", "a folder that exists", self._root))
+        check_filesystems("root", [self._root])
         self._class_names = check_names("class_names", class_names)
         self._listing: Shared[_Listing] | None = None
-        self._versions: Shared[PackedStrings] | None = None
+        self._files = FileReader("x", Access(storage_options=storage_options, hedge_s=hedge_s))
 
     def fingerprint(self) -> Any:
         listing = self._listed()
@@ -80,7 +99,8 @@ class ImageFolderMapDataPipe(MapPipe):
         listing = self._listed()
         path = listing.paths[index]
         url = join_url(self._root, path)
-        content = Lazy(lambda sample: read_url(url), what="reading field 'x'")
+        size = -1 if listing.sizes is None else int(listing.sizes[index])
+        content = Lazy(lambda sample: self._files.read(url, size), what="reading field 'x'")
         return Sample(
             {"x": content, "y": int(listing.labels[index])},
             key=path,
@@ -95,18 +115,27 @@ class ImageFolderMapDataPipe(MapPipe):
     def prepare_for_workers(self) -> None:
         """Called before workers start, for caches."""
         self._listed()
-        if not is_local(self._root):
-            self._remote_versions()
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return Traits(role="source", is_remote=not is_local(self._root))
+
+    def prefetch(self, order: Order) -> None:
+        listing = self._listed()
+        if listing.sizes is not None:
+            sizes = listing.sizes
+            self._files.prefetch(
+                order,
+                lambda positions: (
+                    (join_url(self._root, listing.paths[index]), int(sizes[index])) for index in positions.tolist()
+                ),
+            )
 
     def _version_of(self, index: int, url: str) -> str:
-        return file_stamp(url) if is_local(url) else self._remote_versions()[index]
-
-    def _remote_versions(self) -> PackedStrings:
-        """Return what tells the files from what they were before, as a listing has it."""
-        if self._versions is None:
-            stamps = list_stamps(self._root)
-            self._versions = Shared(PackedStrings([stamps.get(path, "") for path in self._listed().paths]))
-        return self._versions.value
+        listing = self._listed()
+        if listing.sizes is None or listing.tags is None:
+            return file_stamp(url)
+        return f"{join_url(identity_of(self._root), listing.paths[index])} {listing.sizes[index]} {listing.tags[index]}"
 
     def has_quick_length(self, *, may_plan: bool) -> bool:
         return self._listing is not None or (may_plan and is_local(self._root) and _has_few_files(self._root))
@@ -125,12 +154,14 @@ class ImageFolderMapDataPipe(MapPipe):
 
     def _listed(self) -> _Listing:
         if self._listing is None:
-            self._listing = Shared(_list(self._root, self._class_names))
+            with using(self._files.access):
+                self._listing = Shared(_list(self._root, self._class_names))
         return self._listing.value
 
 
 def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
-    paths = list_files(root, IMAGE_SUFFIXES)
+    versions = {} if is_local(root) else list_versions(root)
+    paths = list_files(root, IMAGE_SUFFIXES, versions)
     if not paths:
         raise DataError(f"There are no images in {root!r}: no file ends with one of {', '.join(IMAGE_SUFFIXES)}.")
     loose = next((path for path in paths if "/" not in path), None)
@@ -153,7 +184,11 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
         raise DataError(f"Folder {stranger!r} in {root!r} is none of the `class_names` {', '.join(names)}.")
     numbers = {name: number for number, name in enumerate(names)}
     labels = np.fromiter((numbers[path.split("/", 1)[0]] for path in paths), dtype=np.int32, count=len(paths))
-    return _Listing(PackedStrings(paths), labels, names)
+    if is_local(root):
+        return _Listing(PackedStrings(paths), labels, names)
+    found_versions = [versions[path] for path in paths]
+    sizes = np.fromiter((version.size for version in found_versions), dtype=np.int64, count=len(paths))
+    return _Listing(PackedStrings(paths), labels, names, sizes, PackedStrings([tag for _, tag in found_versions]))
 
 
 def _class_folders(root: str) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, get_args
@@ -19,10 +19,11 @@ from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.traits import Traits
 from kdpipes.sources._member_reader import Fetch, MemberReader
+from kdpipes.storage.access import DEFAULT_S, Access, using
 from kdpipes.storage.catalog import Catalog, open_catalog
 from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import forget_listings, matching_urls
-from kdpipes.storage.retries import DEFAULT_S, check_timeout, limited
+from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shard_notes import Seen, names_beside
@@ -100,6 +101,10 @@ class ShardReaderMapDataPipe(MapPipe):
             large one; a second timeout is an error. None waits without limit.
         decode: Whether to decode texts, JSON, arrays and tensors; False returns their bytes. Numbers are always
             decoded.
+        storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
+            `{"anon": True}` of S3, for all URLs. Workers get them; no `repr`, state, fingerprint or error
+            contains them.
+        hedge_s: After how many seconds a read that has no answer is requested a second time; the first answer counts.
 
     Memory: the length of the keys, 12 bytes a sample, 12 to 16 bytes a member and 8 a class, shared by all workers;
         with shards elsewhere, in each worker what is read ahead, up to 256 MB, of which 32 MB may have been read.
@@ -120,6 +125,8 @@ class ShardReaderMapDataPipe(MapPipe):
         max_cache_bytes: int | None = None,
         timeout_s: float | None = DEFAULT_S,
         decode: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+        hedge_s: float | None = None,
     ) -> None:
         self._urls = Shared(expand_urls(urls))
         self._class_names = check_names("class_names", class_names)
@@ -130,10 +137,11 @@ class ShardReaderMapDataPipe(MapPipe):
         self._catalog: Shared[Catalog] | None = None
         self._found: Shared[list[str]] | None = None
         self._noted: tuple[tuple[str, ...] | None] | None = None  # the names, once they have been looked for
-        self._timeout_s = check_timeout(timeout_s)
+        check_filesystems("urls", self._urls.value)
+        self._access = Access(timeout_s, storage_options, hedge_s)
         self._decode = check_flag("decode", decode)
         cache = ShardCache(None if cache_dir is None else os.fspath(cache_dir), max_bytes)
-        self._members = MemberReader(fetch, cache, self._timeout_s)
+        self._members = MemberReader(fetch, cache, self._access)
         self._is_remote = not all(map(is_local, self._urls.value))
 
     def __len__(self) -> int:
@@ -208,7 +216,7 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def class_names(self) -> tuple[str, ...] | None:
         if self._class_names is None and self._noted is None:
-            with limited(self._timeout_s):
+            with using(self._access):
                 self._noted = (names_beside(self._matching(), self._seen),)
         return self._class_names if self._noted is None else self._noted[0]
 
@@ -218,7 +226,7 @@ class ShardReaderMapDataPipe(MapPipe):
     def _indexed(self) -> Catalog:
         if self._catalog is None:
             urls, self._found = self._matching(), None  # if that fails, they are looked for again
-            with limited(self._timeout_s):
+            with using(self._access):
                 self._catalog = Shared(open_catalog(urls, relative_names(urls), self._members.has_copy))
             _warn_of_dots(self._catalog.value)
         return self._catalog.value
@@ -228,7 +236,7 @@ class ShardReaderMapDataPipe(MapPipe):
         if self._catalog is not None:
             return list(self._catalog.value.urls)
         if self._found is None:
-            with limited(self._timeout_s):
+            with using(self._access):
                 forget_listings(self._urls.value)
                 self._found = Shared(matching_urls(self._urls.value))
         return self._found.value

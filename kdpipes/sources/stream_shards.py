@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -17,11 +17,13 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import Permutation
+from kdpipes.storage.access import DEFAULT_S, Access, using
 from kdpipes.storage.catalog import find_index
 from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, version_of
+from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.remote import Span, StreamsAhead, read_range
-from kdpipes.storage.retries import DEFAULT_S, NUM_TRIES, check_timeout, limited
+from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import MAX_MEMBER_BYTES, DottedKeys, Member, compression_of, read_members
@@ -61,10 +63,14 @@ class ShardStreamerIterDataPipe(IterPipe):
             large one; a second timeout is an error. None waits without limit.
         decode: Whether to decode texts, JSON, arrays and tensors; False returns their bytes. Numbers are always
             decoded.
+        storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
+            `{"anon": True}` of S3, for all URLs. Workers get them; no `repr`, state, fingerprint or error
+            contains them.
+        hedge_s: After how many seconds a read that has no answer is requested a second time; the first answer counts.
 
     Length: none; a stream ends where its shards end.
 
-    Memory: one sample, and 1 MiB of the shard; of shards elsewhere up to 36 MiB: 28 of the one that is read, and 8 of
+    Memory: one sample, and 1 MiB of the shard; of remote shards up to 56 MiB: 48 of the one that is read, and 8 of
         the next.
 
     Raises:
@@ -82,6 +88,8 @@ class ShardStreamerIterDataPipe(IterPipe):
         max_member_bytes: int = MAX_MEMBER_BYTES,
         timeout_s: float | None = DEFAULT_S,
         decode: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+        hedge_s: float | None = None,
     ) -> None:
         super().__init__()
         check_choice("verify", verify, (True, False, "auto"))
@@ -91,7 +99,8 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._has_looked = False
         self._class_names = check_names("class_names", class_names)
         self._noted: tuple[tuple[str, ...] | None] | None = None  # the names, once they have been looked for
-        self._timeout_s = check_timeout(timeout_s)
+        check_filesystems("urls", self._urls.value)
+        self._access = Access(timeout_s, storage_options, hedge_s)
         self._decode = check_flag("decode", decode)
         self._part = (0, 1)
         self._order_key: bytes | None = None
@@ -150,7 +159,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         if not are_given_up():
             _refuse_missing([url for url, _ in own[first:]])
         lost: list[Exception] = []
-        with limited(self._timeout_s):
+        with using(self._access):
             ahead = StreamsAhead([url for url, _ in own[first:]])
         with closing(ahead) as streams:
             for shard, (url, name) in enumerate(own[first:], first):
@@ -232,7 +241,7 @@ class ShardStreamerIterDataPipe(IterPipe):
             what = f"Member {member.field!r} of sample {sample.key!r} in {url!r} at offset {member.offset}"
             sound = content
             if checksum is not None and zlib.crc32(content) != checksum:
-                with limited(self._timeout_s):
+                with using(self._access):
                     sound = _read_again(url, member, checksum, what)
             try:
                 return decode_member(member.field, sound, decode=self._decode)
@@ -248,14 +257,14 @@ class ShardStreamerIterDataPipe(IterPipe):
     def _stamp_of(self, url: str) -> str:
         """Return what tells a shard from what it was before, as it is in this epoch."""
         if url not in self._stamps:
-            with limited(self._timeout_s):
+            with using(self._access):
                 self._stamps[url] = file_stamp(url) if is_local(url) else f"{identity_of(url)} {version_of(url)}"
         return self._stamps[url]
 
     def _found(self) -> list[str]:
         """Return the shards, with globs written out, once for all copies."""
         urls = self._urls.value
-        with limited(self._timeout_s):
+        with using(self._access):
             if not self._has_looked:
                 forget_listings(urls)
                 self._has_looked = True

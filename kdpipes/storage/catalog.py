@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from kdpipes.core.errors import DataError
 from kdpipes.core.masked import masked
 from kdpipes.core.progress import shown_if_slow
+from kdpipes.storage.catalog_file import CatalogFile, Joined, known_indexes
 from kdpipes.storage.files import (
     Version,
     cache_folder,
@@ -32,11 +33,11 @@ from kdpipes.storage.files import (
     version_of,
     write_url,
 )
-from kdpipes.storage.remote import Threads
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_refused, retried
 from kdpipes.storage.shard_index import IndexBuilder, JoinedIndexes, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar import add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
+from kdpipes.storage.threads import Threads
 from kdpipes.storage.urls import is_local
 
 __all__ = [
@@ -55,6 +56,8 @@ __all__ = [
 
 IndexState = Literal["fresh", "stale", "damaged", "missing"]
 Result = TypeVar("Result")
+HasCopy = Callable[[str, Version], bool]
+Known = Mapping[str, tuple[Version, ShardIndex | None]]
 
 _NUM_THREADS, _NUM_THREADS_LOCAL = 16, 4
 _NUM_READINGS = 3  # of a shard that arrives damaged
@@ -95,9 +98,7 @@ class Catalog:
         return f"{self.names[int(self.shards[index])]}/{self.short_keys[index]}"
 
 
-def open_catalog(
-    urls: Sequence[str], names: Sequence[str], has_copy: Callable[[str, Version], bool] = lambda url, version: False
-) -> Catalog:
+def open_catalog(urls: Sequence[str], names: Sequence[str], has_copy: HasCopy = lambda url, version: False) -> Catalog:
     """Return the catalog of shards; shards without a matching index are indexed, and the index is kept.
 
     Args:
@@ -110,11 +111,40 @@ def open_catalog(
         FileNotFoundError: A shard is missing.
         DataError: A shard cannot be read.
     """
+    joined = _joined(urls, has_copy, {}) if all(map(is_local, urls)) else _shared(urls, has_copy)
+    return Catalog(names, joined.versions, joined.shards, joined.keys, joined.fields, urls)
+
+
+def _shared(urls: Sequence[str], has_copy: HasCopy) -> Joined:
+    """Return the joined indexes of remote shards, made by one process of this machine and mapped by the others."""
+    file, known = CatalogFile(urls), dict[str, tuple[Version, ShardIndex | None]]()
+
+    def versions() -> list[Version] | None:
+        try:
+            known.update(known_indexes(urls))
+            missing = [url for url in urls if url not in known]
+            found = list(_in_order(partial(version_of, num_tries=NUM_TRIES_WITH_COPY), missing)) if missing else []
+        except (DataError, FileNotFoundError):  # which opening each shard explains
+            return None
+        known.update((url, (version, None)) for url, version in zip(missing, found, strict=True))
+        return [known[url][0] for url in urls]
+
+    with file.held():
+        joined = file.find(versions)
+        if joined is None:
+            if not known:
+                with suppress(DataError):
+                    known.update(known_indexes(urls))
+            joined = file.keep(_joined(urls, has_copy, known))
+        return joined
+
+
+def _joined(urls: Sequence[str], has_copy: HasCopy, known: Known) -> Joined:
     joined = JoinedIndexes(len(urls))
-    find = partial(_found_or_made, has_copy=has_copy, is_offline=threading.Event())
+    find = partial(_found_or_made, has_copy=has_copy, is_offline=threading.Event(), known=known)
     for index in shown_if_slow(_in_order(find, urls), len(urls), "indexing", "shards"):
         joined.add(index)
-    return Catalog(names, joined.versions, joined.shards(), joined.keys(), joined.fields(), urls)
+    return Joined(joined.versions, joined.shards(), joined.keys(), joined.fields())
 
 
 def _in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:
@@ -133,12 +163,15 @@ def _in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Re
             future.cancel()
 
 
-def _found_or_made(url: str, has_copy: Callable[[str, Version], bool], is_offline: threading.Event) -> ShardIndex:
+def _found_or_made(url: str, has_copy: HasCopy, is_offline: threading.Event, known: Known) -> ShardIndex:
+    seen, index = known.get(url, (None, None))
+    if index is not None and not ends_early(index, url):
+        return index
     copy = None if is_local(url) else _copied(url, has_copy)
     if copy is not None and is_offline.is_set():
         return copy
     try:
-        version = version_of(url, num_tries=NUM_TRIES if copy is None else NUM_TRIES_WITH_COPY)
+        version = seen or version_of(url, num_tries=NUM_TRIES if copy is None else NUM_TRIES_WITH_COPY)
     except DataError as error:
         if copy is None or is_refused(error):
             raise

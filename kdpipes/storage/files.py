@@ -10,8 +10,9 @@ import re
 import secrets
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple, cast
@@ -23,8 +24,9 @@ from filelock import FileLock, Timeout
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.masked import masked
 from kdpipes.storage.filesystems import filesystem_of, not_installed, parent_of
-from kdpipes.storage.retries import NUM_TRIES, SilenceError, ask, in_time, is_missing, retried, what_went_wrong
-from kdpipes.storage.urls import identity_of, is_local, join_url
+from kdpipes.storage.retries import NUM_TRIES, SilenceError, ask, hedged, in_time, is_missing, retried, what_went_wrong
+from kdpipes.storage.threads import Threads
+from kdpipes.storage.urls import identity_of, is_local
 
 __all__ = [
     "CAN_HOLD",
@@ -38,7 +40,7 @@ __all__ = [
     "file_stamp",
     "forget_listings",
     "list_files",
-    "list_stamps",
+    "list_folder",
     "list_versions",
     "locked",
     "make_cache_folder",
@@ -58,6 +60,7 @@ __all__ = [
 
 CAN_HOLD = importlib.util.find_spec("fcntl") is not None  # Windows has none
 _INDEX, _LISTING = 1 << 23, 1 << 27  # bytes that answers of unknown size may have
+_NUM_LISTED = 16  # folders at a time
 _GLOB = re.compile(r"[*?\[]")
 _MD5 = re.compile(r"tag:\"?([0-9a-f]{32})\"?")
 _TAGS = (
@@ -168,7 +171,9 @@ def read_url(url: str, *, num_tries: int = NUM_TRIES) -> bytes:
         if is_local(url):
             return Path(url).read_bytes()
         filesystem, path = filesystem_of(url)
-        content: bytes = retried(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX), num_tries=num_tries)
+        content: bytes = retried(
+            lambda: hedged(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX)), num_tries=num_tries
+        )
     return content
 
 
@@ -234,25 +239,59 @@ def forget_listings(urls: Sequence[str]) -> None:
             filesystem.invalidate_cache(None if "*" in folder else folder)
 
 
-def list_files(root: str, suffixes: Sequence[str]) -> list[str]:
-    """Return the files below `root` that end with one of `suffixes` (lower case), sorted; hidden ones are left out."""
-    found = _list_local(root) if is_local(root) else _list_remote(root)
+def list_files(root: str, suffixes: Sequence[str], found: Iterable[str] = ()) -> list[str]:
+    """Return the files below `root` that end with one of `suffixes` (lower case), sorted; hidden ones are left out.
+
+    Args:
+        root: A path or URL.
+        suffixes: The ends of the names.
+        found: All files, if a listing is known.
+    """
+    found = found or (_list_local(root) if is_local(root) else list_versions(root))
     return sorted(path for path in found if path.lower().endswith(tuple(suffixes)) and "/." not in f"/{path}")
 
 
 def list_versions(root: str) -> dict[str, Version]:
-    """Return the version of each file below a remote folder, by its path there."""
+    """Return the version of each file below a remote folder, by its path there; sub-folders are listed in parallel.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        DataError: It cannot be listed.
+    """
     with naming(root):
         filesystem, path = filesystem_of(root)
-        found: dict[str, Any] = retried(lambda: ask(filesystem, "find", root, path, detail=True, num_bytes=_LISTING))
+        filesystem.invalidate_cache(path)
+        try:
+            entries = retried(lambda: ask(filesystem, "ls", root, path, detail=True, num_bytes=_LISTING))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if not is_missing(error) and not isinstance(error, NotADirectoryError):
+                raise
+            entries = []
+        entries = [entry for entry in entries if str(entry["name"]).strip("/") != str(path).strip("/")]
+        folders = [str(entry["name"]) for entry in entries if entry["type"] == "directory"]
+        threads = Threads(min(_NUM_LISTED, len(folders)), "kdpipes-listing")
+        coming = [threads.submit(partial(_found_below, filesystem, root, folder)) for folder in folders]
+        found = {str(entry["name"]): entry for entry in entries if entry["type"] != "directory"}
+        for future in coming:
+            found.update(future.result())
+    if not found:
+        raise FileNotFoundError(f"There is no folder {masked(root)!r}.")
     return {str(file).removeprefix(path).lstrip("/"): version_in(info) for file, info in found.items()}
 
 
-def list_stamps(root: str) -> dict[str, str]:
-    """Return a stamp for each file below a remote folder, by path, like `file_stamp` for local files."""
-    return {
-        name: f"{join_url(identity_of(root), name)} {size} {tag}" for name, (size, tag) in list_versions(root).items()
-    }
+def list_folder(folder: str) -> dict[str, Version]:
+    """Return the version of each file in a remote folder, by its name."""
+    with naming(folder):
+        filesystem, path = filesystem_of(f"{folder}/")
+        filesystem.invalidate_cache(path)
+        found = retried(lambda: ask(filesystem, "ls", folder, path, detail=True, num_bytes=_LISTING))
+    files = (entry for entry in found if entry["type"] != "directory")
+    return {str(entry["name"]).rpartition("/")[2]: version_in(entry) for entry in files}
+
+
+def _found_below(filesystem: Any, root: str, folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = retried(lambda: ask(filesystem, "find", root, folder, detail=True, num_bytes=_LISTING))
+    return found
 
 
 def _list_local(root: str) -> Iterator[str]:
@@ -274,16 +313,6 @@ def _list_local(root: str) -> Iterator[str]:
 
 def _raise(error: OSError) -> None:
     raise DataError(f"Folder {error.filename!r} cannot be listed: {error.strerror}.") from error
-
-
-def _list_remote(root: str) -> Iterator[str]:
-    with naming(root):
-        filesystem, path = filesystem_of(root)
-        is_folder = ask(filesystem, "isdir", root, path)
-        found: list[Any] = ask(filesystem, "find", root, path, num_bytes=_LISTING) if is_folder else []
-    if not is_folder:
-        raise FileNotFoundError(f"There is no folder {masked(root)!r}.")
-    yield from (str(file).removeprefix(path).lstrip("/") for file in found)
 
 
 @contextmanager

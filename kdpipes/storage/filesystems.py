@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -15,11 +16,29 @@ from fsspec.spec import AbstractFileSystem
 
 from kdpipes.core.errors import must_be
 from kdpipes.core.masked import masked
+from kdpipes.storage.access import current_access
+from kdpipes.storage.object_store import with_obstore
+from kdpipes.storage.urls import is_local
 
-__all__ = ["PrivateHostError", "check_filesystem", "check_hosts", "filesystem_of", "not_installed", "parent_of"]
+__all__ = [
+    "PrivateHostError",
+    "check_filesystem",
+    "check_filesystems",
+    "check_hosts",
+    "filesystem_of",
+    "not_installed",
+    "parent_of",
+]
 
 _MANY = 4_096  # URLs
-_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
+_EXTRAS = {
+    "gs": "gcs",
+    "gcs": "gcs",
+    "s3": "s3",
+    "s3a": "s3",
+    "hf": "hf",
+    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "azure"),
+}
 _HTTP = ("http", "https")
 _PUBLIC, _PRIVATE, _LOOPBACK, _LINK_LOCAL = range(4)
 _ALLOWED = "KDPIPES_ALLOW_PRIVATE_HOSTS"
@@ -31,15 +50,16 @@ class PrivateHostError(PermissionError):
 
 
 class _Known(NamedTuple):
-    """A file system, with the process and the settings that it was made in."""
+    """A file system, with fsspec's own, and the process and the settings that it was made in."""
 
     filesystem: Any
+    original: Any
     process: int
     settings: dict[str, Any]
 
     def holds(self, settings: dict[str, Any]) -> bool:
         """Return whether fsspec would return the same file system now."""
-        return self.process == os.getpid() and self.settings == settings and _is_kept(self.filesystem)
+        return self.process == os.getpid() and self.settings == settings and _is_kept(self.original)
 
 
 _shared: dict[str, _Known] = {}
@@ -49,28 +69,32 @@ _own = threading.local()
 def filesystem_of(url: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path there, like `fsspec.core.url_to_fs`, but faster when called again.
 
-    Threads share asynchronous file systems; of others, each thread has its own. One is used for all URLs of a protocol,
-    unless they hold more than the place of a file (`sftp://user@host/`). Changes of `fsspec.config.conf` and
+    That of S3 reads through obstore if that is installed. The options are those of `current_access`. Threads share
+    asynchronous file systems; of others, each thread has its own. One is used for all URLs of a protocol, unless they
+    hold more than the place of a file (`sftp://user@host/`). Changes of `fsspec.config.conf` and
     `clear_instance_cache()` take effect at the next call.
     """
     found: tuple[Any, str]
+    options, token = current_access().storage_options, current_access().token
     if "::" in url:
-        found = fsspec.core.url_to_fs(url, **{name: _guard(name) for name in _HTTP if f"{name}://" in url})
+        guards = {name: _guard(name) | options.get(name, {}) for name in _HTTP if f"{name}://" in url}
+        found = fsspec.core.url_to_fs(url, **options | guards)
         return found
     protocol = fsspec.core.split_protocol(url)[0] or "file"
     settings = fsspec.config.conf.get(protocol) or {}
     mine: dict[str, _Known] = _own.__dict__
-    of_all = f"{protocol}://"
+    of_all, of_one = f"{token}{protocol}://", f"{token}{url}"
     for table in (mine, _shared):
-        known = table.get(of_all) or table.get(url)
+        known = table.get(of_all) or table.get(of_one)
         if known is not None and known.holds(settings):
             return known.filesystem, _path_of(known.filesystem, url)
-    filesystem, _ = found = fsspec.core.url_to_fs(url, **_guard(protocol))
+    filesystem, path = fsspec.core.url_to_fs(url, **_guard(protocol) | options)
     table = _shared if getattr(filesystem, "async_impl", False) else mine
     if len(table) >= _MANY:
         table.clear()
-    table[of_all if _is_one_for_all(filesystem) else url] = _Known(filesystem, os.getpid(), dict(settings))
-    return found
+    name = of_all if _is_one_for_all(filesystem) else of_one
+    table[name] = _Known(with_obstore(filesystem), filesystem, os.getpid(), dict(settings))
+    return table[name].filesystem, path
 
 
 # fsspec offers the following by private names only. All implementations have them: `AbstractFileSystem` defines them.
@@ -111,6 +135,16 @@ def check_filesystem(param: str, url: str) -> None:
             raise not_installed(url, error) from error
         except ValueError as error:
             raise ValueError(must_be(param, "a path, or a URL of a protocol that fsspec knows", url)) from error
+
+
+def check_filesystems(param: str, urls: Iterable[str]) -> None:
+    """Raise if the package of a protocol among `urls` is not installed, or fsspec does not know a protocol."""
+    for url in {_protocols(url): url for url in urls if not is_local(url)}.values():
+        check_filesystem(param, url)
+
+
+def _protocols(url: str) -> tuple[str, ...]:
+    return tuple(part.partition("://")[0] for part in url.split("::"))
 
 
 def not_installed(url: str, error: ImportError) -> ImportError:

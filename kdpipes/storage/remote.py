@@ -6,10 +6,8 @@ All requests for the contents of remote shards are made here, with the retries a
 from __future__ import annotations
 
 import os
-import queue
 import sys
 import threading
-import weakref
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +21,7 @@ from fsspec.spec import AbstractFileSystem
 
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.processes import forget_after_fork
+from kdpipes.storage.access import current_access, using
 from kdpipes.storage.files import Version, remote_info, version_in
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.retries import (
@@ -30,13 +29,13 @@ from kdpipes.storage.retries import (
     SilenceError,
     answer_of,
     ask,
+    hedged,
     in_time,
-    limited,
     retried,
-    time_limit,
     waiting,
     what_went_wrong,
 )
+from kdpipes.storage.threads import Threads
 from kdpipes.storage.urls import is_local
 
 __all__ = [
@@ -46,11 +45,10 @@ __all__ = [
     "RemoteStream",
     "Span",
     "StreamsAhead",
-    "Threads",
     "read_range",
 ]
 
-_FIRST_CHUNK, _LARGEST_CHUNK = 1 << 20, 1 << 22
+_FIRST_CHUNK, _LARGEST_CHUNK = 1 << 20, 1 << 23
 _NUM_AHEAD = 6  # chunks under way, of a file that is being read to its end
 _NUM_BEGUN = 4  # of the file that comes next
 _NUM_AT_FIRST = 3  # of a file of which perhaps only the beginning is wanted
@@ -89,7 +87,7 @@ def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> bytes:
     if span.start >= span.stop:
         return b""
     try:
-        return retried(partial(_read_once, span), num_silent=num_silent, final=(NoRangesError,))
+        return retried(partial(hedged, partial(_read_once, span)), num_silent=num_silent, final=(NoRangesError,))
     except NoRangesError:
         raise
     except Exception as error:
@@ -113,48 +111,6 @@ def _read_once(span: Span) -> bytes:
     return content
 
 
-class Threads:
-    """Daemon threads for requests. They do not delay the end of the process, and end when this object is dropped.
-
-    Args:
-        number: The maximum number of threads; each starts when a job would have to wait.
-        name: The name of the threads.
-    """
-
-    def __init__(self, number: int, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any], float | None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._num_missing, self._name = number, name
-        weakref.finalize(self, _end, self._jobs, number)
-
-    def submit(self, action: Callable[[], Any]) -> Future[Any]:
-        """Run a function in one of the threads, with the caller's time limit."""
-        future: Future[Any] = Future()
-        with self._lock:
-            self._jobs.put((action, future, time_limit()))
-            if self._num_missing and self._jobs.qsize():
-                self._num_missing -= 1
-                threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
-        return future
-
-
-def _work(jobs: Any) -> None:
-    while (job := jobs.get()) is not None:
-        action, future, seconds = job
-        if future.set_running_or_notify_cancel():
-            try:
-                with limited(seconds):
-                    future.set_result(action())
-            except BaseException as error:
-                future.set_exception(error)
-        del job, action, future  # an idle thread must not keep the bytes that it has read
-
-
-def _end(jobs: Any, number: int) -> None:
-    for _ in range(number):
-        jobs.put(None)
-
-
 @dataclass
 class _Request:
     """A request under way or done, and how many announced reads of it are still to come."""
@@ -175,11 +131,13 @@ class RangeReader:
         max_bytes: The maximum number of bytes kept; beyond that, spans that were announced first are dropped.
         max_spent: The maximum number of bytes kept that have been read as often as they were announced.
         num_threads: The maximum number of requests under way.
+        read: Reads a span that was announced, in place of `read_range`: its whole file, if all spans are whole files.
     """
 
     def __init__(
         self,
         *,
+        read: Callable[[Span], bytes] | None = None,
         max_gap: int = 1 << 16,
         max_span: int = 1 << 23,
         max_bytes: int = 1 << 28,
@@ -189,7 +147,8 @@ class RangeReader:
         self._max_gap, self._max_span, self._num_threads = max_gap, max_span, num_threads
         self._max_bytes, self._max_spent = max_bytes, max_spent
         arguments = {"max_gap": max_gap, "max_span": max_span, "max_bytes": max_bytes}
-        self._anew = partial(RangeReader, **arguments, max_spent=max_spent, num_threads=num_threads)
+        self._anew = partial(RangeReader, **arguments, max_spent=max_spent, num_threads=num_threads, read=read)
+        self._read_file = read
         self.forget()
         forget_after_fork(self)
 
@@ -221,7 +180,7 @@ class RangeReader:
                     due.add(known)
             if missing and self._threads is None:
                 self._threads = Threads(self._num_threads, "kdpipes-ranges")
-            for span in _merged(missing, self._max_gap, self._max_span):
+            for span in missing if self._read_file else _merged(missing, self._max_gap, self._max_span):
                 if not self._make_room(span.stop - span.start, due):
                     break
                 due.add(span)
@@ -242,7 +201,7 @@ class RangeReader:
             known = self._covering(span)
             request = None if known is None else self._ahead[known]
         if known is None or request is None:
-            return read_range(span)
+            return self._read_now(span)
         try:
             content = answer_of(request.coming, span.url, known.stop - known.start)
         except Exception as error:  # a request for many spans that failed may succeed for one
@@ -254,8 +213,19 @@ class RangeReader:
             with self._lock:
                 if self._ahead.get(known) is request:
                     self._note_read(known, request)
+            if self._read_file is not None:
+                return content
             return content[span.start - known.start : span.stop - known.start]
-        return read_range(span, num_silent=1) if is_silent else read_range(span)
+        return self._read_now(span, num_silent=1 if is_silent else NUM_SILENT)
+
+    def _read_now(self, span: Span, num_silent: int = NUM_SILENT) -> bytes:
+        if self._read_file is not None:
+            return self._read_file(span)
+        return read_range(span) if num_silent == NUM_SILENT else read_range(span, num_silent=num_silent)
+
+    def _read_ahead(self, span: Span) -> bytes:
+        with waiting():  # the thread that wants the span watches the time
+            return self._read_now(span)
 
     def _covering(self, span: Span) -> Span | None:
         if span in self._ahead:
@@ -300,7 +270,7 @@ class RangeReader:
 
     def _add(self, span: Span) -> None:
         assert self._threads is not None
-        self._ahead[span] = _Request(self._threads.submit(partial(_read_ahead, span)))
+        self._ahead[span] = _Request(self._threads.submit(partial(self._read_ahead, span)))
         insort(self._by_url.setdefault(span.url, []), span)
         self._longest = max(self._longest, span.stop - span.start)
         self._num_bytes += span.stop - span.start
@@ -313,11 +283,6 @@ class RangeReader:
         if not known:
             del self._by_url[span.url]
         self._num_bytes -= span.stop - span.start
-
-
-def _read_ahead(span: Span) -> bytes:
-    with waiting():  # the thread that wants the span watches the time
-        return read_range(span)
 
 
 def _merged(spans: Iterable[Span], max_gap: int, max_span: int) -> Iterator[Span]:
@@ -376,6 +341,8 @@ class _Source:
         def attempt() -> bytes:
             nonlocal num_tries
             num_tries += 1
+            if self.has_ranges and not self._is_http:
+                return hedged(partial(self._range, start, stop))
             read = self._range if self.has_ranges else self._read_on
             return in_time(partial(read, start, stop), self._url, stop - start)
 
@@ -412,7 +379,9 @@ class _Source:
 
     def _range(self, start: int, stop: int) -> bytes:
         if not self._is_http:
-            content = self._filesystem.cat_file(self._path, start=start, end=stop)
+            content = ask(
+                self._filesystem, "cat_file", self._url, self._path, start=start, end=stop, num_bytes=stop - start
+            )
         else:  # of a server that ignores ranges, no more is read than is wanted
             with self._filesystem.open(self._path, "rb", size=self.size, cache_type="none") as file:
                 file.seek(start)
@@ -475,7 +444,7 @@ class RemoteStream:
         self.at_end: Callable[[int], object] | None = None  # called with the number of chunks still under way
         self._source = _Source(url)
         self._threads: Threads | None = None
-        self._process, self._seconds = os.getpid(), time_limit()
+        self._process, self._access = os.getpid(), current_access()
 
     def __enter__(self) -> RemoteStream:
         return self
@@ -510,7 +479,7 @@ class RemoteStream:
             self._begin, self._at = self._begin + len(self._chunk), 0
             self._chunk = b""
             try:
-                with limited(self._seconds):
+                with using(self._access):
                     self._chunk = self._next_chunk()
             except Exception as error:
                 what = what_went_wrong(self._url, error)
@@ -571,7 +540,7 @@ class StreamsAhead:
     def __init__(self, urls: Sequence[str]) -> None:
         self._next = dict(pairwise(url for url in urls if not is_local(url)))
         self._threads: Threads | None = None
-        self._seconds = time_limit()
+        self._access = current_access()
         self._begun: tuple[str, int, Future[RemoteStream]] | None = None
 
     def open(self, url: str) -> RemoteStream:
@@ -581,7 +550,7 @@ class StreamsAhead:
             FileNotFoundError: The file does not exist.
             DataError: The storage cannot be reached.
         """
-        with limited(self._seconds):
+        with using(self._access):
             (known, process, begun), self._begun = self._begun or ("", 0, Future()), None
             is_begun = known == url and process == os.getpid()  # the parent's threads do not run in a forked process
             stream = begun.result().read_ahead(_NUM_AHEAD) if is_begun else RemoteStream(url)

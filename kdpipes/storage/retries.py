@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import queue
 import random
 import re
 import threading
@@ -13,27 +14,25 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotDone
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from kdpipes.core.errors import is_number, must_be
 from kdpipes.core.masked import masked
+from kdpipes.storage.access import current_access, time_limit, using
 from kdpipes.storage.filesystems import PrivateHostError
+from kdpipes.storage.object_store import ObjectFiles
 
 __all__ = [
-    "DEFAULT_S",
     "NUM_SILENT",
     "NUM_TRIES",
     "NUM_TRIES_WITH_COPY",
     "SilenceError",
     "answer_of",
     "ask",
-    "check_timeout",
+    "hedged",
     "in_time",
     "is_missing",
     "is_refused",
-    "limited",
     "retried",
-    "time_limit",
     "waiting",
     "what_went_wrong",
 ]
@@ -43,7 +42,6 @@ Result = TypeVar("Result")
 NUM_TRIES = 6
 NUM_TRIES_WITH_COPY = 2  # where a local copy can be used instead
 NUM_SILENT = 2  # tries that may time out: each takes the whole time limit
-DEFAULT_S = 30.0  # the time limit of a request
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _SLOWEST = 1 << 18  # bytes per second; large answers get that much more time
 _PAUSE_S = 10.0  # between two warnings, because many threads may wait for the same server
@@ -170,39 +168,12 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 class _Own(threading.local):
-    """The time limit of a thread, and whether the thread itself may wait without one."""
+    """Whether a thread itself may wait without a limit."""
 
-    seconds: float | None = DEFAULT_S
     waits = False
 
 
 _own = _Own()
-
-
-def check_timeout(timeout_s: Any) -> float | None:
-    """Return `timeout_s` as seconds, or None for no limit; raise if it is neither."""
-    if timeout_s is None:
-        return None
-    if not is_number(timeout_s):
-        raise TypeError(must_be("timeout_s", "a number of seconds, or None", timeout_s))
-    if not (timeout_s > 0 and math.isfinite(timeout_s)):
-        raise ValueError(must_be("timeout_s", "above 0 and finite", timeout_s, "None waits for ever."))
-    return float(timeout_s)
-
-
-def time_limit() -> float | None:
-    """Return how many seconds this thread waits for an answer; None means for ever."""
-    return _own.seconds
-
-
-@contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
-    """Set the time limit of this thread, and of the threads that it hands work to; None means no limit."""
-    before, _own.seconds = _own.seconds, seconds
-    try:
-        yield
-    finally:
-        _own.seconds = before
 
 
 @contextmanager
@@ -229,7 +200,15 @@ def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, 
     Raises:
         SilenceError: It takes longer than the time limit.
     """
-    call, seconds = getattr(filesystem, method), _own.seconds
+    if isinstance(filesystem, ObjectFiles):
+        try:
+            answer = filesystem.attempt(method, time_limit(), *args, **kwargs)
+        except TimeoutError as error:
+            raise _silence(url, time_limit() or math.inf) from error
+        if answer is not NotImplemented:
+            return answer
+        filesystem = filesystem.filesystem
+    call, seconds = getattr(filesystem, method), time_limit()
     # fsspec generates the synchronous methods of asynchronous file systems; only these take a timeout.
     is_generated = getattr(filesystem, "async_impl", False) and method in vars(filesystem)
     if seconds is None or not is_generated:
@@ -254,7 +233,7 @@ def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Resul
     Raises:
         SilenceError: It takes longer than the time limit.
     """
-    if _own.seconds is None or _own.waits:
+    if time_limit() is None or _own.waits:
         return action()
     future: Future[Result] = Future()
 
@@ -274,13 +253,44 @@ def answer_of(future: Future[Result], url: str, num_bytes: int = 0) -> Result:
     Raises:
         SilenceError: It takes longer than the time limit.
     """
-    limit = None if _own.seconds is None else _own.seconds + num_bytes / _SLOWEST
+    seconds = time_limit()
+    limit = None if seconds is None else seconds + num_bytes / _SLOWEST
     try:
         return future.result(limit)
     except NotDone as error:
         if limit is None or future.done():  # the request itself raised a TimeoutError
             raise
         raise _silence(url, limit) from error
+
+
+def hedged(action: Callable[[], Result]) -> Result:
+    """Return the result of a request; one that has no answer in time is sent again, and the first answer counts."""
+    access = current_access()
+    if access.hedge_s is None:
+        return action()
+    answers: queue.SimpleQueue[tuple[Result | None, BaseException | None]] = queue.SimpleQueue()
+
+    def send() -> None:
+        try:
+            with using(access):
+                answers.put((action(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    def start() -> None:
+        threading.Thread(target=send, name="kdpipes-request", daemon=True).start()
+
+    start()
+    try:
+        result, error = answers.get(timeout=access.hedge_s)
+    except queue.Empty:
+        start()
+        result, error = answers.get()
+        if error is not None:
+            result, error = answers.get()
+    if error is not None:
+        raise error
+    return cast("Result", result)
 
 
 def _silence(url: str, seconds: float) -> SilenceError:

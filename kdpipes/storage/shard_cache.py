@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from kdpipes.core.errors import DataError
 from kdpipes.core.masked import masked
 from kdpipes.core.processes import forget_after_fork
+from kdpipes.storage.access import Access, current_access, using
 from kdpipes.storage.catalog import keep_index
 from kdpipes.storage.files import CAN_HOLD, HeldFile, Version, cache_folder, pread
-from kdpipes.storage.remote import Threads, read_range
-from kdpipes.storage.retries import limited, time_limit
+from kdpipes.storage.remote import read_range
 from kdpipes.storage.shard_folder import Entry, ReplacedError, Shard, ShardFolder, download
+from kdpipes.storage.threads import Threads
 
 __all__ = ["Shard", "ShardCache", "ShardOrder", "Survey", "Visits"]
 
@@ -237,13 +238,15 @@ class _Fetcher:
         with self._lock:
             is_idle = self._thread is None or not self._thread.is_alive()
             if is_idle and self._due(set()) is not None:
-                limit = (time_limit(),)
-                self._thread = threading.Thread(target=self._work_ahead, args=limit, name="kdpipes-shards", daemon=True)
+                access = (current_access(),)
+                self._thread = threading.Thread(
+                    target=self._work_ahead, args=access, name="kdpipes-shards", daemon=True
+                )
                 self._thread.start()
 
-    def _work_ahead(self, seconds: float | None) -> None:
+    def _work_ahead(self, access: Access) -> None:
         tried: set[str] = set()
-        with limited(seconds):
+        with using(access):
             while True:
                 with self._lock:
                     shard = self._due(tried)

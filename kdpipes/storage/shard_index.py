@@ -11,6 +11,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,15 @@ from kdpipes.core.errors import DataError
 from kdpipes.storage.files import Version
 from kdpipes.storage.shared import PackedStrings
 
-__all__ = ["UNCHECKED", "IndexBuilder", "JoinedIndexes", "Places", "ShardIndex"]
+__all__ = ["UNCHECKED", "IndexBuilder", "JoinedIndexes", "Places", "ShardIndex", "packed", "unpacked"]
 
 UNCHECKED = -1  # in place of a checksum that was not computed
 _MAGIC = b"kdpindex"
 _FORMAT = 1
 _ALIGNMENT = 8
 _RESERVE = 1.25  # times the size that the shards so far let expect
+
+Buffer = bytes | memoryview | mmap
 
 
 @dataclass(frozen=True)
@@ -73,21 +76,13 @@ class ShardIndex:
 
     def to_bytes(self) -> bytes:
         """Return the content of the sidecar."""
-        arrays = [(name, np.ascontiguousarray(values)) for name, values in self._arrays()]
         header = {
             "size": self.version.size,
             "tag": self.version.tag,
             "num_samples": len(self.keys),
             "fields": list(self.fields),
-            "arrays": [[name, values.dtype.newbyteorder("<").str, len(values)] for name, values in arrays],
         }
-        text = json.dumps(header, ensure_ascii=False).encode("utf-8", "surrogateescape")
-        parts = [_MAGIC, np.array([_FORMAT, len(text)], dtype="<u4").tobytes(), text]
-        for _, values in arrays:
-            parts += [bytes(-sum(map(len, parts)) % _ALIGNMENT)]
-            parts += [values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()]
-        content = b"".join(parts)
-        return content + np.array([zlib.crc32(content)], dtype="<u4").tobytes()
+        return packed(_MAGIC, header, self._arrays())
 
     def _arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
         ends, letters = self.keys.arrays()
@@ -109,25 +104,8 @@ class ShardIndex:
         Raises:
             DataError: It is not an index, damaged, or of another format.
         """
-        head = len(_MAGIC) + 8
-        if content[: len(_MAGIC)] != _MAGIC or len(content) < head + 4:
-            raise DataError(f"{url!r} is no index of a shard.")
-        number, length = np.frombuffer(content, dtype="<u4", count=2, offset=len(_MAGIC)).tolist()
-        if number != _FORMAT:
-            raise DataError(f"Index {url!r} is of format {number}, but this kdpipes reads format {_FORMAT}.")
-        if zlib.crc32(content[:-4]) != int(np.frombuffer(content[-4:], dtype="<u4")[0]):
-            raise DataError(f"Index {url!r} is damaged: its checksum does not fit.")
+        header, arrays = unpacked(_MAGIC, content, url)
         try:
-            header = json.loads(content[head : head + length].decode("utf-8", "surrogateescape"))
-            arrays: dict[str, NDArray[Any]] = {}
-            start = head + length
-            for name, kind, count in header["arrays"]:
-                dtype = np.dtype(kind)
-                if dtype.kind not in "iu":
-                    raise ValueError(f"array {name!r} is of {dtype}")
-                start += -start % _ALIGNMENT
-                arrays[name] = np.frombuffer(content, dtype=dtype, count=count, offset=start)
-                start += count * dtype.itemsize
             fields = {
                 str(name): Places(
                     arrays[f"{number}.offsets"],
@@ -144,6 +122,50 @@ class ShardIndex:
             return cls(Version(int(header["size"]), str(header["tag"])), keys, fields)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"Index {url!r} cannot be read: {type(error).__name__}: {error}.") from error
+
+
+def packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, NDArray[Any]]]) -> bytes:
+    """Return a mark, a header in JSON, named arrays of integers and a checksum as one content."""
+    known = [(name, np.ascontiguousarray(values)) for name, values in arrays]
+    kinds = [[name, values.dtype.newbyteorder("<").str, len(values)] for name, values in known]
+    text = json.dumps({**header, "arrays": kinds}, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    parts = [magic, np.array([_FORMAT, len(text)], dtype="<u4").tobytes(), text]
+    size = sum(map(len, parts))
+    for _, values in known:
+        parts += [bytes(-size % _ALIGNMENT), values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()]
+        size += len(parts[-2]) + len(parts[-1])
+    content = b"".join(parts)
+    return content + np.array([zlib.crc32(content)], dtype="<u4").tobytes()
+
+
+def unpacked(magic: bytes, content: Buffer, url: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return the header and the arrays of what `packed` has made; the arrays are views of it.
+
+    Raises:
+        DataError: It is something else, damaged, or of another format.
+    """
+    view, head = memoryview(content), len(magic) + 8
+    if view[: len(magic)] != magic or len(view) < head + 4:
+        raise DataError(f"{url!r} is no index of a shard.")
+    number, length = np.frombuffer(view, dtype="<u4", count=2, offset=len(magic)).tolist()
+    if number != _FORMAT:
+        raise DataError(f"Index {url!r} is of format {number}, but this kdpipes reads format {_FORMAT}.")
+    if zlib.crc32(view[:-4]) != int(np.frombuffer(view[-4:], dtype="<u4")[0]):
+        raise DataError(f"Index {url!r} is damaged: its checksum does not fit.")
+    try:
+        header = json.loads(bytes(view[head : head + length]).decode("utf-8", "surrogateescape"))
+        arrays: dict[str, NDArray[Any]] = {}
+        start = head + length
+        for name, kind, count in header["arrays"]:
+            dtype = np.dtype(kind)
+            if dtype.kind not in "iu":
+                raise ValueError(f"array {name!r} is of {dtype}")
+            start += -start % _ALIGNMENT
+            arrays[name] = np.frombuffer(view, dtype=dtype, count=count, offset=start)
+            start += count * dtype.itemsize
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"Index {url!r} cannot be read: {type(error).__name__}: {error}.") from error
+    return header, arrays
 
 
 class IndexBuilder:

@@ -368,7 +368,7 @@ def faulty_storage(
         >>> with faulty_storage("data/birds/train", faults=[Fault("latency", seconds=0.001)]) as storage:
         ...     names = kdp.image_folder("faulty://").class_names()
         >>> names, storage.stats().requests
-        (('heron', 'stork'), 2)
+        (('heron', 'stork'), 3)
     """
     storage = FaultyFileSystem(target, faults, seed, errors, sleep)
     options = storage.options()

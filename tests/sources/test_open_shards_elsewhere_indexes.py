@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import kdpipes as kdp
 from kdpipes.storage.files import matching_urls
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 from tests.sources.shards_elsewhere import (
+    LARGE,
     NAME,
     PER_SHARD,
     SERVICES,
@@ -68,7 +70,7 @@ def test_workers_do_not_index(large: str, service: Service) -> None:
     with faulty_storage(large) as files:
         epochs(dealt(opened("faulty://")), service, 1)
         assert sum(request.kind == "info" and request.path.endswith(".tar") for request in files.requests()) <= 6
-        assert len([one for one in files.requests() if one.path.endswith(".index")]) == 3
+        assert len([one for one in files.requests() if one.path.endswith(".tar.index")]) == 3
 
 
 class Refusing(Exception):
@@ -95,7 +97,7 @@ def test_what_can_only_be_read_has_its_indexes_in_the_cache(
             assert opened("faulty://").column("y").tolist() == [0, 1, 2, 3] * 9
         total = sum(path.stat().st_size for path in Path(large).glob(TARS))
         assert body_bytes(files) < 1.1 * total
-    assert len(list((cache / "indexes").iterdir())) == 3
+    assert len(list((cache / "indexes").glob("*.index"))) == 3
     assert not list(Path(large).glob("*.index"))
 
 
@@ -179,3 +181,29 @@ def test_tars_that_webdataset_would_join_are_all_read(small: str) -> None:
     paths = [str(path) for path in sorted(Path(small).glob(TARS))]
     assert kdp.open_shards("::".join(paths)).column("cls").tolist() == kdp.open_shards(paths).column("cls").tolist()
     assert len(list(kdp.stream_shards("::".join(paths)))) == 36
+
+
+def test_a_computed_column_reads_its_members_in_bulk_and_no_others(tmp_path: Path) -> None:
+    for shard in range(3):
+        with TarWriter(str(tmp_path / f"birds-{shard}.tar")) as writer:
+            for n in range(PER_SHARD):
+                row = {"jpg": bytes(LARGE), "json": {"label": n % 4}}
+                writer.write({"__key__": f"{n:02}", **row})
+    waiting, are_four = [], threading.Event()
+
+    def wait(seconds: float) -> None:
+        waiting.append(1)
+        if len(waiting) >= 4:
+            are_four.set()
+        assert are_four.wait(20), "the members of a shard are requested one by one"
+
+    with faulty_storage(str(tmp_path)):
+        len(opened("faulty://"))  # which makes the indexes
+    slow = Fault("latency", seconds=1.0, paths="*birds-2.tar", on="range")
+    with faulty_storage(str(tmp_path), faults=[slow], sleep=wait) as files:
+        shards = kdp.open_shards(f"faulty://{NAME}", fetch="members")
+        labelled = shards.add_field("y", lambda sample: sample["json"]["label"])
+        assert len(labelled.filter_classes(valid=[1])) == 9
+        assert body_bytes(files) < 2 * LARGE
+        assert len(bodies(files)) <= 36 + 3
+        assert files.stats().bytes_repeated == 0

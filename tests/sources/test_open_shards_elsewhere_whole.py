@@ -91,7 +91,7 @@ def test_chains_of_whole_shards_give_what_they_give_from_the_disk(
 def test_a_shuffled_epoch_reads_members(large: str, cache: Path) -> None:
     with faulty_storage(large) as files:
         epochs(dealt(opened("faulty://")), number=1)
-        assert whole(files, 12) == []
+        assert whole(files, 13) == []
     assert not (cache / "shards").exists()
 
 

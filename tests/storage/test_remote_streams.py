@@ -59,7 +59,10 @@ def wait_for_none() -> None:
 
 @pytest.mark.parametrize("errors", ["builtin", "s3fs"])
 @pytest.mark.parametrize("kind", PASSING)
-def test_requests_that_fail_are_made_again_where_they_broke_off(folder: str, kind: Any, errors: Any) -> None:
+def test_requests_that_fail_are_made_again_where_they_broke_off(
+    folder: str, kind: Any, errors: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_NUM_AHEAD", 1)  # two threads that take turns would let one fail each time
     for fault in (Fault(kind, every=2), Fault(kind, probability=0.3), Fault(kind, times=NUM_TRIES - 1)):
         with faulty_storage(folder, faults=[fault], seed=3, errors=errors) as storage:
             assert read("faulty://a.tar") == CONTENT

@@ -14,9 +14,10 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
+from kdpipes.storage.access import check_timeout, limited, time_limit
 from kdpipes.storage.files import open_url, read_url, version_of
 from kdpipes.storage.remote import BrokenStreamError, RangeReader, RemoteStream, Span, read_range
-from kdpipes.storage.retries import SilenceError, check_timeout, in_time, limited, time_limit
+from kdpipes.storage.retries import SilenceError, in_time
 from kdpipes.testing import Fault, faulty_storage
 from tests.threads import threads_left
 

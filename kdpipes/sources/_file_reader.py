@@ -1,0 +1,61 @@
+"""Whole files, remote ones read ahead of need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kdpipes.core.order import Order
+from kdpipes.sources._member_reader import Habit
+from kdpipes.storage.access import Access, using
+from kdpipes.storage.files import read_url
+from kdpipes.storage.remote import RangeReader, Span
+from kdpipes.storage.urls import is_local
+
+__all__ = ["FileReader"]
+
+_GUESS = 1 << 20  # bytes that a file of unknown size counts for
+
+
+class FileReader:
+    """Reads files that are fields of samples. Copies start without the files that were read ahead.
+
+    Args:
+        field: The name of the field: until it has been read once, only the first positions are read ahead.
+        access: How remote storage is reached.
+    """
+
+    def __init__(self, field: str, access: Access) -> None:
+        self._field, self.access = field, access
+        self._ahead = RangeReader(read=lambda span: read_url(span.url))
+        self._habit = Habit()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FileReader, (self._field, self.access)
+
+    def prefetch(self, order: Order, files_at: Callable[[Any], Iterable[tuple[str, int]]]) -> None:
+        """Begin to read the files of the next positions.
+
+        Args:
+            order: The positions.
+            files_at: Returns the URL and the size of each file at some positions; -1 for a size that is unknown.
+        """
+        if order.is_epoch:
+            return
+        for positions in order:
+            for due in self._habit.due(positions):
+                files = files_at(due)
+                with using(self.access):
+                    self._ahead.announce(_span(url, size) for url, size in files if not is_local(url))
+
+    def read(self, url: str, size: int = -1) -> bytes:
+        """Return the content of a file."""
+        if is_local(url):
+            return read_url(url)
+        self._habit.fields.add(self._field)
+        with using(self.access):
+            return self._ahead.read(_span(url, size))
+
+
+def _span(url: str, size: int) -> Span:
+    return Span(url, 0, _GUESS if size < 0 else max(size, 1))

@@ -1,0 +1,247 @@
+"""What processes share of remote shards: one object with all indexes of a folder, and one mapped catalog."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import mmap
+import os
+import tarfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes.core.errors import DataError
+from kdpipes.storage.files import (
+    Version,
+    cache_folder,
+    cached_name,
+    list_folder,
+    locked,
+    make_cache_folder,
+    read_url,
+    replace_file,
+    write_url,
+)
+from kdpipes.storage.retries import is_refused
+from kdpipes.storage.shard_index import Places, ShardIndex, packed, unpacked
+from kdpipes.storage.shared import PackedStrings
+from kdpipes.storage.urls import identity_of
+
+__all__ = ["DATA_SET_INDEX", "CatalogFile", "Joined", "known_indexes", "write_data_set_indexes"]
+
+DATA_SET_INDEX = "kdpipes.index"  # a tar of the indexes beside it
+_MAGIC = b"kdpjoind"
+_FEW = 2  # shards of a folder, fewer of which are opened by their own indexes
+_CHECKED = 4_000  # shards of a folder up to which a listing shows whether they have changed
+_FRESH_S = 600.0  # for how long ranks of one job trust what one of them has verified
+_JOB = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "WORLD_SIZE")
+_log = logging.getLogger(__name__)
+
+
+class Joined(NamedTuple):
+    """The indexes of many shards, joined: see `Catalog`.
+
+    Args:
+        versions: Of the shards.
+        shards: The number of the shard of each sample.
+        keys: The samples' keys in their shards.
+        fields: The places of each field, or its values.
+    """
+
+    versions: Sequence[Version]
+    shards: NDArray[np.int32]
+    keys: PackedStrings
+    fields: dict[str, Places | NDArray[np.int64]]
+
+    def to_bytes(self) -> bytes:
+        """Return it as the content of a file."""
+        kinds = {name: "places" if isinstance(known, Places) else "values" for name, known in self.fields.items()}
+        return packed(_MAGIC, {"versions": list(self.versions), "fields": kinds}, self._arrays())
+
+    def _arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        ends, letters = self.keys.arrays()
+        yield from (("shards", self.shards), ("ends", ends), ("keys", letters))
+        for number, known in enumerate(self.fields.values()):
+            columns = vars(known) if isinstance(known, Places) else {"values": known}
+            yield from ((f"{number}.{name}", values) for name, values in columns.items() if values is not None)
+
+    @classmethod
+    def from_file(cls, path: Path) -> Joined:
+        """Return what a file holds; its pages are shared by all processes that map it.
+
+        Raises:
+            DataError: It is something else, or damaged.
+            OSError: It cannot be mapped.
+        """
+        with path.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        header, arrays = unpacked(_MAGIC, content, str(path))
+        fields: dict[str, Places | NDArray[np.int64]] = {}
+        for number, (name, kind) in enumerate(header["fields"].items()):
+            columns = ("offsets", "sizes", "checksums", "values")
+            known = {column: arrays.get(f"{number}.{column}") for column in columns}
+            fields[name] = Places(**known) if kind == "places" else arrays[f"{number}.values"]  # type: ignore[arg-type]
+        versions = [Version(int(size), str(tag)) for size, tag in header["versions"]]
+        return cls(versions, arrays["shards"], PackedStrings.of_arrays(arrays["ends"], arrays["keys"]), fields)
+
+
+class CatalogFile:
+    """The joined indexes of some shards in the local cache, which one process writes and the others map.
+
+    Args:
+        urls: Of the shards.
+    """
+
+    _opened: set[tuple[int, Path]] = set()  # by process
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._path = cache_folder("indexes") / f"{cached_name(urls[0], *map(identity_of, urls))}.joined"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let other processes wait that open the same shards."""
+        try:
+            make_cache_folder(self._path.parent)
+            lock = locked(self._path.with_suffix(".lock"))
+            lock.__enter__()
+        except OSError:  # the cache may be read-only
+            yield
+            return
+        try:
+            yield
+        finally:
+            lock.__exit__(None, None, None)
+
+    def find(self, versions: Callable[[], Sequence[Version] | None]) -> Joined | None:
+        """Return the joined indexes, if they are those of the shards as they are now.
+
+        Ranks of one job trust what another one has just verified.
+
+        Args:
+            versions: Returns the versions of the shards, or None if they are unknown.
+        """
+        is_first = (os.getpid(), self._path) not in self._opened
+        self._opened.add((os.getpid(), self._path))
+        try:
+            joined = Joined.from_file(self._path) if self._path.exists() else None
+        except (DataError, OSError, ValueError, KeyError, TypeError) as error:
+            _log.info("%s", error)
+            return None
+        if joined is None or (is_first and self._is_verified()):
+            return joined
+        now = versions()
+        if now is None or list(now) != list(joined.versions) or not all(version.tag for version in now):
+            return None
+        self._note()
+        return joined
+
+    def keep(self, joined: Joined) -> Joined:
+        """Write joined indexes, and return them as other processes map them."""
+        with suppress(OSError):  # the cache may be read-only
+            replace_file(self._path, joined.to_bytes())
+            self._note()
+            return Joined.from_file(self._path)
+        return joined
+
+    def _is_verified(self) -> bool:
+        try:
+            noted = json.loads(self._path.with_suffix(".json").read_text())
+            return bool(noted["job"] == _job() and 0 <= time.time() - noted["time"] < _FRESH_S)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def _note(self) -> None:
+        job = _job()
+        if job is not None:
+            content = json.dumps({"job": job, "time": time.time()}).encode()
+            with suppress(OSError):
+                replace_file(self._path.with_suffix(".json"), content)
+
+
+def _job() -> list[str] | None:
+    """Return what the ranks of a job have in common; None if this process is not one of several ranks."""
+    if int(os.environ.get("WORLD_SIZE") or 1) < 2:
+        return None
+    return [str(os.getppid()), *(os.environ.get(name, "") for name in _JOB)]
+
+
+def known_indexes(urls: Sequence[str]) -> dict[str, tuple[Version, ShardIndex | None]]:
+    """Return the versions of shards, and their indexes, as far as an index of their data set and a listing have them.
+
+    A listing shows whether shards of a folder have changed; it is left out for very many of them, whose members are
+    verified when they are read.
+    """
+    found: dict[str, tuple[Version, ShardIndex | None]] = {}
+    for folder, some in _by_folder(urls).items():
+        place = f"{folder}/{DATA_SET_INDEX}"
+        content = _content_of(place) if len(some) >= _FEW else None
+        if content is None:
+            continue
+        try:
+            versions = list_folder(folder) if len(some) <= _CHECKED else None
+            for url, index in _indexes_in(content, some):
+                version = index.version if versions is None else versions.get(url.rpartition("/")[2])
+                if version is not None:
+                    found[url] = version, index if index.version == version and version.tag else None
+        except (DataError, tarfile.TarError, FileNotFoundError, NotImplementedError) as error:
+            _log.info("The index of the data set in %s is not used: %s", folder, error)
+    return found
+
+
+def _content_of(place: str) -> bytes | None:
+    try:
+        return read_url(place)
+    except FileNotFoundError:
+        return None
+    except DataError as error:
+        if not is_refused(error):
+            raise
+        return None  # some stores answer "forbidden" for missing files
+
+
+def _indexes_in(content: bytes, urls: Iterable[str]) -> Iterator[tuple[str, ShardIndex]]:
+    by_name = {f"{url.rpartition('/')[2]}.index": url for url in urls}
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        for member in tar:
+            url, file = by_name.get(member.name), tar.extractfile(member) if member.name in by_name else None
+            if url is not None and file is not None:
+                yield url, ShardIndex.from_bytes(file.read(), f"{url}.index")
+
+
+def write_data_set_indexes(indexes: dict[str, ShardIndex]) -> list[str]:
+    """Write the indexes of remote shards into one object for each folder, and return the URLs of the objects.
+
+    Args:
+        indexes: By the URL of the shard.
+    """
+    written = []
+    for folder, urls in _by_folder(indexes).items():
+        if len(urls) < _FEW:
+            continue
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for url in urls:
+                content = indexes[url].to_bytes()
+                entry = tarfile.TarInfo(f"{url.rpartition('/')[2]}.index")
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+        written.append(f"{folder}/{DATA_SET_INDEX}")
+        write_url(written[-1], file.getvalue())
+    return written
+
+
+def _by_folder(urls: Iterable[str]) -> dict[str, list[str]]:
+    """Return the remote shards of each folder that can be listed."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for url in urls:
+        if "://" in url and "::" not in url and not url.startswith("http") and "?" not in url:
+            found[url.rpartition("/")[0]].append(url)
+    return found

@@ -1,0 +1,174 @@
+"""One object holds the indexes of a data set, and one mapped file serves all processes of a machine."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from webdataset import TarWriter
+
+import kdpipes as kdp
+from kdpipes.cli import main
+from kdpipes.storage.catalog import open_catalog
+from kdpipes.storage.catalog_file import DATA_SET_INDEX, Joined
+from kdpipes.testing import faulty_storage
+from kdpipes.testing.proxy import Proxy, slow_proxy
+from tests.processes import in_child
+
+NUM_SHARDS = 40
+
+
+def tar(shard: int, *, label: int | None = None) -> bytes:
+    """Return a shard of three samples."""
+    file = io.BytesIO()
+    with TarWriter(file) as writer:
+        for index in range(3):
+            row = {"jpg": bytes([shard, index] * 50), "cls": (shard + index) % 5 if label is None else label}
+            writer.write({"__key__": f"{index:02}", **row})
+    return file.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty local cache."""
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy that counts requests to a store with many shards."""
+    fsspec.filesystem("s3").pipe({f"{s3}/birds-{shard:03}.tar": tar(shard) for shard in range(NUM_SHARDS)})
+    options = fsspec.config.conf["s3"]
+    with slow_proxy(options["endpoint_url"]) as proxy:
+        monkeypatch.setitem(fsspec.config.conf, "s3", {**options, "endpoint_url": proxy.url})
+        yield proxy
+
+
+def urls_in(s3: str, number: int = NUM_SHARDS) -> str:
+    return f"{s3}/birds-{{000..{number - 1:03}}}.tar"
+
+
+def index(*urls: str) -> None:
+    assert main(["index", *urls]) == 0
+
+
+def empty(cache: Path) -> None:
+    for path in (cache / "indexes").glob("*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("number", [NUM_SHARDS, 7])
+def test_many_shards_open_with_a_handful_of_requests(s3: str, proxy: Proxy, cache: Path, number: int) -> None:
+    index(urls_in(s3))
+    empty(cache)
+    num_before = len(proxy.requests())
+    shards = kdp.open_shards(urls_in(s3, number))
+    assert shards.column("cls").tolist() == [(shard + sample) % 5 for shard in range(number) for sample in range(3)]
+    assert len(proxy.requests()) - num_before <= 4
+    assert shards[5]["jpg"] == bytes([1, 2] * 50)
+
+
+def test_the_index_of_a_data_set_gives_what_indexes_of_shards_give(s3: str, proxy: Proxy, cache: Path) -> None:
+    alone = kdp.open_shards(urls_in(s3)).fingerprint()
+    index(urls_in(s3))
+    empty(cache)
+    joined = kdp.open_shards(urls_in(s3)).fingerprint()
+    for one, other in zip(alone, joined, strict=True):
+        if isinstance(one, np.ndarray):
+            assert one.tolist() == other.tolist()
+    assert list(alone[2]) == list(joined[2])
+    assert {name: known.tolist() for name, known in alone[3].items()} == {
+        name: known.tolist() for name, known in joined[3].items()
+    }
+
+
+def test_a_shard_that_has_changed_since_is_indexed_again(s3: str, proxy: Proxy, cache: Path) -> None:
+    index(urls_in(s3))
+    fsspec.filesystem("s3").pipe(f"{s3}/birds-003.tar", tar(3, label=4))
+    for _ in range(2):
+        assert kdp.open_shards(urls_in(s3)).column("cls").tolist()[9:12] == [4, 4, 4]
+    empty(cache)
+    assert kdp.open_shards(urls_in(s3)).column("cls").tolist()[9:12] == [4, 4, 4]
+
+
+def test_ranks_of_a_job_send_the_requests_of_one(
+    s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    index(urls_in(s3))
+    empty(cache)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    num_before = len(proxy.requests())
+
+    def open_it() -> None:
+        assert len(kdp.open_shards(urls_in(s3))) == 3 * NUM_SHARDS
+
+    assert [in_child(open_it) for _ in range(4)] == [0] * 4
+    assert len(proxy.requests()) - num_before <= 4
+
+
+def test_a_later_run_fetches_no_index(s3: str, proxy: Proxy) -> None:
+    assert in_child(lambda: len(kdp.open_shards(urls_in(s3)))) == 0
+    num_before = len(proxy.requests())
+    assert len(kdp.open_shards(urls_in(s3))) == 3 * NUM_SHARDS
+    requests = proxy.requests()[num_before:]
+    assert not [request for request in requests if ".tar.index" in request]
+    assert len([request for request in requests if request.startswith("HEAD")]) == NUM_SHARDS
+
+
+def test_a_damaged_joined_file_is_made_anew(s3: str, proxy: Proxy, cache: Path) -> None:
+    len(kdp.open_shards(urls_in(s3)))
+    path = next((cache / "indexes").glob("*.joined"))
+    content = path.read_bytes()
+    for damaged in (b"", content[:100], content[:-10] + bytes(10)):
+        path.unlink()
+        path.write_bytes(damaged)
+        assert len(kdp.open_shards(urls_in(s3))) == 3 * NUM_SHARDS
+        assert path.read_bytes() == content
+
+
+def test_a_damaged_index_of_a_data_set_is_not_used(s3: str, proxy: Proxy, cache: Path) -> None:
+    index(urls_in(s3))
+    empty(cache)
+    fsspec.filesystem("s3").pipe(f"{s3}/{DATA_SET_INDEX}", b"nothing of a tar" * 100)
+    assert len(kdp.open_shards(urls_in(s3))) == 3 * NUM_SHARDS
+
+
+def test_a_cache_that_cannot_be_written_does_not_keep_shards_from_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shard in range(3):
+        (tmp_path / f"birds-00{shard}.tar").write_bytes(tar(shard))
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "file"))
+    with faulty_storage(str(tmp_path)):
+        assert len(kdp.open_shards("faulty://birds-{000..002}.tar")) == 9
+
+
+def test_a_process_that_is_killed_while_it_opens_leaves_no_lock(s3: str, proxy: Proxy) -> None:
+    def die(*_: Any) -> None:
+        os._exit(9)
+
+    def open_it() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("kdpipes.storage.catalog.JoinedIndexes.shards", die)
+            len(kdp.open_shards(urls_in(s3)))
+
+    assert in_child(open_it) == 9
+    assert len(kdp.open_shards(urls_in(s3))) == 3 * NUM_SHARDS
+
+
+def test_joined_indexes_are_read_as_they_were_written(tmp_path: Path) -> None:
+    for shard in range(3):
+        (tmp_path / f"{shard}.tar").write_bytes(tar(shard))
+    urls = [str(tmp_path / f"{shard}.tar") for shard in range(3)]
+    catalog = open_catalog(urls, urls)
+    joined = Joined(catalog.versions, catalog.shards, catalog.short_keys, catalog.fields)
+    (tmp_path / "joined").write_bytes(joined.to_bytes())
+    assert Joined.from_file(tmp_path / "joined").to_bytes() == joined.to_bytes()
