@@ -6,26 +6,25 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import Batcher, Shuffler
-from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, UnBatcher
+from torch.utils.data.datapipes.iter import Batcher, Shuffler, UnBatcher
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
-from kdpipes.core.stock import redraws
+from kdpipes.core.stock import is_of_torchdata, redraws
 from kdpipes.look.doctor.facts import Facts, Finding, before, readable
 from kdpipes.work.fields import Selector
 
 __all__ = ["random_before_cache", "shuffle_after_batch", "sorted_batches", "unrecorded_ctx"]
 
 _MIXING = ("permute", "mix", "sample_weighted", "shuffle")
-_STOCK_CACHES = (InMemoryCacheHolder, EndOnDiskCacheHolder)
+_STOCK_CACHES = ("InMemoryCacheHolder", "EndOnDiskCacheHolder")  # torchdata's
 
 
 def random_before_cache(chain: Chain, facts: Facts) -> Iterator[Finding]:
     """A cache that keeps what was drawn at random; kdpipes' own caches refuse that, torchdata's do not."""
     for cache in reversed(chain):
-        if not isinstance(cache.pipe, _STOCK_CACHES):
+        if not is_of_torchdata(cache.pipe, *_STOCK_CACHES):
             continue
         drawing = (node for node in before(cache) if node.traits.random or _shuffles(node.pipe))
         found = next(drawing, None)
