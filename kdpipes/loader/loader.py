@@ -407,8 +407,8 @@ class Loader:
         own = self._own
         position = Position(self._whole_epoch) if own is None else self._start
         if position is None:
-            has_run = own is not None and self._stream is not None
-            position = own.position if has_run and own is not None else self._checkpointer.first_position()
+            has_begun = own is not None and self._num_begun
+            position = own.position if has_begun and own is not None else self._checkpointer.first_position()
         return {**self._checkpointer.state_at(position, self._sizes), "seed": self._base_seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
