@@ -5,7 +5,6 @@ Importing it registers every pipe as a method of all DataPipes.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from kdpipes import _torchdata  # noqa: F401  # first: it decides how torchdata is imported
 from kdpipes._version import __version__ as __version__
 from kdpipes.cache.cache import CacheIterDataPipe, CacheMapDataPipe, CacherInMemory, CacherInRedis, CacherOnDisk
 from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache

@@ -18,7 +18,7 @@ from kdpipes.core.operation import ErrorHandler, Operation
 from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.randomness import EpochCounter
 from kdpipes.core.registry import Named, pipe_name, short_name
-from kdpipes.core.stock import KEEPS_ITEMS_APART, is_one_to_one, is_replicable, stock_traits
+from kdpipes.core.stock import is_one_to_one, is_replicable, keeps_items_apart, stock_traits
 from kdpipes.core.traits import UNDECLARED, Traits
 
 __all__ = ["AnyPipe", "Chain", "Node", "upstream_of"]
@@ -205,7 +205,7 @@ class Chain:
         Pipes after it may leave out items, or make several of a batch, as long as they hold no items back.
         """
         node = self.end
-        while node.is_one_to_one or isinstance(node.pipe, KEEPS_ITEMS_APART):
+        while node.is_one_to_one or keeps_items_apart(node.pipe):
             if len(node.upstream) != 1:
                 return None
             (node,) = node.upstream

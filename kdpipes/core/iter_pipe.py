@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes._hook_iterator import _SnapshotState
 from torch.utils.data.datapipes.iter import Collator, Mapper, ShardingFilter
-from torchdata.datapipes.iter import SampleMultiplexer
 
 from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain
@@ -19,7 +18,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import EpochCounter, SampleKey, current_epoch, hash_key, is_replaying, with_stream_keys
 from kdpipes.core.registry import note_name, pipe_name
 from kdpipes.core.sample import Sample, as_sample
-from kdpipes.core.stock import Seeded, has_own_seed, shards
+from kdpipes.core.stock import Seeded, has_own_seed, is_of_torchdata, shards
 
 if TYPE_CHECKING:
     from kdpipes._fluent import IterChain
@@ -275,5 +274,5 @@ def _seed(upstream: Any, seed: int, epoch: int, place: tuple[int, int]) -> None:
         upstream.renew(seed, epoch)
     elif isinstance(upstream, Seeded):
         upstream.set_seed(int.from_bytes(hash_key(seed, epoch, "upstream", *place)[:7], "little"))
-    elif isinstance(upstream, SampleMultiplexer):  # it has no `set_seed`, and would draw on from where it stands
+    elif is_of_torchdata(upstream, "SampleMultiplexer"):  # it has no `set_seed`, and would draw on from where it stands
         upstream.random.seed(int.from_bytes(hash_key(seed, epoch, "upstream", *place)[:7], "little"))

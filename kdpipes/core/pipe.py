@@ -16,6 +16,7 @@ from kdpipes.core.first_values import with_first_values
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.stock import load_torchdata
 from kdpipes.core.traits import UNDECLARED, Traits
 
 __all__ = ["Pipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples", "show_by"]
@@ -182,6 +183,8 @@ class Pipe(Fingerprinted):
                     raise AttributeError(f"`{owner}` has no {name!r}, which its base class sets. {hint}") from None
                 if name.startswith("_"):
                     raise
+                if load_torchdata() is not None and name in type(self).functions:  # one of torchdata's pipes
+                    return _as_method(super().__getattr__(name))
                 raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions)) from None
 
 

@@ -1,19 +1,82 @@
-"""What kdpipes knows about the pipes of torch and torchdata."""
+"""What kdpipes knows about the pipes of torch and torchdata. The only module that imports torchdata, and only on use.
+
+torchdata 0.9, the last release with DataPipes, has wheels up to Python 3.12. A chain can hold its pipes only if
+somebody has imported it.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
+import threading
+import types
+import warnings
 from typing import Any, Protocol, runtime_checkable
 
-from torch.utils.data.datapipes.iter import Collator, Mapper, Shuffler
+from torch.utils.data.datapipes.iter import Collator, Filter, Mapper, Shuffler, UnBatcher
 from torch.utils.data.datapipes.map import Mapper as IndexedMapper
-from torchdata.datapipes.iter import Filter, FlatMapper, Prefetcher, ShardingRoundRobinDispatcher, UnBatcher
 
 from kdpipes.core.traits import Traits
 
-__all__ = ["KEEPS_ITEMS_APART", "Seeded", "Sharded", "is_one_to_one", "redraws", "shards", "stock_traits"]
+__all__ = [
+    "Seeded",
+    "Sharded",
+    "has_own_seed",
+    "is_of_torchdata",
+    "is_one_to_one",
+    "is_replicable",
+    "keeps_items_apart",
+    "load_torchdata",
+    "redraws",
+    "shards",
+    "stock_traits",
+]
 
-KEEPS_ITEMS_APART = (Mapper, IndexedMapper, Collator, Filter, FlatMapper, UnBatcher)  # these hold no items back
-_ORDER_ALONE = (Shuffler, Prefetcher)
+_PIPES = "torchdata.datapipes.iter"
+_loading = threading.RLock()
+
+
+def load_torchdata(module: str = _PIPES) -> Any:
+    """Import a module of torchdata, without its deprecation warning, and return it; None if it is not installed.
+
+    torchdata imports Hugging Face's `datasets`, if that is installed, for one function of one of its readers, which
+    takes half a second and 60 MB: here, that import is delayed until the function is called.
+    """
+    if module in sys.modules:
+        return sys.modules[module]
+    with _loading, warnings.catch_warnings():
+        if importlib.util.find_spec("torchdata") is None:
+            return None
+        # The message tells every importer that DataPipes are deprecated. Users of kdpipes cannot act on it.
+        warnings.filterwarnings("ignore", message=r"\s*#+\s*WARNING!\s*The 'datapipes', 'dataloader2' modules")
+        delays = "datasets" not in sys.modules and importlib.util.find_spec("datasets") is not None
+        if delays:
+            sys.modules["datasets"] = None  # type: ignore[assignment]  # its import now fails, which torchdata handles
+        try:
+            reader: Any = importlib.import_module(f"{_PIPES}.load.huggingface")
+        finally:
+            if delays:
+                del sys.modules["datasets"]
+        if delays:
+            reader.datasets = types.SimpleNamespace(load_dataset=_load_dataset)
+        return importlib.import_module(module)
+
+
+def _load_dataset(*args: Any, **kwargs: Any) -> Any:
+    return importlib.import_module("datasets").load_dataset(*args, **kwargs)
+
+
+def is_of_torchdata(pipe: Any, *names: str) -> bool:
+    """Return whether a pipe is an instance of one of the classes of torchdata with these names."""
+    module = sys.modules.get(_PIPES)
+    return module is not None and isinstance(pipe, tuple(vars(module)[name] for name in names))
+
+
+def keeps_items_apart(pipe: Any) -> bool:
+    """Return whether a stock pipe holds no item back: what it gives depends on the item that it has read last."""
+    kinds = (Mapper, IndexedMapper, Collator, Filter, UnBatcher)
+    return isinstance(pipe, kinds) or is_of_torchdata(pipe, "FlatMapper")
 
 
 @runtime_checkable
@@ -32,7 +95,7 @@ class Sharded(Protocol):
 
 def shards(pipe: Any) -> bool:
     """Return whether a pipe gives each worker a different part of the items."""
-    return isinstance(pipe, Sharded | ShardingRoundRobinDispatcher)
+    return isinstance(pipe, Sharded) or is_of_torchdata(pipe, "ShardingRoundRobinDispatcher")
 
 
 def is_one_to_one(pipe: Any) -> bool:
@@ -64,6 +127,6 @@ def stock_traits(pipe: Any, *, is_source: bool) -> Traits:
     """Return what is known about a pipe that is not one of kdpipes'."""
     if is_source:
         return Traits(role="source")
-    if isinstance(pipe, _ORDER_ALONE) or shards(pipe):
+    if isinstance(pipe, Shuffler) or is_of_torchdata(pipe, "Prefetcher") or shards(pipe):
         return Traits(role="order", reads=frozenset(), changes=frozenset())
-    return Traits(holds_back=not isinstance(pipe, KEEPS_ITEMS_APART), is_eager=True)
+    return Traits(holds_back=not keeps_items_apart(pipe), is_eager=True)

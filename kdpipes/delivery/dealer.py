@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.datapipes.iter import Cycler
 
 from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
@@ -22,7 +21,7 @@ from kdpipes.core.pipe import Pipe, form_of
 from kdpipes.core.randomness import EpochCounter, SampleKey
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
-from kdpipes.core.stock import Seeded, Sharded, shards
+from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.by_shard import Cursor
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
@@ -165,7 +164,7 @@ class Dealer(Resumable):
     def _refuse_unseeded_rounds(self) -> None:
         """Refuse what reads a pipe that draws again and again: from the second round on it draws as it likes."""
         for cycler in Chain.of(self.source).pipes:
-            if isinstance(cycler, Cycler) and any(_draws(pipe) for pipe in Chain.of(cycler).pipes):
+            if is_of_torchdata(cycler, "Cycler") and any(_draws(pipe) for pipe in Chain.of(cycler).pipes):
                 raise ChainError(
                     "`.cycle()` reads a random pipe again, each worker in another order: samples would be lost "
                     "and doubled. Put `.repeat_until(repetitions=...)` in its place."

@@ -1,4 +1,14 @@
-"""A DataLoader2 that knows its length and its state, closes itself, and can be iterated again whatever happened."""
+"""`Loader`, which runs a chain: it owns the epoch, the state and the reading service.
+
+A batch passes six stations, from the worker to the user's loop:
+
+1. `Producer` runs the worker's copy of the chain, and numbers the batches (`worker.py`).
+2. `Worker` brings its messages to the main process, from a process or a thread (`processes.py`, `threads.py`).
+3. `Merger` puts the batches of all workers in order (`merge.py`).
+4. The pipes of the main process follow: `to_device`, pinned memory (`services.py`).
+5. `ReadingService` notes where the loader stands after each batch (`services.py`).
+6. `Batches` is the iterator that the user holds: it handles Ctrl-C, `limit`, `pause` and `resume`.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +18,11 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NoReturn, ParamSpec
 
+import cloudpickle
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torchdata.dataloader2 import DataLoader2
-from torchdata.dataloader2.dataloader2 import DataLoader2Iterator
-from torchdata.dataloader2.graph._serialization import clone
-from torchdata.dataloader2.random import seed_generator
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
@@ -24,7 +30,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import pipe_name
-from kdpipes.core.stock import shards
+from kdpipes.core.stock import load_torchdata, shards
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.loader.profile import Measured, measured
@@ -32,8 +38,7 @@ from kdpipes.loader.receipt import receipt_of
 from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped
 from kdpipes.loader.state import Checkpointer, main_part, seed_in
 from kdpipes.loader.torch_loaders import BatchNumbers, EpochSampler, NumberedBatches
-from kdpipes.loader.worker import Counting, Position
-from kdpipes.storage.shared import sharing
+from kdpipes.loader.worker import Counting, Position, Seeds
 
 __all__ = ["Loader", "show_loaders_by"]
 
@@ -80,8 +85,8 @@ def _refuses_foreign_arguments(construct: Callable[Given, None]) -> Callable[Giv
     return constructed
 
 
-class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no types
-    """A DataLoader2 over a chain of pipes: `for batch in loader`, each time the next epoch.
+class Loader:
+    """Runs a chain of pipes: `for batch in loader`, each time the next epoch.
 
     It has a length, a state and statistics, is a context manager, starts no CUDA context, can be iterated again after
     an error in the chain, and many of them live side by side. Ctrl-C while a batch is awaited ends the workers: they
@@ -120,7 +125,8 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     use_stateful_dataloader = True
     _is_accelerate_prepared = True
     prefetch_factor = None  # `accelerate.skip_first_batches` makes a loader with it, without workers
-    _terminated = True  # until the constructor is through: `__del__` shuts down what has begun
+    reading_service: Any = None  # `__del__` runs also if the constructor has raised
+    _stream: Any = None
 
     @_refuses_foreign_arguments
     def __init__(
@@ -149,20 +155,23 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self._base_seed = int.from_bytes(os.urandom(7), "little")
         self._num_begun = 0
         self._epoch_set: tuple[int, int] | None = None
+        self._whole_epoch = 0  # the epoch that a service of others is in, or that comes next
         self._start: Position | None = None  # where kdpipes' services begin, once they do
         self._sizes: dict[str, Any] | None = None  # batch sizes of `_start`, or else of the last epoch begun
         self._ranks = ranks_now()  # the ranks of the last epoch begun
         self._is_closed = False
-        with _one_at_a_time, _seeds_without_cuda(), sharing():
-            self._pristine = clone(Shipped(source_datapipe))
-            super().__init__(self._pristine, reading_service=self._service)
-        self._pristine = self._datapipe_before_reading_service_adapt
-        own = _own(self._service)
-        self._checkpointer = _checkpointer(self._pristine.chain, own) if own else None
+        self._is_begun = False  # whether an epoch has begun and returned nothing yet
+        self._items: Iterator[Any] | None = None  # of the last epoch begun
+        self._latest = 0  # the identity of the iterator that gives them, which holds the loader
+        self._chain = Chain.of(source_datapipe).copy_streams()
+        self.reading_service = _copy_of(self._service)
+        own = self._own
+        num_workers, has_workers = _num_workers(self._service), own is not None and own.has_workers
+        self._checkpointer = Checkpointer(main_part(self._chain, has_workers=has_workers)[1], max(num_workers, 1))
 
     def __len__(self) -> int:
         try:
-            return len(self._pristine.chain)
+            return len(self._chain)
         except TypeError as error:
             raise TypeError(
                 f"The loader has no length, because its chain has none: {error}. Streams of shards have none; "
@@ -170,7 +179,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
             ) from None
 
     def __repr__(self) -> str:
-        names = " → ".join(map(pipe_name, reversed(Chain.of(self._pristine.chain).pipes)))
+        names = " → ".join(map(pipe_name, reversed(Chain.of(self._chain).pipes)))
         num_workers = _num_workers(self._service) if getattr(self._service, "has_workers", True) else 0
         return f"<kdpipes.Loader of {names}; {num_workers} workers>"
 
@@ -221,7 +230,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
         `while loader.epoch < num_epochs: for batch in loader: ...` is correct with any loaded state.
         """
-        return int(self.state_dict()["epoch"]) if self._checkpointer is not None else self._num_begun
+        return int(self.state_dict()["epoch"])
 
     def __bool__(self) -> bool:
         return True
@@ -233,59 +242,134 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
     def __next__(self) -> NoReturn:
         raise TypeError("A loader is not an iterator. `next(iter(loader))` returns the first batch of an epoch.")
 
-    def _begun(self) -> Any:
-        """Return the iterator of the epoch that begins, or has begun and given nothing yet."""
+    def _begun(self) -> Batches:
+        """Return a new iterator of the epoch that has begun and returned nothing yet, or else of the next epoch."""
+        self._begin()
+        batches = Batches(self._taken)
+        self._latest = id(batches)
+        return batches
+
+    def _begin(self) -> None:
+        """Begin the next epoch, unless one has begun and returned nothing yet."""
         if self._is_closed:
             raise RuntimeError("The loader has been shut down; make a new one.")
+        if self._is_begun:
+            return
         with _one_at_a_time:
-            if self._terminated:
-                self._revive()
-            if self._reset_iter:
-                self._follow_ranks()
-                super().seed(_seed_of(self._base_seed, self._num_begun))
-                self._num_begun += 1
-                self._is_paused = False
-                if self._own is not None and self._checkpointer is not None:
-                    self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
-                    self._own.seed_epochs(functools.partial(_seed_of, self._base_seed))
-                    self._count_by_ranks(self._checkpointer)
-                    return self._begun_at(self._own, self._start or self._own.next_start)
-            return Batches(self, super().__iter__().iterator_id, self._begun_again, self._interrupted)
+            self._follow_ranks()
+            if self._stream is None:
+                self._copy_chain()
+            seed = _seed_of(self._base_seed, self._num_begun)
+            self._whole_epoch = self._counted_epoch()
+            self._num_begun += 1
+            own = self._own
+            if own is None:
+                self._open(_torchdata_seeds(seed))
+            else:
+                self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
+                own.seed_epochs(functools.partial(_seed_of, self._base_seed))
+                self._count_by_ranks(self._checkpointer)
+                self._open_at(own, self._start or own.next_start, seed)
+            self._is_begun = True
 
-    def _begun_at(self, own: ReadingService, start: Position | None) -> Any:
-        """Return the iterator of an epoch that begins at `start`; after an error, the next call starts there."""
-        assert self._checkpointer is not None
+    def _open_at(self, own: ReadingService, start: Position | None, seed: int) -> None:
+        """Begin an epoch at `start`; after an error, the next call begins there."""
         start = start or self._checkpointer.first_position()
         try:
             own.start_at(start)
             self._start = None
-            return Batches(self, super().__iter__().iterator_id, self._begun_again, self._interrupted)
+            self._open(Seeds(seed) if own is self.reading_service else _torchdata_seeds(seed))
         except BaseException:
             with uninterrupted():
                 self.shutdown()
                 self._start = start
             raise
 
+    def _open(self, seeds: Any) -> None:
+        """Start the reading service if it does not run, and open the items of an epoch."""
+        service = self.reading_service
+        if self._stream is None:
+            self._stream = service.initialize(self._datapipe)
+        reset = service.initialize_iteration(seeds)
+        self._stream = self._stream if reset is None else reset(self._stream)
+        self._items = iter(self._stream)
+
+    def _copy_chain(self) -> None:
+        """Copy the chain and the reading service, for a service that starts."""
+        chain = Chain.of(self._chain).copy_streams()
+        before, self.reading_service = self._own, _copy_of(self._service)
+        own = self._own
+        if own is None:
+            for pipe in Chain.of(chain).pipes:
+                if isinstance(pipe, Counting):
+                    self._recount(pipe)
+            fix_ranks(chain)
+        elif before is not None:
+            self._start = self._start or before.next_start
+            own.tally = before.tally
+        # Services of others pickle the chain for their workers: by cloudpickle, as lambdas need it.
+        self._datapipe = chain if own is self.reading_service else Shipped(chain)
+
+    def _recount(self, pipe: Counting) -> None:
+        if self._epoch_set is None:
+            pipe.skip_epochs(self._num_begun)
+        else:
+            pipe.set_epoch(self._counted_epoch())
+
+    def _counted_epoch(self) -> int:
+        """Return the number of the next epoch where a service of others counts."""
+        epoch, num_begun = self._epoch_set or (0, 0)
+        return epoch + self._num_begun - num_begun
+
+    def _taken(self, batches: Batches) -> Any:
+        """Return the next batch for an iterator.
+
+        Raises:
+            StopIteration: The epoch is over, or the loader has begun another epoch since, or it is paused.
+        """
+        if id(batches) != self._latest:
+            raise StopIteration
+        if batches.interrupted_at is not None:  # workers ended with Ctrl-C: go on where they were
+            self._start, self._is_begun = batches.interrupted_at, False
+            self._begin()
+        elif batches.is_fresh:  # the epoch may have been set since `iter(loader)`
+            self._begin()
+        batches.interrupted_at, batches.is_fresh, self._is_begun = None, False, False
+        if self._items is None:
+            raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
+        try:
+            return next(self._items)
+        except StopIteration:
+            self._whole_epoch += 1
+            self.reading_service.finalize_iteration()
+            raise
+        except KeyboardInterrupt:
+            # In a notebook the last traceback holds the loader, whatever the user deletes: so the workers end with the
+            # interrupt, and start again when the next batch is asked for, or the next epoch.
+            with uninterrupted():
+                batches.interrupted_at = self._interrupted()
+            raise
+        except Exception:
+            self.shutdown()
+            raise
+
     def from_batch(self, number: int) -> Iterator[Any]:
         """Return an iterator over the next epoch from batch `number` on, for `loader.dataset`."""
         own = self._own
-        if own is None or self._checkpointer is None or Chain.of(self._dealt_part).numbering_deal() is None:
+        if own is None or Chain.of(self._dealt_part).numbering_deal() is None:
             return islice(iter(self), number, None)
-        own_next = own.position if self._has_begun else own.next_start or Position(self.epoch)
-        self._start, self._reset_iter = Position((self._start or own_next).epoch, number), True
+        own_next = own.position if self._is_begun else own.next_start or Position(self.epoch)
+        self._start, self._is_begun = Position((self._start or own_next).epoch, number), False
         self._sizes = self._checkpointer.sizes()
         return iter(self)
 
     def _follow_ranks(self) -> None:
         """Deal the epoch that begins to the current ranks; if these have changed, restart the workers."""
         ranks = ranks_now()
-        if self._adapted and ranks != self._ranks:
+        if self._stream is not None and ranks != self._ranks:
             self.shutdown()
-            self._revive()
         self._ranks = ranks
-        _refuse_doubling(self._pristine, _num_workers(self._service))
-        if self._own is None and not self._adapted:
-            fix_ranks(self.datapipe)
+        _refuse_doubling(self._chain, _num_workers(self._service))
 
     def _count_by_ranks(self, checkpointer: Checkpointer) -> None:
         """Note the batch sizes with which the epoch that begins counts batches.
@@ -310,12 +394,6 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         self.shutdown()
         return own.position
 
-    def _begun_again(self, position: Position | None) -> int:
-        """Begin the epoch if it was set after `iter(self)`, or go on at `position`; return the iterator's number."""
-        if position is not None:
-            self._start, self._reset_iter = position, True
-        return int(self._begun().iterator_id) if self._reset_iter else int(self.valid_iterator_id)
-
     def seed(self, seed: int) -> None:
         """Seed the stock pipes behind `deal`. Order and augmentation come from `deal(seed=...)` alone."""
         self._base_seed = check_seed(seed)
@@ -328,16 +406,14 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         """
         epoch = check_count("epoch", epoch, minimum=0)
         if self._own is not None:
-            begins = self._own.position if self._has_begun else self._start
+            begins = self._own.position if self._is_begun else self._start
             if begins is None or begins.epoch != epoch:
-                self._start, self._reset_iter = Position(epoch), True
+                self._start, self._is_begun = Position(epoch), False
             return
-        if self._epoch_set is not None and epoch == self._epoch_set[0] + self._num_begun - self._epoch_set[1]:
+        if self._epoch_set is not None and epoch == self._counted_epoch():
             return
-        self._epoch_set = epoch, self._num_begun
-        if self._adapted:
-            self.shutdown()
-        self._terminated = True
+        self.shutdown()
+        self._epoch_set, self._whole_epoch = (epoch, self._num_begun), epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, after the batch that it gave last: small plain data, fit for JSON.
@@ -345,14 +421,13 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         Prefetched batches do not count. A state fits any number and kind of workers, and any number of ranks at the
         same global batch. Where the order depends on those (`deal(split="shards")`, no `deal`, pipes behind it that
         hold items back), it fits the same numbers only, and with `split="shards"` each rank has its own. Under
-        torchdata's services it is DataLoader2's, which knows whole epochs only and is not plain.
+        torchdata's services it knows whole epochs only: the epoch that is not complete begins again.
         """
-        if self._checkpointer is None:
-            state: dict[str, Any] = super().state_dict()
-            return state
         own = self._own
-        position = self._start or (own.position if own is not None and self._adapted else None)
-        position = position or self._checkpointer.first_position()
+        position = Position(self._whole_epoch) if own is None else self._start
+        if position is None:
+            has_begun = own is not None and self._num_begun
+            position = own.position if has_begun and own is not None else self._checkpointer.first_position()
         return {**self._checkpointer.state_at(position, self._sizes), "seed": self._base_seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -370,12 +445,17 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         Raises:
             ValueError: The state does not fit (the error names the pipe that differs), or is damaged.
         """
-        if self._checkpointer is None:
-            super().load_state_dict(state_dict)
-            return
         position = self._checkpointer.position_in(state_dict, strict=strict)
-        self._base_seed, self._start, self._sizes = seed_in(state_dict), position, self._checkpointer.sizes()
-        self._reset_iter = True
+        if self._own is None:
+            if position != Position(position.epoch):
+                raise ValueError(
+                    "The state lies within an epoch, but torchdata's reading services begin whole epochs only. Use "
+                    "`kdp.Loader(chain, num_workers=...)`."
+                )
+            self.set_epoch(position.epoch)
+        else:
+            self._start = position
+        self._base_seed, self._sizes, self._is_begun = seed_in(state_dict), self._checkpointer.sizes(), False
 
     @classmethod
     def from_state(cls, state: Any, reading_service: Any) -> Any:
@@ -432,7 +512,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     def _counted_by_caches(self) -> Counter[str]:
         counts: Counter[str] = Counter()
-        for pipe in Chain.of(self._pristine.chain).of_type(Pipe):
+        for pipe in Chain.of(self._chain).of_type(Pipe):
             counts.update(pipe.counters())
         return counts
 
@@ -467,7 +547,7 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         own = self._own
         if own is None or not own.is_profiled:
             raise ValueError("The loader does not measure: make it with `kdp.Loader(pipe, ..., profile=True)`.")
-        return measured(self._pristine.chain, own)
+        return measured(self._chain, own)
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
@@ -491,22 +571,26 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     def shutdown(self) -> None:
         """End the workers; the next iteration starts new ones."""
-        with uninterrupted():  # DataLoader2 would take an interrupted shutdown for a complete one
-            super().shutdown()
+        with uninterrupted():
+            service, stream = self.reading_service, self._stream
+            self._stream = self._items = None
+            self._is_begun = False
+            if stream is not None:
+                service.finalize_iteration()
+            if stream is not None or self._own is not None:  # other services cannot be ended before they have started
+                service.finalize()
+
+    def __del__(self) -> None:
+        self.shutdown()
 
     @property
     def _own(self) -> ReadingService | None:
         return _own(self.reading_service)
 
     @property
-    def _has_begun(self) -> bool:
-        """Whether an epoch has begun and returned nothing yet."""
-        return self._adapted and not self._reset_iter
-
-    @property
     def _dealt_part(self) -> Any:
         """The part of the chain that workers run."""
-        return main_part(self._pristine.chain, has_workers=False)[1]
+        return main_part(self._chain, has_workers=False)[1]
 
     @property
     def _dealer(self) -> Any:
@@ -523,32 +607,6 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
         begun = self._own.position.number if self._own is not None else 0
         return tqdm(batches, total=self._known_length(), initial=begun, unit="batch")
-
-    def _revive(self) -> None:
-        """Begin anew after DataLoader2 has shut itself down: after an error in the chain, or to set the epoch."""
-        with sharing():
-            datapipe, service = clone(self._pristine), clone(self._service)
-        before, own = self._own, _own(service)
-        with uninterrupted():
-            self.datapipe, self.reading_service = datapipe, service
-            if before is None:
-                self._recount()
-            elif own is not None:
-                self._start = self._start or before.next_start
-                own.tally = before.tally
-            self._adapted, self._reset_iter, self._terminated = False, True, False
-
-    def _recount(self) -> None:
-        for pipe in Chain.of(self.datapipe).pipes:
-            if isinstance(pipe, Counting):
-                if self._epoch_set is None:
-                    pipe.skip_epochs(self._num_begun)
-                else:
-                    pipe.set_epoch(self._epoch_set[0] + self._num_begun - self._epoch_set[1])
-
-
-def _checkpointer(chain: Any, own: ReadingService) -> Checkpointer:
-    return Checkpointer(main_part(chain, has_workers=own.has_workers)[1], own.num_workers)
 
 
 def _seed_of(base_seed: int, epoch: int) -> int:
@@ -573,7 +631,7 @@ def _service(num_workers: int, given: Mapping[str, Any], reading_service: Any) -
 
 def _profiled(service: Any) -> Any:
     """Return a copy of a reading service that measures."""
-    copied = clone(service)
+    copied = _copy_of(service)
     own = _own(copied)
     if own is None:
         raise TypeError("Only kdpipes' own reading services measure: `num_workers=`, or `ThreadReadingService`.")
@@ -619,54 +677,57 @@ def _refuse_doubling(pipe: Any, num_workers: int) -> None:
 _one_at_a_time = threading.RLock()
 
 
-@contextmanager
-def _seeds_without_cuda() -> Iterator[None]:
-    """Keep DataLoader2's constructor from starting CUDA on every device, which it does to draw one random number."""
-    original = seed_generator._get_torch_random_seed
-    seed_generator._get_torch_random_seed = lambda: int.from_bytes(os.urandom(8), "little")
-    try:
-        yield
-    finally:
-        seed_generator._get_torch_random_seed = original
+def _torchdata_seeds(seed: int) -> Any:
+    """Return the generator of seeds that torchdata's reading services take."""
+    return load_torchdata("torchdata.dataloader2.random").SeedGenerator(seed)  # it is there: the service is torchdata's
 
 
-class Batches(DataLoader2Iterator):  # type: ignore[misc]  # torchdata carries no types
-    """DataLoader2's iterator, but for Ctrl-C, after which DataLoader2 leaves workers to whoever holds the loader.
+def _copy_of(service: Any) -> Any:
+    return cloudpickle.loads(cloudpickle.dumps(service))
 
-    In a notebook that is the last traceback, whatever the user deletes. So the workers end with the interrupt, and
-    start again when the next batch is asked for, or the next epoch.
+
+class Batches:
+    """The iterator of an epoch. The latest one of a loader gives batches; earlier ones have ended.
 
     Args:
-        loader: The loader.
-        number: Which of its iterators this is; the latest is the one that gives batches.
-        begin: Begins the epoch if it was set after `iter(loader)`, or goes on at the position where it was interrupted;
-            returns the number of the iterator.
-        end: Ends the workers, and returns the position at which a new iterator can go on; None if it needs none.
+        take: Called with the iterator; returns its next batch, or raises StopIteration.
+
+    Attributes:
+        is_fresh: Whether it has not been asked for a batch yet.
+        interrupted_at: Where to go on after Ctrl-C; None otherwise.
     """
 
-    iterator_id: int
+    def __init__(self, take: Callable[[Batches], Any]) -> None:
+        self.is_fresh = True
+        self.interrupted_at: Position | None = None
+        self._take = take
+        self._left: int | None = None  # how many batches the limit still allows
+        self._limit: int | None = None
+        self._is_paused = self._is_over = False
 
-    def __init__(
-        self,
-        loader: Any,
-        number: int,
-        begin: Callable[[Position | None], int],
-        end: Callable[[], Position | None],
-    ) -> None:
-        super().__init__(loader, number)
-        self._begin, self._end = begin, end
-        self._interrupted_at: Position | None = None
-        self._is_fresh = True
+    def __iter__(self) -> Batches:
+        return self
 
     def __next__(self) -> Any:
-        may_begin = self._is_fresh or self._interrupted_at is not None
-        if may_begin and self.iterator_id == self.dataloader.valid_iterator_id:
-            self.iterator_id = self._begin(self._interrupted_at)
-            self._interrupted_at = None
-        self._is_fresh = False
+        if self._is_over or self._is_paused or self._left == 0:
+            raise StopIteration
         try:
-            return super().__next__()
-        except KeyboardInterrupt:
-            with uninterrupted():
-                self._interrupted_at = self._end()
+            batch = self._take(self)
+        except Exception:  # also StopIteration: nothing comes after the end, nor after an error
+            self._is_over = True
             raise
+        if self._left is not None:
+            self._left -= 1
+        return batch
+
+    def limit(self, num_batches: int | None) -> None:
+        """Pause after every `num_batches` batches, until `resume` is called; None removes the limit."""
+        self._limit = self._left = None if num_batches is None else check_count("num_batches", num_batches)
+
+    def pause(self) -> None:
+        """Let the iteration end for now; `resume` lets it continue with the very next batch."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Continue after `pause`, or after a `limit`."""
+        self._left, self._is_paused = self._limit, False

@@ -7,9 +7,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from torchdata.datapipes.iter import FullSync
-
 from kdpipes.core.chain import Chain
+from kdpipes.core.stock import is_of_torchdata
 from kdpipes.delivery import meter
 from kdpipes.delivery.meter import OUTSIDE, size_of
 from kdpipes.loader.channel import Kind, Message
@@ -226,7 +225,7 @@ def measured(chain: Any, service: Any) -> Measured:
     """
     ends, part = main_part(chain, has_workers=service.has_workers)
     if Chain.of(part).resumable_deal() is not None:
-        ends = [pipe for pipe in ends if not isinstance(pipe, FullSync)]
+        ends = [pipe for pipe in ends if not is_of_torchdata(pipe, "FullSync")]
     tally, num_main = service.tally, len(ends)
     times = sorted(tally.times.values(), key=lambda one: (one["worker"], one["id"]))
     return Measured(

@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -13,15 +14,14 @@ from typing import Any, Literal
 
 import cloudpickle
 from torch.utils.data import IterDataPipe
-from torchdata.dataloader2 import CheckpointableReadingServiceInterface
-from torchdata.dataloader2.random import SeedGenerator
-from torchdata.datapipes.iter import Collator, FullSync, Mapper, PinMemory, ShardingRoundRobinDispatcher
+from torch.utils.data.datapipes.iter import Collator, Mapper
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
+from kdpipes.core.stock import is_of_torchdata
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import NEW_LOADER, Ranks, check_ranks, ranks_now
 from kdpipes.delivery.skipping import SkipLimits
@@ -31,18 +31,18 @@ from kdpipes.loader.probes import Probes
 from kdpipes.loader.processes import NUM_BORROWED, DeathPolicy, ProcessPool, ProcessWorker, name_classes
 from kdpipes.loader.state import Checkpointer, main_part
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
-from kdpipes.loader.worker import Order, Position, Worker
+from kdpipes.loader.worker import Order, Position, Seeds, Worker
 from kdpipes.loader.worker_main import Options, Parcel
 from kdpipes.storage.shared import Shared, is_sharing
 
 __all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "Shipped", "ThreadReadingService"]
 
 
-_ONE_TO_ONE = (DeviceMoverIterDataPipe, FullSync, PinMemory, Mapper, Collator)  # some of them hold items back
+class ReadingService:
+    """What kdpipes' reading services share: one order, whatever the number and the kind of workers; and their state.
 
-
-class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[misc]  # torchdata carries no types
-    """What kdpipes' reading services share: one order, whatever the number and the kind of workers; and their state."""
+    The methods are those of torchdata's `CheckpointableReadingServiceInterface`, by which DataLoader2 calls them.
+    """
 
     num_workers = 1
     has_workers = True
@@ -50,6 +50,10 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     def __init__(self) -> None:
         self._forget()
+        _introduce_to_torchdata()
+
+    def __del__(self) -> None:
+        self.finalize()
 
     def _forget(self) -> None:
         self._chain: Any = None
@@ -84,9 +88,10 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     def initialize(self, datapipe: Any) -> Any:
         """Called by DataLoader2 once: start the workers."""
+        _introduce_to_torchdata()
         datapipe = datapipe.chain if isinstance(datapipe, Shipped) else datapipe
         ends, chain = main_part(datapipe, has_workers=self.has_workers)
-        if Chain.of(chain).of_type(ShardingRoundRobinDispatcher):
+        if any(is_of_torchdata(pipe, "ShardingRoundRobinDispatcher") for pipe in Chain.of(chain).pipes):
             raise ChainError(
                 "`.sharding_round_robin_dispatch()` needs torchdata's MultiProcessingReadingService. `.deal()` gives "
                 "each worker batches of its own, without a process in between."
@@ -100,11 +105,13 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
         is_among_ranks = self._ranks is not None and self._ranks.num_ranks > 1
         self._agreement = Agreement() if self._is_split_by_shard and is_among_ranks else None
         if dealer is not None:
-            ends = [pipe for pipe in ends if not isinstance(pipe, FullSync)]  # `deal` makes the ranks' batches equal
+            ends = [
+                pipe for pipe in ends if not is_of_torchdata(pipe, "FullSync")
+            ]  # `deal` makes the ranks' batches equal
         self._first_epoch = self._checkpointer.next_epoch()
         if self._start is None:
             self.start_at(self._checkpointer.first_position())
-        self._is_main_one_to_one = all(isinstance(pipe, _ONE_TO_ONE) for pipe in ends)
+        self._is_main_one_to_one = all(map(_is_one_to_one, ends))
         self.finalize()  # ends the workers that an interrupted call has left
         with uninterrupted():
             self._lanes = self._open_lanes()
@@ -128,6 +135,9 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
             seed_of: Called with the number of an epoch.
         """
         self._seed_of = seed_of
+
+    def finalize_iteration(self) -> None:
+        """Called by DataLoader2 at the end of an epoch: there is nothing to do."""
 
     def finalize(self) -> None:
         """Called by DataLoader2 at the end: end the workers."""
@@ -246,7 +256,7 @@ class ReadingService(CheckpointableReadingServiceInterface):  # type: ignore[mis
 
     def _merger(self) -> Merger:
         if self._seed_of is not None:
-            self._seeds = SeedGenerator(self._seed_of(self._position.epoch))
+            self._seeds = Seeds(self._seed_of(self._position.epoch))
         seeds = [None if self._seeds is None else self._seeds.spawn(lane) for lane in range(len(self._lanes))]
         orders = [Order(self._position, seed) for seed in seeds]
         chain = Chain.of(self._chain)
@@ -426,6 +436,19 @@ class ProcessReadingService(ReadingService):
             num_threads=self.threads_per_worker,
             is_profiled=self.is_profiled,
         )
+
+
+def _introduce_to_torchdata() -> None:
+    """Let DataLoader2 know the services as its own, if somebody has imported it: it saves the state of those alone."""
+    known = sys.modules.get("torchdata.dataloader2.reading_service")
+    if known is not None:
+        known.CheckpointableReadingServiceInterface.register(ReadingService)
+
+
+def _is_one_to_one(pipe: Any) -> bool:
+    """Return whether a pipe of the main process gives one item for each, even if it holds some back."""
+    kinds = (DeviceMoverIterDataPipe, Mapper, Collator)
+    return isinstance(pipe, kinds) or is_of_torchdata(pipe, "FullSync", "PinMemory")
 
 
 def _check_timeout(timeout_s: Any) -> float | None:

@@ -12,13 +12,14 @@ from torch.utils.data.datapipes.iter import ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.randomness import hash_key
 from kdpipes.core.stock import Seeded
 from kdpipes.delivery.by_shard import Cursor
 from kdpipes.delivery.dealer import Dealer, Dealt
 from kdpipes.delivery.skipping import Skip
 from kdpipes.loader.channel import Kind, Message
 
-__all__ = ["Counting", "Order", "Position", "Producer", "Worker"]
+__all__ = ["Counting", "Order", "Position", "Producer", "Seeds", "Worker"]
 
 
 @runtime_checkable
@@ -57,13 +58,44 @@ class Position(NamedTuple):
         return Position(self.epoch, message.number + 1, 0, tuple(sorted(cursors.items())))
 
 
+class Seeds:
+    """The seeds of the stock pipes of one worker, with the methods of torchdata's `SeedGenerator`.
+
+    Args:
+        seed: The seed of the epoch.
+        worker: The number of the worker.
+    """
+
+    def __init__(self, seed: int, worker: int = 0) -> None:
+        self._seed, self._worker = seed, worker
+        self._num_shared = self._num_own = 0
+
+    def generate_shared_seed(self) -> int:
+        """Return the next of the seeds that are the same for all workers."""
+        self._num_shared += 1
+        return _seed_from(self._seed, "shared", self._num_shared)
+
+    def generate_seed(self) -> int:
+        """Return the next of the seeds of this worker alone."""
+        self._num_own += 1
+        return _seed_from(self._seed, "worker", self._worker, self._num_own)
+
+    def spawn(self, worker: int) -> Seeds:
+        """Return the seeds of a worker."""
+        return Seeds(self._seed, worker)
+
+
+def _seed_from(*parts: object) -> int:
+    return int.from_bytes(hash_key(*parts)[:8], "little")
+
+
 @dataclass(frozen=True)
 class Order:
     """What a worker receives when an epoch begins.
 
     Args:
         position: Where it begins.
-        seeds: torchdata's generator of seeds for the stock pipes of this worker.
+        seeds: The seeds of this worker's stock pipes: `Seeds`, or torchdata's `SeedGenerator` in a DataLoader2.
         banned: Why samples are to be left out, by key.
     """
 

@@ -9,7 +9,6 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Batcher, IterableWrapper, UnBatcher
 from torch.utils.data.datapipes.map import Batcher as IndexedBatcher
 from torch.utils.data.datapipes.map import SequenceWrapper
-from torchdata.datapipes.iter import FlatMapper
 
 from kdpipes.core.call_text import arguments_of
 from kdpipes.core.chain import Chain, Node
@@ -17,7 +16,7 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.masked import masked, printable
 from kdpipes.core.pipe import Pipe, show_by
-from kdpipes.core.stock import redraws, shards
+from kdpipes.core.stock import is_of_torchdata, redraws, shards
 from kdpipes.look.rendering import render
 from kdpipes.plan.class_counts import class_counts
 
@@ -31,7 +30,7 @@ _SHOWN = 12  # of a longer chain, this many pipes at its start and at its end ar
 _BARS = 24  # if there are more classes, only their number is shown
 _MOST_ROWS = 60
 _COUNTED = (IterableWrapper, SequenceWrapper)  # stock sources whose length is in memory
-_REGROUPING = (Batcher, IndexedBatcher, UnBatcher, FlatMapper)
+_REGROUPING = (Batcher, IndexedBatcher, UnBatcher)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +116,8 @@ def _unit(node: Node, sources: tuple[NodeView, ...]) -> str:
     if isinstance(node.pipe, MapPipe | IterPipe):
         return "samples"
     units = {source.unit for source in sources}
-    return units.pop() if len(units) == 1 and not isinstance(node.pipe, _REGROUPING) else "items"
+    regroups = isinstance(node.pipe, _REGROUPING) or is_of_torchdata(node.pipe, "FlatMapper")
+    return units.pop() if len(units) == 1 and not regroups else "items"
 
 
 def _length(node: Node, sources: tuple[NodeView, ...], find_out: bool) -> int | None:

@@ -19,7 +19,7 @@ import cloudpickle
 import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError
@@ -281,7 +281,7 @@ def _keyed(deal: Dealer) -> Any:
 
 def _source(flavour: Flavour, items: Sequence[Any] = _ITEMS) -> Any:
     if flavour == "map":
-        from torchdata.datapipes.map import SequenceWrapper
+        from torch.utils.data.datapipes.map import SequenceWrapper
 
         return SampleMakerMapDataPipe(SequenceWrapper(list(items), deepcopy=False), fields="x y")
     return SampleMakerIterDataPipe(IterableWrapper(list(items), deepcopy=False), fields="x y")

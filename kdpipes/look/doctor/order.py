@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import Batcher, Mapper, ShardingFilter, Shuffler
-from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, UnBatcher
+from torch.utils.data.datapipes.iter import Batcher, Mapper, ShardingFilter, Shuffler, UnBatcher
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.stock import redraws, shards
+from kdpipes.core.stock import is_of_torchdata, redraws, shards
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.layout import group_ranks, ranks_now
 from kdpipes.look.doctor.rules import Facts, Wrong, readable, rule, upstream_nodes
@@ -25,7 +24,7 @@ from kdpipes.work.fields import FieldAdder, Selector
 __all__: list[str] = []
 
 _MIXING = ("permute", "mix", "sample_weighted", "shuffle")
-_STOCK_CACHES = (InMemoryCacheHolder, EndOnDiskCacheHolder)
+_STOCK_CACHES = ("InMemoryCacheHolder", "EndOnDiskCacheHolder")  # of torchdata
 _ONE_PROCESS = (("", ""), ("", "1"), ("0", "1"))
 _FEW = 256  # samples of an epoch below which its shuffle is not measured
 _MANY = 50_000  # of a larger epoch, as many samples are compared
@@ -34,7 +33,7 @@ _MANY = 50_000  # of a larger epoch, as many samples are compared
 @rule("random-before-cache", "error")
 def random_before_cache(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A cache of torchdata's keeps random results; kdpipes' own caches raise an error."""
-    for cache in (node for node in reversed(chain) if isinstance(node.pipe, _STOCK_CACHES)):
+    for cache in (node for node in reversed(chain) if is_of_torchdata(node.pipe, *_STOCK_CACHES)):
         drawing = (node for node in upstream_nodes(cache) if node.traits.random or _shuffles(node.pipe))
         found = next(drawing, None)
         if found is not None:

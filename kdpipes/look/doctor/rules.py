@@ -15,13 +15,13 @@ from typing import Any, Literal, NamedTuple
 
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
-from torchdata.datapipes.iter import Prefetcher
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain, Node, upstream_of
 from kdpipes.core.giving_up import given_up_by
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.stock import is_of_torchdata
 from kdpipes.work.fields import Selector
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
 
 Severity = Literal["error", "warning", "hint"]
 _FEW = 64  # samples that are looked at
-_PASSING = (Shuffler, ShardingFilter, Prefetcher)  # stock pipes that pass samples on as they are
+_PASSING = (Shuffler, ShardingFilter)  # stock pipes that pass samples on as they are
 _log = logging.getLogger("kdpipes")
 _SMALLER = re.compile("crop|resiz|thumbnail|downsampl|patch|pool|shrink|scale", re.IGNORECASE)
 
@@ -169,7 +169,7 @@ def samples_of(source: Any) -> Iterator[Callable[[], Any]]:
     if isinstance(source, MapPipe):
         yield from (functools.partial(source.fetch, position) for position in range(min(len(source), _FEW)))
         return
-    while isinstance(source, _PASSING):
+    while isinstance(source, _PASSING) or is_of_torchdata(source, "Prefetcher"):
         source = upstream_of(source)[0]
     copied: Any = Chain.of(source).copy_streams() if isinstance(source, IterDataPipe) else source
     samples = copied.samples() if isinstance(copied, IterPipe) else iter(())
