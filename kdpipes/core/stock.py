@@ -6,7 +6,16 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data.datapipes.iter import Collator, Mapper, Shuffler
 from torch.utils.data.datapipes.map import Mapper as IndexedMapper
-from torchdata.datapipes.iter import Filter, FlatMapper, Prefetcher, ShardingRoundRobinDispatcher, UnBatcher
+from torchdata.datapipes.iter import (
+    Cycler,
+    Filter,
+    FlatMapper,
+    Prefetcher,
+    Repeater,
+    SampleMultiplexer,
+    ShardingRoundRobinDispatcher,
+    UnBatcher,
+)
 
 from kdpipes.core.traits import Traits
 
@@ -14,6 +23,7 @@ __all__ = ["KEEPS_ITEMS_APART", "Seeded", "Sharded", "is_one_to_one", "redraws",
 
 KEEPS_ITEMS_APART = (Mapper, IndexedMapper, Collator, Filter, FlatMapper, UnBatcher)  # they hold no item back
 _ORDER_ALONE = (Shuffler, Prefetcher)
+_FIT_FOR_PARTS = (*KEEPS_ITEMS_APART, Cycler, Repeater, SampleMultiplexer)  # they work on any part of a stream
 
 
 @runtime_checkable
@@ -66,4 +76,5 @@ def stock_traits(pipe: Any, *, is_source: bool) -> Traits:
         return Traits(role="source")
     if isinstance(pipe, _ORDER_ALONE) or shards(pipe):
         return Traits(role="order", reads=frozenset(), changes=frozenset())
-    return Traits(holds_back=not isinstance(pipe, KEEPS_ITEMS_APART), is_eager=True)
+    holds_back, counts_whole = not isinstance(pipe, KEEPS_ITEMS_APART), not isinstance(pipe, _FIT_FOR_PARTS)
+    return Traits(holds_back=holds_back, counts_whole=counts_whole, is_eager=True)

@@ -141,14 +141,14 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._stamps = {url: stamp for url, stamp in self._stamps.items() if not is_local(url)}
         self.num_lost = 0
         (first, skipped, index), self._start = self._start, (0, 0, 0)
-        is_whole = (first, skipped, num_parts) == (0, 0, 1)
+        is_from_start = (first, skipped) == (0, 0)
         order = np.arange(len(urls))
         if self._order_key is not None:
             order = Permutation(len(urls), key=self._order_key)[order]
         names = relative_names(urls)
         own = [(urls[shard], names[shard]) for shard in order[part::num_parts].tolist()]
         if not are_given_up():
-            _refuse_missing([url for url, _ in own[first:]])
+            _refuse_missing(urls if part == 0 else [url for url, _ in own[first:]])
         lost: list[Exception] = []
         with limited(self._timeout_s):
             ahead = StreamsAhead([url for url, _ in own[first:]])
@@ -167,7 +167,7 @@ class ShardStreamerIterDataPipe(IterPipe):
                     give_up(name, index, lost[-1])
                     self.num_lost += 1
                 skipped = 0
-        if is_whole:
+        if is_from_start:
             self._dotted.end()
         if lost and index == 0 and num_parts == 1:
             add_note(lost[-1], f"kdpipes: none of the {len(own)} shards could be read")
