@@ -45,7 +45,7 @@ class Traits:
         handles_errors: Whether it decides what happens to samples that cannot be made.
         holds_back: Whether a stream may keep samples back, so that the sample which leaves the pipe is not the one
             that was read last.
-        counts_whole: Whether what passes depends on the whole stream, not on each sample alone.
+        counts_whole: Whether what passes depends on the whole stream, so that it cannot be read in lanes.
         is_remote: Whether a source reads over a network, so that it should be told in advance what will be read.
     """
 

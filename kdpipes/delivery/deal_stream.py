@@ -285,7 +285,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def _all_samples(self, epoch: int, first: int) -> Iterator[Batch]:
         """Read the whole stream, and make this worker's batches."""
         sharding, global_size = self._sharding, self._layout.size_of(self._sharding.num_ranks)
-        cursor, shards = dict(self._first_cursors).get(0), resumable_shards(self.source)
+        cursor = dict(self._first_cursors).get(0)
+        shards: Shards | None = resumable_shards(self.source)
         items = self._items(self.source, epoch, cursor=cursor)
         begin = 0 if cursor is None else cursor.num_batches
         num_samples = begin * global_size

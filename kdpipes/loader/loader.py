@@ -324,9 +324,9 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
         """Return where the loader stands, after the batch that it gave last: small plain data, fit for JSON.
 
         Prefetched batches do not count. A state fits any number and kind of workers, and any number of ranks at the
-        same global batch. Where the order depends on those (`deal(split="shards")`, no `deal`, pipes behind it that
-        hold items back), it fits the same numbers only, and with `split="shards"` each rank has its own. Under
-        torchdata's services it is DataLoader2's, which knows whole epochs only and is not plain.
+        same global batch. Where the order depends on those (no `deal`, or pipes after it that hold items back), it fits
+        the same numbers only. Under torchdata's services it is DataLoader2's, which knows whole epochs only and is not
+        plain.
         """
         if self._checkpointer is None:
             state: dict[str, Any] = super().state_dict()
