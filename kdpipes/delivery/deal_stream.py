@@ -211,41 +211,45 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         num_sharers = sharding.num_workers if self._listener is None and get_worker_info() is None else 1
         sharer, turns = sharding.worker, count()
         sharding = sharding if num_sharers == 1 else replace(sharding, worker=0, num_workers=1)
-        cursors = dict(self._first_cursors)
+        cursors, begun = dict(self._first_cursors), list[Shards]()
         lanes = {
-            group: [self._lane(plan, lane, epoch, cursors.get(lane)) for lane in plan.lanes_of(group, sharding)]
+            group: [self._lane(plan, lane, epoch, cursors.get(lane), begun) for lane in plan.lanes_of(group, sharding)]
             for group in plan.groups_of(sharding)
         }
-        for turn in count(first // num_groups):
-            due = [group for group in lanes if turn * num_groups + group >= first]
-            pieces: dict[int, list[list[Any]]] = {}
-            if tell is not None:  # the ranks must know what each of them has before one makes a batch of this turn
-                self._reading = turn * num_groups
-                before = {lane.number: lane.cursor for group in lanes for lane in lanes[group]}
-                pieces = {group: [lane.take(turn) for lane in lanes[group]] for group in due}
-                has = {lane.number: not lane.is_short(uneven) for group in lanes for lane in lanes[group]}
-                tell(turn * num_groups, {lane: (has[lane], cursor) for lane, cursor in before.items()})
-            for group in due:
-                self._reading = batch = turn * num_groups + group
-                taken = pieces[group] if tell is not None else [lane.take(turn) for lane in lanes[group]]
-                is_short = [lane.is_short(uneven) for lane in lanes[group]]
-                if (any if uneven == "drop" else all)(is_short) and not (tell is not None and uneven == "pad"):
-                    del lanes[group]
-                    continue
-                if num_sharers > 1 and next(turns) % num_sharers != sharer:
-                    continue
-                parts = []
-                for lane, items in zip(lanes[group], taken, strict=True):
-                    start = batch * plan.batch_size + lane.number % plan.num_pieces * plan.piece_size
-                    padding = lane.padding(plan.piece_size - len(items)) if uneven == "pad" else []
-                    for place, item in enumerate([*items, *padding]):
-                        parts.append((item, self._sample_key(epoch, start + place, is_padding=place >= len(items))))
-                places = ((lane.number, lane.cursor) for lane in lanes[group])
-                self._announce(Dealt(batch, len(parts), tuple((lane, at) for lane, at in places if at is not None)))
-                if made := self._made(epoch, batch, parts):
-                    yield made
-            if not lanes:
-                return
+        try:
+            for turn in count(first // num_groups):
+                due = [group for group in lanes if turn * num_groups + group >= first]
+                pieces: dict[int, list[list[Any]]] = {}
+                if tell is not None:  # the ranks must know what each of them has before one makes a batch of this turn
+                    self._reading = turn * num_groups
+                    before = {lane.number: lane.cursor for group in lanes for lane in lanes[group]}
+                    pieces = {group: [lane.take(turn) for lane in lanes[group]] for group in due}
+                    has = {lane.number: not lane.is_short(uneven) for group in lanes for lane in lanes[group]}
+                    tell(turn * num_groups, {lane: (has[lane], cursor) for lane, cursor in before.items()})
+                for group in due:
+                    self._reading = batch = turn * num_groups + group
+                    taken = pieces[group] if tell is not None else [lane.take(turn) for lane in lanes[group]]
+                    is_short = [lane.is_short(uneven) for lane in lanes[group]]
+                    if (any if uneven == "drop" else all)(is_short) and not (tell is not None and uneven == "pad"):
+                        del lanes[group]
+                        continue
+                    if num_sharers > 1 and next(turns) % num_sharers != sharer:
+                        continue
+                    parts = []
+                    for lane, items in zip(lanes[group], taken, strict=True):
+                        start = batch * plan.batch_size + lane.number % plan.num_pieces * plan.piece_size
+                        padding = lane.padding(plan.piece_size - len(items)) if uneven == "pad" else []
+                        for place, item in enumerate([*items, *padding]):
+                            parts.append((item, self._sample_key(epoch, start + place, is_padding=place >= len(items))))
+                    places = ((lane.number, lane.cursor) for lane in lanes[group])
+                    self._announce(Dealt(batch, len(parts), tuple((lane, at) for lane, at in places if at is not None)))
+                    if made := self._made(epoch, batch, parts):
+                        yield made
+                if not lanes:
+                    return
+        finally:
+            for shards in begun:
+                shards.close()
 
     def _agree_on_end(self) -> Callable[[int, Any], None] | None:
         """Return what tells other ranks which lanes have ended; None if no rank waits for this one.
@@ -263,10 +267,14 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             )
         return self._tell_turn
 
-    def _lane(self, plan: LanePlan, number: int, epoch: int, cursor: Cursor | None) -> Lane:
-        """Return a lane, with a copy of the pipes upstream."""
+    def _lane(self, plan: LanePlan, number: int, epoch: int, cursor: Cursor | None, begun: list[Shards]) -> Lane:
+        """Return a lane, with a copy of the pipes upstream, and add its sources to `begun`: they start at once."""
         source = Chain.of(self.source).copy_streams()
         items = self._items(source, epoch, number, plan.num_lanes, cursor)
+        if not any(node.traits.role == "cache" for node in Chain.of(source)):  # with which nothing may be read
+            for shards in Chain.of(source).of_type(Shards):  # type: ignore[type-abstract]
+                shards.begin()
+                begun.append(shards)
         padding = self._endless(plan, number, epoch)
         return Lane(number, items, padding, plan.piece_size, resumable_shards(source), cursor)
 

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.sample import Sample
 from kdpipes.core.traits import UNDECLARED
 from kdpipes.delivery.layout import Sharding, Uneven
 
@@ -68,6 +69,8 @@ class Shards(Protocol):
     def read_part(self, part: int, num_parts: int) -> None: ...
     def order_by(self, key: bytes | None) -> None: ...
     def seek(self, cursor: tuple[int, int, int]) -> None: ...
+    def begin(self) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,7 @@ class Lane:
         self._items, self._again, self._size, self._shards = items, again, size, shards
         self._num_batches = 0 if cursor is None else cursor.num_batches
         self._num_taken = size  # of the last piece
+        self._padding: list[Any] = []
 
     def take(self, batch: int) -> list[Any]:
         """Return the lane's piece of its `batch`-th batch; short or empty at the end of the lane."""
@@ -178,8 +182,9 @@ class Lane:
         return self._num_taken < (self._size if uneven == "drop" else 1)
 
     def padding(self, number: int) -> list[Any]:
-        """Return samples that pad a piece."""
-        return list(islice(self._again, number))
+        """Return samples that pad a piece: always the first ones, so that it can be resumed at any batch."""
+        self._padding += islice(self._again, max(number - len(self._padding), 0))
+        return [item.fork() if isinstance(item, Sample) else item for item in self._padding[:number]]
 
 
 def shards_behind(pipe: Any) -> Any:

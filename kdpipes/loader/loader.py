@@ -249,8 +249,9 @@ class Loader(DataLoader2[Any]):  # type: ignore[misc]  # torchdata carries no ty
 
     def from_batch(self, number: int) -> Iterator[Any]:
         """Return an iterator over the next epoch from batch `number` on, for `loader.dataset`."""
-        own = self._own
-        if own is None or self._checkpointer is None or Chain.of(self._dealt_part).numbering_deal() is None:
+        own, dealer = self._own, Chain.of(self._dealt_part).numbering_deal()
+        # The numbers of batches from lanes have gaps once a lane has ended, but trainers count batches.
+        if own is None or self._checkpointer is None or dealer is None or dealer.has_lanes:
             return islice(iter(self), number, None)
         own_next = own.position if self._has_begun else own.next_start or Position(self.epoch)
         self._start, self._reset_iter = Position((self._start or own_next).epoch, number), True

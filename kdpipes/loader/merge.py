@@ -106,6 +106,9 @@ class Merger:
             raise
         except Exception:
             self._ended.update(range(len(self._workers)))  # nothing comes after an error
+            agreement, self._agreement = self._agreement, None
+            if agreement is not None and self._plan is not None:
+                agreement.fail(self._plan)
             raise
         except BaseException:  # Ctrl-C: messages on their way may be lost
             for worker in self._workers:
@@ -167,12 +170,8 @@ class Merger:
         assert self._plan is not None
         self._turn = self.position.number // self._num_groups
         lanes: dict[int, tuple[bool, Cursor | None]] = {}
-        try:
-            for place, worker in enumerate(self._workers):
-                lanes |= self._lanes_of(place, worker, self._turn * self._num_groups)
-        except Exception:
-            agreement.fail(self._plan)
-            raise
+        for place, worker in enumerate(self._workers):
+            lanes |= self._lanes_of(place, worker, self._turn * self._num_groups)
         self._due, cursors = agreement.on_turn(self._plan, lanes)
         self.position = self.position._replace(cursors=merged(self.position.cursors, cursors))
         return any(self._due)
@@ -273,7 +272,8 @@ class Agreement:
         self._is_padded = is_padded
         is_gloo = dist.get_backend() == "gloo"
         self._group: Any = None if is_gloo else dist.new_group(backend="gloo")
-        self._failure: Any = None
+        self._has_failed = False
+        self._failure: Any = None  # keeps the sum that `fail` has begun
 
     def on_turn(self, plan: LanePlan, lanes: Mapping[int, tuple[bool, Cursor | None]]) -> tuple[list[bool], Cursors]:
         """Return which groups give a batch in the turn, and the known cursors of all lanes before it.
@@ -290,6 +290,7 @@ class Agreement:
             table[lane] = torch.tensor([has_samples, cursor is not None, *(cursor or Cursor(0, 0, 0, 0))])
         dist.all_reduce(table, group=self._group)
         if table[-1].any():
+            self._has_failed = True
             raise RuntimeError("Another rank has failed while it made a batch; its own error says why.")
         has = table[:-1, 0].reshape(plan.num_groups, plan.num_pieces).bool()
         due: list[bool] = (has.any(1) if self._is_padded else has.all(1)).tolist()
@@ -298,6 +299,8 @@ class Agreement:
 
     def fail(self, plan: LanePlan) -> None:
         """Tell the other ranks that this one has failed, without waiting: they may not get to this turn."""
+        if self._has_failed:  # another rank has told all
+            return
         table = torch.zeros(plan.num_lanes + 1, 6, dtype=torch.int64)
         table[-1] = 1
         self._failure = table, dist.all_reduce(table, group=self._group, async_op=True)

@@ -574,6 +574,14 @@ class StreamsAhead:
         self._seconds = time_limit()
         self._begun: tuple[str, int, Future[RemoteStream]] | None = None
 
+    def begin(self, url: str) -> None:
+        """Start the first of the files, which is opened later."""
+        if not is_local(url):
+            with limited(self._seconds):
+                self._threads = Threads(1, "kdpipes-stream")
+                begun = self._threads.submit(lambda: RemoteStream(url, _NUM_BEGUN).read_ahead())
+                self._begun = url, os.getpid(), begun
+
     def open(self, url: str) -> RemoteStream:
         """Return the stream of one of the files, and start the next one.
 

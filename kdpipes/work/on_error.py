@@ -38,8 +38,8 @@ class OnError(ErrorHandler):
     shard's name, as nobody knows the keys that follow; those before stay. What moves up then is the same in all
     workers, if they see the same damage. Where each of them reads the whole stream and one reads what another cannot,
     `Loader` raises an error, as samples would be lost and doubled; other loaders, and other ranks, cannot know:
-    streams that are read in lanes have no such dependence. Other errors of reading a stream on are raised, as that of a label
-    that `filter_classes` does not find, and so are those before a pipe that reads in a thread of its own
+    streams that are read in lanes have no such dependence. Other errors of reading a stream on are raised, as that of a
+    label that `filter_classes` does not find, and so are those before a pipe that reads in a thread of its own
     (`.prefetch()`).
 
     Args:

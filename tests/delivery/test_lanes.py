@@ -224,6 +224,20 @@ def test_a_run_goes_on_under_other_workers_and_ranks_after_every_batch(chain: An
     assert found == [item for batch in batches for item in batch]
 
 
+@pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
+def test_an_epoch_resumes_after_every_batch_up_to_its_end(data: Data, uneven: Any) -> None:
+    cut: dict[str, Any] = {"global_batch_size": 4, "lanes": 4, "max_ranks": 2, "uneven": uneven}
+    expected = list(plain(*data, **cut))
+    found, state, services = [], None, cycle(["0", "2 threads"])
+    for service in islice(services, len(expected)):
+        with kdp.Loader(plain(*data, **cut), reading_service=SERVICES[service]()) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            found.append(next(iter(loader)))
+            state = travelled(loader.state_dict())
+    assert found == expected
+
+
 def test_a_state_of_16_lanes_is_small(tmp_path: Path) -> None:
     pipe = drawn(kdp.stream_shards(write(tmp_path, [3] * 32)), batch_size=2)
     with kdp.Loader(pipe) as loader:
@@ -326,6 +340,13 @@ def test_other_loaders_give_the_same_batches(urls: list[str], others: list[str],
         assert found == expected or kind == "DataLoader"
         assert sorted(found) == sorted(expected)
     assert kind != "DataLoader" or batches_of(pipe(urls), 2)[:12] == expected[:12]  # until the first lane ends
+
+
+def test_trainers_skip_batches_by_their_count(urls: list[str]) -> None:
+    with kdp.Loader(drawn(kdp.stream_shards(urls), batch_size=2, lanes=4)) as loader:
+        batches = list(loader)
+        loader.set_epoch(0)
+        assert list(loader.from_batch(len(batches) - 3)) == batches[-3:]
 
 
 def test_one_lane_gives_the_stream_in_order(urls: list[str]) -> None:
