@@ -84,9 +84,10 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     Length: the number of batches of one rank, over all of its workers, if the source has a length and is split by
         samples.
 
-    Memory: for each lane that a worker runs, the samples of a batch or the buffer of `.shuffle`, not loaded. Behind a
-        stock pipe that follows `select`, samples are loaded early, and `ordinal` and `is_padding` are not those of the
-        delivered sample: put `select` last.
+    Memory: for each lane that a worker runs, the samples of a batch, or the buffer of `.shuffle`, not loaded, and up to
+        36 MiB of a remote shard and the next one. Fewer lanes take less. Behind a stock pipe that follows `select`,
+        samples are loaded early, and `ordinal` and `is_padding` are not those of the delivered sample: put `select`
+        last.
 
     Workers: Batch n, counted over all lanes, comes from lane n % lanes (with `global_batch_size`, from group n % groups
         of `max_ranks` lanes). A lane that has ended leaves out its numbers. torch's DataLoader and other loaders that
@@ -249,7 +250,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                     return
         finally:
             for shards in begun:
-                shards.close()
+                shards.stop_reading()
 
     def _agree_on_end(self) -> Callable[[int, Any], None] | None:
         """Return what tells other ranks which lanes have ended; None if no rank waits for this one.
@@ -273,7 +274,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         items = self._items(source, epoch, number, plan.num_lanes, cursor)
         if not any(node.traits.role == "cache" for node in Chain.of(source)):  # with which nothing may be read
             for shards in Chain.of(source).of_type(Shards):  # type: ignore[type-abstract]
-                shards.begin()
+                shards.start_reading()
                 begun.append(shards)
         padding = self._endless(plan, number, epoch)
         return Lane(number, items, padding, plan.piece_size, resumable_shards(source), cursor)

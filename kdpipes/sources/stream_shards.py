@@ -99,7 +99,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._seen: frozenset[str] = frozenset()  # fields
         self._dotted = DottedKeys()
         self.cursor = self._start
-        self._ahead: StreamsAhead | None = None  # what `begin` has started
+        self._ahead: StreamsAhead | None = None  # what `start_reading` has started
         self.num_lost = 0  # shards that were given up in this epoch
         self._stamps: dict[str, str] = {}  # of the shards, those elsewhere for as long as this process runs
 
@@ -170,15 +170,15 @@ class ShardStreamerIterDataPipe(IterPipe):
             add_note(lost[-1], f"kdpipes: none of the {len(own)} shards could be read")
             raise lost[-1]
 
-    def begin(self) -> None:
+    def start_reading(self) -> None:
         """Start to read the first shard of the next iteration, if it is remote, so that lanes need not wait in turn."""
         own = self._own()[self._start[0] :]
         self._ahead = self._streams_ahead(own)
         for url, _ in own[:1]:
             self._ahead.begin(url)
 
-    def close(self) -> None:
-        """Close what `begin` has started, if no iteration has used it."""
+    def stop_reading(self) -> None:
+        """Close what `start_reading` has started, if no iteration has used it."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.close()
