@@ -24,7 +24,8 @@ from kdpipes.delivery.batch_memory import empty_batch
 from kdpipes.delivery.batch_pipe import BatchPipe
 from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
 from kdpipes.delivery.cutmix import CutMixerIterDataPipe
-from kdpipes.delivery.deal import DealerIterDataPipe, DealerMapDataPipe
+from kdpipes.delivery.deal import DealerMapDataPipe
+from kdpipes.delivery.deal_stream import DealerIterDataPipe
 from kdpipes.delivery.mixup import MixerUpIterDataPipe
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.loader import torch_loaders as _torch_loaders  # noqa: F401  # how torch's DataLoader holds chains

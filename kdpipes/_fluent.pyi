@@ -383,7 +383,9 @@ class IterChain(IterDataPipe[Any]):
         window: int | None = None,
         seed: int = 0,
         uneven: _Uneven = "keep",
-        split: Literal["samples", "shards"] = "samples",
+        split: Literal["auto", "lanes", "samples"] = "auto",
+        lanes: int | None = None,
+        max_ranks: int | None = None,
         ranks: Literal["auto", 1] = "auto",
     ) -> IterChain: ...
     def collate_samples(self, *, pad: Mapping[str, float] | None = None) -> IterChain: ...

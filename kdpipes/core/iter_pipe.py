@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     IterChain = IterDataPipe
 
-__all__ = ["IterPipe", "Streaming", "samples_of", "seed_upstream"]
+__all__ = ["IterPipe", "Streaming", "samples_of", "seed_stream", "seed_upstream"]
 
 Item = TypeVar("Item")
 _STANDING = (
@@ -254,6 +254,12 @@ def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:
     """
     for place, upstream in enumerate(Chain.of(pipe).pipes[1:]):
         _seed(upstream, seed, epoch, (place, round))
+
+
+def seed_stream(source: Any, seed: int, epoch: int) -> None:
+    """Tell all random pipes of a stream which epoch begins: `source`, and the pipes upstream of it."""
+    for place, pipe in enumerate(Chain.of(source).pipes):
+        _seed(pipe, seed, epoch, (place, 0))
 
 
 def seed_chain(pipe: Any, seed: int, epoch: int) -> None:

@@ -79,6 +79,11 @@ def keeps_items_apart(pipe: Any) -> bool:
     return isinstance(pipe, kinds) or is_of_torchdata(pipe, "FlatMapper")
 
 
+def _fits_parts(pipe: Any) -> bool:
+    """Return whether a stock pipe works on any part of a stream, so that it can be read in lanes."""
+    return keeps_items_apart(pipe) or is_of_torchdata(pipe, "Cycler", "Repeater", "SampleMultiplexer")
+
+
 @runtime_checkable
 class Seeded(Protocol):
     """A stream that loaders seed when an epoch begins."""
@@ -129,4 +134,4 @@ def stock_traits(pipe: Any, *, is_source: bool) -> Traits:
         return Traits(role="source")
     if isinstance(pipe, Shuffler) or is_of_torchdata(pipe, "Prefetcher") or shards(pipe):
         return Traits(role="order", reads=frozenset(), changes=frozenset())
-    return Traits(holds_back=not keeps_items_apart(pipe), is_eager=True)
+    return Traits(holds_back=not keeps_items_apart(pipe), counts_whole=not _fits_parts(pipe), is_eager=True)

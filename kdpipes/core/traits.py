@@ -45,7 +45,7 @@ class Traits:
         handles_errors: Whether the pipe decides what happens to samples that cannot be made.
         holds_back: Whether a stream may hold samples back, so that the sample that leaves the pipe need not be the one
             that was read last.
-        counts_whole: Whether the samples that pass depend on the whole stream, not on each sample alone.
+        counts_whole: Whether what passes depends on the whole stream, so that it cannot be read in lanes.
         is_remote: Whether a source reads over a network and can prefetch samples.
     """
 

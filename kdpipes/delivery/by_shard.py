@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe
@@ -17,16 +16,7 @@ from kdpipes.core.order import in_windows, ranges
 from kdpipes.core.randomness import hash_key
 from kdpipes.selection import Permutation, smallest_int
 
-__all__ = [
-    "Cursor",
-    "ShardOrder",
-    "Shards",
-    "WindowedOrder",
-    "is_passed_straight",
-    "read_shards",
-    "refuse_whole",
-    "shards_behind",
-]
+__all__ = ["ShardOrder", "WindowedOrder", "read_shards"]
 
 _NUM_SHARDS = 8  # of which a window has the samples, unless it is told
 _KEPT_WINDOWS = 4  # permutations: a batch may lie across windows, and later ones are prefetched
@@ -149,43 +139,3 @@ class WindowedOrder:
             size = self._start(window + 1) - self._start(window)
             self._windows[window] = Permutation(size, key=hash_key("window", *self._key, window))
         return self._windows[window]
-
-
-Cursor = tuple[int, int, int]  # the shard (of this part), the sample in the shard, the sample in all
-
-
-@runtime_checkable
-class Shards(Protocol):
-    """A stream of shards, some of which can be left out."""
-
-    cursor: Cursor
-
-    @property
-    def num_shards(self) -> int: ...
-    def read_part(self, part: int, num_parts: int) -> None: ...
-    def order_by(self, key: bytes | None) -> None: ...
-    def seek(self, cursor: Cursor) -> None: ...
-
-
-def shards_behind(pipe: Any) -> Any:
-    """Return the stream of shards that a chain reads, if it reads one and nothing else."""
-    found = Chain.of(pipe).sources
-    return found[0].pipe if len(found) == 1 and isinstance(found[0].pipe, Shards) else None
-
-
-def is_passed_straight(pipe: Any, shards: Any) -> bool:
-    """Return whether each sample that reaches `pipe` is the one that was read last: nothing between holds any back."""
-    between = [node for node in list(reversed(Chain.of(pipe)))[1:] if node.pipe is not shards]
-    return not any(node.traits.holds_back for node in between)
-
-
-def refuse_whole(pipe: Any) -> None:
-    """Refuse to split by shard what cannot be: other sources, and pipes that count over the whole stream."""
-    if shards_behind(pipe) is None:
-        raise ChainError('`deal(split="shards")` needs `kdp.stream_shards` as the one source of the chain.')
-    for node in list(reversed(Chain.of(pipe)))[1:]:
-        if node.traits.counts_whole:
-            raise ChainError(
-                f"`{node.name}` counts over the whole stream, but each worker would have shards of its "
-                'own. Use `deal(split="samples")`.'
-            )

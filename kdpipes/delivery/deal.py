@@ -6,34 +6,22 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count, islice
-from typing import Any, Literal
+from typing import Any
 
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, check_seed, must_be, refuse_field
-from kdpipes.core.giving_up import given_up_by
-from kdpipes.core.iter_pipe import IterPipe, seed_upstream
+from kdpipes.core.errors import ChainError, DataError, check_count, check_seed, must_be, refuse_field
+from kdpipes.core.iter_pipe import seed_upstream
 from kdpipes.core.map_pipe import MapPipe, indexed
 from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import warn_of_fixed
-from kdpipes.core.randomness import SampleKey, hash_key, planning, using_key, with_stream_keys
-from kdpipes.core.registry import functional_pipe, pipe_name
-from kdpipes.core.sample import Sample
+from kdpipes.core.randomness import SampleKey, hash_key, planning, using_key
+from kdpipes.core.registry import functional_pipe
 from kdpipes.delivery.by_class import ByClass, ClassEpoch, ClassOrder, read_classes
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
-from kdpipes.delivery.by_shard import (
-    Cursor,
-    ShardOrder,
-    Shards,
-    WindowedOrder,
-    is_passed_straight,
-    read_shards,
-    refuse_whole,
-    shards_behind,
-)
+from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.layout import EqualEpoch, Layout, Ranks, Sharding, Uneven
 from kdpipes.delivery.own_order import ContinuedOrder, OwnOrder
@@ -41,11 +29,10 @@ from kdpipes.delivery.skipping import LEFT_OUT
 from kdpipes.selection import Permutation
 from kdpipes.storage.shared import Shared
 
-__all__ = ["DealerIterDataPipe", "DealerMapDataPipe"]
+__all__ = ["DealerMapDataPipe"]
 
 _AHEAD = 2  # how many batches beyond the one that is made remote sources prefetch
 _NUM_SUBSTITUTES = 32  # how many samples are tried as a substitute for one
-Split = Literal["samples", "shards"]
 
 
 @functional_pipe("deal", flavour="map")
@@ -409,222 +396,3 @@ def _planned_first(item: Callable[..., Any], *args: Any) -> Any:
     """Return an item made from the samples that the plan chooses in epoch 0, in any epoch."""
     with planning(0):
         return item(*args)
-
-
-@functional_pipe("deal", flavour="iter")
-class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
-    """Cuts the epochs of a stream into batches and deals them to ranks and workers (functional name: ``deal``).
-
-    Yields lists of items. Every worker of every rank reads the whole stream, but loads the fields of its own samples
-    only; so the batches of an epoch are the same for any number of workers, in every loader, and, at the same global
-    batch, for any number of ranks. `split="shards"` reads each shard once, and depends on those numbers. Each iteration
-    is the next epoch, also after one that was broken off.
-
-    Args:
-        source_datapipe: A stream, endless ones included. Stock pipes that draw (`.shuffle()`) are seeded from `seed`
-            and the epoch, the same in every worker.
-        batch_size: The number of samples in a batch of one rank.
-        global_batch_size: The number of samples in the batches of all ranks together, which must divide it; exactly
-            one of the two is given.
-        batch_by: Not on a stream, nor `max_tokens` and `global_max_tokens`: lengths must be known beforehand.
-        max_tokens: See `batch_by`.
-        global_max_tokens: See `batch_by`.
-        shuffle: "shards": each epoch reads the shards of `stream_shards` in an order of its own, the same in all
-            workers; put `.shuffle(buffer_size=...)` before `deal` to mix their samples, too. True is not for streams.
-        window: Not on a stream: see `shuffle`.
-        seed: Of every random operation upstream, from 0 up to 2**64.
-        uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (an error where a rank
-            would get nothing), "pad" it with samples from the stream's start, marked (`is_padding` can be selected), or
-            "drop" it.
-        split: "samples": see above. "shards": each worker of each rank reads shards of its own of `stream_shards`, and
-            makes batches of them, the last of which may be short. Several ranks need `uneven="drop"` and `kdp.Loader`:
-            they end together, with the shortest.
-        ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
-            torch's process group, otherwise from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches; use it for
-            Accelerate's `prepare(DataLoader(...))` and transformers' Trainer, which split batches between ranks.
-
-    Length: the number of batches of one rank, over all of its workers, if the source has a length.
-
-    Memory: one global batch of samples that are not loaded. Behind a stock pipe that follows `select`, every worker
-    loads all samples, and `ordinal` and `is_padding` are not those of the delivered sample: put `select` last.
-
-    Workers: Worker w of W makes the batches w, w + W, ... alone.
-
-    Seed: That of the loader is not used.
-
-    Raises:
-        ValueError: An argument is out of range; with `split="shards"`, the epoch begins on several ranks that would not
-            end together; at the end of the epoch, if a rank would get nothing.
-        ChainError: A pipe upstream shards already.
-    """
-
-    def __init__(
-        self,
-        source_datapipe: IterDataPipe[Any],
-        batch_size: int | None = None,
-        *,
-        global_batch_size: int | None = None,
-        batch_by: str | None = None,
-        max_tokens: int | None = None,
-        global_max_tokens: int | None = None,
-        shuffle: Shuffle = False,
-        window: int | None = None,
-        seed: int = 0,
-        uneven: Uneven = "keep",
-        split: Split = "samples",
-        ranks: DealRanks = "auto",
-    ) -> None:
-        if not isinstance(source_datapipe, IterDataPipe):
-            raise TypeError(must_be("source_datapipe", "a stream", source_datapipe))
-        check_choice("split", split, ("samples", "shards"))
-        if any(argument is not None for argument in (batch_by, max_tokens, global_max_tokens)):
-            raise ChainError(
-                "`deal(batch_by=...)` plans from the lengths of all samples, which a stream does not know. It needs an "
-                "indexed source, like `kdp.open_shards`."
-            )
-        self.source = source_datapipe
-        self._reading = 0  # the number of the batch that is read
-        self.is_split_by_shard = split == "shards"
-        self._layout = Layout(batch_size, global_batch_size, uneven)
-        self._configure(shuffle, seed, ranks)
-        if self.is_split_by_shard:
-            refuse_whole(self)
-        if shuffle is True or window is not None:
-            raise ChainError(
-                f"`deal({'window=...' if window is not None else 'shuffle=True'})` needs an indexed source "
-                f"(`kdp.open_shards`), but `{pipe_name(source_datapipe)}` is a stream. Put "
-                "`.shuffle(buffer_size=1000)` before `.deal()`."
-            )
-        if shuffle and not self._streams_of_shards():
-            raise ChainError('`deal(shuffle="shards")` needs `kdp.stream_shards` upstream, on a stream.')
-
-    def __len__(self) -> int:
-        num_batches: int = self._layout.num_batches(len(self.source), self.sharding().num_ranks)
-        return num_batches
-
-    def fingerprint(self) -> Any:
-        return *super().fingerprint(), self.is_split_by_shard
-
-    def iterate(self) -> Iterator[Batch]:
-        epoch, first = self._begin()
-        self._starts_epoch(first)
-        yield from self._own_shards(epoch, first) if self.is_split_by_shard else self._all_samples(epoch, first)
-        self._end(epoch)
-
-    def _all_samples(self, epoch: int, first: int) -> Iterator[Batch]:
-        sharding, global_size = self._sharding, self._layout.size_of(self._sharding.num_ranks)
-        (items, begin), cursor_now = self._items_from(epoch, first), self._cursor_reader()
-        num_samples = begin * global_size
-        for batch in count(begin):
-            self._reading = batch
-            is_mine = batch >= first and batch % sharding.num_workers == sharding.worker
-            taken = list(islice(items, global_size)) if is_mine else None
-            number = len(taken) if taken is not None else sum(1 for _ in islice(items, global_size))
-            num_samples += number
-            is_last = number < global_size
-            if number and taken is not None and not (is_last and self._layout.uneven == "drop"):
-                start, ordinals = num_samples - number, self._layout.ordinals(batch, num_samples, sharding)
-                self._announce(Dealt(batch, len(ordinals), cursor_now()))
-                if ordinals.stop > num_samples:
-                    taken += self._padding(epoch, global_size - number)
-                if made := self._make(epoch, batch, taken[ordinals.start - start :], ordinals, num_samples):
-                    yield made
-            if is_last:
-                return
-
-    def _own_shards(self, epoch: int, first: int) -> Iterator[Batch]:
-        sharding, uneven = self._sharding, self._layout.uneven
-        if sharding.num_ranks > 1 and (uneven != "drop" or self._listener is None):
-            raise ValueError(
-                "Ranks that read shards of their own end at different times, and would wait for each other. Use "
-                '`deal(split="shards", uneven="drop")` in a `kdp.Loader`, with no pipe behind it that holds batches '
-                'back, or `split="samples"`.'
-            )
-        global_size = self._layout.size_of(sharding.num_ranks)
-        size = global_size // sharding.num_ranks
-        if sharding.rank >= (num_shards := shards_behind(self).num_shards):
-            raise ValueError(f"There are {num_shards} shards for {sharding.num_ranks} ranks: some would get nothing.")
-        (items, begin), cursor_now = self._items_from(epoch, first), self._cursor_reader()
-        for batch in count(begin, sharding.num_workers):
-            self._reading = batch
-            taken = list(islice(items, size))
-            num_samples = len(taken)
-            if not taken or (num_samples < size and uneven == "drop"):
-                return
-            if batch >= first:
-                self._announce(Dealt(batch, num_samples, cursor_now()))
-                start = batch * global_size + sharding.rank * size
-                if num_samples < size and uneven == "pad":
-                    taken += self._padding(epoch, size - num_samples)
-                ordinals = range(start, start + len(taken))
-                if made := self._make(epoch, batch, taken, ordinals, start + num_samples):
-                    yield made
-            if num_samples < size:
-                return
-
-    def _items_from(self, epoch: int, first: int) -> tuple[Iterator[Any], int]:
-        """Return this copy's items from a batch up to `first` on, and the number of that batch."""
-        cursor, self._cursor = self._cursor, None
-        if cursor is not None:
-            return self._items(epoch, cursor), self._sharding.first_from(first) if self.is_split_by_shard else first
-        return self._items(epoch), self._sharding.first_from(0) if self.is_split_by_shard else 0
-
-    def _items(self, epoch: int, cursor: Cursor | None = None) -> Iterator[Any]:
-        seed_upstream(self, self._seed, epoch)
-        for stream in self._streams_of_shards():
-            stream.order_by(hash_key("shards", self._seed, epoch) if self._shuffle else None)
-        part, shards = 0, shards_behind(self)
-        if self.is_split_by_shard and shards is not None:
-            part, num_parts = self._sharding.part()
-            shards.read_part(part, num_parts)
-        if cursor is not None and shards is not None:
-            shards.seek(cursor)
-        items = self.source.samples() if isinstance(self.source, IterPipe) else iter(self.source)
-        seed = int.from_bytes(hash_key(self._seed, "part", part)[:7], "little") if part else self._seed
-        if (skipper := self._skipper) is not None:
-            items = given_up_by(lambda *damage: skipper.give_up(epoch, self._reading, *damage), iter(items))
-        return with_stream_keys(items, seed, epoch, start=cursor[2] if cursor is not None else 0)
-
-    def _streams_of_shards(self) -> list[Shards]:
-        return [pipe for pipe in Chain.of(self).pipes if isinstance(pipe, Shards)]
-
-    def _prepare(self) -> None:
-        if (shards := shards_behind(self)) is not None:
-            _ = shards.num_shards  # globs are written out once, for all workers alike
-
-    def _cursor_reader(self) -> Callable[[], Cursor | None]:
-        """Return what tells where the stream stands, if nothing between here and the shards holds samples back."""
-        shards = shards_behind(self)
-        is_told = shards is not None and is_passed_straight(self, shards)
-        return lambda: shards.cursor if is_told else None
-
-    def _refuse_substitutes(self) -> None:
-        raise ChainError(
-            '`on_error("substitute")` needs an indexed source, like `kdp.open_shards`, but '
-            f'`{pipe_name(self.source)}` is a stream, which cannot return another sample. Use `on_error("skip")`.'
-        )
-
-    def _make(self, epoch: int, batch: int, items: list[Any], ordinals: range, num_samples: int) -> Batch:
-        keys = (self._sample_key(epoch, ordinal, is_padding=ordinal >= num_samples) for ordinal in ordinals)
-        item = self._item if self._skipper is None else self._item_or_nothing
-        return self._batch(item, epoch, batch, zip(items, keys, strict=False))
-
-    def _padding(self, epoch: int, number: int) -> list[Any]:
-        """Read the stream again from its start, as often as it takes."""
-        padding: list[Any] = []
-        while len(padding) < number:
-            found = list(islice(self._items(epoch), number - len(padding)))
-            if not found:
-                raise DataError("The stream was empty when it was read again to pad the last batch.")
-            padding += found
-        return padding
-
-    def _item_or_nothing(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
-        assert self._skipper is not None
-        return self._skipper.make(sample_key, batch, lambda: item, lambda item: self._item(item, sample_key, batch))
-
-    def _item(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
-        if isinstance(item, Sample):
-            item = item if isinstance(self.source, IterPipe) else item.fork()  # a stock pipe may have kept it
-            item.bind(sample_key)
-        return self.source.finish(item) if isinstance(self.source, IterPipe) else item

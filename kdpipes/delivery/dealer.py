@@ -23,7 +23,7 @@ from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
 from kdpipes.core.traits import Traits
-from kdpipes.delivery.by_shard import Cursor
+from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, refuse_empty
 
@@ -41,16 +41,17 @@ class Dealt:
     Args:
         number: Among those of this rank.
         num_samples: How many it has.
-        cursor: Where a stream of shards stands behind it: shard, sample in the shard, sample; None where the pipes
-            between hold samples back.
+        cursors: Where the lanes of a stream that it was made of stand after it; empty where pipes upstream hold samples
+            back.
     """
 
     number: int
     num_samples: int
-    cursor: Cursor | None = None
+    cursors: Cursors = ()
 
 
 Listener = Callable[[Dealt], None]
+TurnListener = Callable[[int, Mapping[int, tuple[bool, Any]]], None]
 
 
 class Resumable(Streaming[Any]):
@@ -95,7 +96,7 @@ class Dealer(Resumable):
     _layout: Any
     traits = Traits(role="deal", gives="batches")
     is_for_all_ranks = False  # whether every rank gets all batches
-    is_split_by_shard = False  # whether workers and ranks read shards of their own
+    has_lanes = False  # whether workers and ranks read parts of a stream, not all of it
     reads_ahead = True  # whether remote sources prefetch the next batches
 
     def _configure(self, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
@@ -111,10 +112,12 @@ class Dealer(Resumable):
         self._first_batch = 0
         self._resumed: int | None = None  # the epoch of `_first_batch`; None means the next one
         self._stands: tuple[int, int] | None = None  # the next epoch and batch; None before the epoch begins
-        self._cursor: Cursor | None = None
-        self._cursors: tuple[Cursor | None, Cursor | None] = (None, None)  # after the last batch and the current one
+        self._resume_cursors: Cursors = ()  # where the next iteration begins
+        self._first_cursors: Cursors = ()  # where the current one began
+        self._cursors: tuple[Cursors, Cursors] = ((), ())  # after the last batch, and of the current one
         self.known_pipes: list[str] | None = None  # the fingerprints, which `state_dict` reads once
         self._listener: Listener | None = None
+        self._tell_turn: TurnListener | None = None
         self._told_of_skips: Callable[[Skip], None] | None = None
         self._banned: Mapping[str, str] = {}
         self._skipper: Skipper | None = None
@@ -123,6 +126,7 @@ class Dealer(Resumable):
         self._seen: Callable[[Sample], None] | None = None
         self._sharding = Sharding()  # for the last epoch begun
         self._is_rank_fixed = False
+        self._is_in_group = False  # if the rank is fixed: whether ranks of a process group wait for each other
         self._dealt_elsewhere: tuple[int, Ranks] | None = None  # process id, and the ranks of its workers
         self._batch_key = SampleKey()
         sharder = next(filter(shards, Chain.of(self.source).pipes), None)
@@ -187,11 +191,11 @@ class Dealer(Resumable):
             num_ranks = group.num_ranks if info is None else max(num_of_instances // info.num_workers, 1)
         applied = self._sharding.applied(num_of_instances, instance_id, sharding_group, num_ranks)
         if sharding_group == SHARDING_PRIORITIES.DISTRIBUTED:
-            self._is_rank_fixed = True
+            self._is_rank_fixed, self._is_in_group = True, group_ranks() is not None
         elif self.is_for_all_ranks or self._is_rank_fixed:
             applied = replace(applied, rank=self._sharding.rank, num_ranks=self._sharding.num_ranks)
         elif sharding_group == SHARDING_PRIORITIES.DEFAULT:
-            self._is_rank_fixed = info is not None and num_ranks > 1
+            self._is_rank_fixed = self._is_in_group = info is not None and num_ranks > 1
         self._sharding = applied
 
     def sharding(self) -> Sharding:
@@ -204,7 +208,12 @@ class Dealer(Resumable):
     def fix_rank(self) -> None:
         """Fix the current rank, also for copies of this pipe in other processes."""
         self._sharding = self._checked_sharding()
-        self._is_rank_fixed = True
+        self._is_rank_fixed, self._is_in_group = True, group_ranks() is not None
+
+    def has_waiting_ranks(self) -> bool:
+        """Return whether other ranks of a process group wait for this one's batches."""
+        is_in_group = self._is_in_group if self._is_rank_fixed else group_ranks() is not None
+        return is_in_group and self.sharding().num_ranks > 1
 
     def _checked_sharding(self) -> Sharding:
         """Return the sharding of the epoch that begins.
@@ -256,23 +265,33 @@ class Dealer(Resumable):
         """Return the number of the next iteration."""
         return self._epochs.peek()
 
-    def start_at(self, batch: int, listener: Listener | None = None, *, cursor: Cursor | None = None) -> None:
+    def start_at(
+        self,
+        batch: int,
+        listener: Listener | None = None,
+        *,
+        cursors: Cursors = (),
+        tell_turn: TurnListener | None = None,
+    ) -> None:
         """Let the next iteration leave out what comes before `batch`.
 
         Args:
             batch: The number of a batch of this rank.
             listener: Told of each batch before it is made.
-            cursor: Where the stream stood behind the last batch before that, if the listener was told so.
+            cursors: Where the lanes of the stream stood after the last batch before that, of those that are known.
+            tell_turn: Called before the batches of each turn of the lanes if other ranks wait for this one: with the
+                number of the turn's first batch, and for each lane whether it has samples for the turn, and where it
+                stood before.
         """
         self._first_batch, self._resumed = batch, None
-        self._cursor = cursor
-        self._listener = listener
+        self._resume_cursors = cursors
+        self._listener, self._tell_turn = listener, tell_turn
 
-    def resume_at(self, epoch: int, batch: int, cursor: Cursor | None) -> None:
+    def resume_at(self, epoch: int, batch: int, cursors: Cursors) -> None:
         """Make the next iteration that of `epoch`, starting at `batch`."""
         self._epochs.move_to(epoch)
-        self.start_at(batch, cursor=cursor)
-        self._resumed, self._stands, self._cursors = epoch, (epoch, batch), (cursor, cursor)
+        self.start_at(batch, cursors=cursors)
+        self._resumed, self._stands, self._cursors = epoch, (epoch, batch), (cursors, ())
 
     def share_epochs(self, ahead: torch.Tensor, *, is_new: bool) -> None:
         """Count epochs together with the copies of this pipe in other processes: see `EpochCounter.share`."""
@@ -290,17 +309,13 @@ class Dealer(Resumable):
         """Whether the next iteration resumes from a state."""
         return self._resumed is not None and self._resumed == self._epochs.peek()
 
-    def lane(self) -> int:
-        """Return which of the cursors in a state belongs to this copy."""
-        return self.sharding().worker if self.is_split_by_shard else 0
-
-    def position(self) -> tuple[int, int, Cursor | None]:
-        """Return the next epoch and batch, and the position of the stream."""
+    def position(self) -> tuple[int, int, Cursors]:
+        """Return the next epoch and batch, and the cursors of the stream."""
         if self._stands is not None:
             return *self._stands, self._cursors[0]
         epoch = self._epochs.peek()
         is_resumed = self._resumed in (None, epoch)
-        return epoch, self._first_batch if is_resumed else 0, self._cursor if is_resumed else None
+        return epoch, self._first_batch if is_resumed else 0, self._resume_cursors if is_resumed else ()
 
     def whole_samples(
         self, epoch: int, batch: int, *, seed: int | None = None, seen: Callable[[Sample], None] | None = None
@@ -370,20 +385,21 @@ class Dealer(Resumable):
         self._sharding, self._dealt_elsewhere = self._checked_sharding(), None
         epoch = self._epochs.begin()
         if self._resumed not in (None, epoch):  # another epoch was set, or the resumed one was abandoned
-            self._first_batch, self._cursor = 0, None
+            self._first_batch, self._resume_cursors = 0, ()
         first, self._first_batch, self._resumed = self._first_batch, 0, None
-        self._stands, self._cursors = (epoch, first), (self._cursor, self._cursor)
+        self._first_cursors, self._resume_cursors = self._resume_cursors, ()
+        self._stands, self._cursors = (epoch, first), (self._first_cursors, ())
         return epoch, first
 
     def _end(self, epoch: int) -> None:
         """Note that the epoch is over; in a worker, only its part is, as other workers may not be done."""
         if get_worker_info() is None:
-            self._stands, self._cursors = (epoch + 1, 0), (None, None)
+            self._stands, self._cursors = (epoch + 1, 0), ((), ())
         else:
             self._stands = epoch, max(self.position()[1], 1)
 
     def _announce(self, dealt: Dealt) -> None:
-        self._cursors = self._cursors[0], dealt.cursor
+        self._cursors = self._cursors[0], dealt.cursors
         if self._listener is not None:
             self._listener(dealt)
 
@@ -391,6 +407,11 @@ class Dealer(Resumable):
         """Return the numbers, besides the identity, on which the batches depend."""
         sizes: dict[str, Any] = self._layout.sizes(self.sharding().num_ranks)
         return sizes
+
+    @property
+    def uneven(self) -> str:
+        """What becomes of a batch that is short."""
+        return str(self._layout.uneven)
 
     def num_ranks(self) -> int:
         """Return the number of ranks that the batches are divided between."""
@@ -439,7 +460,7 @@ class Dealer(Resumable):
             items = [one for one in made if one is not LEFT_OUT]
             if not items and sharding.num_ranks > 1:
                 refuse_empty(batch)
-            self._stands, self._cursors = (epoch, batch + 1), (self._cursors[1], None)
+            self._stands, self._cursors = (epoch, batch + 1), (merged(*self._cursors), ())
             return items
         except BaseException as error:
             add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdpipes.core.processes import uninterrupted
-from kdpipes.delivery.by_shard import Cursor
+from kdpipes.delivery.lanes import Cursors
 
 __all__ = ["Channel", "Kind", "Message", "ReceivedFile", "encoded"]
 
@@ -33,15 +33,16 @@ class Kind(enum.IntEnum):
     ERROR = 3
     SKIP = 4  # a sample was skipped in the next batch, or the rest of a shard
     TIMES = 5  # what the worker has measured so far
+    TURN = 6  # before a turn of the lanes, if ranks must end together: which of them have samples for it
     # What a worker process reports besides:
-    READY = 6
-    ARENA = 7  # a new arena; its descriptor comes with the message
-    RECORD = 8  # where the worker notes what it does; a descriptor comes with the message
-    WARNING = 9  # a line for the log
+    READY = 7
+    ARENA = 8  # a new arena; its descriptor comes with the message
+    RECORD = 9  # where the worker notes what it does; a descriptor comes with the message
+    WARNING = 10  # a line for the log
     # What the main process sends:
-    ORDER = 10
-    TAKEN = 11  # batches have been taken, and buffers may be used again
-    STOP = 12
+    ORDER = 11
+    TAKEN = 12  # batches have been taken, and buffers may be used again
+    STOP = 13
 
 
 _KINDS = tuple(Kind)
@@ -74,7 +75,7 @@ class Message:
         content: The item, the error, ...
         is_last: Whether the item is the last one of its batch.
         num_samples: How many samples the batch has that the item is the first of.
-        cursor: Where a stream of shards stands after the batch.
+        cursors: Where the lanes of a stream that the batch was made of stand after it.
         generation: The number of the order that it belongs to; 0 before the first one.
         file: The descriptor that came with it.
     """
@@ -84,7 +85,7 @@ class Message:
     content: Any = None
     is_last: bool = False
     num_samples: int = 0
-    cursor: Cursor | None = None
+    cursors: Cursors = ()
     generation: int = 0
     file: ReceivedFile | None = None
 
@@ -97,7 +98,7 @@ class Message:
 def encoded(message: Message) -> bytes:
     """Return a message as bytes; its content is pickled."""
     fields = (int(message.kind), message.number, message.content, message.is_last, message.num_samples)
-    payload = pickle.dumps((*fields, message.cursor, message.generation), protocol=5)
+    payload = pickle.dumps((*fields, message.cursors, message.generation), protocol=5)
     return _LENGTH.pack(len(payload)) + payload
 
 

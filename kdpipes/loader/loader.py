@@ -355,8 +355,9 @@ class Loader:
 
     def from_batch(self, number: int) -> Iterator[Any]:
         """Return an iterator over the next epoch from batch `number` on, for `loader.dataset`."""
-        own = self._own
-        if own is None or Chain.of(self._dealt_part).numbering_deal() is None:
+        own, dealer = self._own, Chain.of(self._dealt_part).numbering_deal()
+        # The numbers of batches from lanes have gaps once a lane has ended, but trainers count batches.
+        if own is None or dealer is None or dealer.has_lanes:
             return islice(iter(self), number, None)
         own_next = own.position if self._is_begun else own.next_start or Position(self.epoch)
         self._start, self._is_begun = Position((self._start or own_next).epoch, number), False
@@ -419,9 +420,9 @@ class Loader:
         """Return where the loader stands, after the batch that it gave last: small plain data, fit for JSON.
 
         Prefetched batches do not count. A state fits any number and kind of workers, and any number of ranks at the
-        same global batch. Where the order depends on those (`deal(split="shards")`, no `deal`, pipes behind it that
-        hold items back), it fits the same numbers only, and with `split="shards"` each rank has its own. Under
-        torchdata's services it knows whole epochs only: the epoch that is not complete begins again.
+        same global batch. Where the order depends on those (no `deal`, or pipes after it that hold items back), it fits
+        the same numbers only. Under torchdata's services it knows whole epochs only: the epoch that is not complete
+        begins again.
         """
         own = self._own
         position = Position(self._whole_epoch) if own is None else self._start

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from kdpipes.core.errors import DataError, add_note
+from kdpipes.delivery.lanes import Cursor, Cursors, LanePlan, merged
 from kdpipes.delivery.skipping import Skip, SkipLimits
 from kdpipes.loader.channel import Kind
 from kdpipes.loader.receipt import Delivered
@@ -58,13 +59,15 @@ class Counters:
 class Merger:
     """The items of one epoch, from all workers, in the order of their numbers.
 
-    Batch n comes from worker n modulo the number of workers; numbers that a worker leaves out are passed over.
+    Batch n comes from worker n modulo the number of workers; of a stream that is read in lanes, the number of its group
+    of lanes, modulo the number of workers. Numbers that a worker leaves out are passed over.
 
     Args:
         workers: The workers.
         orders: The order of each of them.
         counters: What is counted.
-        has_own_cursors: Whether each worker reads shards of its own.
+        plan: The lanes of the stream, if it is read in lanes.
+        agreement: What makes ranks end together, if the stream is read in lanes and other ranks wait for this one.
         limits: The limits of `on_error` on skipped samples.
     """
 
@@ -74,12 +77,17 @@ class Merger:
         orders: Sequence[Order],
         counters: Counters,
         *,
-        has_own_cursors: bool = False,
+        plan: LanePlan | None = None,
+        agreement: Agreement | None = None,
         limits: SkipLimits | None = None,
     ) -> None:
         self._limits = limits
         self._is_empty = True
-        self._has_own_cursors = has_own_cursors
+        self._plan = plan
+        self._agreement = agreement
+        self._num_groups = len(workers) if plan is None else plan.num_groups
+        self._turn = -1  # the one that the ranks have agreed on
+        self._due: list[bool] = []  # which groups of lanes give a batch in that turn
         self._workers = workers
         self._orders = orders
         self._counters = counters
@@ -100,6 +108,9 @@ class Merger:
             raise
         except Exception:
             self._ended.update(range(len(self._workers)))  # nothing comes after an error
+            agreement, self._agreement = self._agreement, None
+            if agreement is not None and self._plan is not None:
+                agreement.fail(self._plan)
             raise
         except BaseException:  # Ctrl-C: messages on their way may be lost
             for worker in self._workers:
@@ -109,16 +120,22 @@ class Merger:
             self._counters.wait_s += time.perf_counter() - started
 
     def _begin(self) -> None:
-        self._ended.clear()
+        self._ended = set(range(self._num_groups, len(self._workers)))  # they have no lanes, so nobody asks them
         self._same_damage = SameDamage(len(self._workers))
         for worker, order in zip(self._workers, self._orders, strict=True):
             worker.begin(replace(order, position=self.position, banned=self._counters.banned))
             worker.is_torn = False
 
     def _next(self) -> Any:
-        while len(self._ended) < len(self._workers):
+        while self._agreement is not None or len(self._ended) < len(self._workers):
             number = self.position.number
-            place = number % len(self._workers)
+            if self._agreement is not None:
+                if number // self._num_groups != self._turn and not self._agree(self._agreement):
+                    break
+                if not self._due[number % self._num_groups]:
+                    self.position = self.position._replace(number=number + 1)
+                    continue
+            place = number % self._num_groups % len(self._workers)
             worker = self._workers[place]
             message = None if place in self._ended else worker.peek()
             if message is None:
@@ -135,10 +152,12 @@ class Merger:
                 self._same_damage.check(place, math.inf)
             elif message.number > number:  # also for skipped samples, which are counted in the order of the batches
                 self.position = self.position._replace(number=number + 1)
+            elif message.kind is Kind.TURN or message.number < number:  # of a new worker, or not due on all ranks
+                worker.take()
             else:
                 self._same_damage.check(place, message.number)
                 item = worker.take()
-                self.position = self.position.after(message, place if self._has_own_cursors else 0)
+                self.position = self.position.after(message)
                 if message.kind is Kind.ITEM:
                     self._is_empty = False
                     self._counters.num_items += 1
@@ -148,11 +167,40 @@ class Merger:
             self._limits.end()
         raise StopIteration
 
+    def _agree(self, agreement: Agreement) -> bool:
+        """Agree with the other ranks on the batches of the next turn; return whether there are any."""
+        assert self._plan is not None
+        self._turn = self.position.number // self._num_groups
+        lanes: dict[int, tuple[bool, Cursor | None]] = {}
+        for place, worker in enumerate(self._workers):
+            lanes |= self._lanes_of(place, worker, self._turn * self._num_groups)
+        self._due, cursors = agreement.on_turn(self._plan, lanes)
+        self.position = self.position._replace(cursors=merged(self.position.cursors, cursors))
+        return any(self._due)
+
+    def _lanes_of(self, place: int, worker: Worker, number: int) -> dict[int, tuple[bool, Cursor | None]]:
+        """Return what a worker reports of its lanes before the turn that begins with batch `number`."""
+        while place not in self._ended:
+            message = worker.peek()
+            content = worker.take()
+            if message.kind is Kind.ERROR:
+                raise _as_error(content)
+            if message.kind is Kind.SKIP:
+                self._note(place, content)
+            elif message.kind is Kind.TIMES:
+                self._counters.note_times(content)
+            elif message.kind is Kind.END:
+                self._ended.add(place)
+            elif message.kind is Kind.TURN and message.number == number:
+                lanes: dict[int, tuple[bool, Cursor | None]] = content
+                return lanes
+        return {}
+
     def _note(self, place: int, skip: Skip) -> None:
         self._counters.note(skip)
         if self._limits is not None:
             self._limits.count(skip)
-        if skip.is_shard and not self._has_own_cursors:
+        if skip.is_shard and self._plan is None:
             self._same_damage.note(place, skip)
 
 
@@ -195,7 +243,7 @@ class SameDamage:
                 raise DataError(
                     f"Shard {skip.key!r} could be read by one of workers {worker} and {other}, and not by the other "
                     f"({skip.error}). Each reads the whole stream to make its own batches: samples would be lost and "
-                    'doubled. Go on from the last state, or use `deal(split="shards")`.'
+                    'doubled. Go on from the last state, or use `deal(split="lanes")`.'
                 )
 
 
@@ -212,44 +260,49 @@ def _as_error(error: BaseException) -> Exception:
     return raised
 
 
-_FAILED, _ENDED, _HAS = -1, 0, 1
-
-
 class Agreement:
-    """Asks all ranks before each item whether they have one: one number over gloo. All ranks make it at the same time.
+    """Agrees with the other ranks, once in a turn of all lanes, on the batches of that turn: one small sum over gloo.
 
-    A rank that has died is an error after the process group's timeout.
+    It also gives each rank the cursors of all lanes, so that the state of any rank is that of all. A rank that has died
+    is an error after the process group's timeout.
+
+    Args:
+        is_padded: Whether a group of lanes goes on until its last lane has ended, not only until the first one has.
     """
 
-    def __init__(self) -> None:
-        if not dist.is_initialized():
-            raise RuntimeError(
-                'With `deal(split="shards")`, ranks need a process group to agree on where an epoch ends. Call '
-                '`torch.distributed.init_process_group("gloo")`, or use `deal(split="samples")`.'
-            )
+    def __init__(self, *, is_padded: bool) -> None:
+        self._is_padded = is_padded
         is_gloo = dist.get_backend() == "gloo"
         self._group: Any = None if is_gloo else dist.new_group(backend="gloo")
+        self._has_failed = False
+        self._failure: Any = None  # keeps the sum that `fail` has begun
 
-    def next_of(self, items: Iterator[Any]) -> Any:
-        """Return the next item, if every rank has one.
+    def on_turn(self, plan: LanePlan, lanes: Mapping[int, tuple[bool, Cursor | None]]) -> tuple[list[bool], Cursors]:
+        """Return which groups give a batch in the turn, and the known cursors of all lanes before it.
+
+        Args:
+            plan: The lanes.
+            lanes: Of this rank's lanes, whether they have samples for the turn, and their cursors.
 
         Raises:
-            StopIteration: Some rank has none.
-            RuntimeError: Some other rank has failed.
+            RuntimeError: Another rank has failed.
         """
-        item, error = None, None
-        try:
-            item, mine = next(items), _HAS
-        except StopIteration:
-            mine = _ENDED
-        except Exception as raised:
-            error, mine = raised, _FAILED
-        word = torch.tensor(mine)
-        dist.all_reduce(word, op=dist.ReduceOp.MIN, group=self._group)
-        if error is not None:
-            raise error
-        if word.item() == _FAILED:
+        table = torch.zeros(plan.num_lanes + 1, 6, dtype=torch.int64)  # each rank fills the rows of its lanes
+        for lane, (has_samples, cursor) in lanes.items():
+            table[lane] = torch.tensor([has_samples, cursor is not None, *(cursor or Cursor(0, 0, 0, 0))])
+        dist.all_reduce(table, group=self._group)
+        if table[-1].any():
+            self._has_failed = True
             raise RuntimeError("Another rank has failed while it made a batch; its own error says why.")
-        if word.item() == _ENDED:
-            raise StopIteration
-        return item
+        has = table[:-1, 0].reshape(plan.num_groups, plan.num_pieces).bool()
+        due: list[bool] = (has.any(1) if self._is_padded else has.all(1)).tolist()
+        rows = enumerate(table[:-1].tolist())
+        return due, tuple((lane, Cursor(*cursor)) for lane, (_, is_known, *cursor) in rows if is_known)
+
+    def fail(self, plan: LanePlan) -> None:
+        """Tell the other ranks that this one has failed, without waiting: they may not get to this turn."""
+        if self._has_failed:  # another rank has told all
+            return
+        table = torch.zeros(plan.num_lanes + 1, 6, dtype=torch.int64)
+        table[-1] = 1
+        self._failure = table, dist.all_reduce(table, group=self._group, async_op=True)

@@ -275,7 +275,6 @@ class ProcessWorker(Worker):
         start_method: How its process starts; None is the platform's way.
         policy: What happens when it dies.
         counters: What is counted.
-        cursor_place: Among the cursors of a position, the worker's.
     """
 
     def __init__(
@@ -287,7 +286,6 @@ class ProcessWorker(Worker):
         start_method: str | None,
         policy: DeathPolicy,
         counters: Counters,
-        cursor_place: int,
     ) -> None:
         self._parcel = parcel
         self._options = options
@@ -295,7 +293,6 @@ class ProcessWorker(Worker):
         self._context: Any = multiprocessing.get_context(start_method)
         self._policy = policy
         self._counters = counters
-        self._cursor_place = cursor_place
         self._generation = 0
         self._order = Order(Position())
         self._position = Position()  # after what has come from the worker
@@ -425,7 +422,7 @@ class ProcessWorker(Worker):
                 message.content = pickle.loads(message.content)  # noqa: S301 - sent by a worker of ours
             elif message.kind in (Kind.ITEM, Kind.OVER):
                 self._deaths.clear()
-                self._position = self._position.after(message, self._cursor_place)
+                self._position = self._position.after(message)
             self._messages.append(message)
         elif message.kind is Kind.ITEM:
             self._discard(message.content)

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
@@ -63,7 +64,7 @@ class ReadingService:
         self._start: Position | None = None
         self._position = Position()
         self._first_epoch = 0
-        self._is_split_by_shard = False
+        self._has_warned = False
         self._is_main_one_to_one = True
         self._ranks: Ranks | None = None  # the ranks that the chain is dealt to; None if each gets all batches
         self._agreement: Agreement | None = None
@@ -100,10 +101,9 @@ class ReadingService:
         for pipe in Chain.of(chain).of_type(Pipe):
             pipe.prepare_for_workers()
         dealer = Chain.of(chain).resumable_deal()
-        self._is_split_by_shard = dealer is not None and dealer.is_split_by_shard
         self._ranks = fix_ranks(chain)
-        is_among_ranks = self._ranks is not None and self._ranks.num_ranks > 1
-        self._agreement = Agreement() if self._is_split_by_shard and is_among_ranks else None
+        is_agreed = dealer is not None and dealer.has_lanes and dealer.has_waiting_ranks()
+        self._agreement = Agreement(is_padded=dealer.uneven == "pad") if is_agreed else None
         if dealer is not None:
             ends = [
                 pipe for pipe in ends if not is_of_torchdata(pipe, "FullSync")
@@ -204,10 +204,10 @@ class ReadingService:
 
     def _merging(self) -> Callable[[], Any]:
         """Begin to merge the workers' items; after each of them, note the position where it ends."""
-        passed, agreement, merger = self._passed, self._agreement, self._merger()
+        passed, merger = self._passed, self._merger()
 
         def take() -> Any:
-            item = next(merger) if agreement is None else agreement.next_of(merger)
+            item = next(merger)
             passed.append(merger.position)
             return item
 
@@ -264,7 +264,12 @@ class ReadingService:
         limits = None
         if dealer is not None and handler is not None:
             limits = SkipLimits(handler, dealer.num_ranks(), self._position.number)
-        return Merger(self._lanes, orders, self.tally, has_own_cursors=self._is_split_by_shard, limits=limits)
+        plan = None if dealer is None or not dealer.has_lanes else dealer.lane_plan()
+        if plan is not None and len(self._lanes) > plan.num_groups and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(plan.idle_text(len(self._lanes)), stacklevel=2)
+        agreement = None if plan is None else self._agreement
+        return Merger(self._lanes, orders, self.tally, plan=plan, agreement=agreement, limits=limits)
 
     def _pause(self, pause_fn: Any = None) -> Any:
         """Called by DataLoader2's `limit`. There is nothing to halt: the state is right at any moment."""
@@ -417,7 +422,6 @@ class ProcessReadingService(ReadingService):
                     start_method=self.start_method,
                     policy=policy,
                     counters=self.tally,
-                    cursor_place=worker if self._is_split_by_shard else 0,
                 )
                 lanes.append(lane)
         except BaseException:

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.registry import pipe_name, shown_name
-from kdpipes.delivery.by_shard import Cursor
 from kdpipes.delivery.dealer import Dealer
+from kdpipes.delivery.lanes import Cursor, Cursors
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.loader.worker import Counting, Position
 
@@ -21,6 +21,7 @@ __all__ = ["Checkpointer", "dealer_before", "load_state", "main_part", "seed_in"
 _VERSION = 2  # 2: other hashes of the chain
 _MAX_EPOCHS = 10**9  # more means damage; so does a count that JSON numbers cannot represent exactly
 _MAX_COUNT = 2**53
+_MAX_LANES = 2**16
 _MAX_PLACE = 2**32  # for shards and samples in a shard, which workers send as 32-bit numbers
 
 
@@ -77,8 +78,7 @@ class Checkpointer:
         """Return where the chain's next iteration begins: where a loaded state stands, or at the start of an epoch."""
         dealer = self._deal
         if dealer is not None and dealer.is_resumed:
-            epoch, batch, cursor = dealer.position()
-            cursors = () if cursor is None else ((dealer.lane(), cursor),)
+            epoch, batch, cursors = dealer.position()
             return self._past_end(Position(epoch, batch, 0, cursors))
         return Position(self.next_epoch())
 
@@ -90,7 +90,7 @@ class Checkpointer:
     def num_batches(self) -> int | None:
         """Return the number of batches of an epoch, where they are numbered and known."""
         dealer = self._deal
-        if dealer is None or dealer.is_split_by_shard:
+        if dealer is None:
             return None
         try:
             return len(dealer)
@@ -121,13 +121,10 @@ class Checkpointer:
     def sizes(self) -> dict[str, Any]:
         """Return the numbers on which the order depends, with the current ranks."""
         dealer = self._deal
-        batch: dict[str, Any] = {} if dealer is None else dealer.sizes()
-        if dealer is None or dealer.is_split_by_shard:
-            num_ranks = ranks_now().num_ranks if dealer is None else dealer.sharding().num_ranks
-            batch |= {"num_workers": self._num_workers, "num_ranks": num_ranks}
-        if dealer is not None and dealer.is_split_by_shard:
-            batch["rank"] = dealer.sharding().rank
-        return batch
+        if dealer is None:
+            return {"num_workers": self._num_workers, "num_ranks": ranks_now().num_ranks}
+        sizes: dict[str, Any] = dealer.sizes()
+        return sizes
 
     def position_in(self, state: Any, *, strict: bool) -> Position:
         """Return the position that a state names, or refuse a state that does not fit the chain.
@@ -163,22 +160,22 @@ class Checkpointer:
             return Position(epoch + 1)  # another chain, of fewer batches
         return self._past_end(position)
 
-    def _cursors_in(self, state: Mapping[str, Any]) -> tuple[tuple[int, Cursor], ...]:
-        """Return the positions of the streams in a state, by worker."""
+    def _cursors_in(self, state: Mapping[str, Any]) -> Cursors:
+        """Return the cursors of the lanes of a stream in a state."""
         entries = state.get("cursors", [])
         if not isinstance(entries, list | tuple) or any(
-            not isinstance(entry, list | tuple) or len(entry) != 4 for entry in entries
+            not isinstance(entry, list | tuple) or len(entry) != 5 for entry in entries
         ):
-            _refuse_entry("cursors", "lists of four integers each", entries)
+            _refuse_entry("cursors", "lists of five integers each", entries)
         dealer = self._deal
-        num_lanes = self._num_workers if dealer is not None and dealer.is_split_by_shard else 1
-        limits = (num_lanes, _MAX_PLACE, _MAX_PLACE, _MAX_COUNT)
+        num_lanes = _MAX_LANES if dealer is not None and dealer.has_lanes else 1
+        limits = (num_lanes, _MAX_PLACE, _MAX_PLACE, _MAX_COUNT, _MAX_COUNT)
         cursors: dict[int, Cursor] = {}
         for entry in entries:
-            lane, shard, place, index = (
+            lane, *cursor = (
                 _count_in({"cursors": value}, "cursors", limit) for value, limit in zip(entry, limits, strict=True)
             )
-            cursors[lane] = shard, place, index
+            cursors[lane] = Cursor(*cursor)
         return tuple(sorted(cursors.items()))
 
     def _refuse_other_numbers(self, state: Mapping[str, Any]) -> None:
@@ -190,26 +187,26 @@ class Checkpointer:
                 f"The state counts global batches of {size} samples, but this loader's have "
                 f"{now.get('global_batch_size')}. Use `deal(global_batch_size={size})`, which all ranks share."
             )
-        if now.get("rank", 0) != state.get("rank", now.get("rank", 0)):
+        then, pieces = state.get("pieces", 1), now.get("pieces", 1)
+        if then != pieces:
             raise ValueError(
-                f"The state is that of rank {state['rank']}, but this is rank {now['rank']}. With "
-                '`deal(split="shards")`, each rank has a state of its own: save and load them all.'
+                f"The state counts global batches of pieces from {then} lanes each, but this loader's have {pieces}. "
+                f"Use `deal(global_batch_size={size}, max_ranks={then})`, which does not depend on the number of ranks."
             )
         for name in ("num_workers", "num_ranks"):
             if name in now and now[name] != state.get(name):
                 what = name.removeprefix("num_")
                 raise ValueError(
                     f"The state was taken with {state.get(name)} {what}, but there are {now[name]}: use as many. The "
-                    "order depends on them with `deal(max_tokens=...)` (but not `global_max_tokens`), with "
-                    '`deal(split="shards")`, without `deal` at the end, and with pipes behind it that hold items back.'
+                    "order depends on them with `deal(max_tokens=...)` (but not `global_max_tokens`), without `deal` "
+                    "at the end, and with pipes after it that hold items back."
                 )
 
 
 def state_of(chain: Any) -> dict[str, Any]:
     """Return the state of a dealt chain: see `Resumable.state_dict`."""
     dealer = dealer_before(chain)
-    epoch, batch, cursor = dealer.position()
-    cursors = () if cursor is None else ((dealer.lane(), cursor),)
+    epoch, batch, cursors = dealer.position()
     return _checkpointer(dealer).state_at(Position(epoch, batch, 0, cursors))
 
 
@@ -217,7 +214,7 @@ def load_state(chain: Any, state: Mapping[str, Any], *, strict: bool = True) -> 
     """Load the state of a dealt chain: see `Resumable.load_state_dict`."""
     dealer = dealer_before(chain)
     position = _checkpointer(dealer).position_in(state, strict=strict)
-    dealer.resume_at(position.epoch, position.number, dict(position.cursors).get(dealer.lane()))
+    dealer.resume_at(position.epoch, position.number, position.cursors)
 
 
 def dealer_before(chain: Any) -> Dealer:

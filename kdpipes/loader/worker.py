@@ -14,8 +14,8 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from kdpipes.core.chain import Chain
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.stock import Seeded
-from kdpipes.delivery.by_shard import Cursor
 from kdpipes.delivery.dealer import Dealer, Dealt
+from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.skipping import Skip
 from kdpipes.loader.channel import Kind, Message
 
@@ -39,23 +39,20 @@ class Position(NamedTuple):
         number: The number of the batch that is next, or that is being delivered; the number of the item, where nothing
             is dealt.
         offset: How many items of that batch have been delivered, where a batch becomes several items after `deal`.
-        cursors: Where a stream of shards stands, by worker, if they read shards of their own; by 0 if not.
+        cursors: Where the lanes of a stream stand, as far as that is known.
     """
 
     epoch: int = 0
     number: int = 0
     offset: int = 0
-    cursors: tuple[tuple[int, Cursor], ...] = ()
+    cursors: Cursors = ()
 
-    def after(self, message: Message, worker: int = 0) -> Position:
-        """Return the position after an item, or the end, of a batch that `worker` has made."""
+    def after(self, message: Message) -> Position:
+        """Return the position after an item, or the end, of a batch."""
         if not message.is_over:
             offset = self.offset + 1 if message.number == self.number else 1
             return self._replace(number=message.number, offset=offset)
-        if message.cursor is None:
-            return Position(self.epoch, message.number + 1, 0, self.cursors)
-        cursors = {**dict(self.cursors), worker: message.cursor}
-        return Position(self.epoch, message.number + 1, 0, tuple(sorted(cursors.items())))
+        return Position(self.epoch, message.number + 1, 0, merged(self.cursors, message.cursors))
 
 
 class Seeds:
@@ -190,22 +187,27 @@ class Producer:
 
         def finish() -> None:
             if batch is not None and not self.is_one_to_one:
-                send(Message(Kind.OVER, batch.number, cursor=batch.cursor))
+                send(Message(Kind.OVER, batch.number, cursors=batch.cursors))
 
         def listen(dealt: Dealt) -> None:
             nonlocal batch, made
             finish()
             batch, made, self._num_skipped = dealt, 0, 0
 
-        cursor = dict(start.cursors).get(self._worker if self._dealer.is_split_by_shard else 0)
-        self._dealer.start_at(start.number, listen, cursor=cursor)
+        def tell_turn(number: int, lanes: Mapping[int, tuple[bool, Any]]) -> None:
+            nonlocal batch
+            finish()
+            batch = None
+            send(Message(Kind.TURN, number, lanes))
+
+        self._dealer.start_at(start.number, listen, cursors=start.cursors, tell_turn=tell_turn)
         for item in self._chain:
             made += 1
             assert batch is not None
             if batch.number == start.number and made <= start.offset:
                 continue
             num_samples = batch.num_samples - self._num_skipped if made == 1 else 0
-            send(Message(Kind.ITEM, batch.number, item, self.is_one_to_one, num_samples, batch.cursor))
+            send(Message(Kind.ITEM, batch.number, item, self.is_one_to_one, num_samples, batch.cursors))
             yield
         finish()
 

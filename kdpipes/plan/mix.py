@@ -160,7 +160,7 @@ class MixerMapDataPipe(PlanPipe):
 
 @functional_pipe("mix", flavour="iter", doc_of=MixerMapDataPipe)
 class MixerIterDataPipe(IterPipe):
-    traits = Traits(role="plan", counts_whole=True, reads=frozenset(), changes=frozenset())
+    traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
 
     def __init__(
         self,

@@ -83,8 +83,6 @@ class OversamplerMapDataPipe(PlanPipe):
 
 @functional_pipe("oversample", flavour="iter", doc_of=OversamplerMapDataPipe)
 class OversamplerIterDataPipe(StreamPlanPipe):
-    traits = replace(StreamPlanPipe.traits, counts_whole=True)
-
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],
@@ -103,6 +101,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         if not isinstance(class_counts, Mapping) or not class_counts:
             raise TypeError(must_be("class_counts", "a dictionary of counts by class", class_counts))
         self._mode = mode
+        self.traits = replace(self.traits, counts_whole=mode == "exact")
         self._redraw = check_flag("redraw", redraw)
         self._counts = {label: check_count(f"class_counts[{label!r}]", count) for label, count in class_counts.items()}
 

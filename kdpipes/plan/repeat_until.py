@@ -85,13 +85,12 @@ class RepeaterUntilMapDataPipe(PlanPipe):
 
 @functional_pipe("repeat_until", flavour="iter", doc_of=RepeaterUntilMapDataPipe)
 class RepeaterUntilIterDataPipe(StreamPlanPipe):
-    traits = replace(StreamPlanPipe.traits, counts_whole=True)
-
     def __init__(
         self, source_datapipe: IterDataPipe[Any], *, min_size: int | None = None, repetitions: int | None = None
     ) -> None:
         super().__init__(source_datapipe)
         self._goal = _Goal(min_size, repetitions)
+        self.traits = replace(self.traits, counts_whole=min_size is not None)
 
     def __len__(self) -> int:
         size = len(self.source)

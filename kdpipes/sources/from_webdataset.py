@@ -67,7 +67,7 @@ class WebDatasetReaderIterDataPipe(IterPipe):
     Memory: that of the pipeline.
 
     Workers: With `deal`, every worker reads all shards, and decodes all samples that the pipeline decodes: leave
-        `.decode()` to `.decode_images()`, or read with `kdp.stream_shards`, which has `split="shards"`.
+        `.decode()` to `.decode_images()`, or read with `kdp.stream_shards`, which is read in lanes.
 
     Raises:
         TypeError: `dataset` is no pipeline of webdataset's.

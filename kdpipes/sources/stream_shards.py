@@ -108,6 +108,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._seen: frozenset[str] = frozenset()  # fields
         self._dotted = DottedKeys()
         self.cursor = self._start
+        self._ahead: StreamsAhead | None = None  # what `start_reading` has started
         self.num_lost = 0  # shards that were given up in this epoch
         self._stamps: dict[str, str] = {}  # of the shards, those elsewhere for as long as this process runs
 
@@ -146,21 +147,17 @@ class ShardStreamerIterDataPipe(IterPipe):
 
     def samples(self) -> Iterator[Sample]:
         urls = self._found()
-        part, num_parts = self._part
+        part = self._part[0]
         self._stamps = {url: stamp for url, stamp in self._stamps.items() if not is_local(url)}
         self.num_lost = 0
-        (first, skipped, index), self._start = self._start, (0, 0, 0)
-        is_whole = (first, skipped, num_parts) == (0, 0, 1)
-        order = np.arange(len(urls))
-        if self._order_key is not None:
-            order = Permutation(len(urls), key=self._order_key)[order]
-        names = relative_names(urls)
-        own = [(urls[shard], names[shard]) for shard in order[part::num_parts].tolist()]
+        self.cursor = first, skipped, index = self._start
+        self._start = (0, 0, 0)
+        is_from_start = (first, skipped) == (0, 0)
+        own = self._own()
         if not are_given_up():
-            _refuse_missing([url for url, _ in own[first:]])
+            _refuse_missing(urls if part == 0 else [url for url, _ in own[first:]])
         lost: list[Exception] = []
-        with using(self._access):
-            ahead = StreamsAhead([url for url, _ in own[first:]])
+        ahead, self._ahead = self._ahead or self._streams_ahead(own[first:]), None
         with closing(ahead) as streams:
             for shard, (url, name) in enumerate(own[first:], first):
                 known: dict[int, int] = {}
@@ -176,11 +173,37 @@ class ShardStreamerIterDataPipe(IterPipe):
                     give_up(name, index, lost[-1])
                     self.num_lost += 1
                 skipped = 0
-        if is_whole:
+        if is_from_start:
             self._dotted.end()
-        if lost and index == 0 and num_parts == 1:
+        if lost and index == 0 and self._part[1] == 1:
             add_note(lost[-1], f"kdpipes: none of the {len(own)} shards could be read")
             raise lost[-1]
+
+    def start_reading(self) -> None:
+        """Start to read the first shard of the next iteration, if it is remote, so that lanes need not wait in turn."""
+        own = self._own()[self._start[0] :]
+        self._ahead = self._streams_ahead(own)
+        for url, _ in own[:1]:
+            self._ahead.begin(url)
+
+    def stop_reading(self) -> None:
+        """Close what `start_reading` has started, if no iteration has used it."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+
+    def _own(self) -> list[tuple[str, str]]:
+        """Return the URLs and names of the shards of this part, in the order of the epoch."""
+        urls, (part, num_parts) = self._found(), self._part
+        order = np.arange(len(urls))
+        if self._order_key is not None:
+            order = Permutation(len(urls), key=self._order_key)[order]
+        names = relative_names(urls)
+        return [(urls[shard], names[shard]) for shard in order[part::num_parts].tolist()]
+
+    def _streams_ahead(self, own: Sequence[tuple[str, str]]) -> StreamsAhead:
+        with using(self._access):
+            return StreamsAhead([url for url, _ in own])
 
     def class_names(self) -> tuple[str, ...] | None:
         if self._class_names is None and self._noted is None:

@@ -543,6 +543,14 @@ class StreamsAhead:
         self._access = current_access()
         self._begun: tuple[str, int, Future[RemoteStream]] | None = None
 
+    def begin(self, url: str) -> None:
+        """Start the first of the files, which is opened later."""
+        if not is_local(url):
+            with using(self._access):
+                self._threads = Threads(1, "kdpipes-stream")
+                begun = self._threads.submit(lambda: RemoteStream(url, _NUM_BEGUN).read_ahead())
+                self._begun = url, os.getpid(), begun
+
     def open(self, url: str) -> RemoteStream:
         """Return the stream of one of the files, and start the next one.
 

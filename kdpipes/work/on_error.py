@@ -37,10 +37,11 @@ class OnError(ErrorHandler):
 
     If `kdp.stream_shards` finds a shard missing or damaged, the rest of the shard is left out. There is one entry under
     the name of the shard, because the keys of the lost samples are unknown. The samples that follow move up, equally in
-    all workers if all see the same damage. If workers each read the whole stream and only some can read the shard,
-    `kdp.Loader` raises an error, because samples would be lost and duplicated. Other loaders and other ranks cannot
-    detect this; `deal(split="shards")` does not depend on it. Other errors while a stream is read are raised, such as
-    an unknown label in `filter_classes`, and errors upstream of a pipe that reads in a thread (`.prefetch()`).
+    all workers if all see the same damage. If workers each read the whole stream (`deal(split="samples")`) and only
+    some can read the shard, `kdp.Loader` raises an error, because samples would be lost and duplicated. Other loaders
+    and other ranks cannot detect this; streams that are read in lanes do not depend on it. Other errors while a stream
+    is read are raised, such as an unknown label in `filter_classes`, and errors upstream of a pipe that reads in a
+    thread (`.prefetch()`).
 
     Args:
         action: What to do with a sample that fails. "raise": raise the error. "skip": leave the sample out.

@@ -341,7 +341,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments: Any, error: type[Ex
         kdp.from_ids(["a"]).cache_in_memory(**arguments)
 
 
-@pytest.mark.parametrize("split", ["samples", "shards"])
+@pytest.mark.parametrize("split", ["samples", "lanes"])
 def test_shards_that_have_passed_are_not_opened_again(photo_shards: str, split: Any, monkeypatch: Any) -> None:
     from kdpipes.sources import stream_shards
 

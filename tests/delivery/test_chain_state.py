@@ -151,11 +151,11 @@ def test_a_stateful_loader_resumes_a_chain_that_a_stock_pipe_ends(num_workers: i
     assert values(fresh) == expected[1][1:] == values(batches)
 
 
-def test_workers_with_shards_of_their_own_resume_when_one_has_ended(tmp_path_factory: Any) -> None:
+def test_workers_with_lanes_of_their_own_resume_when_one_has_ended(tmp_path_factory: Any) -> None:
     urls = expand_urls(write_photo_shards(str(tmp_path_factory.mktemp("shards"))))[:3]
 
     def made() -> Any:
-        pipe = kdp.stream_shards(urls).select("key").deal(batch_size=10, split="shards")
+        pipe = kdp.stream_shards(urls).select("key").deal(batch_size=10)
         return StatefulDataLoader(pipe, batch_size=None, num_workers=2)
 
     loader = made()

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import graph_settings
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
@@ -215,15 +213,3 @@ def test_on_error_may_be_added_where_a_state_was_taken_without_it() -> None:
     with kdp.Loader(pipe(is_tolerant=True)) as loader:
         loader.load_state_dict(state)
         assert len(list(loader)) == 4
-
-
-def test_with_shards_of_their_own_a_rank_refuses_the_state_of_another(photo_shards: str) -> None:
-    def ranked(rank: int) -> Any:
-        pipe = kdp.stream_shards(photo_shards).select("key").deal(batch_size=4, split="shards", uneven="drop")
-        graph_settings.apply_sharding(pipe, 2, rank, SHARDING_PRIORITIES.DISTRIBUTED)
-        return pipe
-
-    with kdp.Loader(ranked(0)) as first, kdp.Loader(ranked(1)) as second:
-        second.load_state_dict(second.state_dict())
-        with pytest.raises(ValueError, match="The state is that of rank 0, but this is rank 1"):
-            second.load_state_dict(first.state_dict())

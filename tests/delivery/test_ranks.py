@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from webdataset import TarWriter
 
 import kdpipes as kdp
-from kdpipes.storage.urls import expand_urls
 
 SCRIPT = """
 import json, os, sys
@@ -50,8 +50,10 @@ def make():
     if kind == "torchdata":
         return dl2.DataLoader2(pipe, reading_service=dl2.MultiProcessingReadingService(2))
     if urls:
-        stream = kdp.stream_shards(urls).select("key")
-        return kdp.Loader(stream.deal(batch_size=2, split="shards", uneven="drop"), num_workers=2)
+        _, uneven, num_workers = kind.split()
+        stream = kdp.stream_shards(urls).select("key is_padding")
+        pipe = stream.deal(global_batch_size=4, max_ranks=2, lanes=6, uneven=uneven, shuffle="shards")
+        return kdp.Loader(pipe, num_workers=int(num_workers))
     return kdp.Loader(pipe, num_workers=int(kind[0]) if kind[0].isdigit() else 2)
 
 if kind.endswith("early"):
@@ -67,8 +69,14 @@ if isinstance(loader, kdp.Loader):
     resumed = make()
     resumed.load_state_dict(loader.state_dict())
     epochs.append(begun + list(resumed))
+states = []
+if urls:
+    with make() as other:
+        for number, _ in enumerate(other):
+            if number in (2, 7, 40):
+                states.append(other.state_dict())
 gathered = [None] * torch.distributed.get_world_size()
-torch.distributed.all_gather_object(gathered, {"epochs": epochs, "length": length, "alone": alone})
+torch.distributed.all_gather_object(gathered, {"epochs": epochs, "length": length, "alone": alone, "states": states})
 if torch.distributed.get_rank() == 0:
     print(json.dumps(gathered))
 if kind in ("sequential", "torchdata"):
@@ -134,13 +142,36 @@ def test_a_rank_is_told_once_whoever_tells_it() -> None:
     assert list(pipe) == [[(2,), (3,)], [(6,), (7,)]]
 
 
-def test_ranks_that_read_shards_of_their_own_end_together(tmp_path: Path, photo_shards: str) -> None:
-    urls = expand_urls(photo_shards)[:3]  # 40 samples each: two shards for rank 0, one for rank 1
-    for ranks in zip(*(rank["epochs"] for rank in run_with_torchrun(tmp_path, 2, "shards", *urls)), strict=True):
-        keys = [[key for batch in epoch for (key,) in batch] for epoch in ranks]
-        assert [len(part) for part in keys] == [40, 40]
-        assert len({*keys[0], *keys[1]}) == 80
-        assert {key.split("/")[0] for key in keys[1]} == {"photos-001.tar"}
+@pytest.mark.parametrize("kind", ["stream pad 0", "stream drop 2", "stream pad 2"])
+def test_ranks_that_read_lanes_of_their_own_end_together(tmp_path: Path, interpreter: Any, kind: str) -> None:
+    urls = []
+    for shard, size in enumerate((12, 3, 9, 1, 14, 7, 8)):
+        urls.append(str(tmp_path / f"{shard}.tar"))
+        with TarWriter(urls[-1]) as writer:
+            for sample in range(size):
+                writer.write({"__key__": str(sample), "txt": "word"})
+
+    def made() -> Any:
+        stream = kdp.stream_shards(urls).select("key is_padding")
+        uneven: Any = kind.split()[1]
+        return stream.deal(global_batch_size=4, max_ranks=2, lanes=6, uneven=uneven, shuffle="shards")
+
+    pipe = made()
+    expected = json.loads(json.dumps([list(pipe) for _ in range(3)]))
+    found = run(interpreter, tmp_path, 2, kind, *urls)
+    for epoch, parts in enumerate(zip(*(rank["epochs"] for rank in found), strict=True)):
+        assert [list(chain(*batches)) for batches in zip(*parts, strict=True)] == expected[epoch]
+    assert found[0]["states"][0]["cursors"]
+    for rank in found:  # the state of each rank is that of all, and fits one rank
+        for number, state in zip((2, 7, 40), rank["states"], strict=False):
+            with kdp.Loader(made(), num_workers=3) as loader:
+                loader.load_state_dict(state)
+                assert json.loads(json.dumps(list(loader))) == expected[0][number + 1 :]
+
+
+def test_ranks_that_would_not_end_together_are_an_error(tmp_path: Path, interpreter: Any, photo_shards: str) -> None:
+    with pytest.raises(AssertionError, match=r"Use `deal\(uneven=\"pad\"\)` or `deal\(uneven=\"drop\"\)`"):
+        run(interpreter, tmp_path, 2, "stream keep 0", photo_shards)
 
 
 def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:

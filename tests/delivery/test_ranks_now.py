@@ -226,12 +226,13 @@ def test_a_state_names_the_ranks_that_its_batches_were_dealt_to(be: Any) -> None
     assert loader.state_dict()["global_batch_size"] == 8
 
 
-def test_shards_of_their_own_need_a_group(be: Any, photo_shards: str) -> None:
-    be(0, 2)
-    stream = kdp.stream_shards(photo_shards).select("key")
-    loader = kdp.Loader(stream.deal(batch_size=2, split="shards", uneven="drop"))
-    with pytest.raises(RuntimeError, match=r"need a process group.*init_process_group"):
-        list(loader)
+def test_without_a_group_ranks_read_lanes_of_their_own(be: Any, photo_shards: str) -> None:
+    stream, keys = kdp.stream_shards(photo_shards).select("key"), []
+    for rank in range(2):
+        be(rank, 2)
+        with kdp.Loader(stream.deal(batch_size=7), num_workers=2) as loader:
+            keys += values(loader)
+    assert len(keys) == len(set(keys)) == 160
 
 
 @pytest.mark.parametrize(
@@ -246,11 +247,8 @@ def test_a_rank_that_the_user_names_is_kept(name: str, be: Any) -> None:
     shutdown(loader)
 
 
-def test_shards_of_their_own_need_a_loader_that_ends_together(be: Any, photo_shards: str) -> None:
+def test_all_ranks_can_have_all_lanes(be: Any, photo_shards: str) -> None:
     be(0, 2)
-    stream = kdp.stream_shards(photo_shards).select("key")
-    with pytest.raises(ValueError, match=r"`deal\(split=\"shards\", uneven=\"drop\"\)` in a `kdp.Loader`"):
-        list(DataLoader(stream.deal(batch_size=2, split="shards", uneven="drop"), batch_size=None))
-    pipe = stream.deal(batch_size=2, split="shards", ranks=1)
+    pipe = kdp.stream_shards(photo_shards).select("key").deal(batch_size=2, ranks=1)
     assert len(set(values(DataLoader(pipe, batch_size=None, num_workers=2)))) == 160
     assert len(set(values(kdp.Loader(pipe, num_workers=2)))) == 160

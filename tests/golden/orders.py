@@ -173,10 +173,10 @@ ENTRIES: dict[str, Callable[[Path], Any]] = {
     ),
     "deal, stream of shards": lambda folder: streamed(folder, batch_size=4, shuffle="shards", seed=2),
     "deal, stream of shards, 2 workers": lambda folder: streamed(folder, 2, batch_size=4, shuffle="shards", seed=2),
-    "deal, own shards, 2 workers": lambda folder: streamed(
-        folder, 2, batch_size=4, split="shards", shuffle="shards", seed=2
+    "deal, stream of shards, read whole": lambda folder: streamed(
+        folder, 2, batch_size=4, split="samples", shuffle="shards", seed=2
     ),
     "deal, stream of shards, 2 ranks": lambda folder: on_ranks(
-        2, lambda: streamed(folder, 2, global_batch_size=4, shuffle="shards", seed=3)
+        2, lambda: streamed(folder, 2, global_batch_size=4, max_ranks=2, shuffle="shards", seed=3)
     ),
 }

@@ -218,8 +218,8 @@ STATES: dict[str, Callable[[Path], Any]] = {
         batch_size=4,
     ),
     "stream_shards": lambda folder: states(shards(folder, kdp.stream_shards), 2, batch_size=4),
-    "stream_shards, own shards": lambda folder: states(
-        shards(folder, kdp.stream_shards), 3, num_threads=2, batch_size=4, split="shards"
+    "stream_shards, read whole": lambda folder: states(
+        shards(folder, kdp.stream_shards), 3, num_threads=2, batch_size=4, split="samples"
     ),
     "no deal": lambda _: without_deal(),
 }

@@ -138,7 +138,7 @@ def test_globs_are_the_files_that_match(write: Callable[..., Path], memory: Any,
         assert (stream.num_shards, stream.fingerprint()) == (2, kdp.stream_shards(sorted(paths)).fingerprint())
         assert [sample.key for sample in kdp.stream_shards(urls)] == [f"b-{n // 2}.tar/birds/{n}" for n in range(4)]
         with kdp.Loader(kdp.stream_shards(urls).select("key").deal(batch_size=3), num_workers=2) as loader:
-            assert [len(batch) for batch in loader] == [3, 1]
+            assert [len(batch) for batch in loader] == [2, 2]
     with pytest.raises(FileNotFoundError, match=r"^No file matches '.*c-\*\.tar'\.$"):
         list(kdp.stream_shards(tmp_path / "c-*.tar"))
 
@@ -163,7 +163,7 @@ def test_streams_outlast_what_passes(
         with kdp.Loader(pipe, num_workers=num_workers) as loader:
             return [sorted(loader) for _ in range(2)]
 
-    for split in ("samples", "shards"):
+    for split in ("samples", "lanes"):
         with faulty_storage(str(paths[0].parent), faults=FAULTS, seed=1, errors=errors) as storage:
             found = epochs(f"faulty://a-{{0..1}}.{suffix}", split, num_workers)
         assert found == epochs(paths, split, num_workers)
@@ -198,7 +198,7 @@ def test_a_member_that_one_sample_lacks_is_damage_of_that_sample(write: Callable
             samples[2]["png"]
         for bad in (source(path).rename_fields(x="jpg;webp"), source(path).add_field("x", lambda s: s["jpg"])):
             pipe = bad.on_error("skip").select("x key").deal(batch_size=2)
-            for num_workers in (0, 2):
+            for num_workers in (0, 1):
                 with kdp.Loader(pipe, num_workers=num_workers) as loader:
                     assert [[key[-1] for _, key in batch] for batch in loader] == [["0", "1"], ["3"]]
                     assert [(skip["key"], skip["is_shard"]) for skip in loader.skipped] == [("a.tar/birds/2", False)]

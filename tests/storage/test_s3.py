@@ -117,7 +117,7 @@ def test_a_store_is_read_through_storage_that_fails(
     monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
     folder, name = remote_shards.rsplit("/", 1)
     with faulty_storage(folder, faults=[Fault("unavailable", on="range", paths="*-003.tar")]) as storage:
-        stream = kdp.stream_shards(f"faulty://{name}").deal(batch_size=16, split="shards")
+        stream = kdp.stream_shards(f"faulty://{name}").deal(batch_size=16)
         with kdp.Loader(stream, num_workers=2) as loader, pytest.raises(DataError, match=r"photos-003.*Unavailable"):
             list(loader)
     assert storage.stats().faults == {"unavailable": NUM_TRIES}

@@ -261,7 +261,7 @@ def test_processes_count_together(tmp_path: Path, start_method: str) -> None:
 def test_pipes_read_through_it_by_url(photo_shards: str, photo_folder: Path, workers: dict[str, Any]) -> None:
     folder, name = photo_shards.rsplit("/", 1)
     with faulty_storage(folder, faults=[Fault("latency", every=9, seconds=0.001)]) as storage:
-        stream = kdp.stream_shards(f"faulty://{name}").select("jpg cls").deal(batch_size=16, split="shards")
+        stream = kdp.stream_shards(f"faulty://{name}").select("jpg cls").deal(batch_size=16)
         with kdp.Loader(stream, **workers) as loader:
             samples = [sample for batch in loader for sample in batch]
     assert sorted(samples) == sorted(kdp.stream_shards(photo_shards).select("jpg cls"))

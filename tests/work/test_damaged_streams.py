@@ -61,7 +61,7 @@ def keys(batches: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("split", ["samples", "shards"])
+@pytest.mark.parametrize("split", ["samples", "lanes"])
 def test_the_rest_of_a_damaged_shard_is_left_out_and_listed_once(folder: Path, service: str, split: Any) -> None:
     with kdp.Loader(chain(folder, "skip", split=split), **SERVICES[service]()) as loader:
         for epoch in range(2):
@@ -90,7 +90,7 @@ def test_other_loaders_leave_the_rest_out_and_say_so(folder: Path, caplog: pytes
 
 
 @pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("split", ["samples", "shards"])
+@pytest.mark.parametrize("split", ["samples", "lanes"])
 def test_a_shard_in_quarantine_stands_there_once_and_its_good_samples_are_read(
     folder: Path, service: str, split: Any
 ) -> None:
@@ -153,7 +153,7 @@ def test_workers_that_see_different_damage_are_found_out(folder: Path) -> None:
     for times, paths in ((1, "4.tar"), (1, "5.tar"), (3, "0.tar")):  # of four times in two epochs of two workers
         faults = [Fault("missing", paths=paths, on="info", times=times)]
         with faulty_storage(str(folder), faults=faults):
-            pipe = kdp.stream_shards(urls).on_error("skip").select("key txt").deal(batch_size=2)
+            pipe = kdp.stream_shards(urls).on_error("skip").select("key txt").deal(batch_size=2, split="samples")
             words = rf"Shard '{paths}' could be read by one of workers [01] and"
             with kdp.Loader(pipe, num_workers=2) as loader, pytest.raises(kdp.DataError, match=words):
                 print([keys(loader), keys(loader)])

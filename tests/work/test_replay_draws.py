@@ -70,13 +70,13 @@ def test_own_two_step_transforms_that_are_read_early_in_a_stream_are_made_again(
     assert_replayed(dealt, delivered(dealt))
 
 
-def test_seeds_of_early_draws_of_shards_of_workers_own_are_recorded(photo_shards: str) -> None:
+def test_seeds_of_early_draws_of_lanes_are_recorded(photo_shards: str) -> None:
     source = kdp.stream_shards(photo_shards).rename_fields(x="cls").record_ctx()
     pipe = source.transform("x", plus_rng).replay_test_read_x().select("key x", return_ctx=True)
-    with kdp.Loader(pipe.deal(batch_size=40, split="shards", seed=1), num_workers=2) as loader:
+    with kdp.Loader(pipe.deal(batch_size=40, seed=1), num_workers=2) as loader:
         for _ in range(2):
             items = [item for batch in loader for item in batch]
-            assert len({ctx["early_draws"]["plus_rng"]["seed"] for _, ctx in items}) == 2
+            assert len({ctx["early_draws"]["plus_rng"]["seed"] for _, ctx in items}) == 4
             for fields, ctx in items[::20]:
                 assert kdp.replay(fields[0], travelled(ctx), pipe)[0] == fields
 

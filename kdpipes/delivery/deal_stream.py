@@ -1,0 +1,368 @@
+"""Streams, cut into batches that are dealt to ranks and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import count, islice
+from typing import Any, Literal
+
+from torch.utils.data import IterDataPipe, get_worker_info
+
+from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be
+from kdpipes.core.giving_up import given_up_by
+from kdpipes.core.iter_pipe import IterPipe, seed_stream
+from kdpipes.core.randomness import SampleKey, hash_key, with_stream_keys
+from kdpipes.core.registry import functional_pipe, pipe_name
+from kdpipes.core.sample import Sample
+from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
+from kdpipes.delivery.lanes import (
+    DEFAULT_LANES,
+    Cursor,
+    Lane,
+    LanePlan,
+    Shards,
+    default_ranks,
+    num_shards_of,
+    plan_lanes,
+    resumable_shards,
+    shards_behind,
+    why_whole,
+)
+from kdpipes.delivery.layout import Layout, Uneven
+
+__all__ = ["DealerIterDataPipe"]
+
+Split = Literal["auto", "lanes", "samples"]
+
+
+@functional_pipe("deal", flavour="iter")
+class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
+    """Cuts the epochs of a stream into batches and deals them to ranks and workers (functional name: ``deal``).
+
+    Yields lists of items. A stream of shards is read in lanes: the epoch's order of the shards is dealt to the lanes in
+    turn, each lane makes batches of its own samples, and a worker runs whole lanes. So each shard is read once in an
+    epoch, by one worker of one rank, and the batches depend on the chain, `seed`, the epoch and `lanes` only: they are
+    the same for any number of workers, in every loader of kdpipes, and, with `global_batch_size`, for any number of
+    ranks that divides `max_ranks`. Each iteration is the next epoch, also after one that was broken off.
+
+    Args:
+        source_datapipe: A stream, endless ones included. Each lane has a copy of the pipes upstream of `deal`: a
+            `.shuffle(buffer_size=...)` mixes the samples of one lane, and each lane has a buffer. Stock pipes that draw
+            are seeded from `seed`, the epoch and the lane.
+        batch_size: The number of samples in a batch of one rank. The batches of several ranks then depend on their
+            number.
+        global_batch_size: The number of samples in the batches of all ranks together, which must divide it; exactly
+            one of the two is given.
+        batch_by: Not on a stream, nor `max_tokens` and `global_max_tokens`: lengths must be known beforehand.
+        max_tokens: See `batch_by`.
+        global_max_tokens: See `batch_by`.
+        shuffle: "shards": each epoch reads the shards of `stream_shards` in an order of its own; put
+            `.shuffle(buffer_size=...)` before `deal` to mix their samples, too. True is not for streams.
+        window: Not on a stream: see `shuffle`.
+        seed: Of every random operation upstream, from 0 up to 2**64.
+        uneven: What becomes of a batch that is short because a lane has ended: "keep" it, "pad" it with samples from
+            the lane's start, marked (`is_padding` can be selected), or "drop" it and what its other lanes still have.
+            Ranks of a process group need "pad" or "drop", since they must end together. They agree once in a round of
+            all lanes, and need `kdp.Loader` for that.
+        split: "lanes": see above. "samples": every worker of every rank reads the whole stream, and loads the fields
+            of its own samples only; the batches are those of the stream from front to back, for any number of workers
+            and ranks, but w workers on each of r ranks read, transfer and unpack everything w * r times. "auto" is
+            "lanes" where the chain allows it: all of its sources are `stream_shards`, and no pipe counts over the
+            whole stream, as `.repeat_until(min_size=...)` and `.oversample(mode="exact")` do. Other chains, and those
+            with fewer shards than `max_ranks`, are split by samples.
+        lanes: The number of lanes, and so the largest useful number of workers of all ranks together; 16 by default.
+            There are no more lanes than shards. 1 gives the shards one after the other, to one worker.
+        max_ranks: With `global_batch_size`: the largest number of ranks, which must divide `global_batch_size` and
+            `lanes`. A global batch has a piece from each of `max_ranks` lanes, so up to `lanes / max_ranks` workers of
+            each rank are useful. By default, the largest of 4, 2 and 1 that divides both.
+        ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
+            torch's process group, otherwise from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches; use it for
+            Accelerate's `prepare(DataLoader(...))` and transformers' Trainer, which split batches between ranks.
+
+    Length: the number of batches of one rank, over all of its workers, if the source has a length and is split by
+        samples.
+
+    Memory: for each lane that a worker runs, the samples of a batch, or the buffer of `.shuffle`, not loaded, and up to
+        36 MiB of a remote shard and the next one. Fewer lanes take less. Behind a stock pipe that follows `select`,
+        samples are loaded early, and `ordinal` and `is_padding` are not those of the delivered sample: put `select`
+        last.
+
+    Workers: Batch n, counted over all lanes, comes from lane n % lanes (with `global_batch_size`, from group n % groups
+        of `max_ranks` lanes). A lane that has ended leaves out its numbers. torch's DataLoader and other loaders that
+        take batches from their workers in turn give the same order if the number of workers divides the number of
+        lanes (or groups), until the first lane ends; after that, and with other numbers of workers, they give the same
+        batches in another order.
+
+    Seed: That of the loader is not used.
+
+    Raises:
+        ValueError: An argument is out of range; the epoch begins on ranks that would not end together; with
+            `split="samples"`, at the end of the epoch, if a rank would get nothing.
+        ChainError: A pipe upstream shards already; `split="lanes"`, and the chain does not allow it.
+    """
+
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        batch_size: int | None = None,
+        *,
+        global_batch_size: int | None = None,
+        batch_by: str | None = None,
+        max_tokens: int | None = None,
+        global_max_tokens: int | None = None,
+        shuffle: Shuffle = False,
+        window: int | None = None,
+        seed: int = 0,
+        uneven: Uneven = "keep",
+        split: Split = "auto",
+        lanes: int | None = None,
+        max_ranks: int | None = None,
+        ranks: DealRanks = "auto",
+    ) -> None:
+        if not isinstance(source_datapipe, IterDataPipe):
+            raise TypeError(must_be("source_datapipe", "a stream", source_datapipe))
+        if any(argument is not None for argument in (batch_by, max_tokens, global_max_tokens)):
+            raise ChainError(
+                "`deal(batch_by=...)` plans from the lengths of all samples, which a stream does not know. It needs an "
+                "indexed source, like `kdp.open_shards`."
+            )
+        self.source = source_datapipe
+        self._layout = Layout(batch_size, global_batch_size, uneven)
+        self._set_lanes(split, lanes, max_ranks)
+        self._reading = 0  # the number of the batch that is read
+        self._configure(shuffle, seed, ranks)
+        if shuffle is True or window is not None:
+            raise ChainError(
+                f"`deal({'window=...' if window is not None else 'shuffle=True'})` needs an indexed source "
+                f"(`kdp.open_shards`), but `{pipe_name(source_datapipe)}` is a stream. Put "
+                "`.shuffle(buffer_size=1000)` before `.deal()`."
+            )
+        if shuffle and not Chain.of(self.source).of_type(Shards):  # type: ignore[type-abstract]
+            raise ChainError('`deal(shuffle="shards")` needs `kdp.stream_shards` upstream, on a stream.')
+
+    def _set_lanes(self, split: Split, lanes: int | None, max_ranks: int | None) -> None:
+        check_choice("split", split, ("auto", "lanes", "samples"))
+        reason = why_whole(self.source)
+        if split == "lanes" and reason is not None:
+            raise ChainError(f'`deal(split="lanes")` cannot cut this stream: {reason}. Use `split="samples"`.')
+        self.has_lanes = split != "samples" and reason is None
+        if split == "samples" and (lanes is not None or max_ranks is not None):
+            raise ValueError('`lanes` and `max_ranks` cannot be given with `deal(split="samples")`.')
+        self._lanes = DEFAULT_LANES if lanes is None else check_count("lanes", lanes)
+        size = self._layout.global_batch_size
+        self._max_ranks = None if size is None else default_ranks(self._lanes, size)
+        if max_ranks is not None:
+            self._max_ranks = check_count("max_ranks", max_ranks)
+            if size is None:
+                raise ValueError("`max_ranks` must be given with `global_batch_size`, and only there.")
+            if size % self._max_ranks or self._lanes % self._max_ranks:
+                rule = f"a divisor of `global_batch_size`, {size}, and of `lanes`, {self._lanes}"
+                raise ValueError(must_be("max_ranks", rule, max_ranks))
+
+    def __len__(self) -> int:
+        if self.has_lanes:
+            raise TypeError("a stream that is read in lanes has no length")
+        num_batches: int = self._layout.num_batches(len(self.source), self.sharding().num_ranks)
+        return num_batches
+
+    def fingerprint(self) -> Any:
+        cut = (self._lanes, self._max_ranks) if self.has_lanes else None
+        return *super().fingerprint(), cut
+
+    def sizes(self) -> dict[str, Any]:
+        if not self.has_lanes:
+            return super().sizes()
+        num_ranks = self.sharding().num_ranks
+        pieces = num_ranks if self._max_ranks is None else self._max_ranks
+        return {**super().sizes(), "pieces": pieces}
+
+    def lane_plan(self) -> LanePlan | None:
+        """Return the lanes of the epochs; None if every worker reads the whole stream.
+
+        Raises:
+            ValueError: The number of ranks does not divide `max_ranks`.
+        """
+        if not self.has_lanes:
+            return None
+        num_ranks = self.sharding().num_ranks
+        if self._max_ranks is not None and self._max_ranks % num_ranks:
+            raise ValueError(
+                f"The number of ranks, {num_ranks}, must divide `max_ranks`, which is {self._max_ranks}. Use "
+                f"`deal(global_batch_size=..., max_ranks={num_ranks}, lanes={num_ranks * 4})`, with a global batch of "
+                f"a multiple of {num_ranks} samples."
+            )
+        size = self._layout.size_of(num_ranks)
+        return plan_lanes(self._lanes, size, self._max_ranks, num_ranks, num_shards_of(self.source))
+
+    def iterate(self) -> Iterator[Batch]:
+        epoch, first = self._begin()
+        self._starts_epoch(first)
+        plan = self.lane_plan()
+        yield from self._all_samples(epoch, first) if plan is None else self._in_lanes(plan, epoch, first)
+        self._end(epoch)
+
+    def _in_lanes(self, plan: LanePlan, epoch: int, first: int) -> Iterator[Batch]:
+        """Make the batches of this worker's groups of lanes, turn by turn."""
+        sharding, uneven, num_groups = self._sharding, self._layout.uneven, plan.num_groups
+        tell = self._agree_on_end()
+        # torchdata's MultiProcessingReadingService fails if one worker makes two batches more than another. There, each
+        # worker reads all lanes, and makes every num_workers-th batch.
+        num_sharers = sharding.num_workers if self._listener is None and get_worker_info() is None else 1
+        sharer, turns = sharding.worker, count()
+        sharding = sharding if num_sharers == 1 else replace(sharding, worker=0, num_workers=1)
+        cursors, begun = dict(self._first_cursors), list[Shards]()
+        lanes = {
+            group: [self._lane(plan, lane, epoch, cursors.get(lane), begun) for lane in plan.lanes_of(group, sharding)]
+            for group in plan.groups_of(sharding)
+        }
+        try:
+            for turn in count(first // num_groups):
+                due = [group for group in lanes if turn * num_groups + group >= first]
+                pieces: dict[int, list[list[Any]]] = {}
+                if tell is not None:  # the ranks must know what each of them has before one makes a batch of this turn
+                    self._reading = turn * num_groups
+                    before = {lane.number: lane.cursor for group in lanes for lane in lanes[group]}
+                    pieces = {group: [lane.take(turn) for lane in lanes[group]] for group in due}
+                    has = {lane.number: not lane.is_short(uneven) for group in lanes for lane in lanes[group]}
+                    tell(turn * num_groups, {lane: (has[lane], cursor) for lane, cursor in before.items()})
+                for group in due:
+                    self._reading = batch = turn * num_groups + group
+                    taken = pieces[group] if tell is not None else [lane.take(turn) for lane in lanes[group]]
+                    is_short = [lane.is_short(uneven) for lane in lanes[group]]
+                    if (any if uneven == "drop" else all)(is_short) and not (tell is not None and uneven == "pad"):
+                        del lanes[group]
+                        continue
+                    if num_sharers > 1 and next(turns) % num_sharers != sharer:
+                        continue
+                    parts = []
+                    for lane, items in zip(lanes[group], taken, strict=True):
+                        start = batch * plan.batch_size + lane.number % plan.num_pieces * plan.piece_size
+                        padding = lane.padding(plan.piece_size - len(items)) if uneven == "pad" else []
+                        for place, item in enumerate([*items, *padding]):
+                            parts.append((item, self._sample_key(epoch, start + place, is_padding=place >= len(items))))
+                    places = ((lane.number, lane.cursor) for lane in lanes[group])
+                    self._announce(Dealt(batch, len(parts), tuple((lane, at) for lane, at in places if at is not None)))
+                    if made := self._made(epoch, batch, parts):
+                        yield made
+                if not lanes:
+                    return
+        finally:
+            for shards in begun:
+                shards.stop_reading()
+
+    def _agree_on_end(self) -> Callable[[int, Any], None] | None:
+        """Return what tells other ranks which lanes have ended; None if no rank waits for this one.
+
+        Raises:
+            ValueError: The ranks would wait for each other.
+        """
+        if not self.has_waiting_ranks():
+            return None
+        if self._layout.uneven == "keep" or self._tell_turn is None:
+            raise ValueError(
+                "Ranks that read lanes of their own have different numbers of samples, and would wait for each other "
+                'at the end. Use `deal(uneven="pad")` or `deal(uneven="drop")` in a `kdp.Loader`, or '
+                '`deal(split="samples")`.'
+            )
+        return self._tell_turn
+
+    def _lane(self, plan: LanePlan, number: int, epoch: int, cursor: Cursor | None, begun: list[Shards]) -> Lane:
+        """Return a lane, with a copy of the pipes upstream, and add its sources to `begun`: they start at once."""
+        source = Chain.of(self.source).copy_streams()
+        items = self._items(source, epoch, number, plan.num_lanes, cursor)
+        if not any(node.traits.role == "cache" for node in Chain.of(source)):  # with which nothing may be read
+            for shards in Chain.of(source).of_type(Shards):  # type: ignore[type-abstract]
+                shards.start_reading()
+                begun.append(shards)
+        padding = self._endless(plan, number, epoch)
+        return Lane(number, items, padding, plan.piece_size, resumable_shards(source), cursor)
+
+    def _endless(self, plan: LanePlan, number: int, epoch: int) -> Iterator[Any]:
+        """Yield a lane's samples again and again; those of the next lane that has any, if it has none."""
+        num_empty = 0
+        while num_empty < plan.num_lanes:
+            source = Chain.of(self.source).copy_streams()
+            is_empty = True
+            for item in self._items(source, epoch, (number + num_empty) % plan.num_lanes, plan.num_lanes):
+                is_empty = False
+                yield item
+            num_empty += is_empty
+        raise DataError("The stream was empty when it was read again to pad the last batch.")
+
+    def _all_samples(self, epoch: int, first: int) -> Iterator[Batch]:
+        """Read the whole stream, and make this worker's batches."""
+        sharding, global_size = self._sharding, self._layout.size_of(self._sharding.num_ranks)
+        cursor = dict(self._first_cursors).get(0)
+        shards: Shards | None = resumable_shards(self.source)
+        items = self._items(self.source, epoch, cursor=cursor)
+        begin = 0 if cursor is None else cursor.num_batches
+        num_samples = begin * global_size
+        for batch in count(begin):
+            self._reading = batch
+            is_mine = batch >= first and batch % sharding.num_workers == sharding.worker
+            taken = list(islice(items, global_size)) if is_mine else None
+            number = len(taken) if taken is not None else sum(1 for _ in islice(items, global_size))
+            num_samples += number
+            is_last = number < global_size
+            if number and taken is not None and not (is_last and self._layout.uneven == "drop"):
+                start, ordinals = num_samples - number, self._layout.ordinals(batch, num_samples, sharding)
+                places = () if shards is None else ((0, Cursor(*shards.cursor, num_batches=batch + 1)),)
+                self._announce(Dealt(batch, len(ordinals), places))
+                if ordinals.stop > num_samples:
+                    taken += self._padding(epoch, global_size - number)
+                keys = (self._sample_key(epoch, place, is_padding=place >= num_samples) for place in ordinals)
+                if made := self._made(epoch, batch, zip(taken[ordinals.start - start :], keys, strict=False)):
+                    yield made
+            if is_last:
+                return
+
+    def _padding(self, epoch: int, number: int) -> list[Any]:
+        """Read the whole stream again from its start, as often as it takes."""
+        padding: list[Any] = []
+        while len(padding) < number:
+            found = list(islice(self._items(self.source, epoch), number - len(padding)))
+            if not found:
+                raise DataError("The stream was empty when it was read again to pad the last batch.")
+            padding += found
+        return padding
+
+    def _items(
+        self, source: Any, epoch: int, part: int = 0, num_parts: int = 1, cursor: Cursor | None = None
+    ) -> Iterator[Any]:
+        """Return the items of a part of the stream, from a cursor on."""
+        seed = int.from_bytes(hash_key(self._seed, "part", part)[:7], "little") if part else self._seed
+        seed_stream(source, seed, epoch)
+        for shards in Chain.of(source).of_type(Shards):  # type: ignore[type-abstract]
+            shards.order_by(hash_key("shards", self._seed, epoch) if self._shuffle else None)
+            shards.read_part(part, num_parts)
+            if cursor is not None:
+                shards.seek(cursor[:3])
+        items = source.samples() if isinstance(source, IterPipe) else iter(source)
+        if (skipper := self._skipper) is not None:
+            items = given_up_by(lambda *damage: skipper.give_up(epoch, self._reading, *damage), iter(items))
+        return with_stream_keys(items, seed, epoch, start=0 if cursor is None else cursor.num_samples)
+
+    def _prepare(self) -> None:
+        if (shards := shards_behind(self)) is not None:
+            _ = shards.num_shards  # globs are written out once, for all workers alike
+
+    def _refuse_substitutes(self) -> None:
+        raise ChainError(
+            '`on_error("substitute")` needs an indexed source, like `kdp.open_shards`, but '
+            f'`{pipe_name(self.source)}` is a stream, which cannot return another sample. Use `on_error("skip")`.'
+        )
+
+    def _made(self, epoch: int, batch: int, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
+        return self._batch(self._item if self._skipper is None else self._item_or_nothing, epoch, batch, parts)
+
+    def _item_or_nothing(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
+        assert self._skipper is not None
+        return self._skipper.make(sample_key, batch, lambda: item, lambda item: self._item(item, sample_key, batch))
+
+    def _item(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
+        if isinstance(item, Sample):
+            item = item if isinstance(self.source, IterPipe) else item.fork()  # a stock pipe may have kept it
+            item.bind(sample_key)
+        return self.source.finish(item) if isinstance(self.source, IterPipe) else item

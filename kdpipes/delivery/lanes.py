@@ -1,0 +1,218 @@
+"""Lanes: the parts into which an epoch of a stream is cut, so that each shard is read once, by one worker."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from kdpipes.core.chain import Chain
+from kdpipes.core.sample import Sample
+from kdpipes.core.traits import UNDECLARED
+from kdpipes.delivery.layout import Sharding, Uneven
+
+__all__ = [
+    "DEFAULT_LANES",
+    "Cursor",
+    "Cursors",
+    "Lane",
+    "LanePlan",
+    "Shards",
+    "default_ranks",
+    "merged",
+    "num_shards_of",
+    "plan_lanes",
+    "resumable_shards",
+    "shards_behind",
+    "why_whole",
+]
+
+DEFAULT_LANES = 16
+_DEFAULT_RANKS = 4  # that divide a global batch without changing it, if the chain does not say how many
+
+
+class Cursor(NamedTuple):
+    """Where a stream of shards stands.
+
+    Args:
+        shard: The number of the shard, among those of the lane.
+        place: How many samples of that shard have been read.
+        num_samples: How many samples have been read in all.
+        num_batches: How many batches the lane, or the whole stream, has given up to here.
+    """
+
+    shard: int
+    place: int
+    num_samples: int
+    num_batches: int
+
+
+Cursors = tuple[tuple[int, Cursor], ...]  # by the number of the lane; 0 for a stream that is read whole
+
+
+def merged(*cursors: Cursors) -> Cursors:
+    """Return the latest cursor of each lane."""
+    return tuple(sorted({lane: cursor for some in cursors for lane, cursor in some}.items()))
+
+
+@runtime_checkable
+class Shards(Protocol):
+    """A stream of shards, which can be read in parts."""
+
+    cursor: tuple[int, int, int]
+
+    @property
+    def num_shards(self) -> int: ...
+    def read_part(self, part: int, num_parts: int) -> None: ...
+    def order_by(self, key: bytes | None) -> None: ...
+    def seek(self, cursor: tuple[int, int, int]) -> None: ...
+    def start_reading(self) -> None: ...
+    def stop_reading(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class LanePlan:
+    """The lanes of an epoch. A function of the chain; with `batch_size`, also of the number of ranks.
+
+    Global batch n is the batch of group n % num_groups. A group has `num_pieces` lanes, each of which gives an equal
+    piece of the batch. A rank makes neighbouring pieces, and a worker whole groups.
+
+    Args:
+        num_groups: The number of groups.
+        num_pieces: The number of lanes in a group.
+        piece_size: The number of samples in a piece.
+    """
+
+    num_groups: int
+    num_pieces: int
+    piece_size: int
+
+    @property
+    def num_lanes(self) -> int:
+        """The number of lanes."""
+        return self.num_groups * self.num_pieces
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples in a global batch."""
+        return self.num_pieces * self.piece_size
+
+    def idle_text(self, num_workers: int) -> str:
+        """Return a warning that some of a rank's workers have nothing to do."""
+        return (
+            f"{num_workers - self.num_groups} of {num_workers} workers have nothing to do: the stream has "
+            f"{self.num_lanes} lanes, and each batch takes a piece from {self.num_pieces}. As many workers need "
+            f"{self.num_pieces * num_workers} lanes, of at least one shard each. Use fewer workers, more shards, or "
+            "`deal(lanes=...)`."
+        )
+
+    def groups_of(self, sharding: Sharding) -> range:
+        """Return the groups of a worker."""
+        return range(sharding.worker, self.num_groups, sharding.num_workers)
+
+    def lanes_of(self, group: int, sharding: Sharding) -> range:
+        """Return the lanes of a group that a rank reads."""
+        first, size = group * self.num_pieces, self.num_pieces // sharding.num_ranks
+        return range(first + size * sharding.rank, first + size * (sharding.rank + 1))
+
+
+def plan_lanes(lanes: int, size: int, max_ranks: int | None, num_ranks: int, num_shards: int) -> LanePlan | None:
+    """Return the lanes of an epoch; None if there are fewer shards than pieces of a batch.
+
+    Args:
+        lanes: The number of lanes, as far as there are shards.
+        size: The number of samples in a global batch.
+        max_ranks: The number of pieces of a batch; None for one piece of each rank.
+        num_ranks: The number of ranks.
+        num_shards: The number of shards; of several sources, that of the smallest.
+    """
+    num_pieces = num_ranks if max_ranks is None else max_ranks
+    num_groups = min(-(-lanes // num_pieces), num_shards // num_pieces)
+    return LanePlan(num_groups, num_pieces, size // num_pieces) if num_groups else None
+
+
+def default_ranks(lanes: int, size: int) -> int:
+    """Return the number of pieces of a global batch, if the chain does not give it."""
+    return math.gcd(_DEFAULT_RANKS, lanes, size)
+
+
+class Lane:
+    """One lane of an epoch: the samples of its shards, in pieces of batches.
+
+    Args:
+        number: The number of the lane.
+        items: The samples, not yet loaded.
+        again: The samples of the lane again and again, without end, for padding.
+        size: The number of samples in a piece.
+        shards: The source of the samples, if a cursor can resume it; else None.
+        cursor: Where the first of the items stands; None is the start.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        items: Iterator[Any],
+        again: Iterator[Any],
+        size: int,
+        shards: Shards | None,
+        cursor: Cursor | None,
+    ) -> None:
+        self.number = number
+        self.cursor = cursor
+        self._items, self._again, self._size, self._shards = items, again, size, shards
+        self._num_batches = 0 if cursor is None else cursor.num_batches
+        self._num_taken = size  # of the last piece
+        self._padding: list[Any] = []
+
+    def take(self, batch: int) -> list[Any]:
+        """Return the lane's piece of its `batch`-th batch; short or empty at the end of the lane."""
+        for _ in range(self._num_batches, batch):
+            deque(islice(self._items, self._size), maxlen=0)
+        taken = list(islice(self._items, self._size))
+        self._num_batches, self._num_taken = batch + 1, len(taken)
+        if self._shards is not None:
+            self.cursor = Cursor(*self._shards.cursor, num_batches=self._num_batches)
+        return taken
+
+    def is_short(self, uneven: Uneven) -> bool:
+        """Return whether the last piece is too short for a batch."""
+        return self._num_taken < (self._size if uneven == "drop" else 1)
+
+    def padding(self, number: int) -> list[Any]:
+        """Return samples that pad a piece: always the first ones, so that it can be resumed at any batch."""
+        self._padding += islice(self._again, max(number - len(self._padding), 0))
+        return [item.fork() if isinstance(item, Sample) else item for item in self._padding[:number]]
+
+
+def shards_behind(pipe: Any) -> Any:
+    """Return the stream of shards that a chain reads, if it reads one and nothing else."""
+    found = Chain.of(pipe).sources
+    return found[0].pipe if len(found) == 1 and isinstance(found[0].pipe, Shards) else None
+
+
+def resumable_shards(pipe: Any) -> Any:
+    """Return the stream of shards that a chain reads, if no pipe on the way holds samples back; else None."""
+    shards = shards_behind(pipe)
+    between = [node for node in reversed(Chain.of(pipe)) if node.pipe is not shards]
+    is_straight = not any(node.traits.holds_back for node in between)
+    return shards if is_straight else None
+
+
+def num_shards_of(pipe: Any) -> int:
+    """Return the number of shards of a chain; of several sources, that of the smallest."""
+    return min(shards.num_shards for shards in Chain.of(pipe).of_type(Shards))  # type: ignore[type-abstract]
+
+
+def why_whole(pipe: Any) -> str | None:
+    """Return why a stream cannot be cut into lanes, so that every worker reads all of it; None if it can."""
+    chain = Chain.of(pipe)
+    other = next((node.name for node in chain.sources if not isinstance(node.pipe, Shards)), None)
+    if other is not None:
+        return f"`{other}` is not a stream of shards, as `kdp.stream_shards` is"
+    for node in reversed(chain):
+        if node.upstream and (node.traits.counts_whole or node.traits is UNDECLARED):
+            return f"`{node.name}` counts over the whole stream, or does not declare that it does not"
+    return None
