@@ -40,6 +40,7 @@ SLOW = [
     "delivery/test_thread_reading_service.py",
     "delivery/test_torch_parts.py",
     "loader/test_receipt.py",
+    "delivery/test_torchdata_services.py",
     "look/test_doctor.py",
     "look/test_doctor_mistakes.py",
     "look/test_peek.py",

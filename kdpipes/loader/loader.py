@@ -2,12 +2,12 @@
 
 A batch passes six stations, from the worker to the user's loop:
 
-1. `Producer` runs the worker's copy of the chain, and numbers the batches (`worker.py`).
-2. `Worker` brings its messages to the main process, from a process or a thread (`processes.py`, `threads.py`).
-3. `Merger` puts the batches of all workers in order (`merge.py`).
-4. The pipes of the main process follow: `to_device`, pinned memory (`services.py`).
-5. `ReadingService` notes where the loader stands after each batch (`services.py`).
-6. `Batches` is the iterator that the user holds: it handles Ctrl-C, `limit`, `pause` and `resume`.
+1. `Producer` iterates the worker's copy of the chain, and numbers the batches (`worker.py`).
+2. The channel carries messages: arrays lie in shared memory, threads pass objects (`channel.py`).
+3. `Worker` receives the messages of one worker, a process or a thread (`worker.py`).
+4. `Merger` returns the batches of all workers in the order of their numbers (`merge.py`).
+5. `ReadingService` runs the pipes of the main process, and notes where the loader stands (`services.py`).
+6. `Batches` is the iterator that the user holds: it handles Ctrl-C, `limit` and `pause` (`loader.py`).
 """
 
 from __future__ import annotations
@@ -325,10 +325,13 @@ class Loader:
         """Return the next batch for an iterator.
 
         Raises:
-            StopIteration: The epoch is over, or the loader has begun another epoch since, or it is paused.
+            StopIteration: The epoch is over.
+            RuntimeError: The loader has given a newer iterator since, or it has been closed.
         """
         if id(batches) != self._latest:
-            raise StopIteration
+            raise RuntimeError(
+                "This iterator has ended, because another iterator has been created from the same loader."
+            )
         if batches.interrupted_at is not None:  # workers ended with Ctrl-C: go on where they were
             self._start, self._is_begun = batches.interrupted_at, False
             self._begin()
@@ -679,8 +682,9 @@ _one_at_a_time = threading.RLock()
 
 
 def _torchdata_seeds(seed: int) -> Any:
-    """Return the generator of seeds that torchdata's reading services take."""
-    return load_torchdata("torchdata.dataloader2.random").SeedGenerator(seed)  # it is there: the service is torchdata's
+    """Return the generator of seeds that torchdata's reading services take; without torchdata, one like it."""
+    module = load_torchdata("torchdata.dataloader2.random")
+    return Seeds(seed) if module is None else module.SeedGenerator(seed)
 
 
 def _copy_of(service: Any) -> Any:

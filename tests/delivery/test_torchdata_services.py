@@ -1,0 +1,161 @@
+"""`Loader` and DataLoader2 with kdpipes' and torchdata's reading services; `limit`, `pause` and `resume`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torchdata.dataloader2 import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
+
+import kdpipes as kdp
+
+SERVICES: dict[str, Callable[[], Any]] = {
+    "process": lambda: kdp.ProcessReadingService(2),
+    "thread": lambda: kdp.ThreadReadingService(2),
+    "torchdata's process": lambda: MultiProcessingReadingService(2),
+    "torchdata's in process": InProcessReadingService,
+    "torchdata's sequence of its own": lambda: SequentialReadingService(InProcessReadingService()),
+    "torchdata's sequence of kdpipes'": lambda: SequentialReadingService(kdp.ThreadReadingService(2)),
+}
+OWN = ["process", "thread", "torchdata's sequence of kdpipes'"]
+
+
+def dealt() -> Any:
+    source = kdp.from_dataset([(number, 0) for number in range(20)])
+    return source.select("x").deal(batch_size=2, shuffle=True, seed=3).collate_samples()
+
+
+def read(batches: Any) -> list[list[int]]:
+    return [x.tolist() for (x,) in batches]
+
+
+def epochs(number: int) -> list[list[list[int]]]:
+    with kdp.Loader(dealt()) as loader:
+        return [read(loader) for _ in range(number)]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("make_loader", [kdp.Loader, DataLoader2])
+def test_every_service_gives_the_same_epochs(make_loader: Any, service: str) -> None:
+    loader = make_loader(dealt(), reading_service=SERVICES[service]())
+    try:
+        assert [sorted(read(loader)) for _ in range(2)] == [sorted(epoch) for epoch in epochs(2)]
+    finally:
+        loader.shutdown()
+
+
+@pytest.mark.parametrize("service", ["torchdata's process", "torchdata's in process"])
+def test_a_state_under_torchdatas_services_names_the_next_epoch(service: str) -> None:
+    with kdp.Loader(dealt(), reading_service=SERVICES[service]()) as loader:
+        list(loader)
+        state = loader.state_dict()
+    with kdp.Loader(dealt(), reading_service=SERVICES[service]()) as resumed:
+        resumed.load_state_dict(state)
+        assert sorted(read(resumed)) == sorted(epochs(2)[1])
+
+
+@pytest.mark.parametrize("service", ["process", "thread"])
+def test_dataloader2_takes_kdpipes_services_as_checkpointable(service: str) -> None:
+    loader = DataLoader2(dealt(), reading_service=SERVICES[service]())
+    assert isinstance(loader.reading_service, CheckpointableReadingServiceInterface)
+    loader.shutdown()
+
+
+@pytest.mark.parametrize("service", OWN)
+def test_an_iterator_pauses_after_its_limit_and_resumes(service: str) -> None:
+    first, second = epochs(2)
+    with kdp.Loader(dealt(), reading_service=SERVICES[service]()) as loader:
+        batches = iter(loader)
+        batches.limit(3)
+        assert read(batches) == first[:3]
+        assert read(batches) == []
+        batches.resume()
+        assert read(batches) == first[3:6]
+        batches.limit(None)
+        assert read(batches) == first[6:]
+        assert read(loader) == second
+        with pytest.raises(ValueError, match="`num_batches` must be an integer of at least 1"):
+            batches.limit(0)
+
+
+@pytest.mark.parametrize("service", OWN)
+def test_a_paused_iterator_returns_no_batch_until_it_resumes(service: str) -> None:
+    (first,) = epochs(1)
+    with kdp.Loader(dealt(), reading_service=SERVICES[service]()) as loader:
+        batches = iter(loader)
+        assert next(batches)[0].tolist() == first[0]
+        batches.pause()
+        assert read(batches) == []
+        state = loader.state_dict()
+        batches.resume()
+        assert read(batches) == first[1:]
+    with kdp.Loader(dealt()) as resumed:
+        resumed.load_state_dict(state)
+        assert read(resumed) == first[1:]
+
+
+def test_the_end_of_an_epoch_may_be_reached_twice() -> None:
+    with kdp.Loader(dealt()) as loader:
+        batches = iter(loader)
+        list(batches)
+        state = loader.state_dict()
+        assert list(batches) == []
+        assert loader.state_dict() == state
+
+
+def test_an_older_iterator_of_a_loader_raises() -> None:
+    with kdp.Loader(dealt()) as loader:
+        older, newer = iter(loader), iter(loader)
+        with pytest.raises(RuntimeError, match="another iterator has been created"):
+            next(older)
+        assert read(newer) == epochs(1)[0]
+
+
+class OtherService:
+    """A reading service of a user's own, with the methods of the interface and no base class."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def initialize(self, datapipe: Any) -> Any:
+        self.calls.append("initialize")
+        return datapipe
+
+    def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
+        self.calls.append("initialize_iteration")
+        return None
+
+    def finalize_iteration(self) -> None:
+        self.calls.append("finalize_iteration")
+
+    def finalize(self) -> None:
+        self.calls.append("finalize")
+
+
+def test_a_loader_drives_a_service_through_the_methods_of_the_interface() -> None:
+    loader = kdp.Loader(dealt(), reading_service=OtherService())
+    assert [read(loader), read(loader)] == epochs(2)
+    loader.close()
+    epoch = ["initialize_iteration", "finalize_iteration"]
+    assert loader.reading_service.calls == ["initialize", *epoch, *epoch, "finalize_iteration", "finalize"]
+
+
+def test_the_loader_itself_imports_nothing_of_dataloader2() -> None:
+    program = (
+        "import sys, kdpipes as kdp\n"
+        "pipe = kdp.from_dataset([(n, 0) for n in range(4)]).select('x').deal(batch_size=2).collate_samples()\n"
+        "with kdp.Loader(pipe, num_workers=1) as loader:\n"
+        "    assert len(list(loader)) == 2\n"
+        "print([name for name in sys.modules if name.startswith('torchdata.dataloader2.dataloader2')])\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
