@@ -105,7 +105,7 @@ def rows(batches: Any) -> list[Any]:
 
 def test_a_pipeline_of_webdatasets_is_a_source(photo_shards: str) -> None:
     dataset = wds.WebDataset(photo_shards, shardshuffle=False)
-    expected = rows(kdp.stream_shards(photo_shards).select("key jpg cls").deal(batch_size=7))
+    expected = rows(kdp.stream_shards(photo_shards).select("key jpg cls").deal(batch_size=7, split="samples"))
     for pipeline in (dataset.decode(only="cls"), wds.DataPipeline(dataset, wds.decode(only="cls"))):
         assert rows(kdp.from_webdataset(pipeline).select("key jpg cls").deal(batch_size=7)) == expected
     pairs = dataset.decode(only="cls").to_tuple("jpg", "cls")

@@ -12,6 +12,7 @@ A batch passes six stations, from the worker to the user's loop:
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import os
@@ -21,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NoReturn, ParamSpec
 
-import cloudpickle
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.chain import Chain
@@ -688,7 +688,8 @@ def _torchdata_seeds(seed: int) -> Any:
 
 
 def _copy_of(service: Any) -> Any:
-    return cloudpickle.loads(cloudpickle.dumps(service))
+    """Return a copy of a reading service that has not started: loaders may be made from one service."""
+    return copy.deepcopy(service)
 
 
 class Batches:

@@ -12,7 +12,7 @@ from kdpipes.core.errors import check_seed, is_number, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import hash_key
-from kdpipes.core.registry import called_as
+from kdpipes.core.registry import note_name
 from kdpipes.plan._classes import labels_of
 from kdpipes.selection import hash_values, smallest_int, take_stratum
 
@@ -61,7 +61,6 @@ def split(source_datapipe: MapPipe, *, by: str = "key", seed: int = 0, **shares:
     return namedtuple("Split", shares)(*parts)
 
 
-@called_as("split")
 class PartTakerMapDataPipe(PlanPipe):
     """One part of `kdp.split`.
 
@@ -89,3 +88,6 @@ class PartTakerMapDataPipe(PlanPipe):
             return chosen.astype(smallest_int(len(drawn)))
         labels = labels_of(self.source, "split")
         return take_stratum(labels, *bounds, key=hash_key("split", self._split_seed))
+
+
+note_name(PartTakerMapDataPipe, "split")

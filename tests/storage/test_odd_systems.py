@@ -71,7 +71,8 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("jumping")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_clocks_that_jump_change_nothing(folder: Path, tmp_path: Path, num_workers: int) -> None:
-    faults = [Fault("reset", every=3), Fault("latency", seconds=0.001)]
+    # Making the index takes three requests: a fault at every third one would break each attempt.
+    faults = [Fault("reset", every=4), Fault("latency", seconds=0.001)]
     with faulty_storage(str(folder), faults=faults):
         for options in ({"fetch": "shards", "cache_dir": tmp_path / "shards"}, {"fetch": "members"}):
             chain = kdp.open_shards("faulty://a.tar", timeout_s=20, **options).cache_on_disk(tmp_path / "kept")
