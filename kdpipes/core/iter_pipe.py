@@ -28,6 +28,7 @@ else:
 __all__ = ["IterPipe", "Streaming", "samples_of", "seed_stream", "seed_upstream"]
 
 Item = TypeVar("Item")
+Stream = TypeVar("Stream", bound="IterPipe")
 _STANDING = (
     *("_epochs", "_renewed", "_snapshot_state", "_number_of_samples_yielded", "_valid_iterator_id"),
     "_fast_forward_iterator",
@@ -147,7 +148,7 @@ class IterPipe(Streaming[Any], IterChain):
 
     computed = _STANDING
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls: type[Stream], *args: Any, **kwargs: Any) -> Stream:
         # Not in `__init__`, so that pipes of users work without `super().__init__()`.
         made = super().__new__(cls, *args, **kwargs)
         made._epochs, made._renewed = EpochCounter(), None

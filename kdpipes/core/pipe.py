@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -57,6 +58,12 @@ _shown_by: dict[str, Callable[[Any], str]] = {}
 def show_by(*, text: Callable[[Any], str], html: Callable[[Any], str]) -> None:
     """Set the functions that draw the chain of a pipe, for `repr` and in notebooks."""
     _shown_by.update(text=text, html=html)
+
+
+def _shown_as(kind: str) -> Callable[[Any], str]:
+    if not _shown_by:
+        importlib.import_module("kdpipes.look.show")  # on use: it calls `show_by`
+    return _shown_by[kind]
 
 
 def _signature_of(pipe_class: Any) -> inspect.Signature:
@@ -160,12 +167,12 @@ class Pipe(Fingerprinted):
         return super().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
-        return _shown_by["text"](self)
+        return _shown_as("text")(self)
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        return _shown_by["html"](self)
+        return _shown_as("html")(self)
 
     def __dir__(self) -> list[str]:
         refused = {name for name, pipe in self.functions.items() if (pipe.__doc__ or "").startswith(_REFUSED)}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import inspect
 import os
 import threading
@@ -35,7 +36,7 @@ from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.loader.profile import Measured, measured
 from kdpipes.loader.receipt import receipt_of
-from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped
+from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped, check_process
 from kdpipes.loader.state import Checkpointer, main_part, seed_in
 from kdpipes.loader.torch_loaders import BatchNumbers, EpochSampler, NumberedBatches
 from kdpipes.loader.worker import Counting, Position, Seeds
@@ -48,6 +49,12 @@ _shown_by: dict[str, Callable[[Any], Any]] = {}
 def show_loaders_by(*, html: Callable[[Any], str], live: Callable[[Any], None]) -> None:
     """Set how loaders are shown in notebooks: as HTML, and as HTML that follows the loop."""
     _shown_by.update(html=html, live=live)
+
+
+def _shown_as(kind: str) -> Callable[[Any], Any]:
+    if not _shown_by:
+        importlib.import_module("kdpipes.look.live")  # on use: it calls `show_loaders_by`
+    return _shown_by[kind]
 
 
 Given = ParamSpec("Given")
@@ -184,10 +191,10 @@ class Loader:
         return f"<kdpipes.Loader of {names}; {num_workers} workers>"
 
     def _repr_html_(self) -> str:
-        return str(_shown_by["html"](self))
+        return str(_shown_as("html")(self))
 
     def _ipython_display_(self) -> None:
-        _shown_by["live"](self)
+        _shown_as("live")(self)
 
     def on_batch(self, listener: Callable[[], None] | None) -> None:
         """Call a function after each batch that was delivered; None stops that."""
@@ -328,9 +335,10 @@ class Loader:
             StopIteration: The epoch is over.
             RuntimeError: The loader has given a newer iterator since, or it has been closed.
         """
+        check_process(batches.owner)
         if id(batches) != self._latest:
             raise RuntimeError(
-                "This iterator has ended, because another iterator has been created from the same loader."
+                "This iterator was invalidated: another iterator has been created from the same loader."
             )
         if batches.interrupted_at is not None:  # workers ended with Ctrl-C: go on where they were
             self._start, self._is_begun = batches.interrupted_at, False
@@ -585,7 +593,8 @@ class Loader:
                 service.finalize()
 
     def __del__(self) -> None:
-        self.shutdown()
+        if uninterrupted is not None:  # at the end of the interpreter, modules may be empty
+            self.shutdown()
 
     @property
     def _own(self) -> ReadingService | None:
@@ -701,11 +710,13 @@ class Batches:
     Attributes:
         is_fresh: Whether it has not been asked for a batch yet.
         interrupted_at: Where to go on after Ctrl-C; None otherwise.
+        owner: The id of the process that the iterator belongs to.
     """
 
     def __init__(self, take: Callable[[Batches], Any]) -> None:
         self.is_fresh = True
         self.interrupted_at: Position | None = None
+        self.owner = os.getpid()
         self._take = take
         self._left: int | None = None  # how many batches the limit still allows
         self._limit: int | None = None
@@ -719,7 +730,7 @@ class Batches:
             raise StopIteration
         try:
             batch = self._take(self)
-        except Exception:  # also StopIteration: nothing comes after the end, nor after an error
+        except StopIteration:
             self._is_over = True
             raise
         if self._left is not None:

@@ -54,7 +54,8 @@ class ReadingService:
         _introduce_to_torchdata()
 
     def __del__(self) -> None:
-        self.finalize()
+        if uninterrupted is not None:  # at the end of the interpreter, modules may be empty
+            self.finalize()
 
     def _forget(self) -> None:
         self._chain: Any = None
@@ -228,12 +229,7 @@ class ReadingService:
 
         def take() -> Any:
             nonlocal asked
-            # A forked child shares the sockets and open files of its parent, which would miss whatever the child reads.
-            if owner != os.getpid():
-                raise RuntimeError(
-                    f"This iterator belongs to process {owner}, but process {os.getpid()}, forked from it, requests a "
-                    "batch. Make a loader in this process, or begin a new epoch: `for batch in loader`."
-                )
+            check_process(owner)
             if not self._lanes:
                 raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
             if self._ranks is not None:
@@ -439,6 +435,18 @@ class ProcessReadingService(ReadingService):
             max_bytes=self.max_bytes // self.num_workers,
             num_threads=self.threads_per_worker,
             is_profiled=self.is_profiled,
+        )
+
+
+def check_process(owner: int) -> None:
+    """Raise RuntimeError in a process that was forked from the one that owns an iterator.
+
+    A forked child shares the sockets and open files of its parent, which would miss whatever the child reads.
+    """
+    if owner != os.getpid():
+        raise RuntimeError(
+            f"This iterator belongs to process {owner}, but process {os.getpid()}, forked from it, requests a "
+            "batch. Make a loader in this process, or begin a new epoch: `for batch in loader`."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe, TensorDataset
-from webdataset.pipeline import DataPipeline
 
 from kdpipes.core.callback import Callback, call_seeded
 from kdpipes.core.errors import ChainError, check_names, must_be, refuse_field
@@ -180,7 +180,8 @@ def _has_text_labels(dataset: Any) -> bool:
 
 def _way_in(dataset: Any) -> str:
     """Return a hint how to make a pipe of a dataset without positions."""
-    if isinstance(dataset, DataPipeline):
+    webdataset = sys.modules.get("webdataset.pipeline")
+    if webdataset is not None and isinstance(dataset, webdataset.DataPipeline):
         return "`kdp.from_webdataset` reads its pipelines."
     if hasattr(dataset, "__iter__") and not isinstance(dataset, str | bytes | Mapping):
         return (
