@@ -2,6 +2,7 @@
 .PHONY: help install demo quick test test-all soak lint docs bench clean
 
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 BIN := .venv/bin
 BENCH := .venv-bench/bin
 
@@ -9,10 +10,10 @@ help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 # torch goes in first and pinned: anything else that asks for it would fetch the build with CUDA.
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch --constraint constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch --constraint $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint $(CONSTRAINTS)
 	touch $@
 
 install: .venv/.installed  ## create .venv with kdpipes and what its tests need
@@ -38,18 +39,18 @@ lint: install  ## style and types
 	$(BIN)/mypy
 
 .venv/.docs: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]' --constraint $(CONSTRAINTS)
 	touch $@
 
 docs: .venv/.docs  ## build the documentation into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo Built: site/index.html
 
-.venv-bench/.installed: pyproject.toml constraints.txt benchmarks/peers.txt benchmarks/install_peers.py
+.venv-bench/.installed: pyproject.toml $(CONSTRAINTS) benchmarks/peers.txt benchmarks/install_peers.py
 	test -x $(BENCH)/python || $(PYTHON) -m venv .venv-bench
-	$(BENCH)/python -m pip install --quiet --disable-pip-version-check torch --constraint constraints.txt
+	$(BENCH)/python -m pip install --quiet --disable-pip-version-check torch --constraint $(CONSTRAINTS)
 	$(BENCH)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,look]' \
-		scikit-image scikit-learn --constraint constraints.txt
+		scikit-image scikit-learn --constraint $(CONSTRAINTS)
 	$(BENCH)/python benchmarks/install_peers.py
 	touch $@
 
