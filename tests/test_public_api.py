@@ -14,6 +14,7 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.core.registry import registered
+from kdpipes.core.stock import NAMES_OF_TORCHDATA
 
 OURS = {
     place: definition for place, definition in registered().items() if definition.__module__.split(".")[0] == "kdpipes"
@@ -167,3 +168,41 @@ def test_importing_it_leaves_out_what_few_chains_need() -> None:
     unwanted = {"torchdata", "webdataset", "obstore", "s3fs", "botocore", "pyarrow", "datasets", "redis", "jinja2"}
     assert not unwanted & set(loaded)
     assert not [name for name in loaded if name.startswith(("kdpipes.look.doctor", "kdpipes.loader.processes"))]
+
+
+def test_the_names_of_torchdatas_pipes_are_those_that_it_registers() -> None:
+    program = """
+import json
+from torch.utils.data import IterDataPipe, MapDataPipe
+import torch.utils.data.datapipes.iter, torch.utils.data.datapipes.map
+before = {*IterDataPipe.functions, *MapDataPipe.functions}
+import torchdata.datapipes
+print(json.dumps(sorted({*IterDataPipe.functions, *MapDataPipe.functions} - before)))
+"""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    assert set(json.loads(run.stdout)) == NAMES_OF_TORCHDATA
+
+
+def test_torchdata_is_imported_when_one_of_its_pipes_is_asked_for() -> None:
+    program = """
+import sys, threading
+import kdpipes as kdp
+chain = kdp.from_dataset(list(range(8)), "x").select("x").deal(batch_size=2)
+assert list(kdp.Loader(chain)) and "torchdata" not in sys.modules
+failed = []
+
+def build():
+    try:
+        kdp.from_dataset(list(range(8)), "x").select("x").deal(batch_size=2).prefetch(2)
+    except Exception as error:
+        failed.append(repr(error))
+
+threads = [threading.Thread(target=build) for _ in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not failed, failed
+assert "torchdata" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

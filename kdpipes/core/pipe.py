@@ -17,7 +17,7 @@ from kdpipes.core.first_values import with_first_values
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
 from kdpipes.core.registry import pipe_name
-from kdpipes.core.stock import load_torchdata
+from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
 from kdpipes.core.traits import UNDECLARED, Traits
 
 __all__ = ["Pipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples", "show_by"]
@@ -190,7 +190,7 @@ class Pipe(Fingerprinted):
                     raise AttributeError(f"`{owner}` has no {name!r}, which its base class sets. {hint}") from None
                 if name.startswith("_"):
                     raise
-                if load_torchdata() is not None and name in type(self).functions:  # one of torchdata's pipes
+                if name in NAMES_OF_TORCHDATA and load_torchdata() is not None and name in type(self).functions:
                     return _as_method(super().__getattr__(name))
                 raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions)) from None
 
@@ -242,4 +242,6 @@ def form_of(source_datapipe: Any) -> ItemForm | None:
 
 def class_names_of(source_datapipe: Any) -> tuple[str, ...] | None:
     """Return the class names of a pipe; None if they are unknown."""
+    while (upstream := passes_on(source_datapipe)) is not None:  # torch's `.shuffle()`, for example
+        source_datapipe = upstream
     return source_datapipe.class_names() if isinstance(source_datapipe, Pipe) else None

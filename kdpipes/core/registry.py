@@ -29,7 +29,9 @@ __all__ = [
 
 Flavour = Literal["map", "iter"]
 _BASES: dict[str, Any] = {"map": MapDataPipe, "iter": IterDataPipe}
-_INSTEAD = {  # hints for arguments of torch's DataLoader
+_INDEXED_ONLY = " It needs an indexed source, like `kdp.open_shards`; this is a stream."
+_INSTEAD = {  # hints for arguments that a pipe does not have
+    **{("deal", name): _INDEXED_ONLY for name in ("num_batches", "order", "classes_per_batch", "samples_per_class")},
     ("deal", "drop_last"): ' Write `uneven="drop"`.',
     ("deal", "num_workers"): " Pass it to the loader: `kdp.Loader(chain, num_workers=...)`.",
     ("deal", "collate_fn"): " Add `.collate_samples()` or `.map(function)` after it.",

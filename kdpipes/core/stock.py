@@ -14,12 +14,13 @@ import types
 import warnings
 from typing import Any, Protocol, runtime_checkable
 
-from torch.utils.data.datapipes.iter import Collator, Filter, Mapper, Shuffler, UnBatcher
+from torch.utils.data.datapipes.iter import Collator, Filter, Mapper, ShardingFilter, Shuffler, UnBatcher
 from torch.utils.data.datapipes.map import Mapper as IndexedMapper
 
 from kdpipes.core.traits import Traits
 
 __all__ = [
+    "NAMES_OF_TORCHDATA",
     "Seeded",
     "Sharded",
     "has_own_seed",
@@ -28,13 +29,31 @@ __all__ = [
     "is_replicable",
     "keeps_items_apart",
     "load_torchdata",
+    "passes_on",
     "redraws",
     "shards",
     "stock_traits",
 ]
 
 _PIPES = "torchdata.datapipes.iter"
+# The functional names of torchdata's pipes; those of the last release will not change.
+# fmt: off
+NAMES_OF_TORCHDATA = frozenset({
+    "add_index", "async_map_batches", "bucketbatch", "check_hash", "cycle", "dataframe", "decompress", "drop",
+    "end_caching", "enumerate", "extract", "flatmap", "flatten", "fullsync", "header", "in_batch_shuffle",
+    "in_memory_cache", "lines_to_paragraphs", "list_files_by_ais", "list_files_by_fsspec", "list_files_by_iopath",
+    "list_files_by_s3", "load_files_by_ais", "load_files_by_s3", "load_from_bz2", "load_from_rar",
+    "load_from_tar", "load_from_tfrecord", "load_from_xz", "load_from_zip", "load_parquet_as_df", "map_batches",
+    "max_token_bucketize", "memory_cell", "mux_longest", "on_disk_cache", "open_files_by_fsspec",
+    "open_files_by_iopath", "parse_csv", "parse_csv_as_dict", "parse_json_files", "pin_memory", "prefetch",
+    "random_split", "read_from_gdrive", "read_from_http", "read_from_remote", "readlines", "repeat",
+    "round_robin_demux", "rows2columnar", "save_by_fsspec", "save_by_iopath", "save_to_disk", "set_length",
+    "shard_expand", "sharding_round_robin_dispatch", "shuffled_flatmap", "slice", "threadpool_map",
+    "to_iter_datapipe", "to_map_datapipe", "unzip", "webdataset", "zip_longest", "zip_with_iter", "zip_with_map",
+})
+# fmt: on
 _loading = threading.RLock()
+_loaded: dict[str, Any] = {}
 
 
 def load_torchdata(module: str = _PIPES) -> Any:
@@ -43,8 +62,8 @@ def load_torchdata(module: str = _PIPES) -> Any:
     torchdata imports Hugging Face's `datasets`, if that is installed, for one function of one of its readers, which
     takes half a second and 60 MB: here, that import is delayed until the function is called.
     """
-    if module in sys.modules:
-        return sys.modules[module]
+    if module in _loaded:  # `sys.modules` may hold one that another thread is still importing
+        return _loaded[module]
     with _loading, warnings.catch_warnings():
         if importlib.util.find_spec("torchdata") is None:
             return None
@@ -55,12 +74,17 @@ def load_torchdata(module: str = _PIPES) -> Any:
             sys.modules["datasets"] = None  # type: ignore[assignment]  # its import now fails, which torchdata handles
         try:
             reader: Any = importlib.import_module(f"{_PIPES}.load.huggingface")
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("torchdata"):  # later releases have no DataPipes
+                return None
+            raise
         finally:
             if delays:
                 del sys.modules["datasets"]
         if delays:
             reader.datasets = types.SimpleNamespace(load_dataset=_load_dataset)
-        return importlib.import_module(module)
+        _loaded[module] = importlib.import_module(module)
+        return _loaded[module]
 
 
 def _load_dataset(*args: Any, **kwargs: Any) -> Any:
@@ -70,7 +94,15 @@ def _load_dataset(*args: Any, **kwargs: Any) -> Any:
 def is_of_torchdata(pipe: Any, *names: str) -> bool:
     """Return whether a pipe is an instance of one of the classes of torchdata with these names."""
     module = sys.modules.get(_PIPES)
-    return module is not None and isinstance(pipe, tuple(vars(module)[name] for name in names))
+    found = {} if module is None else vars(module)
+    return isinstance(pipe, tuple(found[name] for name in names if name in found))  # it may still be imported
+
+
+def passes_on(pipe: Any) -> Any:
+    """Return the source of a stock pipe that passes all samples on unchanged, or some of them; None for other pipes."""
+    if isinstance(pipe, Shuffler | ShardingFilter):
+        return vars(pipe).get("source_datapipe") or vars(pipe).get("datapipe")
+    return vars(pipe).get("source_datapipe") if is_of_torchdata(pipe, "Prefetcher") else None
 
 
 def keeps_items_apart(pipe: Any) -> bool:

@@ -129,10 +129,10 @@ class OwnOrder(Fingerprinted):
 
     def _sampled(self, key: bytes, epoch: int) -> list[int]:
         sampler: Any = self._order
-        if isinstance(sampler, _CountsEpochs):
-            sampler.set_epoch(epoch)
-        own = vars(sampler).get("generator")
-        if isinstance(own, torch.Generator):  # or its numbers would depend on how often it was asked
-            own.manual_seed(int.from_bytes(key[:7], "little"))
-        with seeded_globals(key):
+        with seeded_globals(key):  # in which threads take turns: they share the sampler
+            if isinstance(sampler, _CountsEpochs):
+                sampler.set_epoch(epoch)
+            own = vars(sampler).get("generator")
+            if isinstance(own, torch.Generator):  # or its numbers would depend on how often it was asked
+                own.manual_seed(int.from_bytes(key[:7], "little"))
             return list(sampler)

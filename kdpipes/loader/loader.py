@@ -271,13 +271,22 @@ class Loader:
             self._num_begun += 1
             own = self._own
             if own is None:
-                self._open(_torchdata_seeds(seed))
+                self._open_whole(seed)
             else:
                 self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
                 own.seed_epochs(functools.partial(_seed_of, self._base_seed))
                 self._count_by_ranks(self._checkpointer)
                 self._open_at(own, self._start or own.next_start, seed)
             self._is_begun = True
+
+    def _open_whole(self, seed: int) -> None:
+        """Begin an epoch of a service of others; after an error, the next call begins the same epoch."""
+        try:
+            self._open(_torchdata_seeds(seed))
+        except BaseException:
+            self.shutdown()
+            self._num_begun -= 1
+            raise
 
     def _open_at(self, own: ReadingService, start: Position | None, seed: int) -> None:
         """Begin an epoch at `start`; after an error, the next call begins there."""
@@ -337,12 +346,11 @@ class Loader:
         """
         check_process(batches.owner)
         if id(batches) != self._latest:
-            raise RuntimeError(
-                "This iterator was invalidated: another iterator has been created from the same loader."
-            )
+            raise RuntimeError("This iterator was invalidated: another iterator has been created from the same loader.")
         if batches.interrupted_at is not None:  # workers ended with Ctrl-C: go on where they were
-            self._start, self._is_begun = batches.interrupted_at, False
+            chosen, self._start, self._is_begun = self._start, batches.interrupted_at, False
             self._begin()
+            self._start = chosen  # an epoch that was set, or a state that was loaded, meanwhile
         elif batches.is_fresh:  # the epoch may have been set since `iter(loader)`
             self._begin()
         batches.interrupted_at, batches.is_fresh, self._is_begun = None, False, False
@@ -422,7 +430,8 @@ class Loader:
             if begins is None or begins.epoch != epoch:
                 self._start, self._is_begun = Position(epoch), False
             return
-        if self._epoch_set is not None and epoch == self._counted_epoch():
+        next_epoch = self._whole_epoch if self._is_begun else self._counted_epoch()
+        if self._epoch_set is not None and epoch == next_epoch:
             return
         self.shutdown()
         self._epoch_set, self._whole_epoch = (epoch, self._num_begun), epoch

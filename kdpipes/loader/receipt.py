@@ -193,6 +193,9 @@ class Verdict(NamedTuple):
     epochs: tuple[int, ...]
     problems: tuple[str, ...]
 
+    def __bool__(self) -> bool:
+        return self.is_complete
+
     def __str__(self) -> str:
         if self.problems:
             return "\n".join(self.problems)

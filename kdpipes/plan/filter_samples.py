@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.errors import DataError, FieldError, add_note, must_be
+from kdpipes.core.errors import DataError, FieldError, must_be
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe, as_column, is_key
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
@@ -44,9 +44,12 @@ class _Rule:
         try:
             mask = np.asarray(self.keep(*values))
         except ValueError as error:
-            if "truth value" in str(error):
-                add_note(error, "`keep` gets whole columns: write `&`, `|` and `~` in place of `and`, `or` and `not`.")
-            raise
+            if "truth value" not in str(error):
+                raise
+            raise ValueError(
+                f"`keep` gets whole columns, `[{size}]`: write `&`, `|` and `~` in place of `and`, `or` and `not`, and "
+                "`numpy.where` in place of `if`."
+            ) from error
         if mask.dtype != bool or mask.shape != (size,):
             raise TypeError(
                 f"`keep` must return one boolean for each sample, `[{size}] bool`, but returned {mask.dtype} of shape "

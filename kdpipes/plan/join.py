@@ -123,6 +123,11 @@ class JoinerMapDataPipe(PlanPipe):
         partners = np.asarray([places.get(self._on(key), -1) for key in keys], dtype=np.int64)
         missing = np.flatnonzero(partners < 0)
         if self._how == "inner":
+            if len(missing) == len(keys) > 0 and others:
+                raise DataError(
+                    f"`join` finds no common key: those of the source are like {keys[0]!r}, those of the other source "
+                    f"like {others[0]!r}. `on=` takes a key of either source, and returns what must be equal."
+                )
             if len(missing):
                 named = ", ".join(repr(keys[place]) for place in missing[:_NUM_NAMED])
                 text = f"`join` leaves out {len(missing)} of {len(keys)} samples, which the other source lacks: {named}"

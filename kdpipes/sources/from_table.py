@@ -102,7 +102,8 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
 
     def fingerprint(self) -> Any:
         texts = [("keys", self._keys.values)] if self._keys is not None else []
-        return [(name, _digest(values)) for name, values in [*texts, *self._columns.items()]], self._class_names
+        columns = [(name, _digest(values)) for name, values in [*texts, *self._columns.items()]]
+        return columns, self._numbers, self._class_names
 
     def __len__(self) -> int:
         return self._num_rows
@@ -118,7 +119,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         return sample if self._keys is None else sample.fork(key=identity_of(self._keys[index]))
 
     def has_column(self, name: str) -> bool:
-        return name != "x" or not self._has_file
+        return name in ("key", *self._columns) or (name == "y" and self._numbers is not None)
 
     def read_column(self, name: str) -> NDArray[Any]:
         if name == "y" and self._numbers is not None:

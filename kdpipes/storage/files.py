@@ -421,9 +421,10 @@ def create_url(url: str, content: bytes) -> bytes:
             raise
         return content
 
+    unable = (NotImplementedError, TypeError, ValueError)
     try:
-        return retried(create, final=(NotImplementedError, TypeError, ValueError))
-    except Exception:
+        return retried(create, final=unable)
+    except unable:
         retried(lambda: write_url(url, content))
         return read_url(url)
 

@@ -54,6 +54,8 @@ class ObjectFiles:
         self._clients: dict[tuple[str, float | None], Any] = {}
 
     def __getattr__(self, name: str) -> Any:
+        if name == "filesystem" or name.startswith("__"):  # asked for while a copy is made, which has no attributes yet
+            raise AttributeError(name)
         return getattr(self.filesystem, name)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> Any:
@@ -181,8 +183,21 @@ def _library() -> _Library | None:
     """
     process = os.getpid()
     if process not in _loaded:
-        _loaded.setdefault(process, _copied_library() if any(_loaded.values()) else _import())
+        with _loading[0]:  # each thread would load a copy of its own
+            if process not in _loaded:
+                _loaded[process] = _copied_library() if any(_loaded.values()) else _import()
     return _loaded[process]
+
+
+_loading = [threading.Lock()]
+
+
+def _renew_lock() -> None:
+    _loading[0] = threading.Lock()  # a thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _import() -> _Library | None:

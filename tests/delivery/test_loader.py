@@ -270,3 +270,36 @@ def test_a_source_inside_another_and_in_a_closure_reaches_workers(start_method: 
     chain = kdp.from_dataset(Outer()).add_field("p", lambda sample: int(inner[0]["y"]) + len(inner))
     with kdp.Loader(chain.select("x p").deal(1), num_workers=2, start_method=start_method) as loader:
         assert [list(loader), list(loader)] == [[[("A", 3)], [("B", 3)], [("C", 3)]]] * 2
+
+
+class Whole:
+    """A reading service of a user's own, which may fail when an epoch begins."""
+
+    fails = False
+
+    def initialize(self, datapipe: Any) -> Any:
+        return datapipe
+
+    def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
+        if Whole.fails:
+            Whole.fails = False
+            raise OSError("once")
+
+    def finalize_iteration(self) -> None: ...
+
+    def finalize(self) -> None: ...
+
+
+def test_an_epoch_that_is_set_after_iter_counts_under_other_services_too() -> None:
+    pipe = numbers(30).deal(batch_size=4, shuffle=True, seed=1)
+    expected = [list(pipe) for _ in range(3)]
+    pipe.set_epoch(0)
+    with kdp.Loader(pipe, reading_service=Whole()) as loader:
+        loader.set_epoch(0)
+        batches = iter(loader)
+        loader.set_epoch(1)
+        assert list(batches) == expected[1]
+        Whole.fails = True
+        with pytest.raises(OSError, match="once"):
+            iter(loader)
+        assert (loader.epoch, list(loader), loader.epoch) == (2, expected[2], 3)

@@ -138,6 +138,14 @@ def test_samplers_of_torch_keep_to_the_epoch(sampler: Any) -> None:
     assert epochs(0) == first == epochs(1)
 
 
+def test_threads_that_share_a_sampler_do_not_disturb_each_other() -> None:
+    sampler = RandomSampler(range(400), generator=torch.Generator())
+    pipe = numbers(400).deal(batch_size=4, order=sampler)
+    with kdp.Loader(pipe, reading_service=kdp.ThreadReadingService(4)) as loader:
+        for _ in range(6):
+            assert sorted(x for batch in values(loader) for x in batch) == list(range(400))
+
+
 def test_a_state_knows_the_order() -> None:
     with kdp.Loader(numbers(8).deal(batch_size=2, order=lambda epoch: [3, 1, 0, 5])) as loader:
         running = iter(loader)

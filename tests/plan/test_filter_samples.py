@@ -90,9 +90,8 @@ def test_what_it_rejects(arguments: Any, kind: type[Exception], words: str) -> N
 
 def test_and_in_place_of_an_ampersand_gets_a_hint() -> None:
     pipe = kdp.from_dataset([1, 2, 3], "x").filter_samples(columns="x", keep=lambda x: x > 1 and x < 3)
-    with pytest.raises(ValueError, match="truth value") as caught:
+    with pytest.raises(ValueError, match=r"`keep` gets whole columns.*write `&`"):
         len(pipe)
-    assert any("write `&`" in note for note in caught.value.__notes__)
 
 
 def test_a_missing_entry_names_those_that_exist() -> None:
