@@ -93,7 +93,6 @@ import kdpipes
 before = "datasets" in sys.modules
 import datasets
 datasets.load_dataset = lambda path, streaming: [path, [{"n": 1}, {"n": 2}]]
-from torchdata.datapipes.iter import HuggingFaceHubReader
 print(json.dumps([before, *HuggingFaceHubReader("csv")]))
 """
 

@@ -185,8 +185,8 @@ def _way_in(dataset: Any) -> str:
         return "`kdp.from_webdataset` reads its pipelines."
     if hasattr(dataset, "__iter__") and not isinstance(dataset, str | bytes | Mapping):
         return (
-            "Read it as a stream: `from torchdata.datapipes.iter import IterableWrapper`, `IterableWrapper(dataset, "
-            'deepcopy=False).to_samples(fields="x y")`.'
+            "Read it as a stream: `from torch.utils.data.datapipes.iter import IterableWrapper`, "
+            '`IterableWrapper(dataset, deepcopy=False).to_samples(fields="x y")`.'
         )
     return ""
 

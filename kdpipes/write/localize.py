@@ -128,7 +128,7 @@ def localize_files(
         OSError: The local one cannot be written, or there is too little room: says how much is needed.
 
     Example:
-        >>> from torchdata.datapipes.iter import FileLister
+        >>> from torch.utils.data.datapipes.iter import FileLister
         >>> pipe = FileLister("data/birds", recursive=True).localize_files("local", global_root="data/birds")
         >>> all(path.startswith("local/") for path in pipe)
         True

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.fingerprint import digest, digest_with_globals, fingerprint
 from kdpipes.storage.shared import Shared
 from tests.hashes import fingerprints
+from tests.torchdata_parts import SampleMultiplexer
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
-from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.storage.tar import read_members

@@ -8,11 +8,12 @@ from typing import Any
 
 import fsspec
 import pytest
-from torchdata.datapipes.iter import FileLister, FileOpener, FSSpecFileLister, IterableWrapper
-from torchdata.datapipes.map import SequenceWrapper
+from torch.utils.data.datapipes.iter import FileLister, FileOpener, IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 from webdataset import TarWriter
 
 import kdpipes as kdp
+from tests.torchdata_parts import FSSpecFileLister
 
 
 @pytest.fixture
