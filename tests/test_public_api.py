@@ -12,6 +12,7 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.core.registry import registered
+from tests.torchdata_parts import needs_torchdata
 
 OURS = {
     place: definition for place, definition in registered().items() if definition.__module__.split(".")[0] == "kdpipes"
@@ -105,6 +106,7 @@ def test_pipe_classes_are_public_and_carry_their_flavour() -> None:
         assert pipe.__name__.endswith(("MapDataPipe", "IterDataPipe"))
 
 
+@needs_torchdata
 def test_no_name_of_torch_or_torchdata_is_replaced_or_hidden() -> None:
     found: dict[str, Any] = json.loads(python("-c", ORIGINALS)[0])
     assert found["replaced"] == found["hidden"] == []
@@ -116,6 +118,7 @@ def test_importing_prints_no_warning_and_imports_nothing_heavy() -> None:
     assert python("-W", "error", "-c", QUIET) == ("[]\n", "")
 
 
+@needs_torchdata
 def test_torchdatas_hugging_face_reader_imports_datasets_on_use() -> None:
     out, _ = python("-c", HUGGING_FACE)
     assert json.loads(out) == [False, "csv", [{"n": 1}, {"n": 2}]]
