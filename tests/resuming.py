@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import graph_settings
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.map import SequenceWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.core import registry

@@ -13,13 +13,17 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.dataloader2.graph import traverse_dps
-from torchdata.dataloader2.graph.settings import set_graph_random_seed
-from torchdata.dataloader2.random import SeedGenerator
+from torch.utils.data.graph import traverse_dps
 
 import kdpipes as kdp
 from kdpipes.demo import PHOTO_CLASSES
+from tests.torchdata_parts import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SeedGenerator,
+    set_graph_random_seed,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

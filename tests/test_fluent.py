@@ -13,6 +13,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 import kdpipes as kdp
 from kdpipes.core.registry import registered
+from tests.torchdata_parts import needs_torchdata
 
 VIEW = Path(kdp.__file__).with_name("_fluent.pyi")
 CLASSES = {"map": "MapChain", "iter": "IterChain"}
@@ -63,6 +64,7 @@ def test_the_typed_view_names_exactly_what_is_registered(flavour: str) -> None:
     assert sorted(typed_methods(flavour)) == sorted(pipes(flavour))
 
 
+@needs_torchdata
 @pytest.mark.parametrize(("flavour", "base"), [("map", MapDataPipe), ("iter", IterDataPipe)])
 def test_the_typed_view_lists_the_stock_pipes(flavour: str, base: Any) -> None:
     stubs = ast.parse(Path(inspect.getfile(base)).with_suffix(".pyi").read_text(encoding="utf-8"))

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pytest
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.map import SequenceWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.core.errors import ChainError

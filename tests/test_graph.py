@@ -6,8 +6,8 @@ import threading
 from typing import Any
 
 from torch.utils.data import IterDataPipe
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
-from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.chain import Chain, upstream_of

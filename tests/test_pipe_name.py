@@ -6,7 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.registry import called_directly, pipe_name, registered, short_name, shown_name

@@ -15,6 +15,7 @@ import pytest
 import kdpipes as kdp
 from kdpipes.core.registry import registered
 from kdpipes.core.stock import NAMES_OF_TORCHDATA
+from tests.torchdata_parts import needs_torchdata
 
 OURS = {
     place: definition for place, definition in registered().items() if definition.__module__.split(".")[0] == "kdpipes"
@@ -92,11 +93,11 @@ def test_the_first_parameter_of_every_pipe_is_the_source() -> None:
 
 HUGGING_FACE = """
 import json, sys
-import kdpipes
+from kdpipes.core.stock import load_torchdata
+HuggingFaceHubReader = load_torchdata().HuggingFaceHubReader
 before = "datasets" in sys.modules
 import datasets
 datasets.load_dataset = lambda path, streaming: [path, [{"n": 1}, {"n": 2}]]
-from torchdata.datapipes.iter import HuggingFaceHubReader
 print(json.dumps([before, *HuggingFaceHubReader("csv")]))
 """
 
@@ -109,6 +110,7 @@ def test_pipe_classes_are_public_and_carry_their_flavour() -> None:
         assert pipe.__name__.endswith(("MapDataPipe", "IterDataPipe"))
 
 
+@needs_torchdata
 def test_no_name_of_torch_or_torchdata_is_replaced_or_hidden() -> None:
     found: dict[str, Any] = json.loads(python("-c", ORIGINALS)[0])
     assert found["replaced"] == found["hidden"] == []
@@ -120,6 +122,7 @@ def test_importing_prints_no_warning_and_imports_nothing_heavy() -> None:
     assert python("-W", "error", "-c", QUIET) == ("[]\n", "")
 
 
+@needs_torchdata
 def test_torchdatas_hugging_face_reader_imports_datasets_on_use() -> None:
     out, _ = python("-c", HUGGING_FACE)
     assert json.loads(out) == [False, "csv", [{"n": 1}, {"n": 2}]]
@@ -170,6 +173,7 @@ def test_importing_it_leaves_out_what_few_chains_need() -> None:
     assert not [name for name in loaded if name.startswith(("kdpipes.look.doctor", "kdpipes.loader.processes"))]
 
 
+@needs_torchdata
 def test_the_names_of_torchdatas_pipes_are_those_that_it_registers() -> None:
     program = """
 import json
@@ -183,6 +187,7 @@ print(json.dumps(sorted({*IterDataPipe.functions, *MapDataPipe.functions} - befo
     assert set(json.loads(run.stdout)) == NAMES_OF_TORCHDATA
 
 
+@needs_torchdata
 def test_torchdata_is_imported_when_one_of_its_pipes_is_asked_for() -> None:
     program = """
 import sys, threading

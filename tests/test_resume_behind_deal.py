@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from torchdata.dataloader2 import DataLoader2, SequentialReadingService
 
 import kdpipes as kdp
 from tests.resuming import FORKED, dealt, digests, inline, number_chain, resumed_everywhere, states_of, stock, threads
+from tests.torchdata_parts import DataLoader2, SequentialReadingService
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 

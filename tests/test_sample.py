@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from kdpipes.core.errors import ChainError, FieldError
 from kdpipes.core.randomness import SampleKey

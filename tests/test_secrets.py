@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.cli import main

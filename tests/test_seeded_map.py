@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchdata.dataloader2 import DataLoader2
-from torchdata.datapipes.iter import IterableWrapper, Mapper
-from torchdata.datapipes.map import Mapper as MapMapper
+from torch.utils.data.datapipes.iter import IterableWrapper, Mapper
+from torch.utils.data.datapipes.map import Mapper as MapMapper
 
 import kdpipes as kdp
 from tests.hashes import fingerprints
+from tests.torchdata_parts import DataLoader2
 
 
 def noisy(item: Any) -> Any:

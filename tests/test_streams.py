@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 

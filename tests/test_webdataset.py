@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import webdataset as wds
 from torch.utils.data import DataLoader
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 import kdpipes as kdp
 from kdpipes.work.decode import EncodedImage
+from tests.torchdata_parts import DataLoader2, MultiProcessingReadingService
 
 pytestmark = [  # webdataset leaves closing its files to the collector
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),

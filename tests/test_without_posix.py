@@ -10,7 +10,6 @@ SCRIPT = """
 import asyncio, multiprocessing, os, sys, tempfile, warnings
 import fsspec, lmdb, torch, torch.utils.data, webdataset
 warnings.simplefilter("ignore")
-import torchdata.datapipes
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules[name] = None
 for name in ("fork", "memfd_create", "register_at_fork", "getuid"):

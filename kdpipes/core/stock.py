@@ -57,7 +57,7 @@ _loaded: dict[str, Any] = {}
 
 
 def load_torchdata(module: str = _PIPES) -> Any:
-    """Import a module of torchdata, without its deprecation warning, and return it; None if it is not installed.
+    """Import a module of torchdata, without its deprecation warning, and return it; None without torchdata 0.9.
 
     torchdata imports Hugging Face's `datasets`, if that is installed, for one function of one of its readers, which
     takes half a second and 60 MB: here, that import is delayed until the function is called.
@@ -65,7 +65,8 @@ def load_torchdata(module: str = _PIPES) -> Any:
     if module in _loaded:  # `sys.modules` may hold one that another thread is still importing
         return _loaded[module]
     with _loading, warnings.catch_warnings():
-        if importlib.util.find_spec("torchdata") is None:
+        # torchdata 0.10 and later, which has wheels for newer Pythons, has neither DataPipes nor DataLoader2.
+        if importlib.util.find_spec("torchdata") is None or importlib.util.find_spec("torchdata.datapipes") is None:
             return None
         # The message tells every importer that DataPipes are deprecated. Users of kdpipes cannot act on it.
         warnings.filterwarnings("ignore", message=r"\s*#+\s*WARNING!\s*The 'datapipes', 'dataloader2' modules")

@@ -10,8 +10,8 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.map import SequenceWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.demo import write_photo_folder, write_photo_shards

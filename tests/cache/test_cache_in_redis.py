@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import redis
 from torch.utils.data import IterDataPipe
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.storage.codec import encode

@@ -25,7 +25,7 @@ print(json.dumps(sorted({{"torch", "numpy", "fsspec", "tqdm"}} & set(sys.modules
 """
 
 STOCK = """
-from torchdata.datapipes.map import SequenceWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 import kdpipes
 
 

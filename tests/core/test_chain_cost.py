@@ -8,8 +8,8 @@ from types import FrameType
 from typing import Any, ClassVar
 
 import pytest
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.map import SequenceWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.core.chain import Chain

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.fingerprint import digest, digest_with_globals, fingerprint
 from kdpipes.storage.shared import Shared
 from tests.hashes import fingerprints
+from tests.torchdata_parts import SampleMultiplexer, needs_torchdata
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
@@ -423,6 +424,7 @@ def peeked_chains() -> list[Any]:
     ]
 
 
+@needs_torchdata
 @pytest.mark.parametrize("number", range(5))
 def test_a_chain_that_was_looked_at_is_what_it_was(number: int) -> None:
     pipe, looked_at = peeked_chains()[number], peeked_chains()[number]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from accelerate import Accelerator, skip_first_batches
 from torch.utils.data import DataLoader, default_collate
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.demo import write_photo_shards
 from kdpipes.storage.urls import expand_urls
+from tests.torchdata_parts import StatefulDataLoader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

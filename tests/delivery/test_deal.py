@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch.utils.data.graph_settings
 from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.datapipes.utils.snapshot import _simple_graph_snapshot_restoration
-from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from tests.delivery.faults import numbers, services, while_armed

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torchdata.dataloader2 as dl2
 import webdataset
 from torch.utils.data import DataLoader
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.storage.tar import read_members
 from tests.resuming import of_rank, travelled, without_seed
+from tests.torchdata_parts import DataLoader2, MultiProcessingReadingService
 
 SERVICES: dict[str, Any] = {
     "0": lambda: None,
@@ -313,9 +313,7 @@ def test_a_long_stream_resumes_under_other_workers(urls: list[str], kind: str) -
 
 LOADERS: dict[str, Any] = {
     "DataLoader": lambda pipe, number: DataLoader(pipe, batch_size=None, num_workers=number),
-    "DataLoader2": lambda pipe, number: dl2.DataLoader2(
-        pipe, reading_service=dl2.MultiProcessingReadingService(number)
-    ),
+    "DataLoader2": lambda pipe, number: DataLoader2(pipe, reading_service=MultiProcessingReadingService(number)),
 }
 
 
@@ -328,7 +326,7 @@ def test_other_loaders_give_the_same_batches(urls: list[str], others: list[str],
     def batches_of(stream: Any, num_workers: int) -> list[Any]:
         loader = LOADERS[kind](stream, num_workers)
         found = [list(map(tuple, batch)) for batch in loader]
-        if isinstance(loader, dl2.DataLoader2):
+        if isinstance(loader, DataLoader2):
             loader.shutdown()
         return found
 

@@ -12,15 +12,11 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
-from torchdata.dataloader2 import (
-    DistributedReadingService,
-    MultiProcessingReadingService,
-    SequentialReadingService,
-)
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.storage.shared import sharing
+from tests.torchdata_parts import DistributedReadingService, MultiProcessingReadingService, SequentialReadingService
 
 
 def numbers(size: int = 10) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torchdata.dataloader2 import MultiProcessingReadingService
 
 import kdpipes as kdp
 from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.worker_main import Options, Sender
+from tests.torchdata_parts import MultiProcessingReadingService
 
 SERVICES = [
     pytest.param(lambda: None, id="inline"),

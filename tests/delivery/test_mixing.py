@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, graph_settings
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from tests.torchdata_parts import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (23, 3, 5, 9), dtype=np.uint8)
 METHODS = ["mixup", "cutmix"]

@@ -20,7 +20,6 @@ SCRIPT = """
 import json, os, sys
 from datetime import timedelta
 import torch, torch.distributed
-import torchdata.dataloader2 as dl2
 import kdpipes as kdp
 
 kind, *urls = sys.argv[1:]
@@ -45,10 +44,10 @@ def make():
     if kind == "dataloader":
         return torch.utils.data.DataLoader(pipe, batch_size=None, num_workers=2)
     if kind == "sequential":
-        service = dl2.SequentialReadingService(dl2.DistributedReadingService(), kdp.ProcessReadingService(2))
-        return dl2.DataLoader2(pipe, reading_service=service)
+        service = SequentialReadingService(DistributedReadingService(), kdp.ProcessReadingService(2))
+        return DataLoader2(pipe, reading_service=service)
     if kind == "torchdata":
-        return dl2.DataLoader2(pipe, reading_service=dl2.MultiProcessingReadingService(2))
+        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2))
     if urls:
         _, uneven, num_workers = kind.split()
         stream = kdp.stream_shards(urls).select("key is_padding")

@@ -10,10 +10,14 @@ import pytest
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import kdpipes as kdp
+from tests.torchdata_parts import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    StatefulDataLoader,
+)
 
 NUM_SAMPLES = 22
 Loaders = dict[str, Callable[[Any], Any]]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 

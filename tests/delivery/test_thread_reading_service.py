@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from torch.utils.data import IterDataPipe
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.chain import Chain

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchdata.dataloader2 import InProcessReadingService
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.delivery.to_device import _ahead, _mapped
+from tests.torchdata_parts import InProcessReadingService
 
 Pair = namedtuple("Pair", "x y")
 

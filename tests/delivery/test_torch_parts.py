@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from accelerate import Accelerator, skip_first_batches
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from torchdata.dataloader2 import (
+
+import kdpipes as kdp
+from tests.torchdata_parts import (
+    CheckpointableReadingServiceInterface,
     DataLoader2,
     InProcessReadingService,
     MultiProcessingReadingService,
     SequentialReadingService,
 )
-from torchdata.dataloader2.reading_service import CheckpointableReadingServiceInterface
-
-import kdpipes as kdp
 
 SERVICES: dict[str, Callable[[], Any]] = {
     "process": lambda: kdp.ProcessReadingService(2),

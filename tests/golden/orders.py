@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 

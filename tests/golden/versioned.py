@@ -19,7 +19,7 @@ from unittest import mock
 import lmdb
 import redis
 from PIL import Image
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from tests.golden.files import digests, small

@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 

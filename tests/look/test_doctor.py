@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.chain import Chain

@@ -6,10 +6,10 @@ from typing import Any
 
 import IPython.display
 import pytest
-from torchdata.dataloader2 import InProcessReadingService
 
 import kdpipes as kdp
 from kdpipes.look import live
+from tests.torchdata_parts import InProcessReadingService
 
 
 def numbers(size: int = 8) -> Any:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.map import SequenceWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.look.peek import summary

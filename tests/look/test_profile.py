@@ -13,14 +13,14 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from PIL import Image
-from torchdata.dataloader2 import MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.chain import Chain
 from kdpipes.loader import profile as loader_profile
 from kdpipes.loader.worker import Producer
 from tests.look.clocks import Clock
+from tests.torchdata_parts import MultiProcessingReadingService
 
 NUM = 12
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torchdata.datapipes.iter import FileLister, IterableWrapper
+from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.registry import called_directly

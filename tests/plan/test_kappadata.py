@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.map import SequenceWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
+from tests.torchdata_parts import needs_torchdata
 
 ITEMS = [(letter, place % 3) for place, letter in enumerate("abcdefghijkl")]
 XS = "abcdefghijkl"
@@ -110,6 +111,7 @@ def test_a_source_without_columns_and_a_selected_one_say_the_way_out(pipe: Any) 
         pipe.select("x").subset([0])
 
 
+@needs_torchdata
 def test_a_stream_says_the_way_out() -> None:
     stream = IterableWrapper(ITEMS).to_samples(fields="x y")
     with pytest.raises(kdp.ChainError, match=r"indexed source, but `to_samples` is a stream.*`kdp.open_shards`"):

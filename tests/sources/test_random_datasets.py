@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 
 import kdpipes as kdp
+from tests.torchdata_parts import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import fsspec
 import pytest
-from torchdata.datapipes.iter import FileLister, FileOpener, FSSpecFileLister, IterableWrapper
-from torchdata.datapipes.map import SequenceWrapper
+from torch.utils.data.datapipes.iter import FileLister, FileOpener, IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 from webdataset import TarWriter
 
 import kdpipes as kdp
+from tests.torchdata_parts import FSSpecFileLister, needs_torchdata
 
 
 @pytest.fixture
@@ -52,6 +53,7 @@ def test_urls_of_fsspec_are_listed_and_read() -> None:
     assert found == {"1.jpg": b"one", "2.jpg": b"two"}
 
 
+@needs_torchdata
 def test_samples_of_torchdatas_webdataset_keep_their_contents_when_the_stream_has_gone_on(tmp_path: Path) -> None:
     path = str(tmp_path / "a.tar")
     with TarWriter(path) as writer:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torch.utils.data import IterDataPipe
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.testing import check_elastic, check_exactly_once, check_pipe, check_resumable, full_disk, slow_consumer

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.storage.codec import decode, encode

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.graph_settings import apply_sharding
-from torchdata.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 

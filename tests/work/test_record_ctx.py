@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torchdata.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageChops
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.map import SequenceWrapper
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from tests.work.replaying import (

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchdata.datapipes.iter import FileLister, FSSpecFileLister, IterableWrapper
-from torchdata.datapipes.map import SequenceWrapper
+from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 from kdpipes.write.localize import FileLocalizer
 from tests.processes import exit_status, fork, in_child
+from tests.torchdata_parts import FSSpecFileLister
 
 pytestmark = pytest.mark.usefixtures("no_waits")
 
