@@ -17,9 +17,15 @@ from webdataset import TarWriter
 import kdpipes as kdp
 
 SCRIPT = """
-import json, os, sys
+import json, os, sys, warnings
 from datetime import timedelta
 import torch, torch.distributed
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    try:
+        import torchdata.dataloader2 as dl2
+    except ModuleNotFoundError:  # on Python 3.13: these kinds are not asked for there
+        dl2 = None
 import kdpipes as kdp
 
 kind, *urls = sys.argv[1:]
@@ -44,10 +50,10 @@ def make():
     if kind == "dataloader":
         return torch.utils.data.DataLoader(pipe, batch_size=None, num_workers=2)
     if kind == "sequential":
-        service = SequentialReadingService(DistributedReadingService(), kdp.ProcessReadingService(2))
-        return DataLoader2(pipe, reading_service=service)
+        service = dl2.SequentialReadingService(dl2.DistributedReadingService(), kdp.ProcessReadingService(2))
+        return dl2.DataLoader2(pipe, reading_service=service)
     if kind == "torchdata":
-        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2))
+        return dl2.DataLoader2(pipe, reading_service=dl2.MultiProcessingReadingService(2))
     if urls:
         _, uneven, num_workers = kind.split()
         stream = kdp.stream_shards(urls).select("key is_padding")
