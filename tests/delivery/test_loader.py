@@ -144,7 +144,7 @@ def test_a_sharding_filter_is_a_sharding_point_too() -> None:
     [
         ({"num_workers": -1}, ValueError, "`num_workers` must be an integer of at least 0"),
         ({"num_workers": "2"}, TypeError, "`num_workers` must be an integer"),
-        ({"num_workers": 2, "reading_service": MultiProcessingReadingService(2)}, ValueError, "must be given alone"),
+        ({"num_workers": 2, "reading_service": kdp.ProcessReadingService(2)}, ValueError, "must be given alone"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
