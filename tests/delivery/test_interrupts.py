@@ -35,13 +35,14 @@ def traces():
 
 def attempt(action):
     # the other process interrupts it after a while, and nothing else
-    global is_armed
+    global is_armed, num_interrupted
     os.write(say_begun, b"!")
     try:
         is_armed = True
         action()
     except KeyboardInterrupt:
         print("interrupted")
+        num_interrupted += 1
     finally:
         is_armed = False
     os.read(sent, 1)
@@ -62,6 +63,7 @@ def run_on():
     loader.close()
 
 is_armed, loader, state, pipe = False, None, None, chain()
+num_interrupted = number = 0
 expected = [number_in(batch) for _ in range(100) for batch in pipe]
 (begun, say_begun), (sent, say_sent) = os.pipe(), os.pipe()
 service = kdp.ProcessReadingService(2, start_method="fork")
@@ -78,7 +80,8 @@ if not killer:
         os.write(say_sent, b"!")
     os._exit(0)
 helpers, num_files = traces()
-for number in range(20):
+while number < 20 or num_interrupted < 6:  # a fast machine is often done before the signal
+    number += 1
     attempt(run_on)
     if loader is not None:
         if number % 3 == 0:
@@ -95,7 +98,6 @@ print("over")
 def test_interrupts_of_the_group_leave_nothing(interpreter: Any) -> None:
     status, printed, told = interpreter.run(STORM, timeout=120)
     assert status == 0, told
-    assert printed.count("interrupted") > 5
     assert printed.endswith("over\n")
 
 
