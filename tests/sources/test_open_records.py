@@ -181,7 +181,7 @@ def test_another_part_of_the_same_length_is_not_taken_for_it(birds: Path) -> Non
 
 
 def test_what_is_no_folder_of_whole_records_of_this_version_is_refused(birds: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`folder` must be a folder of this machine, .* `kdp\.copy_to_local\(url"):
+    with pytest.raises(ValueError, match=r"`folder` must be a local folder, .* `kdp\.copy_to_local\(url"):
         kdp.open_records("s3://bucket/birds")
     with pytest.raises(FileNotFoundError, match="`folder` must be a folder that exists"):
         kdp.open_records(tmp_path / "none")
