@@ -163,8 +163,8 @@ class MemberReader:
 
         Args:
             catalog: The places of all members.
-            orders: The orders of the epoch, one for each place of this source in the chain and each thread. They are empty
-                if the epoch does not go shard by shard.
+            orders: The orders of the epoch, one for each place of this source in the chain and each thread. They are
+                empty if the epoch does not go shard by shard.
         """
         is_cached = np.array([self._is_cached(url) for url in catalog.urls], dtype=bool)
         surveys = {survey.digest: survey for survey in (Survey(catalog.shards, is_cached, order) for order in orders)}

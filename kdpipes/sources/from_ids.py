@@ -38,9 +38,8 @@ class IdReaderMapDataPipe(MapPipe):
 
     Args:
         ids: The IDs, in order. `sample.key` is `str(id)`; a URL loses its user, signature and expiry.
-        labels: The label of each ID: a dictionary by ID, or a sequence as long as `ids`. Without labels, samples have no
-            field `y`.
-            Text labels become class numbers.
+        labels: The label of each ID: a dictionary by ID, or a sequence as long as `ids`. Text labels become class
+            numbers. Without labels, samples have no field `y`.
         load: A function that returns `x` for an ID; or a path or URL with `{id}` in it, whose suffix decides: `.pt` is
             read as tensors (`weights_only`), `.npy` as an array, anything else as bytes.
         class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text.

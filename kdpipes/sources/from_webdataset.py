@@ -126,8 +126,8 @@ def _refuse(pipeline: DataPipeline) -> None:
         is_behind_splitters |= isinstance(stage, (filters.FilterFunction, *_OPENERS))
         if inspect.isroutine(_function_of(stage)) and not is_behind_splitters and not _is_splitter(stage):
             raise ChainError(
-                f"`deal` decides which worker gets which sample, but {_named(stage)} may split the shards as well, and samples "
-                "would be lost. Make the dataset with `nodesplitter=None, workersplitter=None`."
+                f"`deal` decides which worker gets which sample, but {_named(stage)} may split the shards as well, and "
+                "samples would be lost. Make the dataset with `nodesplitter=None, workersplitter=None`."
             )
         if isinstance(stage, DataPipeline):
             _refuse(stage)
