@@ -22,6 +22,7 @@ from kdpipes.core.registry import functional_pipe
 from kdpipes.delivery.by_class import ByClass, ClassEpoch, ClassOrder, read_classes
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
+from kdpipes.delivery.by_source import SourceOrder, shares_of
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.layout import EqualEpoch, Layout, Ranks, Sharding, Uneven
 from kdpipes.delivery.own_order import ContinuedOrder, OwnOrder
@@ -170,6 +171,11 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         self._lengths: Shared[LengthOrder] | None = None
         self._classes: Shared[ClassOrder] | None = None
         self._shards: Shared[ShardOrder] | None = None
+        self._shares = shares_of(source_datapipe)  # what a `mix` upstream wants of each batch
+        self._by_source: Shared[SourceOrder] | None = None
+        if self._shares is not None:
+            others = {"batch_by": batch_by, "order": order, "num_batches": num_batches}
+            _refuse_for_mix(**others, shuffle="shards" if shuffle == "shards" else None)
         self._is_fixed = False  # whether every epoch has the samples of epoch 0, because batches depend on lengths
         if isinstance(self._layout, ByLength):
             known = indexed(source_datapipe, "deal", takes_samples=False).field_names()
@@ -183,8 +189,11 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         if isinstance(self._layout, ByClass):
             return self._by_class(self._layout).num_batches // self.sharding().num_ranks
         if isinstance(self._layout, Layout):
+            num_ranks = self.sharding().num_ranks
+            if self._shares is not None:
+                return int(self._layout.num_batches(len(self._sources(self._layout, num_ranks)), num_ranks))
             size = len(self.source) if self._own_order is None else len(self._own_positions(self._own_order, 0))
-            return int(self._layout.num_batches(size, self.sharding().num_ranks))
+            return int(self._layout.num_batches(size, num_ranks))
         buckets = self._by_length(self._layout).buckets(self._layout, self.sharding().num_ranks)
         return buckets.num_kept(self._layout.uneven)
 
@@ -233,6 +242,9 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         if isinstance(self._layout, Layout) and self._own_order is not None:
             positions = self._own_positions(self._own_order, number)
             return EqualEpoch(len(positions), self._layout, self._sharding, positions)
+        if isinstance(self._layout, Layout) and self._shares is not None:
+            by_source = self._sources(self._layout, self._sharding.num_ranks)
+            return EqualEpoch(len(by_source), self._layout, self._sharding, by_source.of_epoch(key))
         if isinstance(self._layout, ByLength):
             return LengthEpoch(self._by_length(self._layout), self._layout, self._sharding, key)
         if isinstance(self._layout, ByClass):
@@ -247,6 +259,15 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         self._fix_plan("deal(num_batches=...)")
         order_of = (lambda number: self._order((self._seed, number))) if self._shuffle else None
         return EqualEpoch(num_samples, layout, self._sharding, ContinuedOrder(size, number * num_samples, order_of))
+
+    def _sources(self, layout: Layout, num_ranks: int) -> SourceOrder:
+        """Return the samples by source; blocks are the batches of one rank, or global batches if their size is set."""
+        if self._by_source is None:
+            assert self._shares is not None
+            assert isinstance(self.source, MapPipe)
+            size = layout.batch_size if layout.batch_size is not None else layout.size_of(num_ranks)
+            self._by_source = Shared(SourceOrder(self.source.source_numbers(), self._shares, size))
+        return self._by_source.value
 
     def _fix_plan(self, by: str) -> None:
         """Keep the samples that the plan chooses in epoch 0, with a warning if it would choose others later."""
@@ -363,6 +384,8 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             self._by_length(self._layout)
         elif isinstance(self._layout, ByClass):
             self._by_class(self._layout)
+        elif self._shares is not None:
+            self._sources(self._layout, self.sharding().num_ranks)
         elif self._shuffle == "shards":
             self._by_shard()
         else:
@@ -383,6 +406,16 @@ def _refuse_other_cuts(batch_by: Any, of_classes: dict[str, Any], others: dict[s
     if uneven == "pad":
         raise ValueError(
             '`uneven="pad"` cannot be used with `batch_by="class"`, whose batches are all full. Remove it.'
+        )
+
+
+def _refuse_for_mix(**others: Any) -> None:
+    """Raise if an argument would compose batches otherwise than a `mix` upstream does."""
+    other = next((name for name, value in others.items() if value is not None), None)
+    if other is not None:
+        raise ValueError(
+            f"`{other}` cannot be used after `mix(per_batch=...)` or `mix(batches=...)`, which compose the batches. "
+            "Remove one of them; `shuffle=True` is possible."
         )
 
 
