@@ -181,6 +181,7 @@ class MapChain(MapDataPipe[Any]):
         global_batch_size: int | None = None,
         batch_by: str | None = None,
         max_tokens: int | None = None,
+        pack: bool = False,
         global_max_tokens: int | None = None,
         classes_per_batch: int | None = None,
         samples_per_class: int | None = None,
