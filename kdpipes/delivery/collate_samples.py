@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Number
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ class SampleCollatorIterDataPipe(OneToOne):
         ([[1, 2], [3, 0]], [0, 1])
     """
 
-    computed = (*OneToOne.computed, "_row_size")  # which `deal` decides
+    computed: ClassVar[tuple[str, ...]] = (*OneToOne.computed, "_row_size")  # which `deal` decides
 
     def __init__(self, source_datapipe: IterDataPipe[Any], *, pad: Mapping[str, float] | None = None) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
