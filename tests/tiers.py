@@ -146,7 +146,7 @@ FULL = [
     "test_without_posix.py",
     "work/test_adapters.py",
     "write/test_copy_to_local_faults.py::test_a_bucket_is_a_source",
-    "write/test_jobs.py",
+    "storage/test_jobs.py",
     "write/test_write_shards_elsewhere.py",
     "write/test_write_shards_on_dask.py",
 ]

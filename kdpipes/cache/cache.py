@@ -6,6 +6,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import nullcontext, suppress
 from typing import Any, ClassVar, Literal
 
@@ -324,20 +325,26 @@ class _CachePipe(SampleMapper):
         """Return what the cache holds, and what this chain's processes have counted: hits, misses, healed entries."""
         return self._operation.store.stats()._replace(**self._operation.counters.totals())
 
-    def warm_up(self, *, num_threads: int = 4, progress: bool = True) -> CacheStats:
+    def warm_up(
+        self, *, num_threads: int = 4, num_workers: int = 0, executor: Executor | None = None, progress: bool = True
+    ) -> CacheStats:
         """Fill the cache with the missing samples of the source, and mark it complete.
 
-        After an interruption it continues where it stopped. Several processes may fill a cache at once, and share the
-        work. A complete cache on disk opens without its source: `kdp.open_cache`.
+        After an interruption it continues where it stopped. Processes, ranks and machines that fill the same cache at
+        once share the work. A complete cache on disk opens without its source: `kdp.open_cache`.
 
         Args:
-            num_threads: How many threads load samples.
+            num_threads: The number of threads that load samples, in each worker.
+            num_workers: The number of worker processes; 0 loads in this process. With `executor`, the number of jobs
+                that it runs at a time, if it does not report that itself. Each worker reads a whole stream, but loads
+                only its share of the samples.
+            executor: Runs the work: an executor from `concurrent.futures`, Dask (`client.get_executor()`), ...
             progress: Whether to show a progress bar.
 
         Raises:
             DataError: The cache cannot keep all of it.
         """
-        warm_up(self, num_threads=num_threads, progress=progress)
+        warm_up(self, num_threads=num_threads, num_workers=num_workers, executor=executor, progress=progress)
         return self.stats()
 
 
