@@ -13,14 +13,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from kdpipes.cache.counters import Counters
-from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.key import Identity, eager_names, key_of
-from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import Layout, layout_in
 from kdpipes.cache.redis_store import MOST_VALUE_BYTES, RedisStore
 from kdpipes.cache.replayed import Replayable, Replayed
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
-from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_choice, check_flag, must_be
@@ -344,6 +341,8 @@ class _CachePipe(SampleMapper):
         Raises:
             DataError: The cache cannot keep all of it.
         """
+        from kdpipes.cache.warm_up import warm_up
+
         warm_up(self, num_threads=num_threads, num_workers=num_workers, executor=executor, progress=progress)
         return self.stats()
 
@@ -479,6 +478,8 @@ class CacherInMemory(Cacher):
         allow_pickle: bool = False,
         bytes_as_views: bool = False,
     ) -> None:
+        from kdpipes.cache.lmdb_store import LmdbStore  # stores are imported on use: most chains have one or none
+
         super().__init__(
             LmdbStore.in_memory(name, max_bytes=max_bytes, keep=keep),
             verify=verify,
@@ -560,6 +561,9 @@ class CacherOnDisk(Cacher):
             raise ValueError(must_be("layout", '"files"', layout, "Other layouts have no folders and no compression."))
         if layout == "files" and max_bytes is not None:
             raise ValueError(must_be("max_bytes", "None", max_bytes, 'The layout "files" has no limit of its own.'))
+        from kdpipes.cache.file_store import FileStore
+        from kdpipes.cache.lmdb_store import LmdbStore
+
         super().__init__(
             LmdbStore(place, max_bytes=max_bytes, is_durable=is_durable)
             if layout == "lmdb"
