@@ -1,58 +1,36 @@
 """A composition layer over torchdata DataPipes: one chain from files and tar shards to batches.
 
-Importing it registers every pipe as a method of all DataPipes. All else is imported when it is first used.
+Importing it registers every pipe as a method of all DataPipes. Functions and classes that few chains need are imported
+when they are first used.
 """
 
+import warnings as _warnings
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from kdpipes._version import __version__ as __version__
-from kdpipes.cache.cache import CacheIterDataPipe, CacheMapDataPipe, CacherInMemory, CacherInRedis, CacherOnDisk
-from kdpipes.cache.store import CacheStats
 from kdpipes.core.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
 from kdpipes.core.errors import closest as _closest
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.operation import Operation
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.randomness import SampleKey as Draw
+from kdpipes.core.randomness import SampleKey
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import sample_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.batch_memory import empty_batch
 from kdpipes.delivery.batch_pipe import BatchPipe
-from kdpipes.delivery.collate_samples import SampleCollatorIterDataPipe, collate, split_ctx
-from kdpipes.delivery.cutmix import CutMixerIterDataPipe
-from kdpipes.delivery.deal import DealerMapDataPipe
-from kdpipes.delivery.deal_stream import DealerIterDataPipe
-from kdpipes.delivery.mixup import MixerUpIterDataPipe
-from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
+from kdpipes.delivery.collate_samples import collate, split_ctx
 from kdpipes.loader import torch_loaders as _torch_loaders  # noqa: F401  # how torch's DataLoader holds chains
-from kdpipes.look.peek import Peek
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.plan.concat import ConcatenatorMapDataPipe as concat
-from kdpipes.plan.few_shot import FewShotTakerMapDataPipe
-from kdpipes.plan.filter_classes import ClassFilterIterDataPipe, ClassFilterMapDataPipe
-from kdpipes.plan.filter_samples import SampleFilterIterDataPipe, SampleFilterMapDataPipe
-from kdpipes.plan.join import JoinerMapDataPipe
-from kdpipes.plan.map_classes import ClassMapperIterDataPipe, ClassMapperMapDataPipe
-from kdpipes.plan.mix import MixerIterDataPipe, MixerMapDataPipe
-from kdpipes.plan.oversample import OversamplerIterDataPipe, OversamplerMapDataPipe
-from kdpipes.plan.permute import PermuterMapDataPipe
-from kdpipes.plan.repeat_until import RepeaterUntilIterDataPipe, RepeaterUntilMapDataPipe
-from kdpipes.plan.sample_weighted import WeightedSamplerMapDataPipe
 from kdpipes.plan.split import split
-from kdpipes.plan.subset import SubsetterMapDataPipe
-from kdpipes.plan.take_per_class import PerClassTakerMapDataPipe
-from kdpipes.plan.take_percent import PercentTakerMapDataPipe
 from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe as from_dataset
 from kdpipes.sources.from_dataset import SampleSource
-from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDataPipe
-from kdpipes.work.decode import DecodedImage, EncodedImage, ImageDecoder
-from kdpipes.work.fields import CtxRecorder, FieldAdder, FieldRenamer, Selector
-from kdpipes.work.on_error import OnError as ErrorHandler
-from kdpipes.work.transform import RecordedTransform, Transformer
+from kdpipes.work.decode import DecodedImage, EncodedImage
+from kdpipes.work.transform import RecordedTransform
 from kdpipes.work.transforms import (
     CenterCrop,
     ColorJitter,
@@ -62,21 +40,20 @@ from kdpipes.work.transforms import (
     Resize,
     ToTensor,
 )
-from kdpipes.write.localize import FileLocalizer
 
 if _TYPE_CHECKING:
     from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
     from kdpipes.loader.loader import Loader
     from kdpipes.loader.rebuild_batch import rebuild_batch
-    from kdpipes.loader.receipt import Verdict, verify_receipts
+    from kdpipes.loader.receipt import verify_receipts
     from kdpipes.loader.services import ProcessReadingService, ThreadReadingService
     from kdpipes.look.batch import replay_grid, show_batch
     from kdpipes.look.classes import plot_classes
-    from kdpipes.look.doctor.examine import Report, doctor
+    from kdpipes.look.doctor.examine import doctor
     from kdpipes.look.draw import draw
     from kdpipes.look.pictures import crop_boxes, image_grid
-    from kdpipes.look.profile import Profile, profile
-    from kdpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
+    from kdpipes.look.profile import profile
+    from kdpipes.look.shuffle_quality import shuffle_quality
     from kdpipes.sources.from_ids import IdReaderMapDataPipe as from_ids
     from kdpipes.sources.from_table import TableReaderMapDataPipe as from_table
     from kdpipes.sources.from_webdataset import WebDatasetReaderIterDataPipe as from_webdataset
@@ -86,21 +63,43 @@ if _TYPE_CHECKING:
     from kdpipes.sources.open_shards import ShardReaderMapDataPipe as open_shards
     from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe as stream_shards
     from kdpipes.work.replay import replay
-    from kdpipes.write.copy import CopyResult, copy_to_local
-    from kdpipes.write.records import RecordsResult, write_records
-    from kdpipes.write.shards import ShardsResult, write_shards
+    from kdpipes.write.copy import copy_to_local
+    from kdpipes.write.records import write_records
+    from kdpipes.write.shards import write_shards
+
+_PIPES = [
+    "cache.cache",
+    "delivery.cutmix",
+    "delivery.deal",
+    "delivery.deal_stream",
+    "delivery.mixup",
+    "delivery.to_device",
+    "look.peek",
+    "plan.few_shot",
+    "plan.filter_classes",
+    "plan.filter_samples",
+    "plan.join",
+    "plan.map_classes",
+    "plan.mix",
+    "plan.oversample",
+    "plan.permute",
+    "plan.repeat_until",
+    "plan.sample_weighted",
+    "plan.subset",
+    "plan.take_per_class",
+    "plan.take_percent",
+    "sources.to_samples",
+    "work.fields",
+    "work.on_error",
+    "write.localize",
+]
+for _name in _PIPES:  # a pipe is registered when its module is imported
+    _import_module(f"kdpipes.{_name}")
 
 _ON_USE = {  # the modules and the names in them that `__getattr__` imports; the same as above
-    "CopyResult": ("kdpipes.write.copy", "CopyResult"),
     "Loader": ("kdpipes.loader.loader", "Loader"),
     "ProcessReadingService": ("kdpipes.loader.services", "ProcessReadingService"),
-    "Profile": ("kdpipes.look.profile", "Profile"),
-    "RecordsResult": ("kdpipes.write.records", "RecordsResult"),
-    "Report": ("kdpipes.look.doctor.examine", "Report"),
-    "ShardsResult": ("kdpipes.write.shards", "ShardsResult"),
-    "ShuffleQuality": ("kdpipes.look.shuffle_quality", "ShuffleQuality"),
     "ThreadReadingService": ("kdpipes.loader.services", "ThreadReadingService"),
-    "Verdict": ("kdpipes.loader.receipt", "Verdict"),
     "copy_to_local": ("kdpipes.write.copy", "copy_to_local"),
     "crop_boxes": ("kdpipes.look.pictures", "crop_boxes"),
     "doctor": ("kdpipes.look.doctor.examine", "doctor"),
@@ -127,82 +126,81 @@ _ON_USE = {  # the modules and the names in them that `__getattr__` imports; the
     "write_shards": ("kdpipes.write.shards", "write_shards"),
 }
 
+_DEPRECATED = {  # names of 0.1 that version 0.3 will not have: the modules that hold them, and their names there
+    "CacheIterDataPipe": ("kdpipes.cache.cache", "CacheIterDataPipe"),
+    "CacheMapDataPipe": ("kdpipes.cache.cache", "CacheMapDataPipe"),
+    "CacheStats": ("kdpipes.cache.store", "CacheStats"),
+    "CacherInMemory": ("kdpipes.cache.cache", "CacherInMemory"),
+    "CacherInRedis": ("kdpipes.cache.cache", "CacherInRedis"),
+    "CacherOnDisk": ("kdpipes.cache.cache", "CacherOnDisk"),
+    "ClassFilterIterDataPipe": ("kdpipes.plan.filter_classes", "ClassFilterIterDataPipe"),
+    "ClassFilterMapDataPipe": ("kdpipes.plan.filter_classes", "ClassFilterMapDataPipe"),
+    "ClassMapperIterDataPipe": ("kdpipes.plan.map_classes", "ClassMapperIterDataPipe"),
+    "ClassMapperMapDataPipe": ("kdpipes.plan.map_classes", "ClassMapperMapDataPipe"),
+    "CopyResult": ("kdpipes.write.copy", "CopyResult"),
+    "CtxRecorder": ("kdpipes.work.fields", "CtxRecorder"),
+    "CutMixerIterDataPipe": ("kdpipes.delivery.cutmix", "CutMixerIterDataPipe"),
+    "DealerIterDataPipe": ("kdpipes.delivery.deal_stream", "DealerIterDataPipe"),
+    "DealerMapDataPipe": ("kdpipes.delivery.deal", "DealerMapDataPipe"),
+    "DeviceMoverIterDataPipe": ("kdpipes.delivery.to_device", "DeviceMoverIterDataPipe"),
+    "Draw": ("kdpipes.core.randomness", "SampleKey"),
+    "ErrorHandler": ("kdpipes.work.on_error", "OnError"),
+    "FewShotTakerMapDataPipe": ("kdpipes.plan.few_shot", "FewShotTakerMapDataPipe"),
+    "FieldAdder": ("kdpipes.work.fields", "FieldAdder"),
+    "FieldRenamer": ("kdpipes.work.fields", "FieldRenamer"),
+    "FileLocalizer": ("kdpipes.write.localize", "FileLocalizer"),
+    "ImageDecoder": ("kdpipes.work.decode", "ImageDecoder"),
+    "MixerIterDataPipe": ("kdpipes.plan.mix", "MixerIterDataPipe"),
+    "MixerMapDataPipe": ("kdpipes.plan.mix", "MixerMapDataPipe"),
+    "MixerUpIterDataPipe": ("kdpipes.delivery.mixup", "MixerUpIterDataPipe"),
+    "OversamplerIterDataPipe": ("kdpipes.plan.oversample", "OversamplerIterDataPipe"),
+    "OversamplerMapDataPipe": ("kdpipes.plan.oversample", "OversamplerMapDataPipe"),
+    "Peek": ("kdpipes.look.peek", "Peek"),
+    "PerClassTakerMapDataPipe": ("kdpipes.plan.take_per_class", "PerClassTakerMapDataPipe"),
+    "PercentTakerMapDataPipe": ("kdpipes.plan.take_percent", "PercentTakerMapDataPipe"),
+    "PermuterMapDataPipe": ("kdpipes.plan.permute", "PermuterMapDataPipe"),
+    "Profile": ("kdpipes.look.profile", "Profile"),
+    "RecordsResult": ("kdpipes.write.records", "RecordsResult"),
+    "RepeaterUntilIterDataPipe": ("kdpipes.plan.repeat_until", "RepeaterUntilIterDataPipe"),
+    "RepeaterUntilMapDataPipe": ("kdpipes.plan.repeat_until", "RepeaterUntilMapDataPipe"),
+    "Report": ("kdpipes.look.doctor.examine", "Report"),
+    "SampleCollatorIterDataPipe": ("kdpipes.delivery.collate_samples", "SampleCollatorIterDataPipe"),
+    "SampleMakerIterDataPipe": ("kdpipes.sources.to_samples", "SampleMakerIterDataPipe"),
+    "SampleMakerMapDataPipe": ("kdpipes.sources.to_samples", "SampleMakerMapDataPipe"),
+    "Selector": ("kdpipes.work.fields", "Selector"),
+    "ShardsResult": ("kdpipes.write.shards", "ShardsResult"),
+    "SubsetterMapDataPipe": ("kdpipes.plan.subset", "SubsetterMapDataPipe"),
+    "Transformer": ("kdpipes.work.transform", "Transformer"),
+    "WeightedSamplerMapDataPipe": ("kdpipes.plan.sample_weighted", "WeightedSamplerMapDataPipe"),
+}
+
 __all__ = [
     "BatchPipe",
-    "CacheIterDataPipe",
-    "CacheMapDataPipe",
-    "CacheStats",
-    "CacherInMemory",
-    "CacherInRedis",
-    "CacherOnDisk",
     "CenterCrop",
     "ChainError",
-    "ClassFilterIterDataPipe",
-    "ClassFilterMapDataPipe",
-    "ClassMapperIterDataPipe",
-    "ClassMapperMapDataPipe",
     "ColorJitter",
-    "CopyResult",
-    "CtxRecorder",
-    "CutMixerIterDataPipe",
     "DataError",
-    "DealerIterDataPipe",
-    "DealerMapDataPipe",
     "DecodedImage",
-    "DeviceMoverIterDataPipe",
-    "Draw",
     "EncodedImage",
-    "ErrorHandler",
-    "FewShotTakerMapDataPipe",
-    "FieldAdder",
     "FieldError",
-    "FieldRenamer",
-    "FileLocalizer",
     "HorizontalFlip",
-    "ImageDecoder",
     "IterPipe",
-    "JoinerMapDataPipe",
     "KdpipesError",
     "Loader",
     "MapPipe",
-    "MixerIterDataPipe",
-    "MixerMapDataPipe",
-    "MixerUpIterDataPipe",
     "Normalize",
     "Operation",
-    "OversamplerIterDataPipe",
-    "OversamplerMapDataPipe",
-    "Peek",
-    "PerClassTakerMapDataPipe",
-    "PercentTakerMapDataPipe",
-    "PermuterMapDataPipe",
     "PlanPipe",
     "ProcessReadingService",
-    "Profile",
     "RandomResizedCrop",
     "RecordedTransform",
-    "RecordsResult",
-    "RepeaterUntilIterDataPipe",
-    "RepeaterUntilMapDataPipe",
-    "Report",
     "Resize",
     "Sample",
-    "SampleCollatorIterDataPipe",
-    "SampleFilterIterDataPipe",
-    "SampleFilterMapDataPipe",
-    "SampleMakerIterDataPipe",
-    "SampleMakerMapDataPipe",
+    "SampleKey",
     "SampleSource",
-    "Selector",
-    "ShardsResult",
-    "ShuffleQuality",
-    "SubsetterMapDataPipe",
     "ThreadReadingService",
     "ToTensor",
     "Traits",
-    "Transformer",
-    "Verdict",
-    "WeightedSamplerMapDataPipe",
     "WorkerError",
     "class_counts",
     "collate",
@@ -242,6 +240,15 @@ __all__ = [
 if not _TYPE_CHECKING:  # with it, type checkers would accept any attribute of the package
 
     def __getattr__(name: str) -> object:
+        if name in _DEPRECATED:
+            module, member = _DEPRECATED[name]
+            instead = f"kdpipes.{member}" if member in __all__ else f"from {module} import {member}"
+            _warnings.warn(
+                f"`kdpipes.{name}` is deprecated and will be gone in 0.3. Write `{instead}`.",
+                FutureWarning,
+                stacklevel=2,
+            )
+            return getattr(_import_module(module), member)
         if name not in _ON_USE:
             raise AttributeError(f"`kdpipes` has no attribute {name!r}.{_closest(name, __all__)}")
         module, member = _ON_USE[name]

@@ -112,7 +112,7 @@ def run_page(page: Path) -> Iterator[tuple[Step, Step, str]]:
     """Run the steps of a page, one after the other; yield each, the next, and what was printed."""
     found = steps(page.read_text(encoding="utf-8"))
     namespace: dict[str, Any] = {"__name__": f"docs_{page.stem}"}
-    for step, following in zip(found, [*found[1:], Step("", "", "")], strict=True):
+    for step, following in zip(found, [*found, Step("", "", "")][1:], strict=True):
         if step.language == "cell":
             yield step, following, run_cell(step.code, page.name, namespace)
         elif step.language == "python" and not step.code.startswith(NOT_RUN):

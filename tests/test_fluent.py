@@ -12,6 +12,7 @@ import pytest
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 import kdpipes as kdp
+from kdpipes.cache.cache import CacheIterDataPipe, CacheMapDataPipe
 from kdpipes.core.registry import registered
 from tests.torchdata_parts import needs_torchdata
 
@@ -98,7 +99,7 @@ def test_the_typed_flavour_is_that_of_the_pipe_that_is_made(flavour: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("typed", "real"), [("CachedMapChain", kdp.CacheMapDataPipe), ("CachedIterChain", kdp.CacheIterDataPipe)]
+    ("typed", "real"), [("CachedMapChain", CacheMapDataPipe), ("CachedIterChain", CacheIterDataPipe)]
 )
 def test_the_methods_of_a_cache_are_typed_as_they_are(typed: str, real: Any) -> None:
     tree = ast.parse(VIEW.read_text(encoding="utf-8"))

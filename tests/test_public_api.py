@@ -102,11 +102,11 @@ print(json.dumps([before, *HuggingFaceHubReader("csv")]))
 """
 
 
-def test_pipe_classes_are_public_and_carry_their_flavour() -> None:
+def test_pipe_classes_carry_their_flavour_and_are_not_public() -> None:
     classes = {pipe for pipe in PIPES.values() if isinstance(pipe, type)}
     assert len(classes) >= 12
     for pipe in classes:
-        assert getattr(kdp, pipe.__name__) is pipe
+        assert pipe.__name__ not in kdp.__all__, "users call the method"
         assert pipe.__name__.endswith(("MapDataPipe", "IterDataPipe"))
 
 
@@ -132,6 +132,13 @@ def test_a_misspelt_name_is_an_error_with_the_closest() -> None:
     with pytest.raises(AttributeError, match=r"`kdpipes` has no attribute 'open_shard'\. Did you mean 'open_shards'\?"):
         kdp.open_shard  # noqa: B018
     assert not hasattr(kdp, "nothing_like_it")
+
+
+def test_names_of_the_last_release_are_deprecated_and_still_there() -> None:
+    for name in kdp._DEPRECATED:
+        with pytest.warns(FutureWarning, match=rf"`kdpipes\.{name}` is deprecated .* Write `"):
+            assert isinstance(getattr(kdp, name), type)
+        assert name not in dir(kdp)
 
 
 @pytest.mark.parametrize(

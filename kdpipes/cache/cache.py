@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -262,6 +262,8 @@ def refuse_private(operation: str, generator: str) -> None:
 
 class _CachePipe(SampleMapper):
     """What both flavours share."""
+
+    for_users: ClassVar[tuple[str, ...]] = ("stats", "warm_up")
 
     _operation: Cacher
     _identity: Identity

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.datapipes._hook_iterator import _SnapshotState
@@ -37,6 +37,8 @@ _STANDING = (
 
 class Streaming(Pipe, Generic[Item]):
     """A stream whose `__iter__` torch's metaclass does not wrap, so that errors keep their type and arguments."""
+
+    for_users: ClassVar[tuple[str, ...]] = ("set_epoch",)
 
     def iterate(self) -> Iterator[Item]:
         """Yield the items of one epoch."""
@@ -145,6 +147,8 @@ class IterPipe(Streaming[Any], IterChain):
 
     Without `deal`, sample n of iteration k has ordinal n in epoch k.
     """
+
+    for_users: ClassVar[tuple[str, ...]] = ()
 
     computed = _STANDING
 

@@ -45,6 +45,8 @@ class MapPipe(Pipe, MapChain):
     A subclass implements `__len__` and `fetch`. For a pipe that chooses samples of other pipes, subclass `PlanPipe`.
     """
 
+    for_users: ClassVar[tuple[str, ...]] = ("column", "set_epoch")
+
     computed: ClassVar[tuple[str, ...]] = (_KEPT_LABELS, _EPOCH)
 
     def __len__(self) -> int:

@@ -92,6 +92,8 @@ class Pipe(Fingerprinted):
     __signature__: ClassVar[inspect.Signature]
     computed: ClassVar[tuple[str, ...]] = ()  # attributes that are not arguments, and so not part of the fingerprint
     set_by_init: ClassVar[tuple[str, ...]] = ()  # attributes that exist only if `super().__init__(...)` was called
+    # A class that sets `for_users` hides its other attributes from `dir`, and so from completion in notebooks.
+    for_users: ClassVar[tuple[str, ...]] = ("class_names", "field_names")
 
     def __new__(cls: type[Made], *args: Any, **kwargs: Any) -> Made:
         made: Made = super().__new__(cls)
@@ -175,8 +177,15 @@ class Pipe(Fingerprinted):
         return _shown_as("html")(self)
 
     def __dir__(self) -> list[str]:
+        """Return the pipes that can follow, and the attributes meant for users: no hooks of kdpipes and torch."""
         refused = {name for name, pipe in self.functions.items() if (pipe.__doc__ or "").startswith(_REFUSED)}
-        return sorted({*object.__dir__(self), *self.functions} - refused)
+        internal: set[str] = set()
+        shown: set[str] = set()
+        for owner in type(self).__mro__:
+            if "for_users" in vars(owner) or not issubclass(owner, Pipe):
+                internal.update(name for name in vars(owner) if not name.startswith("_"))
+                shown.update(vars(owner).get("for_users", ()))
+        return sorted(({*object.__dir__(self), *self.functions} - internal | shown | {*self.functions}) - refused)
 
     if not TYPE_CHECKING:  # checkers take the names of pipes from `_fluent.pyi`
 

@@ -53,6 +53,8 @@ class PlanPipe(MapPipe):
         array(['a', 'c'], dtype='<U1')
     """
 
+    for_users: ClassVar[tuple[str, ...]] = ()
+
     traits = Traits(role="plan", reads=frozenset(), changes=frozenset(), holds_back=False)
     computed: ClassVar[tuple[str, ...]] = (
         *(*MapPipe.computed, "sources", "redraws", "_names", "_planned", "_recent", "_is_fixed", "_from_root"),
@@ -336,6 +338,8 @@ def join_shards(numbers: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
 
 class StreamPlanPipe(IterPipe):
     """A choice of the samples of a stream, made while they pass."""
+
+    for_users: ClassVar[tuple[str, ...]] = ()
 
     traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
     set_by_init = ("source",)

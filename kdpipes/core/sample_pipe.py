@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -89,6 +89,8 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
         name: The functional name, for errors.
     """
 
+    for_users: ClassVar[tuple[str, ...]] = ()
+
     def __init__(self, source_datapipe: MapDataPipe[Any], operation: Operation, name: str) -> None:
         self._configure(source_datapipe, operation, name)
 
@@ -136,6 +138,8 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
         operation: Called with each sample; changes and returns it.
         name: The functional name, for errors.
     """
+
+    for_users: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, source_datapipe: IterDataPipe[Any], operation: Operation, name: str) -> None:
         super().__init__()

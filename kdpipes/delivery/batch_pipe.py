@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch.utils.data import IterDataPipe
@@ -21,6 +21,8 @@ __all__ = ["BatchPipe", "OneToOne"]
 
 class OneToOne(Resumable, IterDataPipe[Any]):
     """Base class of the pipes after `deal` that make one item of each batch before they read the next one."""
+
+    for_users: ClassVar[tuple[str, ...]] = ()
 
     traits = Traits(role="batch", gives="batches", holds_back=False)
     computed = ("_allocate",)
@@ -50,6 +52,8 @@ class BatchPipe(OneToOne):
         >>> list(Doubled(kdp.from_dataset([1, 2, 3], "x").select("x", bare=True).deal(batch_size=2)))
         [[2, 4], [6]]
     """
+
+    for_users: ClassVar[tuple[str, ...]] = ()
 
     set_by_init = ("source",)
 

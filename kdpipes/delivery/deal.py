@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -113,6 +113,8 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         >>> list(texts.select("x").deal(batch_by="length", max_tokens=6))
         [[('to be or not',)], [('to be',), ('that is',), ('the question',)]]
     """
+
+    for_users: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

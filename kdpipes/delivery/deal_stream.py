@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import count, islice
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch.utils.data import IterDataPipe, get_worker_info
 
@@ -102,6 +102,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             `split="samples"`, at the end of the epoch, if a rank would get nothing.
         ChainError: A pipe upstream shards already; `split="lanes"`, and the chain does not allow it.
     """
+
+    for_users: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

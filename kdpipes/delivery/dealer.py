@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -57,6 +57,8 @@ TurnListener = Callable[[int, Mapping[int, tuple[bool, Any]]], None]
 class Resumable(Streaming[Any]):
     """A pipe with `deal` at or before it: trainers set its epoch, and save and load its state."""
 
+    for_users: ClassVar[tuple[str, ...]] = ("load_state_dict", "set_epoch", "state_dict")
+
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0."""
         for dealer in Chain.of(self).of_type(Dealer):
@@ -91,6 +93,8 @@ class Resumable(Streaming[Any]):
 
 class Dealer(Resumable):
     """What both flavours share: the cut, the count of epochs, and which part of the batches is this copy's."""
+
+    for_users: ClassVar[tuple[str, ...]] = ()
 
     source: Any
     _layout: Any

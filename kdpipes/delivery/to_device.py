@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -46,6 +46,8 @@ class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
         >>> next(iter(pipe.to_device("cpu")))
         (tensor([1, 2]), tensor([0, 1]))
     """
+
+    for_users: ClassVar[tuple[str, ...]] = ()
 
     traits = Traits(role="device", gives="batches")
 

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -78,6 +78,8 @@ class ShardStreamerIterDataPipe(IterPipe):
         DataError: A shard is truncated, not a tar, cannot be reached or changes while it is read, or a member does not
             match the index; the error names the shard, the member and the offset.
     """
+
+    for_users: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.cache.store import CacheStats
 from kdpipes.storage.codec import encode
 
 
@@ -46,7 +47,7 @@ def test_a_damaged_entry_is_healed_and_an_evicted_one_loaded_again(redis_server:
         client.delete(evicted)
     for _ in range(2):
         assert [int(sample["x"][0]) for sample in cached] == expected
-    assert cached.stats() == kdp.CacheStats(18, 12, cached.stats().bytes, 10, 1)
+    assert cached.stats() == CacheStats(18, 12, cached.stats().bytes, 10, 1)
 
 
 def test_hostile_entries_are_loaded_again_and_replaced(

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.delivery.to_device import _ahead, _mapped
+from kdpipes.delivery.to_device import DeviceMoverIterDataPipe, _ahead, _mapped
 from tests.torchdata_parts import InProcessReadingService
 
 Pair = namedtuple("Pair", "x y")
@@ -72,7 +72,7 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
 
 
 def test_the_state_knows_what_the_user_has_while_another_batch_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    mover = kdp.DeviceMoverIterDataPipe
+    mover = DeviceMoverIterDataPipe
     monkeypatch.setattr(mover, "iterate", lambda self: _ahead(iter(self.source), StandIn()))
     for num_workers in (0, 2):
         with kdp.Loader(chain(), num_workers=num_workers) as loader:

@@ -19,6 +19,7 @@ import kdpipes as kdp
 from kdpipes.core.chain import Chain
 from kdpipes.loader import profile as loader_profile
 from kdpipes.loader.worker import Producer
+from kdpipes.look.profile import Profile
 from tests.look.clocks import Clock
 from tests.torchdata_parts import MultiProcessingReadingService
 
@@ -48,11 +49,11 @@ def spends(clock: Clock, seconds: float) -> Callable[[Any], Any]:
     return work
 
 
-def shares(profile: kdp.Profile) -> dict[str, float]:
+def shares(profile: Profile) -> dict[str, float]:
     return {pipe.pipe: round(pipe.share, 6) for pipe in profile.pipes if pipe.share > 1e-9}
 
 
-def run(pipe: Any, epochs: int = 1, **how: Any) -> kdp.Profile:
+def run(pipe: Any, epochs: int = 1, **how: Any) -> Profile:
     with kdp.Loader(pipe, profile=True, **how) as loader:
         for _ in range(epochs):
             for _ in loader:

@@ -214,6 +214,27 @@ def test_completion_offers_what_the_flavour_can_do() -> None:
     assert {"collate_samples", "to_device", "batch"} <= set(dealt)
 
 
+def test_completion_leaves_out_the_hooks_of_kdpipes_and_torch() -> None:
+    class Every(kdp.MapPipe):
+        step = 2
+
+        def __len__(self) -> int:
+            return 0
+
+        def fetch(self, index: int) -> kdp.Sample:
+            raise NotImplementedError
+
+        def chosen_twice(self) -> int:
+            return self.step
+
+    pipes = [birds(), birds().cache_in_memory(), birds().select("x").deal(batch_size=1), kdp.stream_shards("a.tar")]
+    hooks = {"fetch", "counters", "functions", "set_getstate_hook", "fingerprint", "iterate", "cut", "traits"}
+    assert not [hooks & set(dir(pipe)) for pipe in pipes if hooks & set(dir(pipe))]
+    assert {"stats", "warm_up", "class_names"} <= set(dir(pipes[1]))
+    assert {"state_dict", "set_epoch"} <= set(dir(pipes[2]))
+    assert {"step", "chosen_twice"} <= set(dir(Every()))
+
+
 def test_record_folders_are_not_opened_and_their_classes_are_told_once_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

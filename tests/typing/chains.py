@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kdpipes as kdp
+from kdpipes.cache.store import CacheStats
 from kdpipes.demo import PHOTO_CLASSES
+from kdpipes.look.peek import Peek
+from kdpipes.write.records import RecordsResult
 
 if TYPE_CHECKING:
     from kdpipes._fluent import IterChain, MapChain
@@ -61,7 +64,7 @@ def shards(urls: str) -> tuple[str, int]:
 
 def recorded(photos: str, folder: str) -> tuple[int, list[Any]]:
     """Photos into records and back; returns the number of samples and a batch."""
-    result: kdp.RecordsResult = kdp.write_records(kdp.image_folder(photos), folder, num_parts=2, num_workers=2)
+    result: RecordsResult = kdp.write_records(kdp.image_folder(photos), folder, num_parts=2, num_workers=2)
     records = kdp.open_records(folder, verify="once", block_size=1_000)
     pipe: IterChain = records.filter_classes(valid=["cat"]).select("key y").deal(batch_size=2, shuffle="shards")
     return result.num_samples, next(iter(pipe))
@@ -83,7 +86,7 @@ class Squares(kdp.SampleSource):
 def cached(folder: str, cache: str) -> tuple[int, int]:
     """Caches before and behind decoding; returns the entries on disk, and the samples that open without a source."""
     on_disk = kdp.image_folder(folder)[:4].cache_on_disk(cache, layout="files", compression="zlib")
-    stats: kdp.CacheStats = on_disk.warm_up(progress=False)
+    stats: CacheStats = on_disk.warm_up(progress=False)
     pipe: MapChain = on_disk.decode_images("x").cache_in_memory(max_bytes=1 << 24).select("x y")
     assert len(pipe[0]) == 2
     return stats.entries, len(kdp.open_cache(cache))
@@ -96,7 +99,7 @@ def jitter(x: int, rng: np.random.Generator) -> int:
 def own_source() -> list[Any]:
     """A source and a transform of one's own; returns the items."""
     pipe: MapChain = Squares().filter_classes(valid=[1]).transform("x", jitter).select("x y")
-    first: kdp.Peek = pipe.peek(2)
+    first: Peek = pipe.peek(2)
     return first.items
 
 

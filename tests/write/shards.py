@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
+from kdpipes.write.shards import ShardsResult
 
 QUIET = [  # webdataset leaves files to the garbage collector
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
@@ -28,5 +29,5 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def write(pipe: Any, folder: Path, **options: Any) -> kdp.ShardsResult:
+def write(pipe: Any, folder: Path, **options: Any) -> ShardsResult:
     return kdp.write_shards(pipe, folder / "train-%06d.tar", **{"max_samples": 30, **options})
