@@ -235,7 +235,9 @@ class ShardReaderMapDataPipe(MapPipe):
         if self._catalog is None:
             urls, self._found = self._matching(), None  # if that fails, they are looked for again
             with using(self._access):
-                self._catalog = Shared(open_catalog(urls, relative_names(urls), self._members.has_copy))
+                self._catalog = Shared(
+                    open_catalog(urls, relative_names(urls), self._members.has_copy, self._members.copy_of)
+                )
             _warn_of_dots(self._catalog.value)
         return self._catalog.value
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.masked import masked
 from kdpipes.core.progress import shown_if_slow
-from kdpipes.storage.catalog_file import CatalogFile, DataSetIndexes, Joined, cached_index
+from kdpipes.storage.catalog_file import CatalogFile, Joined, KnownIndexes, cached_index
 from kdpipes.storage.columns import Column, ColumnBuilder
 from kdpipes.storage.files import (
     Version,
@@ -37,13 +37,14 @@ from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_refused, retried
 from kdpipes.storage.shard_index import IndexBuilder, JoinedIndexes, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
-from kdpipes.storage.tar import add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
+from kdpipes.storage.tar import Member, add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
 from kdpipes.storage.threads import Threads
 from kdpipes.storage.urls import is_local
 
 __all__ = [
     "Catalog",
     "IndexFound",
+    "IndexRecorder",
     "IndexState",
     "ShardSeen",
     "find_index",
@@ -60,7 +61,7 @@ __all__ = [
 IndexState = Literal["fresh", "stale", "damaged", "missing"]
 Result = TypeVar("Result")
 HasCopy = Callable[[str, Version], bool]
-Known = Mapping[str, tuple[Version, ShardIndex | None]]
+CopyOf = Callable[[str, Version], str | None]
 
 _NUM_THREADS, _NUM_THREADS_LOCAL = 16, 4
 _SMALL = 1 << 18  # bytes of storage that are read in the time of a request
@@ -105,7 +106,12 @@ class Catalog:
         return f"{self.names[int(self.shards[index])]}/{self.short_keys[index]}"
 
 
-def open_catalog(urls: Sequence[str], names: Sequence[str], has_copy: HasCopy = lambda url, version: False) -> Catalog:
+def open_catalog(
+    urls: Sequence[str],
+    names: Sequence[str],
+    has_copy: HasCopy = lambda url, version: False,
+    copy_of: CopyOf = lambda url, version: None,
+) -> Catalog:
     """Return the catalog of shards; shards without a matching index are indexed, and the index is kept.
 
     Args:
@@ -113,46 +119,63 @@ def open_catalog(urls: Sequence[str], names: Sequence[str], has_copy: HasCopy = 
         names: The names of the shards in keys.
         has_copy: Whether a version of a shard is in the local cache. If its index is there as well, the shard opens
             even if its storage cannot be reached.
+        copy_of: Returns the path of a copy of a remote shard that has no index, which may be made now, or None. The
+            copy is indexed, so that no byte is read twice.
 
     Raises:
         FileNotFoundError: A shard is missing.
         DataError: A shard cannot be read.
     """
-    joined = _joined(urls, has_copy, {}) if all(map(is_local, urls)) else _shared(urls, has_copy)
+    joined = _joined(urls, {}, {}, has_copy, copy_of) if all(map(is_local, urls)) else _shared(urls, has_copy, copy_of)
     return Catalog(names, joined.versions, joined.shards, joined.keys, joined.fields, urls, joined.columns)
 
 
-def _shared(urls: Sequence[str], has_copy: HasCopy) -> Joined:
+def _shared(urls: Sequence[str], has_copy: HasCopy, copy_of: CopyOf) -> Joined:
     """Return the joined indexes of remote shards, made by one process of this machine and mapped by the others."""
-    file, known = CatalogFile(urls), dict[str, tuple[Version, ShardIndex | None]]()
-    beside: DataSetIndexes | None = None
+    file, versions = CatalogFile(urls), dict[str, Version]()
 
-    def now() -> tuple[list[Version | None], list[Version]] | None:
-        nonlocal beside
+    @cache
+    def known() -> KnownIndexes:
+        with suppress(DataError):  # which opening each shard explains
+            return KnownIndexes.of(urls)
+        return KnownIndexes()
+
+    def is_current(joined: Joined) -> bool:
+        if joined.sources != known().sources:
+            return False
+        then = dict(zip(urls, joined.versions, strict=True))
+        unsure = [url for url in urls if not known().confirms(url, then[url])]
         try:
-            beside = beside or DataSetIndexes.beside(urls)
-            missing = [url for url in urls if url not in beside.versions and url not in beside.unlisted]
             read = partial(version_of, num_tries=NUM_TRIES_WITH_COPY)
-            found = beside.versions | dict(zip(missing, in_order(read, missing) if missing else (), strict=True))
-        except (DataError, FileNotFoundError):  # which opening each shard explains
-            return None
-        known.update((url, (version, None)) for url, version in found.items())
-        return [found.get(url) for url in urls], beside.sources
+            versions.update(zip(unsure, in_order(read, unsure) if unsure else (), strict=True))
+        except (DataError, FileNotFoundError):
+            return False
+        return all(version.tag and version == then[url] for url, version in versions.items())
 
     with file.held():
-        joined = file.find(now)
+        joined = file.find(is_current)
         if joined is None:
-            with suppress(DataError):
-                beside = beside or DataSetIndexes.beside(urls)
-                known.update(beside.indexes())
-            joined = _joined(urls, has_copy, known)
-            joined = file.keep(joined._replace(sources=beside.sources if beside is not None else ()))
+            joined = _joined(urls, known().read(), versions, has_copy, copy_of)
+            joined = file.keep(joined._replace(sources=known().sources))
         return joined
 
 
-def _joined(urls: Sequence[str], has_copy: HasCopy, known: Known) -> Joined:
+def _joined(
+    urls: Sequence[str],
+    known: Mapping[str, ShardIndex],
+    versions: Mapping[str, Version],
+    has_copy: HasCopy,
+    copy_of: CopyOf,
+) -> Joined:
     joined = JoinedIndexes(len(urls))
-    find = partial(_found_or_made, has_copy=has_copy, is_offline=threading.Event(), known=known)
+    is_offline = threading.Event()
+
+    def find(url: str) -> ShardIndex:
+        index = known.get(url)
+        if index is not None and not ends_early(index, url):
+            return index
+        return _found_or_made(url, versions.get(url), has_copy, copy_of, is_offline)
+
     for index in shown_if_slow(in_order(find, urls), len(urls), "indexing", "shards"):
         joined.add(index)
     return Joined(joined.versions, joined.shards(), joined.keys(), joined.fields(), joined.columns())
@@ -174,10 +197,9 @@ def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Res
             future.cancel()
 
 
-def _found_or_made(url: str, has_copy: HasCopy, is_offline: threading.Event, known: Known) -> ShardIndex:
-    seen, index = known.get(url, (None, None))
-    if index is not None and not ends_early(index, url):
-        return index
+def _found_or_made(
+    url: str, seen: Version | None, has_copy: HasCopy, copy_of: CopyOf, is_offline: threading.Event
+) -> ShardIndex:
     copy = None if is_local(url) else _copied(url, has_copy)
     if copy is not None and is_offline.is_set():
         return copy
@@ -194,7 +216,9 @@ def _found_or_made(url: str, has_copy: HasCopy, is_offline: threading.Event, kno
     for damage in found.damage:
         _log.warning("%s It is made anew.", damage)
     if found.index is None:
-        return make_index(url, version)
+        return _index_of_copy(url, version, None if is_local(url) else copy_of(url, version)) or make_index(
+            url, version
+        )
     if not _is_of(found.index, version):
         _keep(found.index, url, version)
     return replace(found.index, version=version)
@@ -208,6 +232,51 @@ def _copied(url: str, has_copy: Callable[[str, Version], bool]) -> ShardIndex | 
     except DataError:
         return None
     return index if index is not None and has_copy(url, index.version) else None
+
+
+def _index_of_copy(url: str, version: Version, path: str | None) -> ShardIndex | None:
+    """Index the copy of a remote shard, and keep the index beside the shard and in the local cache."""
+    if path is None:
+        return None
+    try:
+        index = index_shard(path, version, with_checksums=True)
+    except (DataError, OSError) as error:  # another process may have removed the copy; the error must name the shard
+        _log.info("%s", error)
+        return None
+    _keep(index, url, version)
+    _put(url, index)
+    return index
+
+
+class IndexRecorder:
+    """Records the index of a remote shard while a stream reads it, and keeps it in the local cache at its end.
+
+    A checksum of each member costs 0.45 s of CPU for each GB, once on each machine: without them, damage of members
+    that are later read by ranges would not be noticed.
+
+    Args:
+        url: Of the shard.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._version: Version | None = None
+        self._builder = IndexBuilder()
+
+    def begin(self, version: Version) -> None:
+        """Record a version of the shard, unless its index is already kept."""
+        is_known = not version.tag or _copied(self._url, lambda _, known: known == version) is not None
+        self._version = None if is_known else version
+
+    def add(self, group: Sequence[tuple[Member, bytes]]) -> None:
+        """Add the members of the next sample."""
+        if self._version is not None:
+            add_sample(self._builder, group)
+
+    def end(self) -> None:
+        """Keep the index; all of the shard has been read."""
+        if self._version is not None:
+            _keep(self._builder.index(self._version), self._url, self._version)
 
 
 def keep_index(url: str, version: Version) -> None:
@@ -253,9 +322,8 @@ def _put(url: str, index: ShardIndex) -> None:
             break
         except Exception as error:  # of any file system, which may be read-only
             _log.info("%s", masked(f"The index of {url} cannot be kept as {place}: {error}"))
-    if place != cached_index(url):
-        with suppress(OSError):  # an earlier index in the cache would be found first
-            Path(cached_index(url)).unlink(missing_ok=True)
+    if place != cached_index(url) and Path(cached_index(url)).exists():  # which is looked at first
+        _keep(index, url, index.version)
 
 
 def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> ShardIndex:
@@ -408,7 +476,8 @@ def find_index(url: str, version: Version) -> IndexFound:
     """
     indexes: list[tuple[str, ShardIndex]] = []
     damage: list[DataError] = []
-    for place in (index_url(url), cached_index(url)):
+    places = index_url(url), cached_index(url)
+    for place in places if is_local(url) else reversed(places):  # a request less
         content = _content_of(place)
         if content is None:
             continue

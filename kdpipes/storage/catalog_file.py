@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,8 +42,8 @@ from kdpipes.storage.urls import identity_of, is_local
 __all__ = [
     "DATA_SET_INDEX",
     "CatalogFile",
-    "DataSetIndexes",
     "Joined",
+    "KnownIndexes",
     "cached_index",
     "forget_joined",
     "write_data_set_indexes",
@@ -146,14 +146,13 @@ class CatalogFile:
         finally:
             lock.__exit__(None, None, None)
 
-    def find(self, look: Callable[[], tuple[Sequence[Version | None], Sequence[Version]] | None]) -> Joined | None:
+    def find(self, is_current: Callable[[Joined], bool]) -> Joined | None:
         """Return the joined indexes, if they are those of the shards as they are now.
 
         Ranks of one job trust what another one has just verified.
 
         Args:
-            look: Returns the versions of the shards now, with None for those that need not be checked, and of the
-                data-set indexes; or None if they are unknown.
+            is_current: Returns whether the shards have not changed since.
         """
         is_first = (os.getpid(), self._path) not in self._opened
         self._opened.add((os.getpid(), self._path))
@@ -164,13 +163,7 @@ class CatalogFile:
             return None
         if joined is None or (is_first and self._is_verified()):
             return joined
-        now = look()
-        if now is None or now[1] != joined.sources:
-            return None
-        if any(
-            version is not None and (version != then or not version.tag)
-            for version, then in zip(now[0], joined.versions, strict=True)
-        ):
+        if not is_current(joined):
             return None
         self._note()
         return joined
@@ -213,64 +206,70 @@ def forget_joined() -> None:
 
 
 @dataclass(frozen=True)
-class DataSetIndexes:
-    """The indexes of data sets beside remote shards, one object in each folder.
+class KnownIndexes:
+    """The indexes of remote shards that need no request for each shard.
+
+    They are in the object with all indexes of a folder, or in the local cache. A listing of the folder confirms that
+    they describe the shards as they are now. A folder with very many shards is not listed: the members that are read
+    are verified instead.
 
     Args:
-        shards: The shards of each folder that has such an object.
-        versions: The versions of the shards, as far as a listing shows them.
+        objects: The folders that have an object, with their shards.
+        others: The shards of other folders, whose indexes are all in the local cache.
+        listed: The versions of the shards in listings. Some file systems list other tags than they give for one file.
+        unlisted: The shards that are taken for what their object describes.
         sources: The versions of the objects.
-        unlisted: The shards that are in the state that their object describes, as far as is known.
     """
 
-    shards: dict[str, list[str]]
-    versions: dict[str, Version]
-    sources: list[Version]
-    unlisted: set[str]
+    objects: dict[str, list[str]] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+    listed: dict[str, Version] = field(default_factory=dict)
+    unlisted: set[str] = field(default_factory=set)
+    sources: list[Version] = field(default_factory=list)
 
     @classmethod
-    def beside(cls, urls: Sequence[str]) -> DataSetIndexes:
-        """Look for the objects. A listing shows whether shards have changed since.
+    def of(cls, urls: Sequence[str]) -> KnownIndexes:
+        """Look for indexes; only their versions are read.
 
-        A folder with very many shards is not listed; their members are verified when they are read. Without such an
-        object, a folder is only listed if the local cache has the indexes of all its shards.
+        Raises:
+            DataError: The storage cannot be reached.
         """
-        found = cls({}, {}, [], set())
+        found = cls()
         for folder, some in _by_folder(urls).items():
             source = _version_of(f"{folder}/{DATA_SET_INDEX}") if len(some) >= _FEW else None
-            if source is not None:
-                found.shards[folder] = some
-                found.sources.append(source)
-            elif len(some) < _FEW or not all(map(os.path.exists, map(cached_index, some))):
-                continue
-            if len(some) > _CHECKED:
-                found.unlisted.update(some if source is not None else ())
+            is_cached = _FEW <= len(some) <= _CHECKED and all(map(os.path.exists, map(cached_index, some)))
+            if source is None and not is_cached:
                 continue
             try:
-                listed = list_folder(folder)
+                names = list_folder(folder) if len(some) <= _CHECKED else {}
             except (DataError, FileNotFoundError, NotImplementedError) as error:
                 _log.info("The shards in %s are not listed: %s", masked(folder), error)
-                found.shards.pop(folder, None)
                 continue
-            names = {url: url.rpartition("/")[2] for url in some}
-            found.versions.update({url: listed[name] for url, name in names.items() if name in listed})
+            found.listed.update({url: names[name] for url in some if (name := url.rpartition("/")[2]) in names})
+            if source is None:
+                found.others.extend(some)
+            else:
+                found.objects[folder] = some
+                found.sources.append(source)
+                found.unlisted.update(some if len(some) > _CHECKED else ())
         return found
 
-    def indexes(self) -> dict[str, tuple[Version, ShardIndex | None]]:
-        """Return the versions of shards, and their indexes as far as the objects have them."""
-        found: dict[str, tuple[Version, ShardIndex | None]] = {
-            url: (version, None) for url, version in self.versions.items()
-        }
-        for folder, urls in self.shards.items():
+    def confirms(self, url: str, version: Version) -> bool:
+        """Return whether a shard is known to be of a version."""
+        return url in self.unlisted or (bool(version.tag) and self.listed.get(url) == version)
+
+    def read(self) -> dict[str, ShardIndex]:
+        """Return the indexes of shards that are confirmed."""
+        found: dict[str, ShardIndex] = {}
+        for folder, urls in self.objects.items():
             try:
-                content = read_url(f"{folder}/{DATA_SET_INDEX}")
-                for url, index in _indexes_in(content, urls):
-                    version = index.version if url in self.unlisted else self.versions.get(url)
-                    if version is not None:
-                        found[url] = version, index if index.version == version and version.tag else None
+                found.update(_indexes_in(read_url(f"{folder}/{DATA_SET_INDEX}"), urls))
             except (DataError, tarfile.TarError, FileNotFoundError) as error:
                 _log.info("The index of the data set in %s is not used: %s", masked(folder), error)
-        return found
+        for url in self.others:
+            with suppress(DataError, OSError):
+                found[url] = ShardIndex.from_bytes(Path(cached_index(url)).read_bytes(), url)
+        return {url: index for url, index in found.items() if self.confirms(url, index.version)}
 
 
 def _version_of(place: str) -> Version | None:
