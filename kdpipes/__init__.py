@@ -97,6 +97,7 @@ if _TYPE_CHECKING:
     from kdpipes.sources.from_table import TableReaderMapDataPipe as from_table
     from kdpipes.sources.from_webdataset import WebDatasetReaderIterDataPipe as from_webdataset
     from kdpipes.sources.image_folder import ImageFolderMapDataPipe as image_folder
+    from kdpipes.sources.index_shards import index_shards
     from kdpipes.sources.open_records import RecordReaderMapDataPipe as open_records
     from kdpipes.sources.open_shards import ShardReaderMapDataPipe as open_shards
     from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe as stream_shards
@@ -118,6 +119,7 @@ _ON_USE = {  # the modules and the names in them that `__getattr__` imports; the
     "from_webdataset": ("kdpipes.sources.from_webdataset", "WebDatasetReaderIterDataPipe"),
     "image_folder": ("kdpipes.sources.image_folder", "ImageFolderMapDataPipe"),
     "image_grid": ("kdpipes.look.pictures", "image_grid"),
+    "index_shards": ("kdpipes.sources.index_shards", "index_shards"),
     "open_cache": ("kdpipes.cache.open_cache", "CacheReaderMapDataPipe"),
     "open_records": ("kdpipes.sources.open_records", "RecordReaderMapDataPipe"),
     "open_shards": ("kdpipes.sources.open_shards", "ShardReaderMapDataPipe"),
@@ -225,6 +227,7 @@ __all__ = [
     "functional_pipe",
     "image_folder",
     "image_grid",
+    "index_shards",
     "open_cache",
     "open_records",
     "open_shards",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.entries import field_of, lazy_entry
 from kdpipes.core.errors import FieldError, check_flag, must_be, refuse_field
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
@@ -71,7 +72,8 @@ class FieldRenamer(Operation):
 
     Args:
         renames: The new and the old name of each field, `x="jpg"`. Of several old names, `x="jpg;jpeg;png"`, the first
-            one that a sample has is renamed, as in webdataset.
+            one that a sample has is renamed, as in webdataset. `y="json.label"` makes a field of the entry "label" of
+            the field `json`, which stays.
 
     Raises:
         FieldError: A sample has none of the old names, or already has a field of the new name. If only some samples of
@@ -97,13 +99,16 @@ class FieldRenamer(Operation):
     def __call__(self, sample: Sample) -> Sample:
         if sample.arrange(self._orders):
             return sample
-        known, is_whole = sample.names, not sample.lacking
+        known, is_whole, has_entries = sample.names, not sample.lacking, False
         values, used = dict[str, Lazy](), set[str]()
         for new, names in self._renames.items():
             for old in names:
                 if old in sample:
                     used.add(old)
                     values[new] = sample.lazy(old)
+                    break
+                if (entry := lazy_entry(sample, old)) is not None:
+                    has_entries, values[new] = True, entry
                     break
             else:
                 missing = sample.missing(names)
@@ -114,7 +119,7 @@ class FieldRenamer(Operation):
             if new in sample:
                 raise FieldError(f"Sample {sample.key!r} already has a field {new!r}, which would be lost.")
             sample[new] = value
-        if is_whole and len(self._orders) < _MANY:
+        if is_whole and not has_entries and len(self._orders) < _MANY:
             old_names = {new: next(old for old in names if old in known) for new, names in self._renames.items()}
             self._orders[known] = [(name, old_names.get(name, name)) for name in sample]
         return sample
@@ -124,7 +129,8 @@ class FieldRenamer(Operation):
 
     def check(self, known: frozenset[str]) -> None:
         renamed = {
-            next((name for name in names if name in known), None) or refuse_field(";".join(names), "The source", known)
+            next((name for name in names if name in known or field_of(name, known)), None)
+            or refuse_field(";".join(names), "The source", known)
             for names in self._renames.values()
         }
         taken = next((new for new in self._renames if new in known - renamed), None)
