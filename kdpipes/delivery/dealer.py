@@ -117,7 +117,7 @@ class Dealer(Resumable):
         self._cursors: tuple[Cursors, Cursors] = ((), ())  # after the last batch, and of the current one
         self.known_pipes: list[str] | None = None  # the fingerprints, which `state_dict` reads once
         self._listener: Listener | None = None
-        self._tell_turn: TurnListener | None = None
+        self._report_turn: TurnListener | None = None
         self._told_of_skips: Callable[[Skip], None] | None = None
         self._banned: Mapping[str, str] = {}
         self._skipper: Skipper | None = None
@@ -271,7 +271,7 @@ class Dealer(Resumable):
         listener: Listener | None = None,
         *,
         cursors: Cursors = (),
-        tell_turn: TurnListener | None = None,
+        report_turn: TurnListener | None = None,
     ) -> None:
         """Let the next iteration leave out what comes before `batch`.
 
@@ -279,13 +279,13 @@ class Dealer(Resumable):
             batch: The number of a batch of this rank.
             listener: Told of each batch before it is made.
             cursors: Where the lanes of the stream stood after the last batch before that, of those that are known.
-            tell_turn: Called before the batches of each turn of the lanes if other ranks wait for this one: with the
+            report_turn: Called before the batches of each turn of the lanes if other ranks wait for this one: with the
                 number of the turn's first batch, and for each lane whether it has samples for the turn, and where it
                 stood before.
         """
         self._first_batch, self._resumed = batch, None
         self._resume_cursors = cursors
-        self._listener, self._tell_turn = listener, tell_turn
+        self._listener, self._report_turn = listener, report_turn
 
     def resume_at(self, epoch: int, batch: int, cursors: Cursors) -> None:
         """Make the next iteration that of `epoch`, starting at `batch`."""
