@@ -355,7 +355,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         )
 
     def _made(self, epoch: int, batch: int, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
-        return self._batch(self._item if self._skipper is None else self._item_or_nothing, epoch, batch, parts)
+        item = self._item if self._skipper is None else self._item_or_nothing
+        return self._batch(epoch, batch, lambda: (item(part, sample_key, batch) for part, sample_key in parts))
 
     def _item_or_nothing(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
         assert self._skipper is not None

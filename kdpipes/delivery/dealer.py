@@ -449,15 +449,14 @@ class Dealer(Resumable):
         """Return what tells the batch that was given last from all others: the source of its randomness as a whole."""
         return self._batch_key
 
-    def _batch(self, item: Callable[..., Any], epoch: int, batch: int, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
-        """Return the items of a batch, but for those that are left out."""
+    def _batch(self, epoch: int, batch: int, make: Callable[[], Iterable[Any]]) -> Batch:
+        """Return the items that `make` returns for a batch, without those that are left out."""
         sharding, now = self._sharding, self.sharding()
         if now is not sharding:  # the rank is not fixed
             check_ranks(sharding.ranks(), now.ranks())
         self._batch_key = SampleKey(self._seed, epoch, batch * sharding.num_ranks + sharding.rank)
         try:
-            made = (item(part, sample_key, batch) for part, sample_key in parts)
-            items = [one for one in made if one is not LEFT_OUT]
+            items = [item for item in make() if item is not LEFT_OUT]
             if not items and sharding.num_ranks > 1:
                 refuse_empty(batch)
             self._stands, self._cursors = (epoch, batch + 1), (merged(*self._cursors), ())
