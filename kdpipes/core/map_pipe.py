@@ -15,6 +15,7 @@ from torch.utils.data.datapipes.iter import Shuffler as StreamShuffler
 from torch.utils.data.datapipes.map import Concater, Mapper, Shuffler
 from torch.utils.data.datapipes.map.callable import default_fn
 
+from kdpipes.core.bulk import Bulk
 from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.entries import entry_of, field_of, value_of
@@ -72,6 +73,22 @@ class MapPipe(Pipe, MapChain):
     def finish(self, sample: Sample) -> Any:
         """Return the item for `sample` at the end of the chain: the sample, or what `select` makes of it."""
         return sample
+
+    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
+        """Return the values of some fields of many samples, a sequence for each field; None if this is not supported.
+
+        The values are those that `fetch` would give. Errors need not name the sample: it is then read by `fetch`.
+
+        Args:
+            names: The names of the fields; besides them, "key" and "index".
+            positions: The positions of the samples.
+            bulk: The random keys of the samples.
+        """
+        return None
+
+    def read_items(self, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
+        """Return what `finish` would return for many samples; None if this is not supported."""
+        return None
 
     def prefetch(self, order: Order) -> None:
         """Start to read the samples that will be fetched. Sources that read over a network override this.
