@@ -3,8 +3,7 @@
 Question: an indexed chain with a plan, lazy fields and six sample-wise pipes, dealt into batches: microseconds a
 sample, all in all? A stream: microseconds a sample for six sample-wise pipes, beyond those of the stream itself?
 Baselines, in the same run, interleaved: six stock `.map` pipes of torch, and six generators. CPU time of one process.
-No callable is called: kdpipes seeds the global generators for each call of one that has no parameter `rng`, which is in
-a row alone.
+What a callable adds is in rows of its own: kdpipes seeds the global generators for one that was seen to draw from them.
 
 Result (results/overhead.txt): an indexed chain takes 24 microseconds a sample, all in all; six pipes on a stream 4.3,
 where torch's take 8.1.
@@ -15,6 +14,7 @@ where torch's take 8.1.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -37,8 +37,25 @@ class Rows:
         return ({"x": number, "y": number % 10} for number in range(self._number))
 
 
+class Items:
+    """A dataset as of torch."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, index % 10
+
+
 def same(value: Any) -> Any:
     return value
+
+
+def drawing(value: Any) -> Any:
+    return value + random.random()
 
 
 def passed_on(items: Iterable[Any]) -> Iterator[Any]:
@@ -87,6 +104,9 @@ WAYS: dict[str, Callable[[int], Iterable[Any]]] = {
     "stream six": lambda number: six_pipes(stream(number)),
     "indexed": lambda number: indexed(number).select("x y").deal(64),
     "indexed six": lambda number: six_pipes(planned(number)).select("x y").deal(64, shuffle=True),
+    "texts": lambda number: kdp.from_dataset([(f"text {n}", n % 10) for n in range(number)]).select("x y").deal(4096),
+    "dataset": lambda number: kdp.from_dataset(Items(number)).select("x y").deal(4096),
+    "drawing": lambda number: indexed(number).transform("x", drawing).select("x y").deal(64),
     "called": lambda number: indexed(number).transform("x", same).select("x y").deal(64),
 }
 
@@ -124,11 +144,10 @@ def report(*, is_smoke: bool) -> str:
                 "target 25",
             ),
             row("an indexed chain, select, deal, all in all", median["indexed"], ""),
-            row(
-                "a callable without `rng`, called with seeded global generators",
-                median["called"] - median["indexed"],
-                "",
-            ),
+            row("texts of a list, select, deal, all in all", median["texts"], "target 3"),
+            row("items of a torch Dataset, select, deal, all in all", median["dataset"], "target 8"),
+            row("a callable that does not draw, called without seeds", median["called"] - median["indexed"], ""),
+            row("a callable that draws, with seeded global generators", median["drawing"] - median["indexed"], ""),
         ]
     )
 

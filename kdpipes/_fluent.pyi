@@ -397,7 +397,12 @@ class IterChain(IterDataPipe[Any]):
         max_ranks: int | None = None,
         ranks: Literal["auto", 1] = "auto",
     ) -> IterChain: ...
-    def collate_samples(self, *, pad: Mapping[str, float] | None = None) -> IterChain: ...
+    def collate_samples(
+        self,
+        *,
+        pad: Mapping[str, float] | None = None,
+        memory_format: Literal["contiguous", "channels_last"] = "contiguous",
+    ) -> IterChain: ...
     def mixup(
         self,
         alpha: float = 0.2,

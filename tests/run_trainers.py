@@ -118,9 +118,12 @@ def main(folder: Path, *sections: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    operators = torch.library.Library("torchvision", "DEF")  # which its wheels lack beside torch for the CPU
-    for name in ("nms", "qnms"):
-        operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:  # its wheels for CUDA lack operators beside torch for the CPU
+        operators = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     for name in ("lightning.pytorch", "accelerate", "transformers.trainer", "timm.data"):  # once, for all ranks
         importlib.import_module(name)
     main(Path(sys.argv[1]), *sys.argv[2:])

@@ -24,6 +24,7 @@ ENTRY = "__init__"  # the package's own: it imports everything
 # only go down.
 STILL: dict[str, tuple[int, int, int]] = {
     "cache/watched_calls.py": (0, 1, 1),
+    "storage/jobs.py": (0, 0, 3),
     "loader/torch_loaders.py": (0, 0, 1),
     "look/pictures.py": (0, 1, 0),
     "sources/from_webdataset.py": (0, 0, 3),
@@ -31,7 +32,6 @@ STILL: dict[str, tuple[int, int, int]] = {
     "storage/filesystems.py": (0, 0, 6),
     "storage/retries.py": (0, 2, 0),
     "work/adapters.py": (0, 9, 1),
-    "write/jobs.py": (0, 0, 3),
 }
 
 

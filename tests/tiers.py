@@ -76,6 +76,8 @@ SLOW = [
     "core/test_fingerprint.py::test_another_process_with_another_hash_seed_finds_the_same",
     "test_golden.py::test_golden_files_hold_in_another_process",
     "test_progress.py::test_a_bar_does_not_choose_how_processes_start",
+    "test_public_api.py::test_importing_is_quick",
+    "test_public_api.py::test_importing_leaves_the_garbage_collector_off_where_it_was_off",
     "test_public_api.py::test_importing_prints_no_warning_and_imports_nothing_heavy",
     "test_public_api.py::test_no_name_of_torch_or_torchdata_is_replaced_or_hidden",
     "test_public_api.py::test_torchdatas_hugging_face_reader_imports_datasets_on_use",
@@ -146,7 +148,7 @@ FULL = [
     "test_without_posix.py",
     "work/test_adapters.py",
     "write/test_copy_to_local_faults.py::test_a_bucket_is_a_source",
-    "write/test_jobs.py",
+    "storage/test_jobs.py",
     "write/test_write_shards_elsewhere.py",
     "write/test_write_shards_on_dask.py",
 ]

@@ -6,20 +6,18 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import nullcontext, suppress
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from kdpipes.cache.counters import Counters
-from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.key import Identity, eager_names, key_of
-from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import Layout, layout_in
 from kdpipes.cache.redis_store import MOST_VALUE_BYTES, RedisStore
 from kdpipes.cache.replayed import Replayable, Replayed
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
-from kdpipes.cache.warm_up import warm_up
 from kdpipes.cache.watched_calls import WatchedCalls
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_choice, check_flag, must_be
@@ -324,20 +322,28 @@ class _CachePipe(SampleMapper):
         """Return what the cache holds, and what this chain's processes have counted: hits, misses, healed entries."""
         return self._operation.store.stats()._replace(**self._operation.counters.totals())
 
-    def warm_up(self, *, num_threads: int = 4, progress: bool = True) -> CacheStats:
+    def warm_up(
+        self, *, num_threads: int = 4, num_workers: int = 0, executor: Executor | None = None, progress: bool = True
+    ) -> CacheStats:
         """Fill the cache with the missing samples of the source, and mark it complete.
 
-        After an interruption it continues where it stopped. Several processes may fill a cache at once, and share the
-        work. A complete cache on disk opens without its source: `kdp.open_cache`.
+        After an interruption it continues where it stopped. Processes, ranks and machines that fill the same cache at
+        once share the work. A complete cache on disk opens without its source: `kdp.open_cache`.
 
         Args:
-            num_threads: How many threads load samples.
+            num_threads: The number of threads that load samples, in each worker.
+            num_workers: The number of worker processes; 0 loads in this process. With `executor`, the number of jobs
+                that it runs at a time, if it does not report that itself. Each worker reads a whole stream, but loads
+                only its share of the samples.
+            executor: Runs the work: an executor from `concurrent.futures`, Dask (`client.get_executor()`), ...
             progress: Whether to show a progress bar.
 
         Raises:
             DataError: The cache cannot keep all of it.
         """
-        warm_up(self, num_threads=num_threads, progress=progress)
+        from kdpipes.cache.warm_up import warm_up
+
+        warm_up(self, num_threads=num_threads, num_workers=num_workers, executor=executor, progress=progress)
         return self.stats()
 
 
@@ -472,6 +478,8 @@ class CacherInMemory(Cacher):
         allow_pickle: bool = False,
         bytes_as_views: bool = False,
     ) -> None:
+        from kdpipes.cache.lmdb_store import LmdbStore  # stores are imported on use: most chains have one or none
+
         super().__init__(
             LmdbStore.in_memory(name, max_bytes=max_bytes, keep=keep),
             verify=verify,
@@ -553,6 +561,9 @@ class CacherOnDisk(Cacher):
             raise ValueError(must_be("layout", '"files"', layout, "Other layouts have no folders and no compression."))
         if layout == "files" and max_bytes is not None:
             raise ValueError(must_be("max_bytes", "None", max_bytes, 'The layout "files" has no limit of its own.'))
+        from kdpipes.cache.file_store import FileStore
+        from kdpipes.cache.lmdb_store import LmdbStore
+
         super().__init__(
             LmdbStore(place, max_bytes=max_bytes, is_durable=is_durable)
             if layout == "lmdb"

@@ -4,33 +4,52 @@ from __future__ import annotations
 
 import io
 import math
+import mmap
 import os
 import secrets
 import socket
+import struct
+import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fsspec.compression import compr
 
 from kdpipes.cache.metadata import METADATA, metadata_bytes, parse_metadata
-from kdpipes.cache.store import CacheStats, CacheStore, Refusal, bound_to, check_key, hint_for
+from kdpipes.cache.store import (
+    CLAIMS,
+    CacheStats,
+    CacheStore,
+    Refusal,
+    bound_to,
+    check_key,
+    claim_by,
+    claim_in,
+    hint_for,
+)
 from kdpipes.core.errors import DataError, check_choice, check_count
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.codec import DamagedError
-from kdpipes.storage.files import create_file, draft_of
+from kdpipes.storage.files import create_file, create_url, draft_of
 from kdpipes.storage.filesystems import check_filesystem, filesystem_of
 from kdpipes.storage.retries import retried
 from kdpipes.storage.urls import is_local, join_url
 
 __all__ = ["FileLayout", "FileStore"]
 
+Result = TypeVar("Result")
+
 _LEAST_FILES_PER_FOLDER = 32
 _BESIDES = 8  # files and folders of the cache itself, in its first folder
 _MOST_DIGITS = 16
 _DRAFTS = ".partial"
+_COUNTS = ".counts"
+_TOTAL = f"{_COUNTS}/total"
+_ROW = struct.Struct("<2q")
 _NUM_TRIES = 3  # of remote storage: the samples can still be loaded
 _LONG_AGO_S = 24 * 3600
 _PACKAGES = {"lz4": "lz4", "snappy": "python-snappy", "zstd": "zstandard"}
@@ -48,6 +67,7 @@ class FileStore(CacheStore):
         max_files_per_folder: The maximum number of files or folders in one folder, at least 32.
         compression: None, "zlib" (quick), "gzip", "bz2", "lzma"; or one that needs a package: "zstd" (zstandard), "lz4"
             (lz4), "snappy" (python-snappy).
+        storage_options: The arguments of fsspec's file system. They may be secrets, and are neither shown nor written.
 
     Raises:
         ImportError: The package of the file system or of the compression is not installed. For the compression, also
@@ -68,8 +88,10 @@ class FileStore(CacheStore):
         num_entries: int = 1_000_000,
         max_files_per_folder: int = 1000,
         compression: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         _check_compression(compression)
+        self._access = Access(storage_options=storage_options)
         max_files = check_count("max_files_per_folder", max_files_per_folder, minimum=_LEAST_FILES_PER_FOLDER)
         layout = FileLayout.planned(check_count("num_entries", num_entries), max_files)
         self._url = os.fspath(url).removeprefix("file://")
@@ -77,6 +99,7 @@ class FileStore(CacheStore):
             self._url = os.path.abspath(os.path.expanduser(self._url))  # noqa: PTH100, PTH111 - links stay
         else:
             check_filesystem("url", self._url)
+        self.has_quick_stats = is_local(self._url)
         self._options = {**layout._asdict(), "compression": compression}
         self.start()
 
@@ -100,7 +123,8 @@ class FileStore(CacheStore):
         folder = self._folder()  # outside of `try`: an unknown protocol is an error of the caller
         try:
             layout, compression = self._opened(create=True)
-            folder.write(layout.path_of(key), _compressed(b"".join(buffers), compression), replace=replace)
+            content = _compressed(b"".join(buffers), compression)
+            folder.write(layout.path_of(key), content, replace=replace)
         except (DataError, ImportError):
             raise
         except Exception as error:  # of any file system: full, read-only, out of reach
@@ -120,16 +144,22 @@ class FileStore(CacheStore):
         return repr(self._url if set_up is None else join_url(self._url, set_up[0].path_of(key)))
 
     def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
-        for name in sorted(self._sizes()):
+        for name in sorted({} if self._opened() is None else _entries_in(self._folder())):
             entry = None
             with suppress(DamagedError):
                 entry = _entry(self._folder().read(name), self._opened()[1])
             yield _digest_in(name), entry
 
     def stats(self) -> CacheStats:
-        """Return the number of entries and bytes, for which all folders are listed."""
-        sizes = self._sizes()
-        return CacheStats(bytes=sum(sizes.values()), entries=len(sizes))
+        """Return the number of entries and bytes; object storage is listed for it, 1,000 files with each request."""
+        entries, num_bytes = (0, 0) if self._opened() is None else self._folder().totals()
+        return CacheStats(bytes=num_bytes, entries=entries)
+
+    def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
+        with suppress(OSError):  # who cannot write there gets every claim
+            self._opened(create=True)
+        claimed: AbstractContextManager[bool] = self._folder().claim(name, waits=waits)
+        return claimed
 
     def start(self) -> None:
         self._process = os.getpid()
@@ -141,7 +171,8 @@ class FileStore(CacheStore):
     def _folder(self) -> Any:
         if self._files is None or self._process != os.getpid():
             self.start()
-            self._files = _LocalFolder(self._url) if is_local(self._url) else _RemoteFolder(self._url)
+            is_near = is_local(self._url)
+            self._files = _LocalFolder(self._url) if is_near else _RemoteFolder(self._url, self._access)
         return self._files
 
     def _opened(self, *, create: bool = False) -> Any:
@@ -163,11 +194,6 @@ class FileStore(CacheStore):
             layout = FileLayout(int(found["num_digits"]), int(found["digits_per_folder"]))
             self._set_up = layout, found["compression"]
         return self._set_up
-
-    def _sizes(self) -> dict[str, int]:
-        """Return the sizes of all entries by the paths of their files."""
-        sizes = self._folder().sizes() if self._opened() is not None else {}
-        return {name: size for name, size in sizes.items() if not name.startswith((METADATA, "."))}
 
     def _warn(self, text: str) -> None:
         self.warn_once(f"The cache in {self._url!r} {text}")
@@ -237,7 +263,9 @@ class _LocalFolder:
     def __init__(self, path: str) -> None:
         self._root = Path(path).expanduser().absolute()
         self._host = socket.gethostname()
-        self._is_swept = False
+        self._row: mmap.mmap | None = None
+        self._counted = 0, 0
+        self._counting = threading.Lock()
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file, None if there is none."""
@@ -250,25 +278,35 @@ class _LocalFolder:
         """Return whether there is a file."""
         return (self._root / name).exists()
 
-    def write(self, name: str, content: bytes, *, replace: bool = True) -> None:
+    def write(self, name: str, content: bytes, *, replace: bool) -> None:
         """Write a file atomically."""
         path = self._root / name
-        if not replace and path.exists():
+        old = path.stat().st_size if path.exists() else None
+        if old is not None and not replace:
             return
-        self._sweep()
+        with self._counting:
+            if self._row is None:
+                self._sweep()
+                self._row = self._begin_counting()
         draft = self._root / _DRAFTS / f"{self._host}~{os.getpid()}~{secrets.token_hex(8)}"
         with draft_of(path, draft):
             _in_folder(draft, lambda: draft.write_bytes(content))
-            _in_folder(path, lambda: draft.replace(path))
+            try:  # of two processes at once, the first one writes the file and counts it
+                _in_folder(path, lambda: draft.replace(path) if replace else os.link(draft, path))
+            except FileExistsError:
+                return
+            except OSError:  # of file systems without hard links
+                draft.replace(path)
+        self._count(int(old is None), len(content) - (old or 0))
 
     def create(self, name: str, content: bytes) -> None:
         """Write a file unless another process has: the first one decides."""
         _in_folder(self._root / name, lambda: create_file(self._root / name, content))
 
-    def names(self) -> list[str]:
-        """Return the names of files and folders directly in the folder that are not hidden."""
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names of files and folders directly in a folder that are not hidden."""
         with suppress(FileNotFoundError):
-            return [path.name for path in self._root.iterdir() if not path.name.startswith(".")]
+            return [path.name for path in (self._root / folder).iterdir() if not path.name.startswith(".")]
         return []
 
     def sizes(self) -> dict[str, int]:
@@ -276,11 +314,43 @@ class _LocalFolder:
         files = (path for path in self._root.rglob("*") if _DRAFTS not in path.parts and path.is_file())
         return {path.relative_to(self._root).as_posix(): path.stat().st_size for path in files}
 
+    def totals(self) -> tuple[int, int]:
+        """Return the number and bytes of the entries, without listing them.
+
+        Each process counts what it adds in its own file; the file `total` counts what caches of kdpipes 0.1 had. Files
+        that a user deletes stay counted.
+        """
+        if not self.exists(_TOTAL):
+            return self._listed()
+        rows = [self.read(f"{_COUNTS}/{name}") or b"" for name in self.names(_COUNTS)]
+        counts = [_ROW.unpack(row) for row in rows if len(row) == _ROW.size]
+        return sum(each[0] for each in counts), sum(each[1] for each in counts)
+
+    def _listed(self) -> tuple[int, int]:
+        sizes = _entries_in(self)
+        return len(sizes), sum(sizes.values())
+
+    def _begin_counting(self) -> mmap.mmap:
+        """Return the counts of this process, in a file that outlives it however it ends."""
+        if not self.exists(_TOTAL):
+            self.create(_TOTAL, _ROW.pack(*self._listed()))
+        path = self._root / _COUNTS / f"{self._host}-{os.getpid()}-{secrets.token_hex(4)}"
+        path.write_bytes(bytes(_ROW.size))
+        with path.open("r+b") as file:
+            return mmap.mmap(file.fileno(), _ROW.size)
+
+    def _count(self, entries: int, num_bytes: int) -> None:
+        with self._counting:
+            assert self._row is not None
+            self._counted = self._counted[0] + entries, self._counted[1] + num_bytes
+            self._row[:] = _ROW.pack(*self._counted)
+
+    def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
+        """Claim some work by a lock file."""
+        return claim_in(self._root, name, waits=waits)
+
     def _sweep(self) -> None:
         """Remove the drafts of processes that were killed while writing."""
-        if self._is_swept:
-            return
-        self._is_swept = True
         for draft in (self._root / _DRAFTS).glob("*~*~*"):
             host, pid, _ = draft.name.split("~")
             with suppress(OSError):
@@ -313,51 +383,97 @@ class _RemoteFolder:
 
     Args:
         url: The folder, which need not exist.
+        access: How to reach it.
     """
 
-    def __init__(self, url: str) -> None:
-        self._files, root = filesystem_of(url)
+    def __init__(self, url: str, access: Access) -> None:
+        self._url, self._access = url, access
+        with using(access):
+            self._files, root = filesystem_of(url)
         self._root = root.rstrip("/")
 
     def _path(self, name: str) -> str:
-        return f"{self._root}/{name}" if self._root else name
+        return f"{self._root}/{name}".strip("/") if self._root == "" else f"{self._root}/{name}"
+
+    def _tried(self, call: Callable[[], Result]) -> Result:
+        with using(self._access):
+            return retried(call, num_tries=_NUM_TRIES)
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file, None if there is none."""
-        try:
-            content: bytes = retried(lambda: self._files.cat_file(self._path(name)), num_tries=_NUM_TRIES)
-        except FileNotFoundError:
-            return None
-        return content
+        with suppress(FileNotFoundError):
+            return bytes(self._tried(lambda: self._files.cat_file(self._path(name))))
+        return None
 
     def exists(self, name: str) -> bool:
         """Return whether there is a file."""
-        return bool(retried(lambda: self._files.exists(self._path(name)), num_tries=_NUM_TRIES))
+        return bool(self._tried(lambda: self._files.exists(self._path(name))))
 
-    def write(self, name: str, content: bytes, *, replace: bool = True) -> None:
+    def write(self, name: str, content: bytes, *, replace: bool) -> None:
         """Write a file, even if it exists: asking would take as long as writing."""
         path = self._path(name)
         try:
-            retried(lambda: self._files.pipe_file(path, content), num_tries=_NUM_TRIES)
+            self._tried(lambda: self._files.pipe_file(path, content))
         except FileNotFoundError:  # object storage has no folders, but other file systems need them
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-            retried(lambda: self._files.pipe_file(path, content), num_tries=_NUM_TRIES)
+            self._tried(lambda: self._files.pipe_file(path, content))
 
-    def create(self, name: str, content: bytes) -> None:
-        """Write a file unless it is there; of two processes at once, the last one decides."""
-        if not self.exists(name):
-            self.write(name, content)
+    def create(self, name: str, content: bytes) -> bytes:
+        """Write a file unless it is there, and return what it holds then."""
+        with using(self._access):
+            return create_url(join_url(self._url, name), content)
 
-    def names(self) -> list[str]:
-        """Return the names of files and folders directly in the folder."""
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names of files and folders directly in a folder that are not hidden."""
         with suppress(FileNotFoundError):
-            return [path.rstrip("/").rsplit("/", 1)[-1] for path in self._files.ls(self._root, detail=False)]
+            paths = self._tried(lambda: self._files.ls(self._path(folder), detail=False))
+            names = [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
+            return [name for name in names if not name.startswith(".")]
         return []
 
     def sizes(self) -> dict[str, int]:
         """Return the sizes of all files below, in bytes."""
-        found = self._files.find(self._root, detail=True)
+        found = self._tried(lambda: self._files.find(self._root, detail=True))
         return {path.removeprefix(self._root).lstrip("/"): int(info["size"]) for path, info in found.items()}
+
+    def totals(self) -> tuple[int, int]:
+        """Return the number and bytes of the entries."""
+        sizes = _entries_in(self)
+        return len(sizes), sum(sizes.values())
+
+    def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
+        """Claim some work by a small file."""
+        return claim_by(_Record(self, f"{CLAIMS}/{name.hex()}"), waits=waits)
+
+    def remove(self, name: str) -> None:
+        """Delete a file."""
+        self._tried(lambda: self._files.rm_file(self._path(name)))
+
+
+class _Record(NamedTuple):
+    """A claim in object storage.
+
+    Args:
+        folder: The folder of the cache.
+        name: The name of the file.
+    """
+
+    folder: _RemoteFolder
+    name: str
+
+    def create(self, content: bytes) -> bytes:
+        return self.folder.create(self.name, content)
+
+    def replace(self, content: bytes) -> None:
+        self.folder.write(self.name, content, replace=True)
+
+    def remove(self) -> None:
+        self.folder.remove(self.name)
+
+
+def _entries_in(folder: Any) -> dict[str, int]:
+    """Return the sizes of all entries by the paths of their files."""
+    return {name: size for name, size in folder.sizes().items() if not name.startswith((METADATA, "."))}
 
 
 def _check_compression(compression: str | None) -> None:

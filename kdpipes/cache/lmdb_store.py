@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from kdpipes.cache.metadata import create_metadata, read_metadata
 from kdpipes.cache.shared_folder import SharedFolder, free_bytes
-from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Refusal, bound_to, check_key, hint_for
+from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Refusal, bound_to, check_key, claim_in, hint_for
 from kdpipes.core.errors import DataError, check_count, must_be
 from kdpipes.storage.urls import is_local
 
@@ -115,6 +115,10 @@ class LmdbStore(CacheStore):
     def contains(self, key: bytes) -> bool:
         check_key(key)
         return self._asked(lambda environment: environment.has(key), False)
+
+    def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
+        self._environment()  # creates the folder
+        return claim_in(Path(self.folder), name, waits=waits)
 
     def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
         nothing: list[bytes] = []

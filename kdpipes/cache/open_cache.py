@@ -25,7 +25,15 @@ from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local
 
-__all__ = ["CacheReaderMapDataPipe", "Contents", "heal_contents", "read_contents", "store_in", "write_contents"]
+__all__ = [
+    "CacheReaderMapDataPipe",
+    "Contents",
+    "heal_contents",
+    "is_marked",
+    "read_contents",
+    "store_in",
+    "write_contents",
+]
 
 _KEYS = b"\0contents", b"\0contents again"  # twice: nothing else knows the samples' keys and labels
 
@@ -174,7 +182,14 @@ def write_contents(store: CacheStore, keys: Sequence[str], notes: dict[str, Any]
         notes: Plain data that a reader needs besides, such as the names of fields.
     """
     ends, letters = PackedStrings(keys).arrays()
-    return all(_is_written(store, key, {"ends": ends, "letters": letters, "notes": notes}) for key in _KEYS)
+    is_kept = all(_is_written(store, key, {"ends": ends, "letters": letters, "notes": notes}) for key in _KEYS)
+    store.flush()
+    return is_kept and all(store.contains(key) for key in _KEYS)
+
+
+def is_marked(store: CacheStore) -> bool:
+    """Return whether a cache has a list of its samples."""
+    return any(store.contains(key) for key in _KEYS)
 
 
 def _is_written(store: CacheStore, key: bytes, said: dict[str, Any]) -> bool:

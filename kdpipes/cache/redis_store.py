@@ -8,11 +8,12 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Refusal, check_key
+from kdpipes.cache.store import MORE_ROOM, PATIENCE_S, CacheStats, CacheStore, Refusal, check_key, claim_by
 from kdpipes.core.errors import check_choice, check_count, is_number, must_be
 from kdpipes.storage.codec import DamagedError
 
@@ -21,6 +22,7 @@ __all__ = ["MOST_VALUE_BYTES", "RedisStore"]
 Result = TypeVar("Result")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_./-]+")
 MOST_VALUE_BYTES = 512 << 20  # the limit of redis itself
+_CLAIM_MS = int(2 * PATIENCE_S * 1000)
 _PAUSE_S = 5.0  # before a server that was away, or full, is asked again
 _WAY_OUT = 'Start it, or go on without a cache while it is away: `on_unreachable="go_on"`.'
 
@@ -80,7 +82,7 @@ class RedisStore(CacheStore):
 
     def get(self, key: bytes, *, is_known: bool = False) -> memoryview | None:
         name, nothing = self._name(key), None
-        entry: bytes | None = self._asked(lambda client: client.get(name), nothing)
+        entry: bytes | None = self.asked(lambda client: client.get(name), nothing)
         if entry is not None and len(entry) > self._max_value_bytes:
             raise DamagedError(f"The entry is longer than `max_value_bytes`, {self._max_value_bytes:,}.")
         return None if entry is None else memoryview(entry)
@@ -96,7 +98,7 @@ class RedisStore(CacheStore):
             return False
         full = _redis().exceptions.ResponseError
         try:
-            return self._asked(lambda client: self._set(client, name, content, replace), False)
+            return self.asked(lambda client: self._set(client, name, content, replace), False)
         except full as error:
             self._full_until = time.monotonic() + _PAUSE_S
             self.refusal = Refusal(f"takes no more ({error})", MORE_ROOM)
@@ -108,11 +110,17 @@ class RedisStore(CacheStore):
         return True
 
     def contains(self, key: bytes) -> bool:
-        return bool(self._asked(lambda client: client.exists(self._name(key)), 0))
+        return bool(self.asked(lambda client: client.exists(self._name(key)), 0))
+
+    def takes_more(self) -> bool:
+        return time.monotonic() >= max(self._full_until, self._silent_until)
+
+    def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
+        return claim_by(_Record(self, self._prefix[:-1] + b"#claim:" + name), waits=waits)
 
     def stats(self) -> CacheStats:
         """Return the number of entries and bytes, for which all keys of the server are listed."""
-        sizes: list[int] = self._asked(self._sizes, [])
+        sizes: list[int] = self.asked(self._sizes, [])
         return CacheStats(bytes=sum(sizes), entries=len(sizes))
 
     def close(self) -> None:
@@ -139,8 +147,8 @@ class RedisStore(CacheStore):
             sizes += pipeline.execute()
         return sizes
 
-    def _asked(self, ask: Callable[[Any], Result], otherwise: Result) -> Result:
-        """Return what the server answers, or `otherwise` where it is away and that does not matter."""
+    def asked(self, ask: Callable[[Any], Result], otherwise: Result) -> Result:
+        """Return what the server answers to `ask(client)`; `otherwise` if it is away and that does not matter."""
         if self._goes_on and time.monotonic() < self._silent_until:
             return otherwise
         errors = _redis().exceptions
@@ -178,6 +186,31 @@ class RedisStore(CacheStore):
         """Return where the server is, without the password."""
         parts = urlsplit(self._url)
         return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+
+
+class _Record(NamedTuple):
+    """A claim in redis; the server removes what a process that was killed has left.
+
+    Args:
+        store: The cache.
+        name: The key.
+    """
+
+    store: RedisStore
+    name: bytes
+
+    def create(self, content: bytes) -> bytes:
+        def ask(client: Any) -> bytes:
+            client.set(self.name, content, nx=True, px=_CLAIM_MS)
+            return client.get(self.name) or content
+
+        return self.store.asked(ask, content)
+
+    def replace(self, content: bytes) -> None:
+        self.store.asked(lambda client: client.set(self.name, content, px=_CLAIM_MS), None)
+
+    def remove(self) -> None:
+        self.store.asked(lambda client: client.delete(self.name), None)
 
 
 def _close(client: Any, owner: int) -> None:

@@ -5,18 +5,41 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
+import threading
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from kdpipes.core.errors import must_be
 from kdpipes.core.masked import masked
+from kdpipes.storage.files import locked
 
-__all__ = ["MORE_ROOM", "MOST_KEY_BYTES", "CacheStats", "CacheStore", "Refusal", "bound_to", "check_key", "hint_for"]
+__all__ = [
+    "CLAIMS",
+    "MORE_ROOM",
+    "MOST_KEY_BYTES",
+    "PATIENCE_S",
+    "CacheStats",
+    "CacheStore",
+    "Record",
+    "Refusal",
+    "bound_to",
+    "check_key",
+    "claim_by",
+    "claim_in",
+    "hint_for",
+]
 
 MORE_ROOM = "Give it more room, or warm up a part of the samples."
 MOST_KEY_BYTES = 255
+CLAIMS = ".claims"  # a hidden folder of caches in folders
+PATIENCE_S = 60.0  # how long a claim by a record lives without being renewed
+_POLL_S = 0.5
 _FOR_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -68,7 +91,7 @@ class CacheStore(ABC):
 
     layout: ClassVar[str]
     of_process: ClassVar[tuple[str, ...]] = ()  # attributes that `start` sets, which are not pickled
-    has_quick_stats: ClassVar[bool] = False  # whether `stats` needs no search through all entries
+    has_quick_stats = False  # whether `stats` needs no search through all entries
 
     is_shared = True  # whether other chains may find the entries
     refusal: Refusal | None = None
@@ -108,6 +131,24 @@ class CacheStore(ABC):
     def stats(self) -> CacheStats:
         """Return the number of entries and bytes."""
 
+    def takes_more(self) -> bool:
+        """Return whether it makes sense to `put` a new entry: not if this process knows that the store is full."""
+        return self.refusal is None
+
+    def flush(self) -> None:  # noqa: B027 - most stores write at once
+        """Write the entries that a store has gathered to write them together."""
+
+    def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
+        """Claim some work among all processes that use the store, and return whether this process may do it.
+
+        Claims only save work. A claim ends with its process, and a store that cannot be written grants every claim.
+
+        Args:
+            name: Identifies the work.
+            waits: Whether to wait while another process holds the claim.
+        """
+        return nullcontext(True)
+
     @abstractmethod
     def start(self) -> None:
         """Set the attributes of `of_process`: nothing is open yet."""
@@ -143,6 +184,81 @@ class CacheStore(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self.start()
+
+
+@contextmanager
+def claim_in(folder: Path, name: bytes, *, waits: bool) -> Iterator[bool]:
+    """Claim some work by a lock file in a local folder, which the system releases when the process ends."""
+    path = folder / CLAIMS / name.hex()
+    with ExitStack() as held:
+        try:
+            path.parent.mkdir(exist_ok=True)
+            is_held = held.enter_context(locked(path, timeout_s=None if waits else 0))
+        except OSError:  # a folder that cannot be written, or that is gone
+            yield True
+            return
+        yield is_held
+        if is_held:
+            # Removed while it is locked. Another process may lock the removed file; it finds the work done.
+            with suppress(OSError):
+                path.unlink()
+                path.parent.rmdir()  # unless it holds other claims
+
+
+class Record(Protocol):
+    """A small record in a store without locks."""
+
+    def create(self, content: bytes) -> bytes:
+        """Write it unless it exists, and return what it holds then."""
+
+    def replace(self, content: bytes) -> None:
+        """Write it."""
+
+    def remove(self) -> None:
+        """Delete it, if it exists."""
+
+
+@contextmanager
+def claim_by(record: Record, *, waits: bool) -> Iterator[bool]:
+    """Claim some work by a record that its owner renews. One that was not renewed for a minute counts as abandoned.
+
+    Each process measures that time by itself, because clocks of different machines differ.
+    """
+    token = secrets.token_bytes(8)
+    seen, since = b"", time.monotonic()
+    try:
+        while (content := record.create(token)) != token:
+            if not waits:
+                break
+            if content != seen:
+                seen, since = content, time.monotonic()
+            elif time.monotonic() - since >= PATIENCE_S:
+                record.replace(token)
+                break
+            time.sleep(_POLL_S)
+    except Exception:  # of any storage: whoever cannot write claims loads the samples
+        content = token
+    if content != token and not waits:
+        yield False
+        return
+    is_over = threading.Event()
+
+    def renew() -> None:
+        number = 0
+        while not is_over.wait(PATIENCE_S / 3):
+            number += 1
+            with suppress(Exception):  # of any storage: then others may load the same samples again
+                record.replace(token + number.to_bytes(4, "little"))
+
+    renewing = threading.Thread(target=renew, name="kdpipes-claim", daemon=True)
+    renewing.start()
+    try:
+        yield True
+    finally:
+        is_over.set()
+        renewing.join()
+        with suppress(Exception):  # of any storage: it counts as abandoned later
+            record.remove()
 
 
 def bound_to(key: bytes) -> bytes:

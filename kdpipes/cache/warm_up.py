@@ -1,20 +1,22 @@
-"""Filling a cache with all samples of its source, and saying then what it holds."""
+"""Fill a cache with all samples of its source, and write the list of samples that makes it complete."""
 
 from __future__ import annotations
 
-import functools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from kdpipes.cache.key import key_of
-from kdpipes.cache.open_cache import write_contents
+from kdpipes.cache.open_cache import is_marked, write_contents
 from kdpipes.cache.store import MORE_ROOM, Refusal, bound_to
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count, check_flag
+from kdpipes.core.fingerprint import digest
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.operation import ErrorHandler
@@ -22,21 +24,24 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, using_key
 from kdpipes.core.sample import Sample
 from kdpipes.storage.codec import encode
+from kdpipes.storage.jobs import check_workers, in_parallel, run_jobs
 
-__all__ = ["warm_up"]
+__all__ = ["complete", "warm_up"]
 
-_BLOCK = 32  # samples that one thread does at a time
+_MOST = 32  # samples of a block
+_NUM_BLOCKS = 64  # at least, so that several processes can share small data sets
+_WHAT = "filling the cache"
 _PLAIN = (bool, int, float, str, type(None), np.generic)
 
 
 class _Kept(NamedTuple):
-    """What is noted of a sample that is in the cache.
+    """What the list of samples records of one sample.
 
     Args:
-        key: The sample's.
-        base: What its entries are found by.
+        key: The sample's key.
+        base: The bytes from which the keys of its entries derive.
         entries: The fields that are entries.
-        plain: The values of those that are numbers or strings, and need none.
+        plain: The values of the fields that are numbers or strings, which need no entries.
     """
 
     key: str
@@ -45,92 +50,164 @@ class _Kept(NamedTuple):
     plain: dict[str, Any]
 
 
-def warm_up(pipe: Any, *, num_threads: int, progress: bool) -> None:
+# The first sample of a block, and what is recorded of its samples; None if another process is loading them.
+_Block = tuple[int, list[_Kept] | None]
+
+
+def warm_up(pipe: Any, *, num_threads: int, num_workers: int, executor: Executor | None, progress: bool) -> None:
     """Fill the cache of `pipe`: see `CacheMapDataPipe.warm_up`."""
     check_count("num_threads", num_threads)
     check_flag("progress", progress)
+    check_workers(executor, num_workers)
     pipe.prepare_for_workers()
-    kept = _of_index(pipe, num_threads, progress) if isinstance(pipe, MapPipe) else _of_stream(pipe, progress)
-    names = pipe.class_names()
-    if not write_contents(pipe.operation.store, [one.key for one in kept], _notes(kept, names)):
+    kept: dict[int, list[_Kept]] = {}
+    # Blocks that other processes have claimed come last: by then they are done, or left by a process that was killed.
+    for waits in (False, True):
+        filler = _Filler(pipe, num_threads, waits, frozenset(kept))
+        run = partial(run_jobs, executor=executor, num_workers=num_workers, what=_WHAT, progress=progress)
+        found: Iterator[_Block]
+        if not isinstance(pipe, MapPipe):
+            found = chain.from_iterable(run(filler.stream, range(max(num_workers, 1))))
+        elif num_workers or executor is not None:
+            found = chain.from_iterable(run(filler.blocks, filler.jobs()))
+        else:
+            found = in_parallel(filler.block, chain.from_iterable(filler.jobs()), num_threads)
+            found = shown_if_slow(found, filler.num_left(), _WHAT, "blocks") if progress else found
+        is_done = True
+        for start, block in found:
+            if block is not None:
+                kept[start] = block
+            is_done = is_done and start in kept
+        if is_done:
+            break
+    if not _is_written(pipe, [one for start in sorted(kept) for one in kept[start]]):
         _refuse(pipe)
 
 
-def _of_index(pipe: Any, num_threads: int, progress: bool) -> list[_Kept]:
-    """Keep the samples in blocks, in an order of this process's own, so that others are busy elsewhere."""
-    size = len(pipe)
-    starts = list(range(0, size, _BLOCK))
-    random.SystemRandom().shuffle(starts)
-    kept: list[_Kept | None] = [None] * size
-    tolerates = _tolerates(pipe)
+def complete(pipe: Any) -> bool:
+    """Write the list of samples if the cache of an indexed `pipe` holds all of them; return whether it has a list."""
+    store = pipe.operation.store
+    if is_marked(store):  # which stays, even if it lists other samples: only `warm_up` replaces it
+        return True
+    filler = _Filler(pipe, 1, waits=False, done=frozenset())
+    kept = []
+    for start in filler.starts():
+        block = filler.found(start)
+        if block is None:
+            return False
+        kept += block
+    return _is_written(pipe, kept)
 
-    def keep_block(start: int) -> Iterator[int]:
-        for index in range(start, min(start + _BLOCK, size)):
-            with using_key(SampleKey(position=index)):
-                kept[index] = _keep(pipe, functools.partial(pipe.fetch, index), tolerates)
-        return iter(range(start, min(start + _BLOCK, size)))
 
-    with ThreadPoolExecutor(num_threads) as pool:
+class _Filler:
+    """Loads the samples of a pipe that its cache lacks. It may be sent to worker processes.
+
+    Args:
+        pipe: The cache.
+        num_threads: The number of threads that load samples.
+        waits: Whether to wait for samples that another process is loading, instead of leaving them out.
+        done: The first samples of the blocks that are done.
+    """
+
+    def __init__(self, pipe: Any, num_threads: int, waits: bool, done: frozenset[int]) -> None:
+        self._pipe, self._num_threads, self._waits, self._done = pipe, num_threads, waits, done
+        self._name = digest(Chain.of(pipe).fingerprints())
+        handler = next(iter(Chain.of(pipe).operations(ErrorHandler)), None)
+        self._tolerates: Callable[[Exception], bool] = handler.tolerates if handler is not None else _tolerates_nothing
+        self._size = min(max(len(pipe) // _NUM_BLOCKS, 1), _MOST) if isinstance(pipe, MapPipe) else 1
+
+    def starts(self) -> range:
+        """Return the first samples of the blocks."""
+        return range(0, len(self._pipe), self._size)
+
+    def num_left(self) -> int:
+        """Return the number of blocks that are not done."""
+        return len(self.starts()) - len(self._done)
+
+    def jobs(self) -> list[list[int]]:
+        """Return the blocks that are left, in random order, so that processes rarely try the same one at once."""
+        left = [start for start in self.starts() if start not in self._done]
+        random.SystemRandom().shuffle(left)
+        return [left[start : start + self._num_threads] for start in range(0, len(left), self._num_threads)]
+
+    def blocks(self, starts: Sequence[int]) -> list[_Block]:
+        """Load some blocks."""
+        return list(in_parallel(self.block, starts, self._num_threads))
+
+    def block(self, start: int) -> _Block:
+        """Load a block of an indexed source, unless another process has claimed it."""
+        return start, self._claimed(start, [(index, self._pipe.fetch) for index in self._indices(start)])
+
+    def stream(self, worker: int) -> list[_Block]:
+        """Read a stream, and load the samples that no other process has claimed."""
+        return [
+            (number, self._claimed(number, [(number, partial(_same, sample))]))
+            for number, sample in enumerate(samples_of(self._pipe, "warm_up"))
+            if number not in self._done
+        ]
+
+    def found(self, start: int) -> list[_Kept] | None:
+        """Return what is recorded of the samples of a block; None if the cache lacks an entry of one of them."""
+        kept: list[_Kept] = []
+        for index in self._indices(start):
+            if self._add(kept, index, self._pipe.fetch, loads=False):
+                return None
+        return kept
+
+    def _indices(self, start: int) -> range:
+        return range(start, min(start + self._size, len(self._pipe)))
+
+    def _claimed(self, start: int, samples: Sequence[tuple[int, Callable[[int], Sample]]]) -> list[_Kept] | None:
+        store = self._pipe.operation.store
+        with store.claim(digest([self._name, start]), waits=self._waits) as is_held:
+            if not is_held:
+                return None
+            kept: list[_Kept] = []
+            missing = [key for index, make in samples for key in self._add(kept, index, make, loads=True)]
+            store.flush()
+            if not all(store.contains(key) for key in missing):
+                _refuse(self._pipe)
+        return kept
+
+    def _add(self, kept: list[_Kept], index: int, make: Callable[[int], Sample], *, loads: bool) -> list[bytes]:
+        """Add what is recorded of a sample, unless it may be left out; return the keys of entries that were missing."""
         try:
-            done = (index for block in pool.map(keep_block, starts) for index in block)
-            for _ in _shown(done, size, progress):
-                pass
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return [one for one in kept if one is not None]
+            with using_key(SampleKey(position=index)):
+                one, missing = self._kept(make(index), loads)
+        except Exception as error:
+            if not self._tolerates(error):
+                raise
+            return []
+        kept.append(one)
+        return missing
+
+    def _kept(self, sample: Sample, loads: bool) -> tuple[_Kept, list[bytes]]:
+        store, base = self._pipe.operation.store, self._pipe.entry_base(sample)
+        plain: dict[str, Any] = {}
+        entries, missing = [], []
+        for name, value in sample.scope().items():
+            is_free = value.is_loaded or value.is_cheap
+            if is_free and isinstance(sample[name], _PLAIN):
+                plain[name] = sample[name]
+                continue
+            entries.append(name)
+            key = key_of(base, name)
+            if store.contains(key):
+                continue
+            missing.append(key)
+            if loads and is_free:
+                store.put(key, encode((sample[name], {}), key=bound_to(key)))
+            elif loads:
+                sample[name]  # which puts it there
+        return _Kept(sample.key, base, tuple(entries), plain), missing
 
 
-def _of_stream(pipe: Any, progress: bool) -> list[_Kept]:
-    tolerates = _tolerates(pipe)
-    found = (_keep(pipe, functools.partial(_same, sample), tolerates) for sample in samples_of(pipe, "warm_up"))
-    return [one for one in _shown(found, None, progress) if one is not None]
-
-
-def _same(sample: Sample) -> Sample:
+def _same(sample: Sample, index: int) -> Sample:
     return sample
 
 
-def _shown(items: Iterable[Any], total: int | None, progress: bool) -> Iterator[Any]:
-    return shown_if_slow(items, total, "filling the cache") if progress else iter(items)
-
-
-def _tolerates(pipe: Any) -> Callable[[Exception], bool]:
-    """Return what says whether a sample may be left out."""
-    handler = next(iter(Chain.of(pipe).operations(ErrorHandler)), None)
-    return (lambda error: False) if handler is None else handler.tolerates
-
-
-def _keep(pipe: Any, make: Callable[[], Sample], tolerates: Callable[[Exception], bool]) -> _Kept | None:
-    """Put the fields of a sample into the cache, and return what is noted of it; None if it is left out."""
-    try:
-        return _kept(pipe, make())
-    except Exception as error:
-        if not tolerates(error):
-            raise
-        return None
-
-
-def _kept(pipe: Any, sample: Sample) -> _Kept:
-    operation, base = pipe.operation, pipe.entry_base(sample)
-    plain: dict[str, Any] = {}
-    entries = []
-    for name, value in sample.scope().items():
-        is_free = value.is_loaded or value.is_cheap
-        if is_free and isinstance(sample[name], _PLAIN):
-            plain[name] = sample[name]
-            continue
-        entries.append(name)
-        key = key_of(base, name)
-        if operation.store.contains(key):
-            continue
-        if is_free:
-            operation.store.put(key, encode((sample[name], {}), key=bound_to(key)))
-        else:
-            sample[name]  # which puts it there
-        if not operation.store.contains(key):
-            _refuse(pipe)
-    return _Kept(sample.key, base, tuple(entries), plain)
+def _tolerates_nothing(error: Exception) -> bool:
+    return False
 
 
 def _refuse(pipe: Any) -> NoReturn:
@@ -142,15 +219,17 @@ def _refuse(pipe: Any) -> NoReturn:
     )
 
 
-def _notes(kept: Sequence[_Kept], class_names: tuple[str, ...] | None) -> dict[str, Any]:
+def _is_written(pipe: Any, kept: Sequence[_Kept]) -> bool:
+    """Write the list of samples, and return whether the cache could keep it."""
     fields = list(dict.fromkeys(name for one in kept for name in (*one.plain, *one.entries)))
-    return {
+    notes = {
         "bases": np.frombuffer(b"".join(one.base for one in kept), dtype=np.uint8),
         "entries": {name: _present([name in one.entries for one in kept]) for name in fields},
         "columns": {name: _column([one.plain.get(name) for one in kept]) for name in fields},
         "in_columns": {name: _present([name in one.plain for one in kept]) for name in fields},
-        "class_names": class_names,
+        "class_names": pipe.class_names(),
     }
+    return write_contents(pipe.operation.store, [one.key for one in kept], notes)
 
 
 def _present(flags: list[bool]) -> Any:

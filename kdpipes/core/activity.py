@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["Record", "current", "read_record", "start_record"]
@@ -34,6 +36,31 @@ class Record:
         before = self._now
         self.leave((sample, what))
         return before
+
+    @contextmanager
+    def reading(self, what: str) -> Iterator[Callable[[str, Any], Any]]:
+        """Record an activity for many samples in turn.
+
+        Yields a function that records the key of the next sample, and returns its second argument.
+
+        Args:
+            what: The activity.
+        """
+        before, self._now = self._now, (None, what)
+        place, text = self._texts.get(what) or self._encode(what)
+
+        def at(key: str, value: Any) -> Any:
+            name = _encoded(key)
+            self._memory[: len(name)] = name
+            self._memory[place] = text
+            return value
+
+        try:
+            yield at
+        finally:
+            self._memory[_NOTHING[0]] = _NOTHING[1]
+            self._key = None
+            self.leave(before)
 
     def leave(self, now: tuple[Any, str]) -> None:
         """Record the activity that continues now."""

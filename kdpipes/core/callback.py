@@ -12,7 +12,7 @@ import cloudpickle
 import torch
 
 from kdpipes.core.errors import check_callable
-from kdpipes.core.randomness import SampleKey, seeded_globals
+from kdpipes.core.randomness import GlobalUse, SampleKey, seeded_globals
 from kdpipes.core.sample import Sample
 
 __all__ = ["Callback", "call_seeded", "call_with_key", "is_seeded", "snake_case"]
@@ -29,7 +29,7 @@ class Callback:
         check: Whether to raise TypeError if `function` cannot be called.
     """
 
-    __slots__ = ("declares_random", "function", "name", "parameters")
+    __slots__ = ("declares_random", "function", "globals", "name", "parameters")
 
     def __init__(self, param: str, function: Any, *, check: bool = True) -> None:
         if check:
@@ -39,12 +39,13 @@ class Callback:
         self.parameters = _parameters_of(function)
         declared: Any = getattr(function, "is_random", None)
         self.declares_random: bool | None = declared if isinstance(declared, bool) else None
+        self.globals = GlobalUse(is_seen=self.declares_random is True)
 
     def with_function(self, function: Any) -> Callback:
         """Return a copy for another function of the same name and parameters, such as a bound method."""
         made = Callback.__new__(Callback)
         made.function, made.name, made.parameters = function, self.name, self.parameters
-        made.declares_random = self.declares_random
+        made.declares_random, made.globals = self.declares_random, self.globals
         return made
 
     @property
@@ -95,7 +96,8 @@ def call_seeded(
 ) -> Any:
     """Call a user's function for a sample, with seeded global generators and with `ctx` and `rng` if it takes them.
 
-    The global generators are not seeded if the function takes `rng`, or if its attribute `is_random` is False.
+    The global generators are not seeded if the function takes `rng`, or if its attribute `is_random` is False; in
+    `try_unseeded`, they are seeded only if the function was seen to draw from them.
 
     Args:
         function: The function.
@@ -113,10 +115,11 @@ def call_seeded(
     if function.is_fixed:
         return function(*args, **given)
     is_watched = is_recorded or sample.is_watched
-    with seeded_globals(sample.key_of(place)) as has_drawn:
-        value = function(*args, **given)
-        is_random = is_watched and has_drawn()
-    if is_random:
+    if not is_watched and not function.globals.needs_seeds:
+        return function.globals.call(function.function, *args, **given)
+    key = sample.key_of(place)
+    value, is_random = function.globals.call_seeded(key, function.function, *args, is_watched=is_watched, **given)
+    if is_random and is_watched:
         sample.record_key(place, is_recorded=is_recorded)
     return value
 

@@ -15,8 +15,10 @@ from torch.utils.data.datapipes.iter import Shuffler as StreamShuffler
 from torch.utils.data.datapipes.map import Concater, Mapper, Shuffler
 from torch.utils.data.datapipes.map.callable import default_fn
 
+from kdpipes.core.bulk import Bulk
 from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.entries import entry_of, field_of, value_of
 from kdpipes.core.errors import ChainError, check_count, must_be
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, gives_samples
@@ -71,6 +73,22 @@ class MapPipe(Pipe, MapChain):
     def finish(self, sample: Sample) -> Any:
         """Return the item for `sample` at the end of the chain: the sample, or what `select` makes of it."""
         return sample
+
+    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
+        """Return the values of some fields of many samples, a sequence for each field; None if this is not supported.
+
+        The values are those that `fetch` would give. Errors need not name the sample: it is then read by `fetch`.
+
+        Args:
+            names: The names of the fields; besides them, "key" and "index".
+            positions: The positions of the samples.
+            bulk: The random keys of the samples.
+        """
+        return None
+
+    def read_items(self, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
+        """Return what `finish` would return for many samples; None if this is not supported."""
+        return None
 
     def prefetch(self, order: Order) -> None:
         """Start to read the samples that will be fetched. Sources that read over a network override this.
@@ -169,7 +187,8 @@ class MapPipe(Pipe, MapChain):
     def column(self, name: str) -> NDArray[Any]:
         """Return one field of all samples, `[len(self)]`. The array must not be modified.
 
-        The labels `y` are read only once. `column("key")` returns the keys of the samples, unless there is a field of
+        `column("json.width")` returns the entry "width" of the field `json`, which holds dictionaries. The labels `y`
+        are read only once. `column("key")` returns the keys of the samples, unless there is a field of
         that name. If each epoch draws other samples (`sample_weighted`), this is the column of epoch 0.
         """
         if name != "y":
@@ -184,8 +203,11 @@ class MapPipe(Pipe, MapChain):
         return name == "y" and _KEPT_LABELS in vars(self)
 
     def _checked_column(self, name: str) -> NDArray[Any]:
+        field = self._field_of_entry(name) if "." in name else None
         with planning(0):
-            column = as_column(self.read_column(name))
+            column = as_column(self.read_column(name if field is None else field))
+            if field is not None:
+                column = as_column([entry_of(value, name[len(field) + 1 :], name) for value in column.tolist()])
         if len(column) != len(self):
             owner = type(self).__name__
             raise ChainError(
@@ -194,10 +216,16 @@ class MapPipe(Pipe, MapChain):
             )
         return column
 
+    def _field_of_entry(self, name: str) -> str | None:
+        """Return the field that `name` is an entry of, if the column is to be made from that field."""
+        len(self)  # a source that has not been opened yet knows no fields
+        known = self.field_names()
+        return None if known is None or self.has_column(name) else field_of(name, known)
+
     def read_column(self, name: str) -> NDArray[Any]:
         """Read one field of all samples. A source overrides this if it can read the field without making samples."""
         samples = shown_if_slow(self._all_ahead(), len(self), f"reading {name!r}")
-        return as_column([sample.key if is_key(name, sample) else sample[name] for sample in samples])
+        return as_column([value_of(sample, name) for sample in samples])
 
     def _all_ahead(self) -> Iterator[Sample]:
         """Yield all samples. What a remote source needs for them is read in bulk, a window ahead."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from numpy.typing import NDArray
+
+from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.errors import refuse_field
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.sample import Sample
@@ -33,6 +37,16 @@ class Operation(Fingerprinted):
         """
         for name in sorted(self.traits.needs - known):
             refuse_field(name, "The source", known)
+
+    def read_fields(
+        self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
+    ) -> list[Sequence[Any]] | None:
+        """Return fields of many samples after the operation; None if this is not supported. See `core.bulk`."""
+        return None
+
+    def read_items(self, source: BulkSource, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
+        """Return the items for many samples, like `read_fields`, if the operation makes items of samples."""
+        return None
 
     def fingerprint(self) -> Any:
         """Return plain data that identifies the operation: by default, its attributes."""

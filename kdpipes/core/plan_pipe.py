@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.bulk import Bulk
 from kdpipes.core.errors import ChainError
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import BatchShares, MapPipe, as_column, indexed
@@ -190,6 +191,11 @@ class PlanPipe(MapPipe):
         else:
             sample = self.sources[number].fetch(int(position))
         return sample.come_from(int(number)) if len(self.sources) > 1 else sample
+
+    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
+        if len(self.sources) > 1 or self._is_fixed or "fetch" in vars(self) or type(self).fetch is not PlanPipe.fetch:
+            return None
+        return self.source.read_fields(names, np.asarray(self.chosen(bulk.planned)[positions]), bulk)
 
     def redrawn_by(self, *, of_labels: bool = False) -> str | None:
         self.chosen()

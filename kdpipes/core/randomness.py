@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import random
 import threading
 from collections import defaultdict
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 
 __all__ = [
     "EpochCounter",
+    "GlobalUse",
+    "KeyNeededError",
     "SampleKey",
     "borrowed_generator",
     "current_epoch",
@@ -31,9 +34,13 @@ __all__ = [
     "plan_epoch",
     "planning",
     "seeded_globals",
+    "try_unseeded",
     "using_key",
     "with_stream_keys",
+    "without_key",
 ]
+
+Made = TypeVar("Made")
 
 
 def hash_key(*parts: object) -> bytes:
@@ -156,6 +163,29 @@ class _StreamKeys:
         return SampleKey(self.seed, self.epoch, next(self._positions), is_early=True)
 
 
+class KeyNeededError(BaseException):
+    """A function needs the key of its sample, but many samples are read at once. Users' code must not handle it."""
+
+
+class _NoKey(_StreamKeys):
+    """In place of a key, while many samples are read at once."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def seed(self) -> int:  # type: ignore[override]
+        raise KeyNeededError
+
+    epoch = seed
+
+    def take(self) -> SampleKey:
+        raise KeyNeededError
+
+
+_NO_KEY = _NoKey()
+
+
 _current: ContextVar[SampleKey | _StreamKeys | None] = ContextVar("kdpipes_key", default=None)
 _planned: ContextVar[int | None] = ContextVar("kdpipes_planned", default=None)
 
@@ -179,6 +209,11 @@ class _Using:  # `contextlib.contextmanager` would take four times as long, for 
 def using_key(key: SampleKey) -> _Using:
     """Return a context manager in which new samples take `key`."""
     return _Using(_current, key)
+
+
+def without_key() -> _Using:
+    """Return a context manager in which asking for the key of a new sample, or its epoch, raises KeyNeededError."""
+    return _Using(_current, _NO_KEY)
 
 
 def with_stream_keys(items: Iterator[Any], seed: int, epoch: int, *, start: int = 0) -> Iterator[Any]:
@@ -289,14 +324,127 @@ def seeded_globals(key: bytes) -> Iterator[Callable[[], bool]]:
         seed()
         return now != next_words()
 
-    with _globals_lock, _spare_numpy_generator():
-        states = random.getstate(), torch.get_rng_state()
-        seed()
-        try:
-            yield has_moved
-        finally:
-            random.setstate(states[0])
-            torch.set_rng_state(states[1])
+    is_trying, _trial.is_on = _trial.is_on, False  # in a trial, unseeded calls within this one would use its numbers
+    try:
+        with _globals_lock, _spare_numpy_generator():
+            states = random.getstate(), torch.get_rng_state()
+            seed()
+            try:
+                yield has_moved
+            finally:
+                random.setstate(states[0])
+                torch.set_rng_state(states[1])
+    finally:
+        _trial.is_on = is_trying
+
+
+class _Trial(threading.local):
+    """Whether this thread calls functions without seeds, in `try_unseeded`."""
+
+    is_on = False
+    is_noting = False  # whether it finds out which functions draw
+    has_found = False  # whether one did
+    before: Any = None  # the states of the global generators before the first call without seeds
+
+
+_trial = _Trial()
+_MAX_VAIN_TRIALS = 3
+_num_vain_trials = 0  # the generators moved, but no function drew: another thread of the program uses them
+
+
+class GlobalUse:
+    """Whether a function has been seen to draw from the global generators. Each process finds out for itself."""
+
+    __slots__ = ("is_seen",)
+
+    def __init__(self, *, is_seen: bool = False) -> None:
+        self.is_seen = is_seen
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GlobalUse, ()
+
+    @property
+    def needs_seeds(self) -> bool:
+        """Whether `call` would seed the global generators now."""
+        return self.is_seen or not _trial.is_on
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function without seeds, if `needs_seeds` is False. Threads take turns, as in `seeded_globals`."""
+        with _globals_lock:
+            if _trial.before is None:
+                _trial.before = _global_states()
+            return function(*args, **kwargs)
+
+    def call_seeded(
+        self, key: bytes, function: Callable[..., Any], *args: Any, is_watched: bool, **kwargs: Any
+    ) -> tuple[Any, bool]:
+        """Call a function with seeded global generators.
+
+        Args:
+            key: The key that the seeds derive from.
+            function: The function.
+            args: Its arguments.
+            is_watched: Whether the caller needs to know if the function draws.
+            kwargs: More arguments.
+
+        Returns:
+            The result, and whether the function drew. If it is not watched, that may be False although it drew.
+        """
+        is_watched = is_watched or (_trial.is_noting and not self.is_seen)
+        with seeded_globals(key) as has_drawn:
+            value = function(*args, **kwargs)
+            is_random = is_watched and has_drawn()
+        self.is_seen = self.is_seen or is_random
+        _trial.has_found = _trial.has_found or is_random
+        return value, is_random
+
+
+def _global_states() -> Any:
+    states = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy().tobytes()
+    return states, pickle.dumps(states)
+
+
+def try_unseeded(make: Callable[[], Made]) -> Made:
+    """Return `make()`. Functions that were not seen to draw from the global generators are called without seeds.
+
+    Seeding takes about 50 microseconds a call, more than most functions. If the generators have moved afterwards, a
+    function drew from them: they are restored, and `make` is called again with seeds, which shows which function it is.
+    So the result is that of seeded calls. It must not matter that `make` is called twice.
+    """
+    global _num_vain_trials
+    if _trial.is_on or _trial.is_noting or _num_vain_trials >= _MAX_VAIN_TRIALS:
+        return make()
+    _trial.is_on, _trial.before = True, None
+    try:
+        made = make()
+    except Exception:
+        _trial.is_on = False
+        if not _has_moved():
+            raise
+    else:
+        if not _has_moved():
+            return made
+    finally:
+        _trial.is_on = False
+    (python, numpy, torchs), _ = _trial.before
+    with _globals_lock:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
+    _trial.is_noting, _trial.has_found = True, False
+    try:
+        made = make()
+    finally:
+        _trial.is_noting = False
+    _num_vain_trials += not _trial.has_found
+    return made
+
+
+def _has_moved() -> bool:
+    if _trial.before is None:
+        return False
+    with _globals_lock:
+        return bool(_global_states()[1] != _trial.before[1])
 
 
 class EpochCounter:

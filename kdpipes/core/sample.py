@@ -13,7 +13,7 @@ from kdpipes.core import activity
 from kdpipes.core.errors import ChainError, MissingMemberError, add_note, refuse_field
 from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
 
-__all__ = ["UNLOADED", "Lazy", "Loaded", "Sample", "as_sample"]
+__all__ = ["UNLOADED", "Lazy", "Loaded", "Sample", "as_sample", "claim_name"]
 
 _DRAW, _EARLY = "draw", "early_draws"  # entries of the ctx
 _NOTHING: tuple[frozenset[str], str] = frozenset(), ""
@@ -501,16 +501,7 @@ class Sample(MutableMapping[str, Any]):
 
     def claim_name(self, operation: str) -> str:
         """Return a name for an operation that is unique for this sample: "crop", "crop_2", ..."""
-        names = self._origin.names
-        if operation not in names and operation not in (_DRAW, _EARLY):
-            names[operation] = 1
-            return operation
-        name, count = operation, names.get(operation, int(operation in (_DRAW, _EARLY)))
-        while count and (name := f"{operation}_{count + 1}") in names:
-            count += 1
-        names[operation] = count + 1
-        names.setdefault(name, 1)
-        return name
+        return claim_name(self._origin.names, operation)
 
     def promise_ctx(self, name: str, value: Lazy) -> None:
         """Declare that loading `value` records the entry `name` of the ctx."""
@@ -566,6 +557,19 @@ def _restore(
     sample._origin.names.update(names)
     sample._origin.is_recording = is_recording
     return sample
+
+
+def claim_name(names: dict[str, int], operation: str) -> str:
+    """Return a name for an operation that is not in `names`, and add it: "crop", "crop_2", ..."""
+    if operation not in names and operation not in (_DRAW, _EARLY):
+        names[operation] = 1
+        return operation
+    name, count = operation, names.get(operation, int(operation in (_DRAW, _EARLY)))
+    while count and (name := f"{operation}_{count + 1}") in names:
+        count += 1
+    names[operation] = count + 1
+    names.setdefault(name, 1)
+    return name
 
 
 def _named(key: str | Callable[[], str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from kdpipes.core.bulk import Bulk
 from kdpipes.core.call_text import note_call
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.errors import ChainError, add_note
@@ -101,6 +102,16 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
         if _is_ours(type(self.source)):  # type: ignore[arg-type]  # a type has a hash
             return self.apply(self.source.fetch(index))
         return self.apply(as_sample(self.source[index], index, self.name))
+
+    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
+        if not isinstance(self.source, MapPipe) or "fetch" in vars(self):  # a pipe that is being profiled has its own
+            return None
+        return self._operation.read_fields(self.source, names, positions, bulk)
+
+    def read_items(self, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
+        if not isinstance(self.source, MapPipe) or "fetch" in vars(self):
+            return None
+        return self._operation.read_items(self.source, positions, bulk)
 
     def prefetch(self, order: Order) -> None:
         if isinstance(self.source, MapPipe):

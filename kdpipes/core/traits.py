@@ -99,11 +99,15 @@ class Traits:
             names = self.renames[name]
             return names[0] if len(names) == 1 else None
         is_renamed = any(name in names for names in self.renames.values())
-        return None if self.changes is None or name in self.changes or is_renamed else name
+        if self.changes is None or name in self.changes or is_renamed:
+            return None
+        field, dot, entry = name.rpartition(".")  # "json.width" is an entry of the field "json"
+        before = self.column_before(field) if dot else None
+        return name if not dot else None if before is None else f"{before}.{entry}"
 
     def ignores(self, name: str) -> bool:
         """Return whether the results do not depend on the field `name`."""
-        return self.reads is not None and name not in self.reads
+        return self.reads is not None and not any(name == read or read.startswith(f"{name}.") for read in self.reads)
 
 
 UNDECLARED = Traits()  # the traits of pipes and operations that declare none

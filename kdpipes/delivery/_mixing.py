@@ -17,6 +17,7 @@ from kdpipes.core.errors import ChainError, DataError, check_count, check_number
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
+from kdpipes.delivery.batch_memory import is_channels_last
 from kdpipes.delivery.batch_pipe import BatchPipe
 
 __all__ = ["Params", "SampleMixing", "mixed_labels"]
@@ -57,9 +58,10 @@ class SampleMixing(BatchPipe):
 
     def empty_like(self, x: torch.Tensor) -> torch.Tensor:
         """Return memory for mixed images: the buffer that is sent, if this is the last pipe that runs in a worker."""
-        if self._allocate is None or x.device.type != "cpu" or not x.is_contiguous():
+        is_last = is_channels_last(x)
+        if self._allocate is None or x.device.type != "cpu" or not (is_last or x.is_contiguous()):
             return torch.empty_like(x)
-        return self._allocate(x.shape, x.dtype)
+        return self._allocate(x.shape, x.dtype, torch.channels_last if is_last else torch.contiguous_format)
 
     def _partners(self, size: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return each sample's partner and its own weight, both `[B]`. `p` decides only whether the batch is mixed."""

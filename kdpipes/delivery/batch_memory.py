@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
-__all__ = ["Allocate", "allocate", "empty_batch", "make_batches_in"]
-
-Allocate = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+__all__ = ["Allocate", "allocate", "empty_batch", "is_channels_last", "make_batches_in"]
 
 
-def allocate(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+class Allocate(Protocol):
+    """A function that returns an uninitialized tensor."""
+
+    def __call__(
+        self, shape: Sequence[int], dtype: torch.dtype, memory_format: torch.memory_format = torch.contiguous_format
+    ) -> torch.Tensor: ...
+
+
+def allocate(
+    shape: Sequence[int], dtype: torch.dtype, memory_format: torch.memory_format = torch.contiguous_format
+) -> torch.Tensor:
     """Return an uninitialized tensor in ordinary memory."""
-    return torch.empty(tuple(shape), dtype=dtype)
+    return torch.empty(tuple(shape), dtype=dtype, memory_format=memory_format)
+
+
+def is_channels_last(batch: torch.Tensor) -> bool:
+    """Return whether the pixels of a batch `[B, C, H, W]` are in memory one after the other, each with its channels."""
+    is_dense = batch.dim() == 4 and batch.is_contiguous(memory_format=torch.channels_last)
+    return is_dense and not batch.is_contiguous()
 
 
 class _Here(threading.local):
@@ -32,7 +47,9 @@ def make_batches_in(allocate: Allocate) -> None:
     _here.allocate = allocate
 
 
-def empty_batch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def empty_batch(
+    shape: Sequence[int], dtype: torch.dtype, memory_format: torch.memory_format = torch.contiguous_format
+) -> torch.Tensor:
     """Return an uninitialized CPU tensor for a batch, which a worker process sends without copying it.
 
     Call it in a function of `.map(...)` after `.deal(...)`, fill the tensor, and return it as part of the batch. The
@@ -42,6 +59,7 @@ def empty_batch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     Args:
         shape: The shape of the tensor.
         dtype: The dtype of the tensor.
+        memory_format: `torch.channels_last` for images `[B, C, H, W]` with the strides that convolutions prefer.
 
     Example:
         >>> def stack(batch):
@@ -53,4 +71,4 @@ def empty_batch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         >>> next(iter(chain)).tolist()
         [[1.0, 1.0], [2.0, 2.0]]
     """
-    return _here.allocate(shape, dtype)
+    return _here.allocate(shape, dtype, memory_format)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from numbers import Number
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from PIL import Image
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, closest, must_be
+from kdpipes.core.errors import ChainError, DataError, check_choice, closest, must_be
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import functional_pipe, refuse_flavour
@@ -49,6 +50,9 @@ class SampleCollatorIterDataPipe(OneToOne):
             `[rows, max_tokens] int64` are added at the end: `segment_ids`, 1 for the first sample of a row, 2 for the
             next, 0 where the row is filled up; and `positions`, which count from 0 within each sample. Other fields
             have one value per sample.
+        memory_format: "channels_last" gives batches of images `[B, C, H, W]` the strides of
+            `torch.channels_last`, which convolutions on GPUs prefer. Images are copied without being transposed. Fields
+            that are tensors `[C, H, W]` are treated as images; all values are the same.
 
     Length: The length of the source.
 
@@ -64,8 +68,15 @@ class SampleCollatorIterDataPipe(OneToOne):
     """
 
     computed: ClassVar[tuple[str, ...]] = (*OneToOne.computed, "_row_size")  # which `deal` decides
+    _is_last = False  # an attribute only if it is True, so that other states do not change
 
-    def __init__(self, source_datapipe: IterDataPipe[Any], *, pad: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        source_datapipe: IterDataPipe[Any],
+        *,
+        pad: Mapping[str, float] | None = None,
+        memory_format: Literal["contiguous", "channels_last"] = "contiguous",
+    ) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(
                 must_be("source_datapipe", "a stream of batches", source_datapipe, "Put `.deal(...)` before it.")
@@ -74,6 +85,9 @@ class SampleCollatorIterDataPipe(OneToOne):
             not isinstance(pad, Mapping) or not all(isinstance(value, Number) for value in pad.values())
         ):
             raise TypeError(must_be("pad", 'values by field name, like {"x": 0}', pad))
+        check_choice("memory_format", memory_format, ("contiguous", "channels_last"))
+        if memory_format == "channels_last":
+            self._is_last = True
         self.source = source_datapipe
         self._form = form_of(source_datapipe) or ItemForm(())
         self._pad = dict(pad or {})
@@ -179,7 +193,8 @@ class SampleCollatorIterDataPipe(OneToOne):
         return batch
 
     def _field(self, name: str, values: list[Any]) -> Any:
-        return collate(values, name=name, pad=self._pad.get(name), empty=self._allocate)
+        pad, is_last = self._pad.get(name), self._is_last
+        return collate(values, name=name, pad=pad, empty=self._allocate, channels_last=is_last)
 
 
 def row_places(lengths: Sequence[int], row_size: int) -> list[tuple[int, int]]:
@@ -209,6 +224,7 @@ def collate(
     pad: float | None = None,
     ragged: bool = False,
     empty: Allocate | None = None,
+    channels_last: bool = False,
 ) -> Any:
     """Return a batch of values, as `collate_samples` does.
 
@@ -218,18 +234,22 @@ def collate(
         pad: The value that fills up values of different shapes.
         ragged: Whether values of different shapes become a list, as in a ctx.
         empty: A function of a shape and a dtype that allocates the tensors of the batch, such as `kdp.empty_batch`.
+        channels_last: Whether batches of images and of tensors `[C, H, W]` have the strides of `torch.channels_last`.
 
     Raises:
         DataError: The shapes differ, and there is no `pad`.
     """
     kinds = {_KINDS.get(type(value)) or _kind(value) for value in values}
     if kinds == {"array", "tensor"}:
-        return collate([_as_tensor(value) for value in values], name=name, pad=pad, ragged=ragged)
+        values, kinds = [_as_tensor(value) for value in values], {"tensor"}
     kind = kinds.pop() if len(kinds) == 1 else ""
     if ragged and _is_ragged(kind, values):
         return list(values)
     if kind == "image":
-        return _stacked([_channels_first(image) for image in values], name, pad, empty)
+        kind, values = "tensor", [_channels_first(image) for image in values]
+    if kind == "tensor" and channels_last and values[0].dim() == 3:
+        batch = _stacked(list(values), name, pad, partial(empty or allocate, memory_format=torch.channels_last))
+        return batch.contiguous(memory_format=torch.channels_last)
     if kind in {"array", "tensor", "numbers"}:
         return _stacked([_as_array(value) if kind == "numbers" else value for value in values], name, pad, empty)
     if kind == "number":
@@ -242,7 +262,7 @@ def collate(
         if len({len(value) for value in values}) > 1:
             raise DataError(f"Field {name!r}: cannot collate tuples of different lengths.")
         return tuple(
-            collate(part, name=f"{name}[{place}]", pad=pad, ragged=ragged)
+            collate(part, name=f"{name}[{place}]", pad=pad, ragged=ragged, empty=empty, channels_last=channels_last)
             for place, part in enumerate(zip(*values, strict=True))
         )
     if pad is not None:

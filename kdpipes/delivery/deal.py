@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from kdpipes.core.bulk import Bulk, BulkReader
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_count, check_flag, check_seed, must_be, refuse_field
 from kdpipes.core.iter_pipe import seed_upstream
 from kdpipes.core.map_pipe import MapPipe, indexed
 from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import warn_of_fixed
-from kdpipes.core.randomness import SampleKey, hash_key, planning, using_key
+from kdpipes.core.randomness import SampleKey, hash_key, planning, try_unseeded, using_key
 from kdpipes.core.registry import functional_pipe
 from kdpipes.delivery.by_class import ByClass, ClassEpoch, ClassOrder, read_classes
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
@@ -34,6 +36,7 @@ from kdpipes.storage.shared import Shared
 __all__ = ["DealerMapDataPipe"]
 
 _AHEAD = 2  # how many batches beyond the one that is made remote sources prefetch
+_FEW = 4  # samples in a batch, below which comparing the states of the global generators takes longer than seeding them
 _NUM_SUBSTITUTES = 32  # how many samples are tried as a substitute for one
 
 
@@ -190,6 +193,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         if self._shares is not None:
             others = {"batch_by": batch_by, "order": order, "num_batches": num_batches}
             _refuse_for_mix(**others, shuffle="shards" if shuffle == "shards" else None)
+        self._bulk_reader = BulkReader()
         self._is_fixed = False  # whether every epoch has the samples of epoch 0, because batches depend on lengths
         if isinstance(self._layout, ByLength | Packing):
             known = indexed(source_datapipe, "deal", takes_samples=False).field_names()
@@ -351,8 +355,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             warnings.warn(text, stacklevel=2)
         if epoch.num_batches:
             epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is refused at its start
-        item = self._item_or_nothing if self._starts_epoch(first) is not None else self._item
-        item = partial(_planned_first, item) if self._is_fixed else item
+        self._starts_epoch(first)
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
         is_elsewhere = self.reads_ahead and isinstance(self.source, MapPipe)  # no stock pipe, which passes nothing on
         is_elsewhere = is_elsewhere and any(node.traits.is_remote for node in Chain.of(self.source))
@@ -367,10 +370,31 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
                         self.source.prefetch(Order.of_next(epoch.positions(later)))
             ordinals = epoch.ordinals(batch)
             self._announce(Dealt(batch, len(ordinals)))
-            keys = (self._sample_key(number, ordinal, is_padding=ordinal >= size) for ordinal in ordinals)
-            if items := self._batch(item, number, batch, zip(epoch.positions(batch).tolist(), keys, strict=True)):
+            make = partial(self._items, epoch.positions(batch), number, ordinals, size, batch)
+            if self._skipper is None and len(ordinals) >= _FEW:
+                make = partial(try_unseeded, make)  # it may make the items twice, so none of them may be skipped
+            if items := self._batch(number, batch, make):
                 yield items
         self._end(number)
+
+    def _items(self, positions: NDArray[Any], epoch: int, ordinals: Sequence[int], size: int, batch: int) -> list[Any]:
+        """Return the items of a batch.
+
+        Args:
+            positions: Where they are in the source.
+            epoch: The epoch number.
+            ordinals: Their positions in the dealt epoch.
+            size: The number of samples in the epoch. Larger ordinals are padding.
+            batch: The number of the batch.
+        """
+        with planning(0) if self._is_fixed else nullcontext():
+            if self._skipper is None and isinstance(self.source, MapPipe):
+                bulk = Bulk(self._seed, epoch, 0 if self._is_fixed else epoch, ordinals, size)
+                if (items := self._bulk_reader.read(self.source, positions, bulk)) is not None:
+                    return items
+            item = self._item if self._skipper is None else self._item_or_nothing
+            keys = (SampleKey(self._seed, epoch, ordinal, ordinal >= size) for ordinal in ordinals)
+            return [item(position, key, batch) for position, key in zip(positions.tolist(), keys, strict=True)]
 
     def _item(self, position: int, sample_key: SampleKey, batch: int) -> Any:
         source = self.source
@@ -458,9 +482,3 @@ def _refuse_together(*groups: dict[str, Any]) -> None:
         given = [name for name, value in group.items() if value is not None]
         if len(given) > 1:
             raise ValueError(f"`{given[0]}` and `{given[1]}` cannot be given together. Remove one of them.")
-
-
-def _planned_first(item: Callable[..., Any], *args: Any) -> Any:
-    """Return an item made from the samples that the plan chooses in epoch 0, in any epoch."""
-    with planning(0):
-        return item(*args)

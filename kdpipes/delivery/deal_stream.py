@@ -262,13 +262,13 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         """
         if not self.has_waiting_ranks():
             return None
-        if self._layout.uneven == "keep" or self._tell_turn is None:
+        if self._layout.uneven == "keep" or self._report_turn is None:
             raise ValueError(
                 "Ranks that read lanes of their own have different numbers of samples, and would wait for each other "
                 'at the end. Use `deal(uneven="pad")` or `deal(uneven="drop")` in a `kdp.Loader`, or '
                 '`deal(split="samples")`.'
             )
-        return self._tell_turn
+        return self._report_turn
 
     def _lane(self, plan: LanePlan, number: int, epoch: int, cursor: Cursor | None, begun: list[Shards]) -> Lane:
         """Return a lane, with a copy of the pipes upstream, and add its sources to `begun`: they start at once."""
@@ -357,7 +357,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         )
 
     def _made(self, epoch: int, batch: int, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
-        return self._batch(self._item if self._skipper is None else self._item_or_nothing, epoch, batch, parts)
+        item = self._item if self._skipper is None else self._item_or_nothing
+        return self._batch(epoch, batch, lambda: (item(part, sample_key, batch) for part, sample_key in parts))
 
     def _item_or_nothing(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
         assert self._skipper is not None

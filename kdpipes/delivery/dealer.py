@@ -121,7 +121,7 @@ class Dealer(Resumable):
         self._cursors: tuple[Cursors, Cursors] = ((), ())  # after the last batch, and of the current one
         self.known_pipes: list[str] | None = None  # the fingerprints, which `state_dict` reads once
         self._listener: Listener | None = None
-        self._tell_turn: TurnListener | None = None
+        self._report_turn: TurnListener | None = None
         self._told_of_skips: Callable[[Skip], None] | None = None
         self._banned: Mapping[str, str] = {}
         self._skipper: Skipper | None = None
@@ -275,7 +275,7 @@ class Dealer(Resumable):
         listener: Listener | None = None,
         *,
         cursors: Cursors = (),
-        tell_turn: TurnListener | None = None,
+        report_turn: TurnListener | None = None,
     ) -> None:
         """Let the next iteration begin at `batch`.
 
@@ -283,13 +283,13 @@ class Dealer(Resumable):
             batch: The number of a batch of this rank.
             listener: Called for each batch before it is made.
             cursors: Where the lanes of the stream stood after the last batch before that, of those that are known.
-            tell_turn: Called before the batches of each turn of the lanes if other ranks wait for this one: with the
+            report_turn: Called before the batches of each turn of the lanes if other ranks wait for this one: with the
                 number of the turn's first batch, and for each lane whether it has samples for the turn, and where it
                 stood before.
         """
         self._first_batch, self._resumed = batch, None
         self._resume_cursors = cursors
-        self._listener, self._tell_turn = listener, tell_turn
+        self._listener, self._report_turn = listener, report_turn
 
     def resume_at(self, epoch: int, batch: int, cursors: Cursors) -> None:
         """Make the next iteration that of `epoch`, starting at `batch`."""
@@ -457,15 +457,14 @@ class Dealer(Resumable):
         """Return the random key of the batch that was yielded last."""
         return self._batch_key
 
-    def _batch(self, item: Callable[..., Any], epoch: int, batch: int, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
-        """Return the items of a batch without those that are left out."""
+    def _batch(self, epoch: int, batch: int, make: Callable[[], Iterable[Any]]) -> Batch:
+        """Return the items that `make` returns for a batch, without those that are left out."""
         sharding, now = self._sharding, self.sharding()
         if now is not sharding:  # the rank is not fixed
             check_ranks(sharding.ranks(), now.ranks())
         self._batch_key = SampleKey(self._seed, epoch, batch * sharding.num_ranks + sharding.rank)
         try:
-            made = (item(part, sample_key, batch) for part, sample_key in parts)
-            items = [one for one in made if one is not LEFT_OUT]
+            items = [item for item in make() if item is not LEFT_OUT]
             if not items and sharding.num_ranks > 1:
                 refuse_empty(batch)
             self._stands, self._cursors = (epoch, batch + 1), (merged(*self._cursors), ())

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kdpipes.delivery.batch_memory import allocate
+from kdpipes.delivery.batch_memory import allocate, is_channels_last
 from kdpipes.loader.channel import ReceivedFile
 
 __all__ = ["Arena", "Array", "BorrowedBuffers", "SharedBuffers", "anonymous_file", "pack", "places_of", "unpack"]
@@ -111,20 +111,27 @@ class SharedBuffers:
         """Whether a batch can be written."""
         return self._memory is None or self._filling is not None or bool(self._free)
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def empty(
+        self, shape: Sequence[int], dtype: torch.dtype, memory_format: torch.memory_format = torch.contiguous_format
+    ) -> torch.Tensor:
         """Return a tensor in the buffer of the batch that is being made; of its own memory if there is no room."""
         count = math.prod(shape)
         start, size = self._end, count * dtype.itemsize
         if self._memory is None or not size or start + size > self._size or not self.has_room:
-            return allocate(shape, dtype)
+            return allocate(shape, dtype, memory_format)
         if self._filling is None:
             self._filling = heapq.heappop(self._free)
         try:
             self._reserve(self._filling, start + size)
         except OSError:
-            return allocate(shape, dtype)
+            return allocate(shape, dtype, memory_format)
         offset = self._filling * self._size + start
-        tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset).reshape(tuple(shape))
+        tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
+        if memory_format is torch.channels_last:
+            number, channels, height, width = shape
+            tensor = tensor.reshape(number, height, width, channels).permute(0, 3, 1, 2)
+        else:
+            tensor = tensor.reshape(tuple(shape))
         self._given[id(tensor)] = _Given(tensor, tensor.data_ptr(), start)
         self._end = _aligned(start + size)
         return tensor
@@ -325,7 +332,9 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle carries
                 f"A batch with a tensor on {value.device} cannot be sent from a worker. Return CPU tensors, and put "
                 "`.to_device(...)` at the end of the chain: it runs in the main process."
             )
-        plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg().contiguous()
+        plain = value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+        is_last = is_channels_last(plain)
+        plain = plain.permute(0, 2, 3, 1) if is_last else plain.contiguous()
         content: Any = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
         buffer = pickle.PickleBuffer(content)
         given = self.given.get(id(value))
@@ -335,16 +344,22 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle carries
         kind = None if type(value) is torch.Tensor else type(value)
         attributes = value.__dict__ if kind is not None else None
         needs_grad = value.requires_grad and value.is_leaf
-        return _tensor, (buffer, plain.dtype, tuple(plain.shape), needs_grad, kind, attributes)
+        return _tensor, (buffer, plain.dtype, tuple(plain.shape), is_last, needs_grad, kind, attributes)
 
 
 def _tensor(
-    content: Any, dtype: torch.dtype, shape: tuple[int, ...], needs_grad: bool, kind: Any, attributes: Any
+    content: Any,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    is_channels_last: bool,
+    needs_grad: bool,
+    kind: Any,
+    attributes: Any,
 ) -> torch.Tensor:
     content = memoryview(content)
-    tensor = (
-        torch.frombuffer(content, dtype=dtype).reshape(shape) if content.nbytes else torch.empty(shape, dtype=dtype)
-    )
+    is_empty = not content.nbytes
+    tensor = torch.empty(shape, dtype=dtype) if is_empty else torch.frombuffer(content, dtype=dtype).reshape(shape)
+    tensor = tensor.permute(0, 3, 1, 2) if is_channels_last else tensor
     if kind is not None:
         tensor = tensor.as_subclass(kind)
         tensor.__dict__.update(attributes)

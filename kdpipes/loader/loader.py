@@ -199,7 +199,7 @@ class Loader:
     def on_batch(self, listener: Callable[[], None] | None) -> None:
         """Call a function after each batch that was delivered; None stops that."""
         if self._own is not None:
-            self._own.tally.delivered.listener = listener
+            self._own.counters.delivered.listener = listener
 
     @property
     def dataset(self) -> NumberedBatches:
@@ -322,7 +322,7 @@ class Loader:
             fix_ranks(chain)
         elif before is not None:
             self._start = self._start or before.next_start
-            own.tally = before.tally
+            own.counters = before.counters
         # Services of others pickle the chain for their workers: by cloudpickle, as lambdas need it.
         self._datapipe = chain if own is self.reading_service else Shipped(chain)
 
@@ -514,20 +514,20 @@ class Loader:
         own = self._own
         if own is None:
             raise TypeError("Only kdpipes' own reading services count: `num_workers=`, or `ThreadReadingService`.")
-        tally, busy_s = own.tally, own.tally.busy_s or float("inf")
+        counters, busy_s = own.counters, own.counters.busy_s or float("inf")
         return {
-            "batches": tally.num_items,
-            "samples": tally.num_samples,
-            "batches_per_s": tally.num_items / busy_s,
-            "samples_per_s": tally.num_samples / busy_s,
-            "wait_s": tally.wait_s,
-            "wait_share": min(tally.wait_s / busy_s, 1.0),
+            "batches": counters.num_items,
+            "samples": counters.num_samples,
+            "batches_per_s": counters.num_items / busy_s,
+            "samples_per_s": counters.num_samples / busy_s,
+            "wait_s": counters.wait_s,
+            "wait_share": min(counters.wait_s / busy_s, 1.0),
             "queue_depth": own.queue_depth(),
-            "worker_deaths": tally.num_deaths,
-            "skipped_samples": sum(not skip.is_shard for skip in tally.skips.values()),
-            "skipped_shards": sum(skip.is_shard for skip in tally.skips.values()),
-            "copied_batches": tally.num_copied,
-            "slow_batches": tally.num_slow,
+            "worker_deaths": counters.num_deaths,
+            "skipped_samples": sum(not skip.is_shard for skip in counters.skips.values()),
+            "skipped_shards": sum(skip.is_shard for skip in counters.skips.values()),
+            "copied_batches": counters.num_copied,
+            "slow_batches": counters.num_slow,
             **self._counted_by_caches(),
         }
 
@@ -554,10 +554,10 @@ class Loader:
             raise TypeError(
                 "Only kdpipes' own reading services give receipts: `num_workers=`, or `ThreadReadingService`."
             )
-        pipes, tally = self._checkpointer.pipes, own.tally
+        pipes, counters = self._checkpointer.pipes, own.counters
         sizes = self._checkpointer.sizes() if self._sizes is None else self._sizes
-        skips = tally.skips.values()
-        return receipt_of(self._dealt_part, tally.delivered, skips, self._ranks, pipes=pipes, sizes=sizes)
+        skips = counters.skips.values()
+        return receipt_of(self._dealt_part, counters.delivered, skips, self._ranks, pipes=pipes, sizes=sizes)
 
     def measured(self) -> Measured:
         """Return what `profile=True` has measured since the loader was made, as `kdp.profile(loader)` reads it.
@@ -577,7 +577,7 @@ class Loader:
         The entry of a shard stands for all that would have followed in it; its ordinal is how many samples the stream
         had given before.
         """
-        return [skip.as_dict() for skip in self._own.tally.skips.values()] if self._own is not None else []
+        return [skip.as_dict() for skip in self._own.counters.skips.values()] if self._own is not None else []
 
     def __enter__(self) -> Loader:
         return self
@@ -640,8 +640,8 @@ def _service(num_workers: int, given: Mapping[str, Any], reading_service: Any) -
     if reading_service is not None and (num_workers or chosen):
         raise ValueError("`reading_service` must be given alone: it has `num_workers` and the like of its own.")
     if isinstance(reading_service, type):
-        way_out = f"Write `{reading_service.__name__}(...)` to make one."
-        raise TypeError(must_be("reading_service", "a reading service", reading_service, way_out))
+        hint = f"Write `{reading_service.__name__}(...)` to make one."
+        raise TypeError(must_be("reading_service", "a reading service", reading_service, hint))
     if reading_service is not None:
         return reading_service
     if num_workers:

@@ -66,6 +66,7 @@ class Merger:
         workers: The workers.
         orders: The order of each of them.
         counters: What is counted.
+        passed: Receives the position after each item.
         plan: The lanes of the stream, if it is read in lanes.
         agreement: What makes ranks end together, if the stream is read in lanes and other ranks wait for this one.
         limits: The limits of `on_error` on skipped samples.
@@ -76,6 +77,7 @@ class Merger:
         workers: Sequence[Worker],
         orders: Sequence[Order],
         counters: Counters,
+        passed: deque[Position],
         *,
         plan: LanePlan | None = None,
         agreement: Agreement | None = None,
@@ -91,6 +93,7 @@ class Merger:
         self._workers = workers
         self._orders = orders
         self._counters = counters
+        self._passed = passed
         self._ended: set[int] = set()
         self.position: Position = orders[0].position
         self._begin()
@@ -162,6 +165,7 @@ class Merger:
                     self._is_empty = False
                     self._counters.num_items += 1
                     self._counters.num_samples += message.num_samples
+                    self._passed.append(self.position)
                     return item
         if self._is_empty and self._limits is not None:
             self._limits.end()

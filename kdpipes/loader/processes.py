@@ -32,7 +32,7 @@ from kdpipes.loader.buffers import Arena, BorrowedBuffers, unpack
 from kdpipes.loader.channel import Channel, Kind, Message, ReceivedFile, encoded
 from kdpipes.loader.merge import Counters
 from kdpipes.loader.worker import Order, Position, Worker
-from kdpipes.loader.worker_main import Options, Packed, Parcel, work
+from kdpipes.loader.worker_main import Options, Packed, Payload, work
 from kdpipes.storage.shared import Shared, sharing
 
 __all__ = ["NUM_BORROWED", "DeathPolicy", "ProcessPool", "ProcessWorker", "WorkerProcess", "name_classes"]
@@ -69,12 +69,12 @@ class WorkerProcess:
     is_over: bool = False  # it has reported that it cannot work
 
     @classmethod
-    def start(cls, context: Any, parcel: Parcel, options: Options) -> WorkerProcess:
+    def start(cls, context: Any, payload: Payload, options: Options) -> WorkerProcess:
         """Start a process.
 
         Args:
             context: Of multiprocessing.
-            parcel: The chain.
+            payload: The chain.
             options: How it works.
         """
         # Multiprocessing's helpers start early: later, they would inherit a blocked Ctrl-C, or unblock it (3.11).
@@ -84,7 +84,7 @@ class WorkerProcess:
             forkserver.ensure_running()
         with _one_at_a_time:
             ours, theirs = socket.socketpair()
-            process = context.Process(target=work, args=(parcel, theirs, options), name="kdpipes worker", daemon=True)
+            process = context.Process(target=work, args=(payload, theirs, options), name="kdpipes worker", daemon=True)
             _starting.set()
             try:
                 with interrupts_blocked():
@@ -269,7 +269,7 @@ class ProcessWorker(Worker):
     """The main process's side of one worker process; starts another one when it dies.
 
     Args:
-        parcel: The chain.
+        payload: The chain.
         options: How the worker works.
         pool: Ends it with the others.
         start_method: How its process starts; None is the platform's way.
@@ -279,15 +279,14 @@ class ProcessWorker(Worker):
 
     def __init__(
         self,
-        parcel: Parcel,
+        payload: Payload,
         options: Options,
         pool: ProcessPool,
-        *,
         start_method: str | None,
         policy: DeathPolicy,
         counters: Counters,
     ) -> None:
-        self._parcel = parcel
+        self._payload = payload
         self._options = options
         self._pool = pool
         self._context: Any = multiprocessing.get_context(start_method)
@@ -348,7 +347,7 @@ class ProcessWorker(Worker):
 
     def _start_process(self) -> None:
         with uninterrupted():  # a process that is not in the pool yet would never be ended
-            self._worker = WorkerProcess.start(self._context, self._parcel, self._options)
+            self._worker = WorkerProcess.start(self._context, self._payload, self._options)
             self._pool.workers.append(self._worker)
 
     def _with_files(self, function: Callable[[], None]) -> None:
@@ -451,7 +450,7 @@ class ProcessWorker(Worker):
 
     def _samples_of(self, batch: int) -> str:
         """Return the keys of the samples in a batch as text for an error; empty if the chain is not indexed."""
-        dealer = Chain.of(self._parcel.open()).resumable_deal()
+        dealer = Chain.of(self._payload.open()).resumable_deal()
         with contextlib.suppress(Exception):  # an error here must not hide the original one
             if isinstance(dealer, DealerMapDataPipe):
                 keys = [sample.key for sample in dealer.whole_samples(self._order.position.epoch, batch) or []]

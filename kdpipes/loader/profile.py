@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.stock import is_of_torchdata
 from kdpipes.delivery import meter
 from kdpipes.delivery.meter import OUTSIDE, size_of
 from kdpipes.loader.channel import Kind, Message
@@ -224,20 +223,18 @@ def measured(chain: Any, service: Any) -> Measured:
         service: One of kdpipes', which measures.
     """
     ends, part = main_part(chain, has_workers=service.has_workers)
-    if Chain.of(part).resumable_deal() is not None:
-        ends = [pipe for pipe in ends if not is_of_torchdata(pipe, "FullSync")]
-    tally, num_main = service.tally, len(ends)
-    times = sorted(tally.times.values(), key=lambda one: (one["worker"], one["id"]))
+    counters, num_main = service.counters, len(ends)
+    times = sorted(counters.times.values(), key=lambda one: (one["worker"], one["id"]))
     return Measured(
         pipes=[*ends, *Chain.of(part).pipes],
         num_main=num_main,
         rows=_summed([(_shifted(place, num_main), *rest) for one in times for place, *rest in one["rows"]]),
         main_rows=_main_rows(service.main_probes, num_main),
         workers=[_worker(one, num_main) for one in times],
-        num_batches=tally.num_items,
-        num_samples=tally.num_samples,
-        busy_s=tally.busy_s,
-        wait_s=tally.wait_s,
+        num_batches=counters.num_items,
+        num_samples=counters.num_samples,
+        busy_s=counters.busy_s,
+        wait_s=counters.wait_s,
         has_workers=service.has_workers,
         num_workers=service.num_workers,
     )

@@ -33,7 +33,7 @@ from kdpipes.loader.processes import NUM_BORROWED, DeathPolicy, ProcessPool, Pro
 from kdpipes.loader.state import Checkpointer, main_part
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
 from kdpipes.loader.worker import Order, Position, Seeds, Worker
-from kdpipes.loader.worker_main import Options, Parcel
+from kdpipes.loader.worker_main import Options, Payload
 from kdpipes.storage.shared import Shared, is_sharing
 
 __all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "Shipped", "ThreadReadingService"]
@@ -59,7 +59,7 @@ class ReadingService:
 
     def _forget(self) -> None:
         self._chain: Any = None
-        self._lanes: list[Worker] = []
+        self._workers: list[Worker] = []
         self._seeds: Any = None
         self._seed_of: Callable[[int], int] | None = None
         self._start: Position | None = None
@@ -73,10 +73,10 @@ class ReadingService:
         self._items: IterDataPipe[Any] | None = None
         self.main_probes: Probes | None = None  # of the part of the chain that runs in the main process
         self._checkpointer = Checkpointer(None, 1)
-        self.tally = Counters()
+        self.counters = Counters()
 
-    def _open_lanes(self) -> list[Worker]:
-        raise TypeError(f"{type(self).__name__} must implement `_open_lanes`.")
+    def _start_workers(self) -> list[Worker]:
+        raise TypeError(f"{type(self).__name__} must implement `_start_workers`.")
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel as the arguments alone."""
@@ -105,22 +105,18 @@ class ReadingService:
         self._ranks = fix_ranks(chain)
         is_agreed = dealer is not None and dealer.has_lanes and dealer.has_waiting_ranks()
         self._agreement = Agreement(is_padded=dealer.uneven == "pad") if is_agreed else None
-        if dealer is not None:
-            ends = [
-                pipe for pipe in ends if not is_of_torchdata(pipe, "FullSync")
-            ]  # `deal` makes the ranks' batches equal
         self._first_epoch = self._checkpointer.next_epoch()
         if self._start is None:
             self.start_at(self._checkpointer.first_position())
         self._is_main_one_to_one = all(map(_is_one_to_one, ends))
         self.finalize()  # ends the workers that an interrupted call has left
         with uninterrupted():
-            self._lanes = self._open_lanes()
-        self._items = _with_source(ends, _Stream(self._merging))
+            self._workers = self._start_workers()
+        self._items = _with_source(ends, _ItemPipe(self._merger))
         if self.is_profiled:
             self.main_probes = Probes(self._items)
             self.main_probes.on()
-        return _Stream(self._delivering)
+        return _ItemPipe(self._begin_epoch)
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
         """Called by DataLoader2 at the start of an epoch."""
@@ -143,11 +139,11 @@ class ReadingService:
     def finalize(self) -> None:
         """Called by DataLoader2 at the end: end the workers."""
         with uninterrupted():
-            lanes, self._lanes = self._lanes, []
-            for lane in lanes:
-                lane.stop()
-            for lane in lanes:
-                lane.close()
+            workers, self._workers = self._workers, []
+            for worker in workers:
+                worker.stop()
+            for worker in workers:
+                worker.close()
 
     def checkpoint(self) -> bytes:
         """Called by DataLoader2's `state_dict`."""
@@ -184,38 +180,19 @@ class ReadingService:
     def wait(self) -> None:
         """Wait until every worker has made its first batch of the epoch that has begun."""
         try:
-            for lane in self._lanes:
-                lane.peek()
+            for worker in self._workers:
+                worker.peek()
         except BaseException:  # after Ctrl-C, messages in transit may be lost
-            for lane in self._lanes:
-                lane.is_torn = True
+            for worker in self._workers:
+                worker.is_torn = True
             raise
-
-    def _take_passed(self) -> Position:
-        """Return where the item ends that the main part has given out."""
-        if self._is_main_one_to_one:
-            return self._passed.popleft()
-        position = self._passed[-1] if self._passed else self._position
-        self._passed.clear()
-        return position
 
     def queue_depth(self) -> int:
         """Return how many items the main process has received and not given out."""
-        return sum(lane.num_waiting for lane in self._lanes) + len(self._passed)
+        return sum(worker.num_waiting for worker in self._workers) + len(self._passed)
 
-    def _merging(self) -> Callable[[], Any]:
-        """Begin to merge the workers' items; after each of them, note the position where it ends."""
-        passed, merger = self._passed, self._merger()
-
-        def take() -> Any:
-            item = next(merger)
-            passed.append(merger.position)
-            return item
-
-        return take
-
-    def _delivering(self) -> Callable[[], Any]:
-        """Begin an epoch; after each item that the user gets, note where the loader stands.
+    def _begin_epoch(self) -> Iterator[Any]:
+        """Begin an epoch, and return its iterator.
 
         If an epoch is resumed after its last batch, the iteration delivers nothing, and the next iteration is the next
         epoch.
@@ -223,49 +200,49 @@ class ReadingService:
         assert self._start is not None
         assert self._items is not None
         self._position, self._start = self._start, Position(self._start.epoch + 1)
-        self.tally.delivered.begin(self._position)
+        self.counters.delivered.begin(self._position)
         self._passed.clear()
-        items, owner, asked = iter(self._items), os.getpid(), 0.0
+        return _Epoch(self, iter(self._items))
 
-        def take() -> Any:
-            nonlocal asked
-            check_process(owner)
-            if not self._lanes:
-                raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
-            if self._ranks is not None:
-                check_ranks(self._ranks, ranks_now())
-            begun = asked or time.perf_counter()
-            try:
-                item = next(items)
-            except StopIteration:
-                self.tally.delivered.end(self._position.epoch)
-                self._position = Position(self._position.epoch + 1)
-                raise
-            self._position = self._take_passed()
-            self.tally.delivered.note(self._position)
-            now = time.perf_counter()
-            self.tally.busy_s += now - begun
-            asked = now
-            return item
-
-        return take
+    def deliver(self, items: Iterator[Any]) -> Any:
+        """Return the next item of the main process's pipes, and note where the loader stands after it."""
+        if not self._workers:
+            raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
+        if self._ranks is not None:
+            check_ranks(self._ranks, ranks_now())
+        try:
+            item = next(items)
+        except StopIteration:
+            self.counters.delivered.end(self._position.epoch)
+            self._position = Position(self._position.epoch + 1)
+            raise
+        if self._is_main_one_to_one:
+            self._position = self._passed.popleft()
+        elif self._passed:
+            self._position = self._passed.pop()
+            self._passed.clear()
+        self.counters.delivered.note(self._position)
+        return item
 
     def _merger(self) -> Merger:
         if self._seed_of is not None:
             self._seeds = Seeds(self._seed_of(self._position.epoch))
-        seeds = [None if self._seeds is None else self._seeds.spawn(lane) for lane in range(len(self._lanes))]
-        orders = [Order(self._position, seed) for seed in seeds]
+        seeds = self._seeds
+        orders = [
+            Order(self._position, None if seeds is None else seeds.spawn(number))
+            for number in range(len(self._workers))
+        ]
         chain = Chain.of(self._chain)
         dealer, handler = chain.resumable_deal(), chain.error_handler()
         limits = None
         if dealer is not None and handler is not None:
             limits = SkipLimits(handler, dealer.num_ranks(), self._position.number)
         plan = None if dealer is None or not dealer.has_lanes else dealer.lane_plan()
-        if plan is not None and len(self._lanes) > plan.num_groups and not self._has_warned:
+        if plan is not None and len(self._workers) > plan.num_groups and not self._has_warned:
             self._has_warned = True
-            warnings.warn(plan.idle_text(len(self._lanes)), stacklevel=2)
+            warnings.warn(plan.idle_text(len(self._workers)), stacklevel=2)
         agreement = None if plan is None else self._agreement
-        return Merger(self._lanes, orders, self.tally, plan=plan, agreement=agreement, limits=limits)
+        return Merger(self._workers, orders, self.counters, self._passed, plan=plan, agreement=agreement, limits=limits)
 
     def _pause(self, pause_fn: Any = None) -> Any:
         """Called by DataLoader2's `limit`. There is nothing to halt: the state is right at any moment."""
@@ -283,7 +260,7 @@ class InlineReadingService(ReadingService):
 
     has_workers = False
 
-    def _open_lanes(self) -> list[Worker]:
+    def _start_workers(self) -> list[Worker]:
         return [InlineWorker(self._chain, self._first_epoch, is_profiled=self.is_profiled)]
 
 
@@ -312,7 +289,7 @@ class ThreadReadingService(ReadingService):
         self.prefetch = check_count("prefetch", prefetch)
         self.timeout_s = _check_timeout(timeout_s)
 
-    def _open_lanes(self) -> list[Worker]:
+    def _start_workers(self) -> list[Worker]:
         chains = [Chain.of(self._chain).copy_streams() for _ in range(self.num_workers)]
         return [
             ThreadWorker(
@@ -393,14 +370,14 @@ class ProcessReadingService(ReadingService):
         self.timeout_s = _check_timeout(timeout_s)
         self.threads_per_worker = check_count("threads_per_worker", threads_per_worker)
 
-    def _open_lanes(self) -> list[Worker]:
+    def _start_workers(self) -> list[Worker]:
         if multiprocessing.current_process().daemon:
             raise RuntimeError(
                 f"Process {multiprocessing.current_process().name!r} is daemonic and may not have worker processes. "
                 "Start it with `daemon=False`, or use `ThreadReadingService`."
             )
         name_classes(self._chain)
-        parcel, pool = Parcel(self._chain), ProcessPool()
+        payload, pool = Payload(self._chain), ProcessPool()
         policy = DeathPolicy(
             timeout_s=self.timeout_s,
             is_restarted=self.on_worker_death == "restart",
@@ -408,34 +385,24 @@ class ProcessReadingService(ReadingService):
             max_worker_deaths=self.max_worker_deaths,
             handler=Chain.of(self._chain).error_handler(),
         )
-        lanes: list[Worker] = []
+        workers: list[Worker] = []
         try:
-            for worker in range(self.num_workers):
-                lane = ProcessWorker(
-                    parcel,
-                    self._options(worker),
-                    pool,
-                    start_method=self.start_method,
-                    policy=policy,
-                    counters=self.tally,
+            for number in range(self.num_workers):
+                options = Options(
+                    worker=number,
+                    num_workers=self.num_workers,
+                    first_epoch=self._first_epoch,
+                    prefetch=self.prefetch,
+                    num_buffers=self.prefetch + NUM_BORROWED,
+                    max_bytes=self.max_bytes // self.num_workers,
+                    num_threads=self.threads_per_worker,
+                    is_profiled=self.is_profiled,
                 )
-                lanes.append(lane)
+                workers.append(ProcessWorker(payload, options, pool, self.start_method, policy, self.counters))
         except BaseException:
             pool.close()
             raise
-        return lanes
-
-    def _options(self, worker: int) -> Options:
-        return Options(
-            worker=worker,
-            num_workers=self.num_workers,
-            first_epoch=self._first_epoch,
-            prefetch=self.prefetch,
-            num_buffers=self.prefetch + NUM_BORROWED,
-            max_bytes=self.max_bytes // self.num_workers,
-            num_threads=self.threads_per_worker,
-            is_profiled=self.is_profiled,
-        )
+        return workers
 
 
 def check_process(owner: int) -> None:
@@ -473,35 +440,42 @@ def _check_timeout(timeout_s: Any) -> float | None:
     return float(timeout_s)
 
 
-class _Stream(Streaming[Any], IterDataPipe[Any]):
-    """A stream of items that a function gives.
+class _ItemPipe(Streaming[Any], IterDataPipe[Any]):
+    """The items of an iterator as a pipe.
 
     Args:
-        begin: Called at the start of each iteration; returns a function that returns one item after the other.
+        begin: Returns the iterator of the next epoch.
     """
 
-    def __init__(self, begin: Callable[[], Callable[[], Any]]) -> None:
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
         self._begin = begin
 
     def iterate(self) -> Iterator[Any]:
-        return _Items(self._begin())
+        return self._begin()
 
 
-class _Items:
-    """An iterator that can go on after an error, which a generator cannot.
+class _Epoch:
+    """The iterator of an epoch, which can continue after an error. A generator could not.
 
     Args:
-        take: Returns the next item, or raises StopIteration.
+        service: Delivers the items.
+        items: The items of the main process's pipes.
     """
 
-    def __init__(self, take: Callable[[], Any]) -> None:
-        self._take = take
+    def __init__(self, service: ReadingService, items: Iterator[Any]) -> None:
+        self._service, self._items = service, items
+        self._owner, self._asked = os.getpid(), 0.0
 
-    def __iter__(self) -> _Items:
+    def __iter__(self) -> _Epoch:
         return self
 
     def __next__(self) -> Any:
-        return self._take()
+        check_process(self._owner)
+        begun = self._asked or time.perf_counter()
+        item = self._service.deliver(self._items)
+        self._asked = time.perf_counter()
+        self._service.counters.busy_s += self._asked - begun
+        return item
 
 
 def _with_source(ends: list[Any], source: Any) -> Any:

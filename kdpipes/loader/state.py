@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
-from kdpipes.core.registry import pipe_name, shown_name
+from kdpipes.core.registry import shown_name
+from kdpipes.core.stock import is_of_torchdata
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.lanes import Cursor, Cursors
 from kdpipes.delivery.layout import ranks_now
@@ -26,26 +27,29 @@ _MAX_PLACE = 2**32  # for shards and samples in a shard, which workers send as 3
 
 
 def main_part(pipe: Any, *, has_workers: bool) -> tuple[list[Any], Any]:
-    """Return the pipes at the end of a chain that belong in the main process, last one first, and the rest.
+    """Return the pipes at the end of a chain that run in the main process, last one first, and the part for workers.
 
-    What stands behind a pipe that says that it is not replicable runs in the main process as well. Without workers, all
-    of it does: pipes that do not stand at the end of one chain are no trouble then.
+    All pipes downstream of one that must not be copied to workers run in the main process.
+
+    Raises:
+        ChainError: Such a pipe is a source, or on a branch. Without workers, everything runs in the main process.
     """
-    chain = Chain.of(pipe)
-    path = [node.pipe for node in chain.path()]
-    bound = [node.pipe for node in reversed(chain) if node.stays_in_main_process]
-    aside = next((upstream for upstream in bound if not any(upstream is one for one in path)), None)
-    is_aside = aside is not None or (bool(bound) and path[-1] in bound)
-    if is_aside and not has_workers:
-        return [], pipe
-    if is_aside:
-        name = pipe_name(aside if aside is not None else path[-1])
+    path, nodes = Chain.of(pipe).path(), list(reversed(Chain.of(pipe)))
+    places = {id(node.pipe): place for place, node in enumerate(path[:-1])}
+    bound = [node for node in nodes if node.stays_in_main_process]
+    stray = next((node for node in bound if id(node.pipe) not in places), None)
+    if stray is not None:
+        if not has_workers:
+            return [], pipe
         raise ChainError(
-            f"`{name}` belongs in the main process, but does not stand at the end of one chain, which the workers of "
-            "kdpipes' reading services would run. torchdata's MultiProcessingReadingService runs others."
+            f"`{stray.name}` must run in the main process, so it must be at the end of the chain: kdpipes' reading "
+            "services run sources and branches in workers. torchdata's MultiProcessingReadingService runs such chains."
         )
-    number = max((place + 1 for place, upstream in enumerate(path) if upstream in bound), default=0)
-    return path[:number], path[number] if number else pipe
+    number = max((places[id(node.pipe)] + 1 for node in bound), default=0)
+    ends, part = [node.pipe for node in path[:number]], path[number].pipe
+    if Chain.of(part).resumable_deal() is not None:  # `deal` makes the ranks' batches equal
+        ends = [end for end in ends if not is_of_torchdata(end, "FullSync")]
+    return ends, part
 
 
 class Checkpointer:
@@ -145,8 +149,8 @@ class Checkpointer:
         else:
             difference = "it is of version 1, which kdpipes 0.1 wrote, and identifies chains by other hashes."
         if difference and strict:
-            way_out = "`load_state_dict(state, strict=False)` goes on all the same."
-            raise ValueError(f"The state does not fit the chain: {difference} {way_out}")
+            hint = "`load_state_dict(state, strict=False)` goes on all the same."
+            raise ValueError(f"The state does not fit the chain: {difference} {hint}")
         self._refuse_other_numbers(state)
         if difference:
             warnings.warn(f"The state does not fit the chain: {difference}", stacklevel=3)
@@ -248,8 +252,8 @@ def _count_in(state: Mapping[str, Any], name: str, limit: int) -> int:
 
 
 def _refuse_entry(name: str, rule: str, value: Any) -> NoReturn:
-    way_out = "Load a state that `state_dict()` returned, unchanged."
-    raise ValueError(must_be(f"state_dict[{name!r}]", rule, value, way_out))
+    hint = "Load a state that `state_dict()` returned, unchanged."
+    raise ValueError(must_be(f"state_dict[{name!r}]", rule, value, hint))
 
 
 def _refuse_other_limits(state: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -194,13 +194,13 @@ class Producer:
             finish()
             batch, made, self._num_skipped = dealt, 0, 0
 
-        def tell_turn(number: int, lanes: Mapping[int, tuple[bool, Any]]) -> None:
+        def report_turn(number: int, lanes: Mapping[int, tuple[bool, Any]]) -> None:
             nonlocal batch
             finish()
             batch = None
             send(Message(Kind.TURN, number, lanes))
 
-        self._dealer.start_at(start.number, listen, cursors=start.cursors, tell_turn=tell_turn)
+        self._dealer.start_at(start.number, listen, cursors=start.cursors, report_turn=report_turn)
         for item in self._chain:
             made += 1
             assert batch is not None

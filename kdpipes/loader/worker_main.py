@@ -35,7 +35,7 @@ from kdpipes.loader.channel import Channel, Kind, Message
 from kdpipes.loader.profile import producer_of
 from kdpipes.loader.worker import Order
 
-__all__ = ["Options", "Packed", "Parcel", "add_traceback", "work"]
+__all__ = ["Options", "Packed", "Payload", "add_traceback", "work"]
 
 _SMALL = 1 << 14  # bytes that are part of the message; larger batches go through shared memory
 _FEW_BYTES = 1 << 16
@@ -74,7 +74,7 @@ class Packed(NamedTuple):
     is_slow: bool = False
 
 
-class Parcel:
+class Payload:
     """A chain on its way to a worker: inherited where the process is forked, else a pickle that the worker opens.
 
     Args:
@@ -93,7 +93,7 @@ class Parcel:
         return {"_chain": None, "_payload": cloudpickle.dumps(self._chain)}
 
 
-def work(parcel: Parcel, link: socket.socket, options: Options) -> None:
+def work(payload: Payload, link: socket.socket, options: Options) -> None:
     """Make what is ordered over `link` until it is closed."""
     ignore_interrupts()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -102,13 +102,13 @@ def work(parcel: Parcel, link: socket.socket, options: Options) -> None:
     _keep_memory()
     threading.Thread(target=_end_with_parent, name="kdpipes-parent-watch", daemon=True).start()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the main process has closed it
-        _work(parcel, Sender(link, options), options)
+        _work(payload, Sender(link, options), options)
 
 
-def _work(parcel: Parcel, sender: Sender, options: Options) -> None:
+def _work(payload: Payload, sender: Sender, options: Options) -> None:
     try:
         sender.start_record()
-        chain = parcel.open()
+        chain = payload.open()
         if isinstance(chain, OneToOne):  # the last pipe, so nothing keeps its batches
             chain.make_batches_in(sender.buffers.empty)
         producer = producer_of(chain, options.worker, options.num_workers, is_profiled=options.is_profiled)

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,10 +24,10 @@ from kdpipes.core.registry import register
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
-from kdpipes.look.batch import Fields, class_names_of, fields_of, names_of
-from kdpipes.look.pictures import is_image, normalization_of, picture_or_none
-from kdpipes.look.rendering import render
 from kdpipes.work.decode import DecodedImage, EncodedImage
+
+if TYPE_CHECKING:
+    from kdpipes.look.batch import Fields
 
 __all__ = ["Peek", "summary"]
 
@@ -47,6 +47,10 @@ class Peek:
     """
 
     def __init__(self, items: list[Any], source_datapipe: Any, num_shown: int) -> None:
+        # Imported on use, here and below: what draws pictures and HTML need not be imported with every pipe.
+        from kdpipes.look.batch import class_names_of, fields_of, names_of
+        from kdpipes.look.pictures import normalization_of
+
         self.items = items
         self._num_shown = num_shown
         self._class_names = class_names_of(source_datapipe)
@@ -84,15 +88,21 @@ class Peek:
         columns = list(dict.fromkeys(name for fields in self._fields for name in fields.values))
         columns += ["ctx"] if any(fields.ctx for fields in self._fields) else []
         rows = [[self._cell(name, row[name]) if name in row else None for name in columns] for row in values]
+        from kdpipes.look.rendering import render
+
         return render("peek", columns, rows)
 
     def _cell(self, name: str, value: Any) -> dict[str, Any]:
+        from kdpipes.look.pictures import picture_or_none
+
         found = [picture_or_none(image, self._normalization) for image in self._images(value)]
         images = [_thumbnail(picture) for picture in found if picture is not None]
         return {"images": images, "text": self._shown(name, value)}
 
     def _images(self, value: Any) -> list[Any]:
         """Return the images of a field: itself, its views, or the first ones of a batch."""
+        from kdpipes.look.pictures import is_image
+
         if isinstance(value, tuple | list):
             return [image for part in value[: self._num_shown] for image in self._images(part)]
         if isinstance(value, torch.Tensor) and value.dim() == 4:

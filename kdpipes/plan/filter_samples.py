@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.errors import DataError, FieldError, must_be
+from kdpipes.core.entries import entry_of, field_of, value_of
+from kdpipes.core.errors import must_be
 from kdpipes.core.iter_pipe import samples_of
-from kdpipes.core.map_pipe import MapPipe, as_column, is_key
+from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
@@ -63,9 +65,10 @@ class _Rule:
 class SampleFilterMapDataPipe(PlanPipe):
     """Keeps the samples whose fields satisfy a condition (functional name: ``filter_samples``).
 
-    On an indexed source, `keep` is called once, with whole columns. Columns that the source's index holds, like labels
-    and keys, cost nothing. Other fields are read once, sample by sample, with a progress bar: do not name the field of
-    an image. On a stream, `keep` is called for each sample as it passes, with arrays of one entry.
+    On an indexed source, `keep` is called once, with whole columns. Columns that the source's index holds cost nothing:
+    labels, keys, and those that `kdp.index_shards(columns=...)` keeps. Other fields are read once, with a progress bar,
+    and in bulk from remote shards: do not name the field of an image. On a stream, `keep` is called for each sample as
+    it passes, with arrays of one entry.
 
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
@@ -94,7 +97,7 @@ class SampleFilterMapDataPipe(PlanPipe):
 
     def plan(self, epoch: int) -> NDArray[Any]:
         size = len(self.source)
-        columns = [_column(self.source, name) for name in self._rule.columns]
+        columns = _columns(self.source, self._rule.columns)
         return np.flatnonzero(self._rule.mask(columns, size)).astype(smallest_int(size))
 
 
@@ -106,37 +109,21 @@ class SampleFilterIterDataPipe(StreamPlanPipe):
 
     def samples(self) -> Iterator[Sample]:
         for sample in samples_of(self.source, "filter_samples"):
-            values = [as_column([_value(sample, name)]) for name in self._rule.columns]
+            values = [as_column([value_of(sample, name)]) for name in self._rule.columns]
             if self._rule.mask(values, 1)[0]:
                 yield sample
 
 
-def _column(source: MapPipe, name: str) -> NDArray[Any]:
-    """Return one field of all samples, or one entry of a field that holds dictionaries."""
-    known = source.field_names()
-    if "." not in name or source.has_column(name) or (known is not None and name in known):
-        return source.column(name)
-    field, _, path = name.partition(".")
-    if known is None or field in known:
-        return as_column([_entry(value, path, name) for value in source.column(field).tolist()])
-    return source.column(name)  # its error names the fields that exist
+def _columns(source: MapPipe, names: Sequence[str]) -> list[NDArray[Any]]:
+    """Return fields of all samples, or entries of fields. A field is read once, even for several of its entries."""
+    fields = {name: field_of(name, source.field_names() or ()) for name in names if not source.has_column(name)}
+    often = {field for field, number in Counter(fields.values()).items() if field is not None and number > 1}
+    read = {field: source.column(field).tolist() for field in often}
 
+    def column(name: str) -> NDArray[Any]:
+        field = fields.get(name)
+        if field is None or field not in read:
+            return source.column(name)
+        return as_column([entry_of(value, name[len(field) + 1 :], name) for value in read[field]])
 
-def _value(sample: Sample, name: str) -> Any:
-    if is_key(name, sample):
-        return sample.key
-    if name in sample or "." not in name:
-        return sample[name]
-    field, _, path = name.partition(".")
-    return _entry(sample[field], path, name)
-
-
-def _entry(value: Any, path: str, name: str) -> Any:
-    """Return the entry of nested dictionaries at a path like "size.width"."""
-    for part in path.split("."):
-        if not isinstance(value, dict):
-            raise DataError(f"Column {name!r} looks up {part!r} in a dictionary, but found {type(value).__name__}.")
-        if part not in value:
-            raise FieldError(f"Column {name!r}: there is no entry {part!r}; there is {', '.join(map(repr, value))}.")
-        value = value[part]
-    return value
+    return [column(name) for name in names]

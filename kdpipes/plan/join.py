@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.callback import Callback
+from kdpipes.core.entries import field_of
 from kdpipes.core.errors import ChainError, DataError, check_choice, refuse_field
 from kdpipes.core.map_pipe import MapPipe, as_column, indexed
 from kdpipes.core.order import Order
@@ -173,12 +174,12 @@ class JoinerMapDataPipe(PlanPipe):
 
     def _is_added(self, name: str) -> bool:
         known = self.source.field_names()
-        if name == "key" or (known is not None and name in known):
+        if name == "key" or (known is not None and (name in known or field_of(name, known))):
             return False
         added = self._added()
         if added is None:  # only samples know
-            return bool(len(self.other)) and name in self._any_of_other()
-        return name in added
+            added = frozenset(self._any_of_other() if len(self.other) else ())
+        return name in added or field_of(name, added) is not None
 
     def column(self, name: str) -> NDArray[Any]:
         if not self._is_added(name):

@@ -96,6 +96,12 @@ class MemberReader:
         """Return whether a version of a shard can be read from the local cache."""
         return self._is_cached(url) and self._cache.has_version(url, version)
 
+    def copy_of(self, url: str, version: Version) -> str | None:
+        """Return the path of a shard in the local cache, which is downloaded if all shards are read whole."""
+        if not self._is_cached(url):
+            return None
+        return self._cache.path_of(Shard(url, version), fetches=self._fetch == "shards")
+
     def prefetch(self, catalog: Catalog, order: Order) -> None:
         """Note the order of an epoch that begins, or start to read the samples that are fetched next."""
         if order.is_epoch:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe, TensorDataset
 
+from kdpipes.core import activity
+from kdpipes.core.bulk import Bulk
 from kdpipes.core.callback import Callback, call_seeded
 from kdpipes.core.errors import ChainError, check_names, must_be, refuse_field
 from kdpipes.core.fingerprint import settled_attributes
 from kdpipes.core.map_pipe import MapPipe, as_column
-from kdpipes.core.randomness import seeded_globals
+from kdpipes.core.randomness import GlobalUse
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.user_code import own_members
@@ -41,6 +45,8 @@ _RESERVED = frozenset(
         "pick",
         "prefetch",
         "read_column",
+        "read_fields",
+        "read_items",
         "redrawn_by",
         "shard_numbers",
         "value_fingerprint",
@@ -56,7 +62,9 @@ class DatasetReaderMapDataPipe(MapPipe):
     An object with `getitem_x(index)`, `getitem_y(index)`, ... methods keeps its fields: each is loaded alone, when it
     is read (KappaData's convention; a parameter `ctx` gets the sample's, `rng` a generator). Of any other dataset an
     item is loaded whole when the first of its fields is read. The global generators of `random`, NumPy and torch are
-    seeded while a dataset loads an item or a method takes `ctx`, so that its own random transforms keep to the epoch.
+    seeded while a method takes `ctx`, or while a dataset loads an item if it was seen to draw from them, so that its
+    own random transforms keep to the epoch. A method `__getitems__` that returns a list of items, as torch's DataLoader
+    and Hugging Face's datasets have it, is called once for many cheap items.
 
     Args:
         dataset: An object with `__len__` and `__getitem__`, or with `__len__` and `getitem_*` methods.
@@ -99,6 +107,7 @@ class DatasetReaderMapDataPipe(MapPipe):
                 f"`labels` must be as long as `dataset`, but has {len(labels)} entries for {len(dataset)} items."
             )
         self._dataset = Shared(dataset)
+        self._use = GlobalUse(is_seen=getattr(dataset, "is_random", None) is True)
         self._getters = list(_getters_of(dataset))
         self._fields = " ".join(self._getters) or fields
         self._labels: Shared[NDArray[Any]] | None = None
@@ -124,7 +133,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         if self._getters:
             fields = {name: _getter(dataset, name, index) for name in self._getters}
         else:
-            item = Lazy(_loader(dataset, index), what="loading an item")
+            item = Lazy(_loader(dataset, index, self._use), what="loading an item")
             names = self._fields.split()
             is_cheap = isinstance(dataset, _IN_MEMORY)
             fields = {name: _part(item, names, place, is_cheap) for place, name in enumerate(names)}
@@ -134,6 +143,26 @@ class DatasetReaderMapDataPipe(MapPipe):
         elif self._class_names is not None and "y" in fields:
             fields["y"] = numbered(fields["y"], self._class_names)
         return Sample(fields, key=str(index), index=index)
+
+    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
+        if "fetch" in vars(self) or type(self).fetch is not DatasetReaderMapDataPipe.fetch:  # it is being profiled
+            return None
+        known, found, indices = self.field_names(), dict[str, Sequence[Any]](), positions.tolist()
+        if "y" in names and self._labels is not None:
+            labels = self._labels.value[positions].tolist()
+            found["y"] = [label.item() if isinstance(label, np.generic) else label for label in labels]
+        found |= {name: indices for name in names if name == "index" and name not in known}
+        found |= {name: list(map(str, indices)) for name in names if name == "key" and name not in known}
+        left = [name for name in names if name not in found]
+        if self._getters:
+            read = _read_by_getters(self._dataset.value, left, indices)
+        else:
+            read = _read_items(self._dataset.value, self._fields.split(), indices, self._use) if left else {}
+        if read is None or not read.keys() >= set(left):
+            return None
+        if "y" in left and self._class_names is not None and any(isinstance(label, str) for label in read["y"]):
+            return None
+        return [found[name] if name in found else read[name] for name in names]
 
     def has_column(self, name: str) -> bool:
         if name == "y" and self._known_labels() is not None:
@@ -204,18 +233,77 @@ def _getter(dataset: Any, name: str, index: int) -> Lazy:
     return Lazy(load, what=known.what)
 
 
-def _loader(dataset: Any, index: int) -> Callable[[Sample], Any]:
+def _loader(dataset: Any, index: int, use: GlobalUse) -> Callable[[Sample], Any]:
     def load(sample: Sample) -> Any:
         if isinstance(dataset, _IN_MEMORY) or getattr(dataset, "is_random", None) is False:
             return dataset[index]
-        with seeded_globals(sample.key_of("dataset")) as has_drawn:  # it may have random transforms of its own
-            item = dataset[index]
-            is_random = sample.is_watched and has_drawn()
-        if is_random:
+        is_watched = sample.is_watched  # the dataset may have random transforms of its own
+        if not is_watched and not use.needs_seeds:
+            return use.call(dataset.__getitem__, index)
+        key = sample.key_of("dataset")
+        item, is_random = use.call_seeded(key, dataset.__getitem__, index, is_watched=is_watched)
+        if is_random and is_watched:
             sample.record_key("dataset", is_recorded=sample.is_recording)
         return item
 
     return load
+
+
+def _read_by_getters(dataset: Any, names: Sequence[str], indices: list[int]) -> dict[str, Sequence[Any]] | None:
+    """Return fields of many items; None if a method takes the ctx or draws random numbers."""
+    getters = _getters_of(dataset)
+    if any(name not in getters or getters[name].may_draw for name in names):
+        return None
+    read: dict[str, Sequence[Any]] = {}
+    for name in names:
+        method, what, record = getattr(dataset, _PREFIX + name), getters[name].what, activity.current
+        if record is None:
+            read[name] = list(map(method, indices))
+        else:
+            with record.reading(what) as at:
+                read[name] = [method(at(str(index), index)) for index in indices]
+    return read
+
+
+def _read_items(
+    dataset: Any, names: Sequence[str], indices: list[int], use: GlobalUse
+) -> dict[str, Sequence[Any]] | None:
+    """Return the parts of many items by name; None if they must be loaded one by one."""
+    if type(dataset) is TensorDataset:
+        if len(dataset.tensors) != len(names):
+            return None
+        rows = torch.as_tensor(indices)
+        return dict(zip(names, (tensor[rows].unbind() for tensor in dataset.tensors), strict=True))
+    if type(dataset) in (list, tuple, np.ndarray):
+        items = [dataset[index] for index in indices]
+    elif use.needs_seeds and getattr(dataset, "is_random", None) is not False:
+        return None
+    else:
+        items = _loaded_items(dataset, indices, use)
+    if set(map(type, items)) == {tuple} and set(map(len, items)) == {len(names)}:
+        return dict(zip(names, zip(*items, strict=True), strict=True))
+    if set(map(type, items)) == {dict}:
+        return {name: [item[name] for item in items] for name in names}
+    is_single = len(names) == 1 and not any(isinstance(item, Mapping | tuple | list) for item in items)
+    return {names[0]: items} if is_single else None
+
+
+def _loaded_items(dataset: Any, indices: list[int], use: GlobalUse) -> list[Any]:
+    """Return many items of a user's dataset, by its `__getitems__` if it has one, as torch's DataLoader does."""
+    record = activity.current
+    with nullcontext() if record is None else record.reading("loading an item") as at:
+        call = (lambda function, index: function(index)) if use.needs_seeds else use.call
+        many = getattr(dataset, "__getitems__", None)
+        if many is not None:
+            if at is not None:
+                at(str(indices[0]), None)
+            items = call(many, indices)
+            if type(items) is list and len(items) == len(indices):
+                return items
+        load = dataset.__getitem__
+        if at is None:
+            return [call(load, index) for index in indices]
+        return [call(load, at(str(index), index)) for index in indices]
 
 
 def _part(item: Lazy, names: list[str], place: int, is_cheap: bool) -> Lazy:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.entries import value_of
 from kdpipes.core.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, refuse_field
 from kdpipes.core.map_pipe import MapPipe, as_column, is_key
 from kdpipes.core.order import Order
@@ -195,11 +196,18 @@ class ShardReaderMapDataPipe(MapPipe):
         return self._catalog is not None
 
     def has_column(self, name: str) -> bool:
-        known = {} if self._catalog is None else self._catalog.value.fields
-        return name in known and not isinstance(known[name], Places)
+        if self._catalog is None:
+            return False
+        catalog = self._catalog.value
+        return name in catalog.columns or isinstance(catalog.fields.get(name), np.ndarray)
 
     def read_column(self, name: str) -> NDArray[Any]:
         catalog = self._indexed()
+        if name in catalog.columns and not isinstance(catalog.fields.get(name), np.ndarray):
+            column = catalog.columns[name]
+            for index in column.missing[:1].tolist():
+                value_of(self.fetch(index), name)  # raises the error that names the sample
+            return column.values()
         if is_key(name, catalog.fields):
             return np.asarray([catalog.key(index) for index in range(len(self))])
         if name not in catalog.fields:
@@ -227,7 +235,9 @@ class ShardReaderMapDataPipe(MapPipe):
         if self._catalog is None:
             urls, self._found = self._matching(), None  # if that fails, they are looked for again
             with using(self._access):
-                self._catalog = Shared(open_catalog(urls, relative_names(urls), self._members.has_copy))
+                self._catalog = Shared(
+                    open_catalog(urls, relative_names(urls), self._members.has_copy, self._members.copy_of)
+                )
             _warn_of_dots(self._catalog.value)
         return self._catalog.value
 

@@ -18,11 +18,11 @@ from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import Permutation
 from kdpipes.storage.access import DEFAULT_S, Access, using
-from kdpipes.storage.catalog import find_index
+from kdpipes.storage.catalog import IndexRecorder, find_index
 from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
-from kdpipes.storage.remote import Span, StreamsAhead, read_range
+from kdpipes.storage.remote import RemoteStream, Span, StreamsAhead, read_range
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
@@ -230,14 +230,24 @@ class ShardStreamerIterDataPipe(IterPipe):
         """Yield the members of each sample of a shard; to verify them, fill `known` with their checksums first."""
         if self._verify is True or (self._verify == "auto" and is_local(url)):
             known.update(self._checksums(url))
-        for group in read_members(url, streams.open, self._max_member_bytes):
+        recorder = IndexRecorder(url)
+
+        def open_stream(url: str) -> RemoteStream:
+            stream = streams.open(url)
+            if compression_of(url) is None and not known:
+                recorder.begin(stream.version)
+            return stream
+
+        for group in read_members(url, open_stream, self._max_member_bytes):
             other = next((member for member, _ in group if known and member.offset not in known), None)
             if other is not None:
                 raise DataError(
                     f"Shard {url!r} does not match its index, which has no member {other.name!r} at offset "
                     f"{other.offset}. Index it again: `kdpipes index`."
                 )
+            recorder.add(group)
             yield group
+        recorder.end()
 
     def _checksums(self, url: str) -> dict[int, int]:
         """Return the checksums of a shard's members by offset; empty if there is no index with checksums."""

@@ -12,7 +12,7 @@ from fsspec.utils import tokenize
 
 from kdpipes.core.errors import is_number, must_be
 
-__all__ = ["DEFAULT_S", "Access", "check_timeout", "current_access", "limited", "time_limit", "using"]
+__all__ = ["DEFAULT_S", "Access", "check_timeout", "current_access", "time_limit", "using"]
 
 DEFAULT_S = 30.0  # the time limit of a request
 
@@ -86,11 +86,3 @@ def using(access: Access) -> Iterator[None]:
 def time_limit() -> float | None:
     """Return how many seconds this thread waits for an answer; None means for ever."""
     return _own.access.timeout_s
-
-
-@contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
-    """Set the time limit of this thread, and of the threads that it hands work to; None means no limit."""
-    now = _own.access
-    with using(Access(seconds, now.storage_options, now.hedge_s)):
-        yield

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -19,33 +19,37 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.errors import DataError
+from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.masked import masked
 from kdpipes.core.progress import shown_if_slow
-from kdpipes.storage.catalog_file import CatalogFile, Joined, known_indexes
+from kdpipes.storage.catalog_file import CatalogFile, Joined, KnownIndexes, cached_index
+from kdpipes.storage.columns import Column, ColumnBuilder
 from kdpipes.storage.files import (
     Version,
-    cache_folder,
-    cached_name,
     make_cache_folder,
     md5_of,
     read_url,
     version_of,
     write_url,
 )
+from kdpipes.storage.memory import read_span
+from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_refused, retried
 from kdpipes.storage.shard_index import IndexBuilder, JoinedIndexes, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
-from kdpipes.storage.tar import add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
+from kdpipes.storage.tar import Member, add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
 from kdpipes.storage.threads import Threads
 from kdpipes.storage.urls import is_local
 
 __all__ = [
     "Catalog",
     "IndexFound",
+    "IndexRecorder",
     "IndexState",
     "ShardSeen",
     "find_index",
+    "in_order",
+    "index_again",
     "index_beside",
     "index_url",
     "keep_index",
@@ -57,9 +61,11 @@ __all__ = [
 IndexState = Literal["fresh", "stale", "damaged", "missing"]
 Result = TypeVar("Result")
 HasCopy = Callable[[str, Version], bool]
-Known = Mapping[str, tuple[Version, ShardIndex | None]]
+CopyOf = Callable[[str, Version], str | None]
 
 _NUM_THREADS, _NUM_THREADS_LOCAL = 16, 4
+_SMALL = 1 << 18  # bytes of storage that are read in the time of a request
+_AT_ONCE = 512  # samples whose members are requested at a time
 _NUM_READINGS = 3  # of a shard that arrives damaged
 _log = logging.getLogger(__name__)
 
@@ -75,6 +81,7 @@ class Catalog:
         short_keys: The samples' keys in their shards, `[n]`.
         fields: The places of each field, `[n]`; or its values, `[n] int64`, where the indexes hold all of them: labels.
         urls: Of the shards.
+        columns: Values of fields or of their entries that the indexes of all shards keep.
     """
 
     names: Sequence[str]
@@ -83,6 +90,7 @@ class Catalog:
     short_keys: PackedStrings
     fields: dict[str, Places | NDArray[np.int64]]
     urls: Sequence[str] = ()
+    columns: dict[str, Column] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -98,7 +106,12 @@ class Catalog:
         return f"{self.names[int(self.shards[index])]}/{self.short_keys[index]}"
 
 
-def open_catalog(urls: Sequence[str], names: Sequence[str], has_copy: HasCopy = lambda url, version: False) -> Catalog:
+def open_catalog(
+    urls: Sequence[str],
+    names: Sequence[str],
+    has_copy: HasCopy = lambda url, version: False,
+    copy_of: CopyOf = lambda url, version: None,
+) -> Catalog:
     """Return the catalog of shards; shards without a matching index are indexed, and the index is kept.
 
     Args:
@@ -106,48 +119,69 @@ def open_catalog(urls: Sequence[str], names: Sequence[str], has_copy: HasCopy = 
         names: The names of the shards in keys.
         has_copy: Whether a version of a shard is in the local cache. If its index is there as well, the shard opens
             even if its storage cannot be reached.
+        copy_of: Returns the path of a copy of a remote shard that has no index, which may be made now, or None. The
+            copy is indexed, so that no byte is read twice.
 
     Raises:
         FileNotFoundError: A shard is missing.
         DataError: A shard cannot be read.
     """
-    joined = _joined(urls, has_copy, {}) if all(map(is_local, urls)) else _shared(urls, has_copy)
-    return Catalog(names, joined.versions, joined.shards, joined.keys, joined.fields, urls)
+    joined = _joined(urls, {}, {}, has_copy, copy_of) if all(map(is_local, urls)) else _shared(urls, has_copy, copy_of)
+    return Catalog(names, joined.versions, joined.shards, joined.keys, joined.fields, urls, joined.columns)
 
 
-def _shared(urls: Sequence[str], has_copy: HasCopy) -> Joined:
+def _shared(urls: Sequence[str], has_copy: HasCopy, copy_of: CopyOf) -> Joined:
     """Return the joined indexes of remote shards, made by one process of this machine and mapped by the others."""
-    file, known = CatalogFile(urls), dict[str, tuple[Version, ShardIndex | None]]()
+    file, versions = CatalogFile(urls), dict[str, Version]()
 
-    def versions() -> list[Version] | None:
+    @cache
+    def known() -> KnownIndexes:
+        with suppress(DataError):  # which opening each shard explains
+            return KnownIndexes.of(urls)
+        return KnownIndexes()
+
+    def is_current(joined: Joined) -> bool:
+        if joined.sources != known().sources:
+            return False
+        then = dict(zip(urls, joined.versions, strict=True))
+        unsure = [url for url in urls if not known().confirms(url, then[url])]
         try:
-            known.update(known_indexes(urls))
-            missing = [url for url in urls if url not in known]
-            found = list(_in_order(partial(version_of, num_tries=NUM_TRIES_WITH_COPY), missing)) if missing else []
-        except (DataError, FileNotFoundError):  # which opening each shard explains
-            return None
-        known.update((url, (version, None)) for url, version in zip(missing, found, strict=True))
-        return [known[url][0] for url in urls]
+            read = partial(version_of, num_tries=NUM_TRIES_WITH_COPY)
+            versions.update(zip(unsure, in_order(read, unsure) if unsure else (), strict=True))
+        except (DataError, FileNotFoundError):
+            return False
+        return all(version.tag and version == then[url] for url, version in versions.items())
 
     with file.held():
-        joined = file.find(versions)
+        joined = file.find(is_current)
         if joined is None:
-            if not known:
-                with suppress(DataError):
-                    known.update(known_indexes(urls))
-            joined = file.keep(_joined(urls, has_copy, known))
+            joined = _joined(urls, known().read(), versions, has_copy, copy_of)
+            joined = file.keep(joined._replace(sources=known().sources))
         return joined
 
 
-def _joined(urls: Sequence[str], has_copy: HasCopy, known: Known) -> Joined:
+def _joined(
+    urls: Sequence[str],
+    known: Mapping[str, ShardIndex],
+    versions: Mapping[str, Version],
+    has_copy: HasCopy,
+    copy_of: CopyOf,
+) -> Joined:
     joined = JoinedIndexes(len(urls))
-    find = partial(_found_or_made, has_copy=has_copy, is_offline=threading.Event(), known=known)
-    for index in shown_if_slow(_in_order(find, urls), len(urls), "indexing", "shards"):
+    is_offline = threading.Event()
+
+    def find(url: str) -> ShardIndex:
+        index = known.get(url)
+        if index is not None and not ends_early(index, url):
+            return index
+        return _found_or_made(url, versions.get(url), has_copy, copy_of, is_offline)
+
+    for index in shown_if_slow(in_order(find, urls), len(urls), "indexing", "shards"):
         joined.add(index)
-    return Joined(joined.versions, joined.shards(), joined.keys(), joined.fields())
+    return Joined(joined.versions, joined.shards(), joined.keys(), joined.fields(), joined.columns())
 
 
-def _in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:
+def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:
     """Yield what `read` returns of each shard; threads, which do not delay the end of the process, read ahead."""
     num_threads = _NUM_THREADS_LOCAL if all(map(is_local, urls)) else _NUM_THREADS
     threads, num_ahead = Threads(min(num_threads, len(urls)), "kdpipes-indexes"), 4 * num_threads
@@ -163,10 +197,9 @@ def _in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Re
             future.cancel()
 
 
-def _found_or_made(url: str, has_copy: HasCopy, is_offline: threading.Event, known: Known) -> ShardIndex:
-    seen, index = known.get(url, (None, None))
-    if index is not None and not ends_early(index, url):
-        return index
+def _found_or_made(
+    url: str, seen: Version | None, has_copy: HasCopy, copy_of: CopyOf, is_offline: threading.Event
+) -> ShardIndex:
     copy = None if is_local(url) else _copied(url, has_copy)
     if copy is not None and is_offline.is_set():
         return copy
@@ -183,7 +216,9 @@ def _found_or_made(url: str, has_copy: HasCopy, is_offline: threading.Event, kno
     for damage in found.damage:
         _log.warning("%s It is made anew.", damage)
     if found.index is None:
-        return make_index(url, version)
+        return _index_of_copy(url, version, None if is_local(url) else copy_of(url, version)) or make_index(
+            url, version
+        )
     if not _is_of(found.index, version):
         _keep(found.index, url, version)
     return replace(found.index, version=version)
@@ -191,12 +226,57 @@ def _found_or_made(url: str, has_copy: HasCopy, is_offline: threading.Event, kno
 
 def _copied(url: str, has_copy: Callable[[str, Version], bool]) -> ShardIndex | None:
     """Return the index of the local copy of a shard; None unless both are in the local cache."""
-    content = _content_of(_cached(url))
+    content = _content_of(cached_index(url))
     try:
         index = None if content is None else ShardIndex.from_bytes(content, url)
     except DataError:
         return None
     return index if index is not None and has_copy(url, index.version) else None
+
+
+def _index_of_copy(url: str, version: Version, path: str | None) -> ShardIndex | None:
+    """Index the copy of a remote shard, and keep the index beside the shard and in the local cache."""
+    if path is None:
+        return None
+    try:
+        index = index_shard(path, version, with_checksums=True)
+    except (DataError, OSError) as error:  # another process may have removed the copy; the error must name the shard
+        _log.info("%s", error)
+        return None
+    _keep(index, url, version)
+    _put(url, index)
+    return index
+
+
+class IndexRecorder:
+    """Records the index of a remote shard while a stream reads it, and keeps it in the local cache at its end.
+
+    A checksum of each member costs 0.45 s of CPU for each GB, once on each machine: without them, damage of members
+    that are later read by ranges would not be noticed.
+
+    Args:
+        url: Of the shard.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._version: Version | None = None
+        self._builder = IndexBuilder()
+
+    def begin(self, version: Version) -> None:
+        """Record a version of the shard, unless its index is already kept."""
+        is_known = not version.tag or _copied(self._url, lambda _, known: known == version) is not None
+        self._version = None if is_known else version
+
+    def add(self, group: Sequence[tuple[Member, bytes]]) -> None:
+        """Add the members of the next sample."""
+        if self._version is not None:
+            add_sample(self._builder, group)
+
+    def end(self) -> None:
+        """Keep the index; all of the shard has been read."""
+        if self._version is not None:
+            _keep(self._builder.index(self._version), self._url, self._version)
 
 
 def keep_index(url: str, version: Version) -> None:
@@ -210,39 +290,111 @@ def keep_index(url: str, version: Version) -> None:
 def _keep(index: ShardIndex, url: str, version: Version) -> None:
     """Write an index that fits a version of a shard to the local cache, so that it need not be compared again."""
     with suppress(Exception):  # the cache may be read-only
-        _write(_cached(url), replace(index, version=version).to_bytes())
+        _write(cached_index(url), replace(index, version=version).to_bytes())
 
 
-def make_index(url: str, version: Version | None = None, *, with_checksums: bool = False) -> ShardIndex:
+def make_index(
+    url: str, version: Version | None = None, *, with_checksums: bool = False, columns: Sequence[str] = ()
+) -> ShardIndex:
     """Index a shard, and write the index beside it, or to the local cache if the storage is read-only.
 
     Args:
         url: Of the tar.
         version: Of the tar, if it is known.
         with_checksums: Whether to read all contents, too, and keep their checksums.
+        columns: The names of the columns to keep.
     """
     known = version or version_of(url)
-    index = index_shard(url, known, with_checksums=with_checksums) if is_local(url) else _index_remote(url, known)
+    if is_local(url):
+        index = index_shard(url, known, with_checksums=with_checksums, columns=columns)
+    else:
+        index = _index_remote(url, known, columns)
+    _put(url, index)
+    return index
+
+
+def _put(url: str, index: ShardIndex) -> None:
+    """Write an index beside its shard, or to the local cache if the storage is read-only."""
     content = index.to_bytes()
-    for place in (index_url(url), _cached(url)):
+    for place in (index_url(url), cached_index(url)):
         try:
             _write(place, content)
             break
         except Exception as error:  # of any file system, which may be read-only
             _log.info("%s", masked(f"The index of {url} cannot be kept as {place}: {error}"))
+    if place != cached_index(url) and Path(cached_index(url)).exists():  # which is looked at first
+        _keep(index, url, index.version)
+
+
+def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> ShardIndex:
+    """Index a shard for `kdpipes index`: anew, except that an index of the shard as it is now is kept for its columns.
+
+    Columns that an earlier index keeps stay. If an index lacks only columns, and members are large, only the members
+    that the columns need are read.
+
+    Args:
+        url: Of the tar.
+        with_checksums: Whether to read all contents of a local shard, too, and keep their checksums.
+        columns: The names of the columns to keep.
+    """
+    version = version_of(url)
+    index = find_index(url, version).index
+    if index is None or not (columns or index.columns) or (with_checksums and index.checksums() is None):
+        return make_index(url, version, with_checksums=with_checksums, columns=columns)
+    missing = [name for name in columns if name not in index.columns]
+    every = [*index.columns, *missing]
+    # Requests for small members between small members take longer than the whole shard.
+    if not columns or (missing and not is_local(url) and len(index.keys) * _SMALL > version.size):
+        return make_index(url, version, with_checksums=with_checksums, columns=every)
+    if missing:
+        try:
+            found = _read_columns(url, index, missing)
+        except DataError as error:  # a member may have arrived damaged
+            _log.info("%s", error)
+            return make_index(url, version, with_checksums=with_checksums, columns=every)
+        index = replace(index, version=version, columns={**index.columns, **found})
+        _put(url, index)
     return index
 
 
-def _index_remote(url: str, version: Version) -> ShardIndex:
+def _read_columns(url: str, index: ShardIndex, names: Sequence[str]) -> dict[str, Column]:
+    """Return columns of an indexed shard from the members that they need, of which many are requested at a time."""
+    kept, ranges = ColumnBuilder(url, names), RangeReader()
+    places = {name: known for name, known in index.fields.items() if kept.needs(name)}
+
+    def spans(sample: int) -> Iterator[tuple[str, Span]]:
+        for name, known in places.items():
+            start, size = int(known.offsets[sample]), int(known.sizes[sample])
+            if start >= 0:
+                yield name, Span(url, start, start + size)
+
+    num_samples = len(index.keys)
+    for sample in range(num_samples):
+        if sample % _AT_ONCE == 0 and not is_local(url):
+            coming = range(sample + _AT_ONCE if sample else 0, min(sample + 2 * _AT_ONCE, num_samples))
+            ranges.announce(span for later in coming for _, span in spans(later))
+        contents = {}
+        for name, span in spans(sample):
+            is_here = is_local(url)
+            content = read_span(url, span.start, span.stop - span.start) if is_here else ranges.read(span)
+            checksums = places[name].checksums
+            if checksums is not None and zlib.crc32(content) != int(checksums[sample]):
+                raise DataError(f"Member {name!r} of sample {index.keys[sample]!r} in {url!r} is damaged.")
+            contents[name] = content
+        kept.add(index.keys[sample], contents)
+    return kept.columns()
+
+
+def _index_remote(url: str, version: Version, columns: Sequence[str]) -> ShardIndex:
     """Index a remote shard; if it arrives damaged, judging by its structure or its MD5, it is read again."""
     due, seen = md5_of(version), set[str]()
 
     def read() -> tuple[ShardIndex, str]:
         checksum = hashlib.md5(usedforsecurity=False)
-        return index_shard(url, version, checksum=checksum if due else None), checksum.hexdigest()
+        return index_shard(url, version, columns=columns, checksum=checksum if due else None), checksum.hexdigest()
 
     for _ in range(_NUM_READINGS):
-        index, found = retried(read, num_tries=_NUM_READINGS)
+        index, found = retried(read, num_tries=_NUM_READINGS, final=(FieldError,))
         if due in (None, found) or found in seen:  # the same bytes twice: the tag is not a checksum
             return index
         seen.add(found)
@@ -290,12 +442,6 @@ def _is_of(index: ShardIndex, version: Version) -> bool:
     return bool(version.tag) and index.version == version
 
 
-def _cached(url: str) -> str:
-    """Return the path of a shard's index in the local cache."""
-    absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay as they are
-    return str(cache_folder("indexes") / f"{cached_name(absolute)}.index")
-
-
 def _write(place: str, content: bytes) -> None:
     path = Path(place)
     if is_local(place) and path.suffix == ".index" and path.parent.name == "indexes":
@@ -330,7 +476,8 @@ def find_index(url: str, version: Version) -> IndexFound:
     """
     indexes: list[tuple[str, ShardIndex]] = []
     damage: list[DataError] = []
-    for place in (index_url(url), _cached(url)):
+    places = index_url(url), cached_index(url)
+    for place in places if is_local(url) else reversed(places):  # a request less
         content = _content_of(place)
         if content is None:
             continue
@@ -401,7 +548,7 @@ def survey_shards(urls: Sequence[str], *, scan: bool = True) -> Iterator[ShardSe
         FileNotFoundError: A shard is missing.
         DataError: A shard cannot be read.
     """
-    return _in_order(partial(_seen, scan=scan), urls)
+    return in_order(partial(_seen, scan=scan), urls)
 
 
 def _seen(url: str, scan: bool) -> ShardSeen:

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
+from kdpipes.core.masked import masked
+from kdpipes.storage.columns import Column
 from kdpipes.storage.files import (
     Version,
     cache_folder,
@@ -28,14 +31,23 @@ from kdpipes.storage.files import (
     make_cache_folder,
     read_url,
     replace_file,
+    version_of,
     write_url,
 )
 from kdpipes.storage.retries import is_refused
-from kdpipes.storage.shard_index import Places, ShardIndex, packed, unpacked
+from kdpipes.storage.shard_index import Places, ShardIndex, arrays_of, columns_in, packed, unpacked
 from kdpipes.storage.shared import PackedStrings
-from kdpipes.storage.urls import identity_of
+from kdpipes.storage.urls import identity_of, is_local
 
-__all__ = ["DATA_SET_INDEX", "CatalogFile", "Joined", "known_indexes", "write_data_set_indexes"]
+__all__ = [
+    "DATA_SET_INDEX",
+    "CatalogFile",
+    "Joined",
+    "KnownIndexes",
+    "cached_index",
+    "forget_joined",
+    "write_data_set_indexes",
+]
 
 DATA_SET_INDEX = "kdpipes.index"  # a tar of the indexes beside it
 _MAGIC = b"kdpjoind"
@@ -54,17 +66,27 @@ class Joined(NamedTuple):
         shards: The number of the shard of each sample.
         keys: The samples' keys in their shards.
         fields: The places of each field, or its values.
+        columns: The columns that all shards have.
+        sources: The versions of the data-set indexes that they were read from.
     """
 
     versions: Sequence[Version]
     shards: NDArray[np.int32]
     keys: PackedStrings
     fields: dict[str, Places | NDArray[np.int64]]
+    columns: dict[str, Column]
+    sources: Sequence[Version] = ()
 
     def to_bytes(self) -> bytes:
         """Return it as the content of a file."""
         kinds = {name: "places" if isinstance(known, Places) else "values" for name, known in self.fields.items()}
-        return packed(_MAGIC, {"versions": list(self.versions), "fields": kinds}, self._arrays())
+        header = {
+            "versions": list(self.versions),
+            "sources": list(self.sources),
+            "fields": kinds,
+            "columns": list(self.columns),
+        }
+        return packed(_MAGIC, header, self._arrays())
 
     def _arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
         ends, letters = self.keys.arrays()
@@ -72,6 +94,7 @@ class Joined(NamedTuple):
         for number, known in enumerate(self.fields.values()):
             columns = vars(known) if isinstance(known, Places) else {"values": known}
             yield from ((f"{number}.{name}", values) for name, values in columns.items() if values is not None)
+        yield from arrays_of(self.columns)
 
     @classmethod
     def from_file(cls, path: Path) -> Joined:
@@ -89,8 +112,11 @@ class Joined(NamedTuple):
             columns = ("offsets", "sizes", "checksums", "values")
             known = {column: arrays.get(f"{number}.{column}") for column in columns}
             fields[name] = Places(**known) if kind == "places" else arrays[f"{number}.values"]  # type: ignore[arg-type]
-        versions = [Version(int(size), str(tag)) for size, tag in header["versions"]]
-        return cls(versions, arrays["shards"], PackedStrings.of_arrays(arrays["ends"], arrays["keys"]), fields)
+        versions, sources = (
+            [Version(int(size), str(tag)) for size, tag in header[name]] for name in ("versions", "sources")
+        )
+        keys = PackedStrings.of_arrays(arrays["ends"], arrays["keys"])
+        return cls(versions, arrays["shards"], keys, fields, columns_in(header, arrays), sources)
 
 
 class CatalogFile:
@@ -120,13 +146,13 @@ class CatalogFile:
         finally:
             lock.__exit__(None, None, None)
 
-    def find(self, versions: Callable[[], Sequence[Version] | None]) -> Joined | None:
+    def find(self, is_current: Callable[[Joined], bool]) -> Joined | None:
         """Return the joined indexes, if they are those of the shards as they are now.
 
         Ranks of one job trust what another one has just verified.
 
         Args:
-            versions: Returns the versions of the shards, or None if they are unknown.
+            is_current: Returns whether the shards have not changed since.
         """
         is_first = (os.getpid(), self._path) not in self._opened
         self._opened.add((os.getpid(), self._path))
@@ -137,8 +163,7 @@ class CatalogFile:
             return None
         if joined is None or (is_first and self._is_verified()):
             return joined
-        now = versions()
-        if now is None or list(now) != list(joined.versions) or not all(version.tag for version in now):
+        if not is_current(joined):
             return None
         self._note()
         return joined
@@ -173,38 +198,95 @@ def _job() -> list[str] | None:
     return [str(os.getppid()), *(os.environ.get(name, "") for name in _JOB)]
 
 
-def known_indexes(urls: Sequence[str]) -> dict[str, tuple[Version, ShardIndex | None]]:
-    """Return the versions of shards, and their indexes, as far as an index of their data set and a listing have them.
+def forget_joined() -> None:
+    """Remove all joined indexes from the local cache: indexes beside shards have changed, but not the shards."""
+    for path in cache_folder("indexes").glob("*.joined"):
+        with suppress(OSError):
+            path.unlink()
 
-    A listing shows whether shards of a folder have changed; it is left out for very many of them, whose members are
-    verified when they are read.
+
+@dataclass(frozen=True)
+class KnownIndexes:
+    """The indexes of remote shards that need no request for each shard.
+
+    They are in the object with all indexes of a folder, or in the local cache. A listing of the folder confirms that
+    they describe the shards as they are now. A folder with very many shards is not listed: the members that are read
+    are verified instead.
+
+    Args:
+        objects: The folders that have an object, with their shards.
+        others: The shards of other folders, whose indexes are all in the local cache.
+        listed: The versions of the shards in listings. Some file systems list other tags than they give for one file.
+        unlisted: The shards that are taken for what their object describes.
+        sources: The versions of the objects.
     """
-    found: dict[str, tuple[Version, ShardIndex | None]] = {}
-    for folder, some in _by_folder(urls).items():
-        place = f"{folder}/{DATA_SET_INDEX}"
-        content = _content_of(place) if len(some) >= _FEW else None
-        if content is None:
-            continue
-        try:
-            versions = list_folder(folder) if len(some) <= _CHECKED else None
-            for url, index in _indexes_in(content, some):
-                version = index.version if versions is None else versions.get(url.rpartition("/")[2])
-                if version is not None:
-                    found[url] = version, index if index.version == version and version.tag else None
-        except (DataError, tarfile.TarError, FileNotFoundError, NotImplementedError) as error:
-            _log.info("The index of the data set in %s is not used: %s", folder, error)
-    return found
+
+    objects: dict[str, list[str]] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+    listed: dict[str, Version] = field(default_factory=dict)
+    unlisted: set[str] = field(default_factory=set)
+    sources: list[Version] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, urls: Sequence[str]) -> KnownIndexes:
+        """Look for indexes; only their versions are read.
+
+        Raises:
+            DataError: The storage cannot be reached.
+        """
+        found = cls()
+        for folder, some in _by_folder(urls).items():
+            source = _version_of(f"{folder}/{DATA_SET_INDEX}") if len(some) >= _FEW else None
+            is_cached = _FEW <= len(some) <= _CHECKED and all(map(os.path.exists, map(cached_index, some)))
+            if source is None and not is_cached:
+                continue
+            try:
+                names = list_folder(folder) if len(some) <= _CHECKED else {}
+            except (DataError, FileNotFoundError, NotImplementedError) as error:
+                _log.info("The shards in %s are not listed: %s", masked(folder), error)
+                continue
+            found.listed.update({url: names[name] for url in some if (name := url.rpartition("/")[2]) in names})
+            if source is None:
+                found.others.extend(some)
+            else:
+                found.objects[folder] = some
+                found.sources.append(source)
+                found.unlisted.update(some if len(some) > _CHECKED else ())
+        return found
+
+    def confirms(self, url: str, version: Version) -> bool:
+        """Return whether a shard is known to be of a version."""
+        return url in self.unlisted or (bool(version.tag) and self.listed.get(url) == version)
+
+    def read(self) -> dict[str, ShardIndex]:
+        """Return the indexes of shards that are confirmed."""
+        found: dict[str, ShardIndex] = {}
+        for folder, urls in self.objects.items():
+            try:
+                found.update(_indexes_in(read_url(f"{folder}/{DATA_SET_INDEX}"), urls))
+            except (DataError, tarfile.TarError, FileNotFoundError) as error:
+                _log.info("The index of the data set in %s is not used: %s", masked(folder), error)
+        for url in self.others:
+            with suppress(DataError, OSError):
+                found[url] = ShardIndex.from_bytes(Path(cached_index(url)).read_bytes(), url)
+        return {url: index for url, index in found.items() if self.confirms(url, index.version)}
 
 
-def _content_of(place: str) -> bytes | None:
+def _version_of(place: str) -> Version | None:
     try:
-        return read_url(place)
+        return version_of(place)
     except FileNotFoundError:
         return None
     except DataError as error:
         if not is_refused(error):
             raise
         return None  # some stores answer "forbidden" for missing files
+
+
+def cached_index(url: str) -> str:
+    """Return the path of a shard's index in the local cache."""
+    absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay as they are
+    return str(cache_folder("indexes") / f"{cached_name(absolute)}.index")
 
 
 def _indexes_in(content: bytes, urls: Iterable[str]) -> Iterator[tuple[str, ShardIndex]]:

@@ -452,6 +452,11 @@ class RemoteStream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def version(self) -> Version:
+        """The version of the file, which cannot change while it is read."""
+        return self._source.version
+
     def read_ahead(self, num_ahead: int = 0) -> RemoteStream:
         """Start to read, at least so many chunks ahead."""
         self._num_ahead = max(num_ahead, self._num_ahead)

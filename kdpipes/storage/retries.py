@@ -179,11 +179,11 @@ _own = _Own()
 @contextmanager
 def waiting() -> Iterator[None]:
     """Let this thread wait without a limit, because the thread that wants its result watches the time."""
-    _own.waits = True
+    before, _own.waits = _own.waits, True
     try:
         yield
     finally:
-        _own.waits = False
+        _own.waits = before
 
 
 def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, **kwargs: Any) -> Any:

@@ -106,6 +106,19 @@ class ShardCache:
         """Return whether a shard is in the cache."""
         return self._fetcher().folder.has(shard)
 
+    def path_of(self, shard: Shard, *, fetches: bool) -> str | None:
+        """Return the path of a shard in the cache; None if it is not there.
+
+        Args:
+            shard: Which one.
+            fetches: Whether to download a shard that is not in the cache.
+        """
+        try:
+            file = self._file(shard, fetches=fetches)
+        except ReplacedError:
+            return None
+        return None if file is None else str(file.path)
+
     def expect(self, shards: Sequence[Shard], untils: Sequence[int] | None = None) -> None:
         """Set the order in which an epoch that begins needs shards, and start to download the first ones.
 

@@ -18,14 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
+from kdpipes.storage.columns import Column
 from kdpipes.storage.files import Version
 from kdpipes.storage.shared import PackedStrings
 
-__all__ = ["UNCHECKED", "IndexBuilder", "JoinedIndexes", "Places", "ShardIndex", "packed", "unpacked"]
+__all__ = [
+    "UNCHECKED",
+    "IndexBuilder",
+    "JoinedIndexes",
+    "Places",
+    "ShardIndex",
+    "arrays_of",
+    "columns_in",
+    "packed",
+    "unpacked",
+]
 
 UNCHECKED = -1  # in place of a checksum that was not computed
 _MAGIC = b"kdpindex"
-_FORMAT = 1
+_FORMATS = (1, 2)  # without columns, as kdpipes 0.1 writes and reads them, and with columns
 _ALIGNMENT = 8
 _RESERVE = 1.25  # times the size that the shards so far let expect
 
@@ -58,11 +69,13 @@ class ShardIndex:
         version: Of the tar that it describes.
         keys: The samples' keys, `[n]`.
         fields: The places of each field.
+        columns: Values of fields, or of entries of fields, that `kdpipes index --columns` keeps.
     """
 
     version: Version
     keys: PackedStrings
     fields: dict[str, Places] = field(default_factory=dict)
+    columns: dict[str, Column] = field(default_factory=dict)
 
     def checksums(self) -> dict[int, int] | None:
         """Return the CRC-32 of each member by the offset of its content; None if they were not computed."""
@@ -81,6 +94,7 @@ class ShardIndex:
             "tag": self.version.tag,
             "num_samples": len(self.keys),
             "fields": list(self.fields),
+            **({"columns": list(self.columns)} if self.columns else {}),
         }
         return packed(_MAGIC, header, self._arrays())
 
@@ -92,6 +106,7 @@ class ShardIndex:
                 values = getattr(places, name)
                 if values is not None:
                     yield f"{number}.{name}", values
+        yield from arrays_of(self.columns)
 
     @classmethod
     def from_bytes(cls, content: bytes, url: str) -> ShardIndex:
@@ -116,12 +131,33 @@ class ShardIndex:
                 for number, name in enumerate(header["fields"])
             }
             keys = PackedStrings.of_arrays(arrays["ends"], arrays["keys"])
-            columns = [values for places in fields.values() for values in vars(places).values() if values is not None]
-            if any(len(values) != len(keys) for values in columns) or len(keys) != header["num_samples"]:
+            columns = columns_in(header, arrays)
+            parts = [values for places in fields.values() for values in vars(places).values() if values is not None]
+            if any(len(values) != header["num_samples"] for values in (keys, *parts, *columns.values())):
                 raise ValueError("its columns are of different lengths")
-            return cls(Version(int(header["size"]), str(header["tag"])), keys, fields)
+            return cls(Version(int(header["size"]), str(header["tag"])), keys, fields, columns)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"Index {url!r} cannot be read: {type(error).__name__}: {error}.") from error
+
+
+def arrays_of(columns: dict[str, Column]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the arrays of columns, each with its name in a file."""
+    for number, column in enumerate(columns.values()):
+        yield from ((f"column {number}.{name}", values) for name, values in column.arrays().items())
+
+
+def columns_in(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> dict[str, Column]:
+    """Return the columns in a file.
+
+    Raises:
+        KeyError: An array is missing.
+        ValueError: Arrays do not make a column.
+    """
+    found = {}
+    for number, name in enumerate(header.get("columns", ())):
+        parts = {part: arrays.get(f"column {number}.{part}") for part in ("kinds", "numbers", "ends", "letters")}
+        found[str(name)] = Column.of_arrays({part: values for part, values in parts.items() if values is not None})
+    return found
 
 
 def packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, NDArray[Any]]]) -> bytes:
@@ -129,7 +165,8 @@ def packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, NDA
     known = [(name, np.ascontiguousarray(values)) for name, values in arrays]
     kinds = [[name, values.dtype.newbyteorder("<").str, len(values)] for name, values in known]
     text = json.dumps({**header, "arrays": kinds}, ensure_ascii=False).encode("utf-8", "surrogateescape")
-    parts = [magic, np.array([_FORMAT, len(text)], dtype="<u4").tobytes(), text]
+    number = _FORMATS["columns" in header]
+    parts = [magic, np.array([number, len(text)], dtype="<u4").tobytes(), text]
     size = sum(map(len, parts))
     for _, values in known:
         parts += [bytes(-size % _ALIGNMENT), values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()]
@@ -148,8 +185,8 @@ def unpacked(magic: bytes, content: Buffer, url: str) -> tuple[dict[str, Any], d
     if view[: len(magic)] != magic or len(view) < head + 4:
         raise DataError(f"{url!r} is no index of a shard.")
     number, length = np.frombuffer(view, dtype="<u4", count=2, offset=len(magic)).tolist()
-    if number != _FORMAT:
-        raise DataError(f"Index {url!r} is of format {number}, but this kdpipes reads format {_FORMAT}.")
+    if number not in _FORMATS:
+        raise DataError(f"Index {url!r} is of format {number}, but this kdpipes reads formats up to {_FORMATS[-1]}.")
     if zlib.crc32(view[:-4]) != int(np.frombuffer(view[-4:], dtype="<u4")[0]):
         raise DataError(f"Index {url!r} is damaged: its checksum does not fit.")
     try:
@@ -234,6 +271,7 @@ class JoinedIndexes:
         self._num_samples = 0
         self._ends, self._letters = _Column(np.int64), _Column(np.uint8)
         self._fields: dict[str, _Field] = {}
+        self._columns: dict[str, list[Column]] | None = None
 
     def add(self, index: ShardIndex) -> None:
         """Add the index of the next shard; it is copied."""
@@ -246,6 +284,11 @@ class JoinedIndexes:
         self._letters.extend(letters, before + len(letters), growth)
         for name, places in index.fields.items():
             self._fields.setdefault(name, _Field()).extend(places, len(self), growth)
+        if len(index.keys):
+            known = {name: [] for name in index.columns} if self._columns is None else self._columns
+            self._columns = {name: parts for name, parts in known.items() if name in index.columns}
+            for name, parts in self._columns.items():
+                parts.append(index.columns[name])
 
     def __len__(self) -> int:
         return self._num_samples
@@ -261,6 +304,10 @@ class JoinedIndexes:
     def fields(self) -> dict[str, Places | NDArray[np.int64]]:
         """Return the places of each field, or its values where all samples have one."""
         return {name: column.joined(len(self)) for name, column in self._fields.items()}
+
+    def columns(self) -> dict[str, Column]:
+        """Return the columns that all shards have."""
+        return {name: Column.joined(parts) for name, parts in (self._columns or {}).items()}
 
 
 class _Column:

@@ -10,12 +10,14 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import IO, Any, NamedTuple
 
 from fsspec.compression import compr
 from webdataset.tariterators import base_plus_ext
 
 from kdpipes.core.errors import DataError
+from kdpipes.storage.columns import ColumnBuilder
 from kdpipes.storage.decoding import INTEGER, NUMBERS
 from kdpipes.storage.files import Version, open_url
 from kdpipes.storage.memory import read_span
@@ -205,38 +207,49 @@ class _Hashed:
         return content
 
 
-def index_shard(url: str, version: Version, *, with_checksums: bool = False, checksum: Any = None) -> ShardIndex:
+def index_shard(
+    url: str,
+    version: Version,
+    *,
+    with_checksums: bool = False,
+    columns: Iterable[str] = (),
+    checksum: Any = None,
+) -> ShardIndex:
     """Read the headers of a plain tar, and return where its members lie.
 
-    Of local files, only headers and integers such as classes are read; remote files are read completely.
+    Of local files, only headers, integers such as classes, and the members that columns need are read; remote files are
+    read completely.
 
     Args:
         url: A path or URL.
         version: Of the tar.
         with_checksums: Whether to read all contents and keep their CRC-32.
+        columns: The names of the columns to keep, such as "json.width".
         checksum: Of hashlib; updated with all bytes of a remote tar.
 
     Raises:
-        DataError: The tar is truncated, damaged, compressed, or not a tar.
+        DataError: The tar is truncated, damaged, compressed, or not a tar; or a column cannot be kept.
+        FieldError: No sample has a value of a column.
     """
-    builder, is_here = IndexBuilder(), is_local(url)
+    builder, kept, is_here = IndexBuilder(), ColumnBuilder(url, columns), is_local(url)
     with open_url(url) as opened:
         file: Any = opened if is_here or checksum is None else _Hashed(opened, checksum)
         source: ForwardBytes = FileBytes(file.fileno()) if is_here else StreamBytes(file)
         with _naming(url, source, "a plain tar", lambda: _hint(file)):
-            wanted = _wanted(url, source, with_checksums=with_checksums or not is_here)
-            for group in _grouped(url, wanted):
+            is_whole = with_checksums or not is_here
+            for group in _grouped(url, _wanted(url, source, lambda field: is_whole or kept.needs(field))):
                 add_sample(builder, group)
+                kept.add(group[0][0].key, {member.field: content for member, content in group if content is not None})
             while checksum is not None and not is_here and file.read(_CHUNK):
                 pass
-    return builder.index(version)
+    return replace(builder.index(version), columns=kept.columns())
 
 
-def _wanted(url: str, source: ForwardBytes, *, with_checksums: bool) -> Iterator[tuple[Member, bytes | None]]:
-    """Yield the members, with the contents that the index needs."""
+def _wanted(url: str, source: ForwardBytes, is_wanted: Callable[[str], bool]) -> Iterator[tuple[Member, bytes | None]]:
+    """Yield the members, with the contents that the index needs: numbers, and the fields that are wanted."""
     for member in _members(url, source):
         is_value = member.size <= _LONGEST_NUMBER and member.field.rsplit(".", 1)[-1] in NUMBERS
-        content = source.take(member.offset, member.size) if with_checksums or is_value else None
+        content = source.take(member.offset, member.size) if is_value or is_wanted(member.field) else None
         if content is not None and len(content) < member.size:
             raise truncated(member.name, member.offset, member.size, len(content))
         yield member, content

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
+from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.entries import field_of, lazy_entry
 from kdpipes.core.errors import FieldError, check_flag, must_be, refuse_field
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
@@ -71,7 +75,8 @@ class FieldRenamer(Operation):
 
     Args:
         renames: The new and the old name of each field, `x="jpg"`. Of several old names, `x="jpg;jpeg;png"`, the first
-            one that a sample has is renamed, as in webdataset.
+            one that a sample has is renamed, as in webdataset. `y="json.label"` makes a field of the entry "label" of
+            the field `json`, which stays.
 
     Raises:
         FieldError: A sample has none of the old names, or already has a field of the new name. If only some samples of
@@ -97,13 +102,16 @@ class FieldRenamer(Operation):
     def __call__(self, sample: Sample) -> Sample:
         if sample.arrange(self._orders):
             return sample
-        known, is_whole = sample.names, not sample.lacking
+        known, is_whole, has_entries = sample.names, not sample.lacking, False
         values, used = dict[str, Lazy](), set[str]()
         for new, names in self._renames.items():
             for old in names:
                 if old in sample:
                     used.add(old)
                     values[new] = sample.lazy(old)
+                    break
+                if (entry := lazy_entry(sample, old)) is not None:
+                    has_entries, values[new] = True, entry
                     break
             else:
                 missing = sample.missing(names)
@@ -114,17 +122,26 @@ class FieldRenamer(Operation):
             if new in sample:
                 raise FieldError(f"Sample {sample.key!r} already has a field {new!r}, which would be lost.")
             sample[new] = value
-        if is_whole and len(self._orders) < _MANY:
+        if is_whole and not has_entries and len(self._orders) < _MANY:
             old_names = {new: next(old for old in names if old in known) for new, names in self._renames.items()}
             self._orders[known] = [(name, old_names.get(name, name)) for name in sample]
         return sample
+
+    def read_fields(
+        self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
+    ) -> list[Sequence[Any]] | None:
+        known = source.field_names() or ()
+        old_names = {new: next((old for old in names if old in known), "") for new, names in self._renames.items()}
+        is_whole = all(old_names.values()) and not set(old_names) & set(known)
+        return source.read_fields([old_names.get(name, name) for name in names], positions, bulk) if is_whole else None
 
     def fingerprint(self) -> Any:
         return self._renames
 
     def check(self, known: frozenset[str]) -> None:
         renamed = {
-            next((name for name in names if name in known), None) or refuse_field(";".join(names), "The source", known)
+            next((name for name in names if name in known or field_of(name, known)), None)
+            or refuse_field(";".join(names), "The source", known)
             for names in self._renames.values()
         }
         taken = next((new for new in self._renames if new in known - renamed), None)
@@ -233,6 +250,29 @@ class Selector(Operation):
         values = {name: _value(sample, name) for name in sorted(self.names, key="ctx".__eq__)}
         selected = self.form.joined([values[name] for name in self.names])
         return (selected, dict(sample.ctx)) if self.return_ctx else selected
+
+    def read_items(self, source: BulkSource, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
+        known = source.field_names()
+        if self.return_ctx or known is None:
+            return None
+        read = [name for name in self.names if name in known or name in ("key", "index")]
+        columns = source.read_fields(read, positions, bulk)
+        if columns is None:
+            return None
+        found: dict[str, Sequence[Any]] = dict(zip(read, columns, strict=True))
+        for name in self.names:
+            if name == "ordinal":
+                found.setdefault(name, list(bulk.ordinals))
+            elif name == "is_padding":
+                found.setdefault(name, [ordinal >= bulk.size for ordinal in bulk.ordinals])
+            elif name not in found:
+                return None
+        parts = [found[name] for name in self.names]
+        if self.form.kind == "bare":
+            return list(parts[0])
+        if self.form.kind == "tuple":
+            return list(zip(*parts, strict=True))
+        return [dict(zip(self.form.names, values, strict=True)) for values in zip(*parts, strict=True)]
 
     def fingerprint(self) -> Any:
         """Return the arguments that change the items; for tuples, in the form of older states."""

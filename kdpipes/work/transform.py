@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kdpipes.core import activity
+from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.errors import DataError, add_note, must_be
 from kdpipes.core.operation import Operation
@@ -47,9 +51,10 @@ class Transformer(Operation):
 
     All random numbers depend only on the seed, the epoch, the ordinal and the operation. They come from a parameter
     `rng`, or from the global generators of `random`, NumPy and torch, which are seeded for the call and restored
-    afterwards. Seeding takes a few hundred microseconds; it is skipped for callables that have a parameter `rng` or an
-    attribute `is_random = False`. Generators that a callable makes itself are not seeded. Neither is an `A.Compose` in
-    a function: pass the composition itself. An image from `decode_images` is passed as a Pillow image (RGB).
+    afterwards. This takes about 50 microseconds; it is skipped for callables that have a parameter `rng` or an
+    attribute `is_random = False`, and in batches of `deal` for those that were not seen to draw from these generators.
+    Generators that a callable makes itself are not seeded. Neither is an `A.Compose` in a function: pass the
+    composition itself. An image from `decode_images` is passed as a Pillow image (RGB).
 
     Several fields named in one string, `"image mask"`, are transformed together: each transform draws its parameters
     once for all fields, and has one entry in the ctx. Images are interpolated by the method of the transform, masks by
@@ -134,6 +139,26 @@ class Transformer(Operation):
         for place, name in enumerate(joint.names):
             sample[name] = Lazy(partial(_part, place), result, what=f"applying transforms to field {name!r}")
         return sample
+
+    def read_fields(
+        self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
+    ) -> list[Sequence[Any]] | None:
+        can_read = self._fields is None and self._views is None
+        if not can_read or any(has_params or not _is_bulk_step(step) for step, has_params in self._steps):
+            return None
+        has_keys = activity.current is not None and "key" not in (source.field_names() or ())
+        columns = source.read_fields([*names, "key"] if has_keys else names, positions, bulk)
+        places = [bulk.claim_name(step.name) for step, _ in self._steps]
+        if columns is None:
+            return None
+        keys = columns[-1] if has_keys else [""] * len(positions)
+        columns = columns[: len(names)]
+        if self.field in names:
+            number = list(names).index(self.field)
+            for (step, _), place in zip(self._steps, places, strict=True):
+                what = f"applying {step.name!r} to {self._what}"
+                columns[number] = _all_in_one(step, place, columns[number], bulk, keys, what)
+        return columns
 
     def _result(self, sample: Sample, value: Lazy) -> Lazy:
         if self._views is None:
@@ -264,6 +289,32 @@ def _in_one(step: Callback, place: _Place, fields: Fields | None) -> Callable[[S
         return _made(made, values[0], step) if fields is None else _made_of_all(made, values, step, fields)
 
     return run
+
+
+def _is_bulk_step(step: Callback) -> bool:
+    """Return whether a callable can be called for the values of many samples, without their keys or ctx."""
+    if "ctx" in step.parameters:
+        return False
+    return "rng" in step.parameters or step.is_fixed or not step.globals.needs_seeds
+
+
+def _all_in_one(
+    step: Callback, place: str, values: Sequence[Any], bulk: Bulk, keys: Sequence[str], what: str
+) -> list[Any]:
+    """Return the results of a callable for the values of many samples, whose keys are recorded in a worker process."""
+    function, record = step.function, activity.current
+    call = function if step.is_fixed or "rng" in step.parameters else partial(step.globals.call, function)
+    with nullcontext() if record is None else record.reading(what) as at:
+        given: Any = map(_plain, values)
+        if at is not None:
+            given = map(at, keys, given)
+        if "rng" in step.parameters:
+            made = [call(value, rng=key.rng(place)) for value, key in zip(given, bulk.keys(), strict=True)]
+        else:
+            made = list(map(call, given))
+    if any(one is None for one in made):
+        return [_made(one, value, step) for one, value in zip(made, values, strict=True)]
+    return made
 
 
 def _plain(value: Any) -> Any:

@@ -32,10 +32,10 @@ from kdpipes.core.masked import masked
 from kdpipes.core.progress import bytes_if_slow
 from kdpipes.storage.files import CAN_HOLD, HeldFile, draft_of, version_in
 from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.jobs import in_parallel
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
 from kdpipes.storage.retries import is_missing, retried, what_went_wrong
 from kdpipes.storage.urls import identity_of, is_local, join_url
-from kdpipes.write.jobs import in_parallel
 
 __all__ = [
     "FULL",

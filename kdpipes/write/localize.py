@@ -14,7 +14,6 @@ from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.storage.files import CAN_HOLD, HeldFile, remote_info
 from kdpipes.storage.urls import identity_of, is_local
-from kdpipes.write.copy import PARTIAL, SourceFile, copy_file, is_inside, state_of
 
 __all__ = ["FileLocalizer"]
 
@@ -65,6 +64,8 @@ class FileLocalizer:
         return str(target)
 
     def _relative(self, url: str) -> str:
+        from kdpipes.write.copy import is_inside  # on use: few chains copy files
+
         first, _, rest = identity_of(url).partition("::")
         if self._global_root is None:
             name = first.rpartition("://")[2].lstrip("/")
@@ -78,6 +79,8 @@ class FileLocalizer:
         return name
 
     def _copy(self, url: str, target: Path) -> None:
+        from kdpipes.write.copy import PARTIAL, SourceFile, copy_file, state_of
+
         file = SourceFile.of("", url, *remote_info(url))
         root = Path(self._root)
         if state_of(root, root) == "missing":  # the marker says that the folder is not a complete copy

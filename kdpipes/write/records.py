@@ -40,6 +40,7 @@ from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.core.sample import Sample
 from kdpipes.selection import Permutation
 from kdpipes.storage.files import draft_of, locked, read_url, replace_file
+from kdpipes.storage.jobs import check_workers, run_jobs
 from kdpipes.storage.records import (
     HEADER,
     Header,
@@ -52,7 +53,6 @@ from kdpipes.storage.records import (
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local
-from kdpipes.write.jobs import check_workers, run_jobs
 from kdpipes.write.members import make_or_leave_out
 
 __all__ = ["RecordsResult", "write_records"]

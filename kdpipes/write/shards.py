@@ -42,12 +42,12 @@ from kdpipes.core.sample import Sample, as_sample
 from kdpipes.storage.catalog import index_beside, index_url
 from kdpipes.storage.files import create_url, forget_listings, locked, read_url, version_of, write_url
 from kdpipes.storage.filesystems import filesystem_of, parent_of
+from kdpipes.storage.jobs import check_workers, in_parallel, run_jobs
 from kdpipes.storage.retries import NUM_TRIES, retried
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import SavedNotes
 from kdpipes.storage.urls import is_local
 from kdpipes.write.copy import FULL, disk_full_error, write_whole
-from kdpipes.write.jobs import check_workers, in_parallel, run_jobs
 from kdpipes.write.members import (
     END_MARK,
     MemberEncoder,

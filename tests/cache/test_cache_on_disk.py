@@ -7,8 +7,11 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -129,25 +132,93 @@ def test_warming_up_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
 
 
 def _warm_up(log: Path, folder: Path, layout: Any, barrier: Any) -> None:
-    cached = Birds(log, 640).cache_on_disk(folder, layout=layout, is_durable=False)
+    cached = Birds(log, 100).cache_on_disk(folder, layout=layout)
     barrier.wait()
-    cached.warm_up(progress=False, num_threads=1)
+    cached.warm_up(progress=False, num_threads=2)
 
 
 @pytest.mark.parametrize("layout", ["lmdb", "files"])
-def test_two_processes_fill_a_cache_at_once_and_share_the_work(tmp_path: Path, layout: Any) -> None:
+def test_processes_that_fill_a_cache_at_once_load_each_sample_once(tmp_path: Path, layout: Any) -> None:
     log, folder = tmp_path / "log", tmp_path / "cache"
     context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(2)
-    children = [context.Process(target=_warm_up, args=(log, folder, layout, barrier)) for _ in range(2)]
+    barrier = context.Barrier(3)
+    children = [context.Process(target=_warm_up, args=(log, folder, layout, barrier)) for _ in range(3)]
     for child in children:
         child.start()
     for child in children:
         child.join()
         assert child.exitcode == 0
-    assert set(loaded(log)) == set(range(640))
-    assert len(loaded(log)) < 900
-    assert [int(sample["x"][0]) for sample in kdp.open_cache(folder)] == list(range(640))
+    assert sorted(loaded(log)) == list(range(100))
+    assert [int(sample["x"][0]) for sample in kdp.open_cache(folder)] == list(range(100))
+    assert not list(folder.rglob(".claims"))
+
+
+WORKERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "workers": lambda: {"num_workers": 2},
+    "threads": lambda: {"executor": ThreadPoolExecutor(2), "num_threads": 1},
+    "processes": lambda: {"executor": ProcessPoolExecutor(2, multiprocessing.get_context("spawn"))},
+}
+
+
+@pytest.mark.parametrize("layout", ["lmdb", "files"])
+@pytest.mark.parametrize("kind", WORKERS)
+def test_workers_and_executors_fill_a_cache(tmp_path: Path, layout: Any, kind: str) -> None:
+    log, folder, options = tmp_path / "log", tmp_path / "cache", WORKERS[kind]()
+    cached = Birds(log, 70).cache_on_disk(folder, layout=layout)
+    with options.get("executor", nullcontext()):
+        assert cached.warm_up(progress=False, **options).entries == 72
+    assert sorted(loaded(log)) == list(range(70))
+    assert [int(sample["x"][0]) for sample in kdp.open_cache(folder)] == list(range(70))
+
+
+def test_workers_share_the_samples_of_a_stream(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def load(x: int) -> Any:
+        with log.open("ab", buffering=0) as file:
+            file.write(b"%d\n" % x)
+        return np.full(700, x)
+
+    items = [{"x": number, "__key__": f"bird-{number}"} for number in range(30)]
+    cached = IterableWrapper(items).to_samples().transform("x", load).cache_on_disk(tmp_path / "cache")
+    assert cached.warm_up(progress=False, num_workers=3).entries == 32
+    assert sorted(loaded(log)) == list(range(30))
+    assert [int(sample["x"][0]) for sample in kdp.open_cache(tmp_path / "cache")] == list(range(30))
+
+
+def _claim_and_wait(folder: Path, names: list[bytes], pipe: Any) -> None:
+    store = LmdbStore(folder)
+    with ExitStack() as held:
+        pipe.send([held.enter_context(store.claim(name, waits=False)) for name in names])
+        pipe.recv()
+
+
+def test_the_claims_of_a_killed_process_are_taken_over(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe()
+    names = [b"a", b"b"]
+    child = context.Process(target=_claim_and_wait, args=(tmp_path / "cache", names, sender))
+    child.start()
+    assert receiver.recv() == [True, True]
+    store = LmdbStore(tmp_path / "cache")
+    with store.claim(b"a", waits=False) as is_held:
+        assert not is_held
+    os.kill(child.pid or 0, signal.SIGKILL)
+    for name in names:
+        with store.claim(name, waits=True) as is_held:
+            assert is_held
+    child.join()
+
+
+def test_a_folder_that_cannot_be_written_grants_every_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise PermissionError("Permission denied")
+
+    store = LmdbStore(tmp_path / "cache")
+    store.put(b"a", [b"heron"])
+    monkeypatch.setattr(Path, "mkdir", forbidden)
+    with store.claim(b"a", waits=False) as first, store.claim(b"a", waits=False) as second:
+        assert (first, second) == (True, True)
 
 
 def test_fields_that_only_some_samples_have_are_kept_apart(tmp_path: Path) -> None:

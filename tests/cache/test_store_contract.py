@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.key import key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.redis_store import RedisStore
-from kdpipes.cache.store import CacheStats, bound_to
+from kdpipes.cache.store import CacheStats, bound_to, claim_by
 from kdpipes.storage.codec import decode, encode
 
 ALL_KINDS = ["memory", "named", "disk", "files", "zlib", "object-storage", "redis"]
@@ -143,6 +143,41 @@ def test_entries_and_bytes_are_counted(open_store: Open) -> None:
     stats = store.stats()
     assert stats.entries == 3
     assert stats.bytes > (1000 if isinstance(store, FileStore) else 3 * 160_000)
+
+
+def test_work_is_claimed_by_one_at_a_time(open_store: Open) -> None:
+    store, other = open_store(), open_store()
+    store.put(b"a", [b"heron"])
+    with store.claim(b"work", waits=False) as first, other.claim(b"other work", waits=True) as second:
+        assert (first, second) == (True, True)
+        with other.claim(b"work", waits=False) as third:
+            assert not third
+    with other.claim(b"work", waits=False) as again:
+        assert again
+    assert store.stats().entries == 1
+
+
+def test_a_claim_by_a_record_that_is_not_renewed_is_taken_over(monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:
+    monkeypatch.setattr("kdpipes.cache.store.PATIENCE_S", 0.0)
+    monkeypatch.setattr("kdpipes.cache.store._POLL_S", 0.0)
+    held: list[bytes] = [b"of a process that was killed"]
+
+    class Fixed(NamedTuple):
+        def create(self, content: bytes) -> bytes:
+            held[:] = held or [content]
+            return held[0]
+
+        def replace(self, content: bytes) -> None:
+            held[:] = [content]
+
+        def remove(self) -> None:
+            held.clear()
+
+    with claim_by(Fixed(), waits=False) as is_held:
+        assert not is_held
+    with claim_by(Fixed(), waits=True) as is_held:
+        assert is_held
+    assert not held
 
 
 class Unknown:

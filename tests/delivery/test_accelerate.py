@@ -74,9 +74,12 @@ TRAINER = """
 import json, sys
 import torch
 
-operators = torch.library.Library("torchvision", "DEF")  # which torchvision's wheels lack beside torch for the CPU
-for name in ("nms", "qnms"):
-    operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+try:
+    import torchvision
+except RuntimeError:  # its wheels for CUDA lack operators beside torch for the CPU
+    operators = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 import transformers
 import kdpipes as kdp
 

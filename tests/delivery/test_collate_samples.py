@@ -12,6 +12,7 @@ from PIL import Image
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.delivery.collate_samples import collate
 
 
 def png(width: int, height: int, mode: str = "RGB") -> bytes:
@@ -215,3 +216,69 @@ def test_a_pad_for_what_has_no_shape_is_refused() -> None:
 def test_a_pad_for_bytes_says_how_to_make_arrays() -> None:
     with pytest.raises(kdp.DataError, match=r"`\.transform\('x', lambda content: np\.frombuffer\(content, np\.uint8\)"):
         kdp.collate([b"ab", b"c"], name="x", pad=0)
+
+
+LAST = torch.channels_last
+
+
+def photos(size: tuple[int, int] = (9, 5)) -> Any:
+    items = [
+        Image.fromarray(np.full((*size, 3), number, np.uint8) + np.arange(3, dtype=np.uint8)) for number in range(7)
+    ]
+    return kdp.from_dataset(items, "x").select("x", bare=True).deal(batch_size=4)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_channels_last_changes_only_the_strides(num_workers: int) -> None:
+    for size in ((9, 5), (224, 224)):  # small batches are part of the message, others are in shared memory
+        expected = list(photos(size).collate_samples())
+        with kdp.Loader(photos(size).collate_samples(memory_format="channels_last"), num_workers) as loader:
+            for _ in range(2):
+                for batch, other in zip(loader, expected, strict=True):
+                    assert torch.equal(batch, other)
+                    assert batch.is_contiguous(memory_format=LAST)
+                    assert not batch.is_contiguous()
+
+
+def test_channels_last_applies_to_tensors_and_not_to_arrays_or_labels() -> None:
+    item = torch.arange(24.0).reshape(2, 3, 4), np.zeros((2, 3, 4)), 1, torch.zeros(3, 4)
+    pipe = kdp.from_dataset([item] * 3, "x array y mask").select("x array y mask").deal(batch_size=3)
+    x, array, y, mask = next(iter(pipe.collate_samples(memory_format="channels_last")))
+    assert x.is_contiguous(memory_format=LAST)
+    assert not x.is_contiguous()
+    assert all(values.is_contiguous() for values in (array, y, mask))
+    assert torch.equal(x, torch.stack([item[0]] * 3))
+
+
+def test_channels_last_with_padding_views_and_odd_values() -> None:
+    ragged = [torch.ones(3, 4, 5), torch.ones(3, 6, 2)]
+    assert collate(ragged, pad=0, channels_last=True).stride() == torch.empty(2, 3, 6, 5, memory_format=LAST).stride()
+    views = collate([(torch.ones(3, 4, 5), torch.ones(3, 2, 2))] * 2, channels_last=True)
+    assert all(view.is_contiguous(memory_format=LAST) for view in views)
+    mixed = [torch.ones(3, 4, 5), torch.ones(3, 4, 5, dtype=torch.float64)]
+    assert collate(mixed, channels_last=True).is_contiguous(memory_format=LAST)
+    assert collate([torch.ones(1, 4, 5)] * 2, channels_last=True).shape == (2, 1, 4, 5)
+    assert collate([torch.ones(3, 0, 5)] * 2, channels_last=True).shape == (2, 3, 0, 5)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_mixed_images_stay_channels_last(num_workers: int) -> None:
+    def mixed(**more: Any) -> Any:
+        items = [(torch.rand(3, 64, 64), number % 2) for number in range(8)]
+        torch.manual_seed(0)
+        pipe = kdp.from_dataset(items).select("x y").deal(batch_size=4).collate_samples(**more)
+        return pipe.mixup(num_classes=2).cutmix(num_classes=2)
+
+    torch.manual_seed(0)
+    expected = list(mixed())
+    torch.manual_seed(0)
+    with kdp.Loader(mixed(memory_format="channels_last"), num_workers) as loader:
+        for (x, y), (other_x, other_y) in zip(loader, expected, strict=True):
+            assert torch.equal(x, other_x)
+            assert torch.equal(y, other_y)
+            assert x.is_contiguous(memory_format=LAST)
+
+
+def test_another_memory_format_is_refused() -> None:
+    with pytest.raises(ValueError, match="`memory_format` must be"):
+        photos().collate_samples(memory_format="channels_first")

@@ -14,18 +14,18 @@ def told(first: int, number: int) -> dict[str, Any]:
 
 
 def test_of_the_pieces_of_a_long_run_the_latest_are_kept() -> None:
-    tally = Counters()
+    counters = Counters()
     for first in range(0, 30_000, 1000):
-        tally.note_times(told(first, 1000))
+        counters.note_times(told(first, 1000))
     for name in ("events", "batches"):
-        kept = [place for place, _, _ in tally.times["one"][name]]
+        kept = [place for place, _, _ in counters.times["one"][name]]
         assert kept == list(range(10_000, 30_000))
 
 
 def test_pieces_are_appended_where_they_are_kept() -> None:
-    tally = Counters()
-    tally.note_times(told(0, 2))
-    before = tally.times["one"]["batches"]
-    tally.note_times(told(2, 2))
-    assert tally.times["one"]["batches"] is before, "and a long run costs no more than a short one"
+    counters = Counters()
+    counters.note_times(told(0, 2))
+    before = counters.times["one"]["batches"]
+    counters.note_times(told(2, 2))
+    assert counters.times["one"]["batches"] is before, "and a long run costs no more than a short one"
     assert [place for place, _, _ in before] == [0, 1, 2, 3]

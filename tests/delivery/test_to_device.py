@@ -144,7 +144,7 @@ def test_a_pipe_of_the_main_process_aside_is_refused_with_workers() -> None:
     for service in (None, InProcessReadingService()):
         with kdp.Loader(pipe, reading_service=service) as loader:
             assert len(list(loader)) == 3
-    with pytest.raises(kdp.ChainError, match="`to_device` belongs in the main process, but does not"):
+    with pytest.raises(kdp.ChainError, match="`to_device` must run in the main process, so it must be at the end"):
         kdp.Loader(pipe, num_workers=1)
 
 

@@ -200,7 +200,7 @@ def test_without_profile_nothing_is_measured_and_with_it_the_chain_stays_as_it_i
         for profile in (False, True):
             with kdp.Loader(pipe, profile=profile) as loader:
                 assert next(iter(loader))
-                producer = loader._own._lanes[0].producer
+                producer = loader._own._workers[0].producer
                 assert (type(producer) is Producer) is not profile
                 assert [(type(upstream), set(vars(upstream))) for upstream in Chain.of(pipe).pipes] == before
                 inner = [(type(upstream), set(vars(upstream))) for upstream in Chain.of(producer._chain).pipes]

@@ -40,7 +40,7 @@ def test_what_is_known_of_the_index_opens_no_member(large: str) -> None:
         assert again.column("y").tolist() == [1] * 9
         assert again.column("key")[0] == "birds-0.tar/01"
         assert kdp.class_counts(again.column("y")) is not None
-        assert {request.kind for request in files.requests()[before:]} == {"info", "whole"}
+        assert {request.kind for request in files.requests()[before:]} == {"info"}
         assert bodies(files, before) == [], "the sidecars and no shard"
 
 

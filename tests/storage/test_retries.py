@@ -14,7 +14,7 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
-from kdpipes.storage.access import check_timeout, limited, time_limit
+from kdpipes.storage.access import Access, check_timeout, time_limit, using
 from kdpipes.storage.files import open_url, read_url, version_of
 from kdpipes.storage.remote import BrokenStreamError, RangeReader, RemoteStream, Span, read_range
 from kdpipes.storage.retries import SilenceError, in_time
@@ -78,7 +78,7 @@ def silent(**given: Any) -> Iterator[Silent]:
 
 
 def test_a_server_that_says_nothing_is_an_error_that_names_url_and_seconds() -> None:
-    with silent() as server, limited(0.05):
+    with silent() as server, using(Access(0.05)):
         url = f"http://{server.address}/a.tar"
         for ask in (version_of, read_url, RemoteStream):
             with pytest.raises(
@@ -92,7 +92,7 @@ def test_a_server_that_says_nothing_is_an_error_that_names_url_and_seconds() -> 
 
 
 def test_a_body_that_stalls_is_an_error_too() -> None:
-    with silent(begins=True) as server, limited(0.2):
+    with silent(begins=True) as server, using(Access(0.2)):
         url = f"http://{server.address}/a.tar"
         assert version_of(url).size == 8192
         with pytest.raises(DataError, match=r"cannot be read at offset 0: .* has not answered within 0\.2"):
@@ -105,7 +105,7 @@ def test_a_body_that_stalls_is_an_error_too() -> None:
 
 
 def test_silence_is_outlasted_once() -> None:
-    with silent() as server, limited(0.05), pytest.raises(DataError, match="has not answered"):
+    with silent() as server, using(Access(0.05)), pytest.raises(DataError, match="has not answered"):
         version_of(f"http://{server.address}/a.tar")
     assert server.num_asked >= 2
 
@@ -139,7 +139,7 @@ def gate() -> Iterator[Gate]:
 def test_members_that_were_asked_for_ahead_are_no_reason_to_wait(tmp_path: Path, gate: Gate) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(100))
     hanging = Fault("latency", seconds=1)
-    with faulty_storage(str(tmp_path), faults=[hanging], sleep=gate) as files, limited(0.05):
+    with faulty_storage(str(tmp_path), faults=[hanging], sleep=gate) as files, using(Access(0.05)):
         reader = RangeReader()
         reader.announce([Span("faulty://a.bin", 0, 10)])
         with pytest.raises(DataError, match=r"'faulty://a\.bin' cannot be read at offset 0: .* within 0\.05\d* s"):
@@ -160,13 +160,13 @@ def test_sources_give_their_limit_to_all_that_they_ask(tmp_path: Path, gate: Gat
 
 
 def test_large_answers_have_more_time(gate: Gate) -> None:
-    with limited(0.01), pytest.raises(SilenceError, match=r"'x' has not answered within 0\.0256\d s"):
+    with using(Access(0.01)), pytest.raises(SilenceError, match=r"'x' has not answered within 0\.0256\d s"):
         in_time(lambda: gate(1), "x", num_bytes=1 << 21)
 
 
 def test_without_a_limit_nobody_looks_at_the_time() -> None:
     before = threading.active_count()
-    with limited(None):
+    with using(Access(None)):
         assert in_time(threading.active_count, "x") == before
 
 
@@ -174,7 +174,7 @@ def test_errors_of_the_storage_come_as_they_are() -> None:
     def refuse() -> None:
         raise TimeoutError("of its own")
 
-    with limited(5.0), pytest.raises(TimeoutError, match="of its own"):
+    with using(Access(5.0)), pytest.raises(TimeoutError, match="of its own"):
         in_time(refuse, "x")
 
 

@@ -54,5 +54,5 @@ def test_a_cut_index_is_an_error() -> None:
 def test_an_index_of_another_format_says_so() -> None:
     content = bytearray(index_of([], with_checksums=False, with_values=False).to_bytes())
     content[8] = 9
-    with pytest.raises(DataError, match="is of format 9, but this kdpipes reads format 1"):
+    with pytest.raises(DataError, match="is of format 9, but this kdpipes reads formats up to 2"):
         ShardIndex.from_bytes(bytes(content), "a.tar.index")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import pickle
 import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -240,10 +238,11 @@ def v2() -> Any:
 
 def torchvision_v2() -> Any:
     """torchvision's own v2; its wheels for CUDA lack their C++ operators beside a CPU torch, but not what is drawn."""
-    if "torchvision" not in sys.modules:
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:  # only now: defining operators that the library brings as well would abort the process
         for name in ("nms", "qnms"):
-            with contextlib.suppress(RuntimeError):  # it is there
-                _LIBRARY.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _LIBRARY.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     from torchvision.transforms import v2
 
     return v2

@@ -12,9 +12,9 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.core import progress
+from kdpipes.storage.jobs import in_parallel
 from kdpipes.testing import Fault, faulty_storage
 from kdpipes.write.copy import copy_to_local
-from kdpipes.write.jobs import in_parallel
 from tests.processes import exit_status, fork
 from tests.write.copies import CONTENTS, MARKERS, TRAIN, interrupted, is_complete, read, write
 

@@ -52,7 +52,7 @@ def test_processes_of_its_own_may_be_spawned(
     photo_folder: Path, tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spawned = partial(ProcessPoolExecutor, mp_context=get_context("spawn"))
-    monkeypatch.setattr("kdpipes.write.jobs.ProcessPoolExecutor", spawned)
+    monkeypatch.setattr("kdpipes.storage.jobs.ProcessPoolExecutor", spawned)
     write(kdp.image_folder(photo_folder), tmp_path, num_workers=1)
     assert tars_in(tmp_path) == references[str(LIMITS[0])]
 

@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import kdpipes as kdp
-from kdpipes.write.jobs import run_jobs
+from kdpipes.storage.jobs import run_jobs
 
 LIMITS = {"samples": {"max_samples": 30}, "bytes": {"max_bytes": 150_000}}
 

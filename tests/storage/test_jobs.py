@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from kdpipes.core.errors import WorkerError
-from kdpipes.write.jobs import run_jobs
+from kdpipes.storage.jobs import run_jobs
 
 WAYS: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 3}]
 
 INTERRUPTED = """
 import multiprocessing, os, signal, threading
-from kdpipes.write.jobs import run_jobs
+from kdpipes.storage.jobs import run_jobs
 
 def work(job):
     if job == 3:
@@ -41,7 +41,7 @@ except KeyboardInterrupt:
 
 ORPHANED = """
 import os, signal, sys, threading
-from kdpipes.write.jobs import run_jobs
+from kdpipes.storage.jobs import run_jobs
 
 def work(job):
     os.write(1, f"{os.getpid()}\\n".encode())
@@ -55,7 +55,7 @@ list(run_jobs(work, range(2), executor=None, num_workers=2, what="working"))
 HALF_SENT = """
 import multiprocessing, os, struct, sys, threading
 from contextlib import closing
-from kdpipes.write.jobs import run_jobs
+from kdpipes.storage.jobs import run_jobs
 
 (wait_to_send, send), (wait_until_sent, is_sent) = os.pipe(), os.pipe()
 
@@ -239,7 +239,7 @@ def test_what_is_no_executor_is_refused_at_once() -> None:
 AFTER_THREADS = """
 import torch
 from concurrent.futures import ProcessPoolExecutor
-from kdpipes.write.jobs import run_jobs
+from kdpipes.storage.jobs import run_jobs
 
 def work(job):
     return float(torch.ones(2_000_000).add(job).sum())

@@ -46,6 +46,7 @@ def run_jobs(
     executor: Executor | None,
     num_workers: int,
     what: str,
+    progress: bool = True,
 ) -> Iterator[Result]:
     """Yield the result of a function for each job, in the order of the jobs, as soon as it is available.
 
@@ -65,6 +66,7 @@ def run_jobs(
         num_workers: Without an executor, the number of processes; 0 runs the jobs in this process. With an executor,
             the number of jobs that it runs at a time, if it does not report that itself.
         what: Describes the work in the progress bar and in errors: "writing shards".
+        progress: Whether to show a progress bar if it takes long.
 
     Raises:
         WorkerError: A process has died, or an error cannot be sent.
@@ -76,7 +78,7 @@ def run_jobs(
         results = _in_processes(function, jobs, min(num_workers, len(jobs)), what)
     else:
         results = _in_this_process(function, jobs, what)
-    return _shown(results, len(jobs), what)
+    return _shown(results, len(jobs), what) if progress else results
 
 
 def check_workers(executor: object, num_workers: int) -> None:
@@ -98,7 +100,7 @@ def in_parallel(
     After an error, `stop` is called and no thread begins another item; the error is raised once all threads are idle.
     """
     pending: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(num_threads, "kdpipes-write") as threads:
+    with ThreadPoolExecutor(num_threads, "kdpipes-jobs") as threads:
         try:
             for item in items:
                 pending.append(threads.submit(action, item))
@@ -150,6 +152,8 @@ def _in_executor(
     finally:
         for _, future in pending:
             future.cancel()
+        with _loading:
+            _functions.pop(name, None)  # which threads of this process keep, with the chain and its caches
 
 
 def _in_processes(function: Callable[[Any], Any], jobs: Sequence[Any], num_workers: int, what: str) -> Iterator[Any]:

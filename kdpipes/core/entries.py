@@ -1,0 +1,60 @@
+"""Entries of fields that hold dictionaries: `"json.size.width"` is the entry `["size"]["width"]` of `json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kdpipes.core.errors import DataError, FieldError
+from kdpipes.core.sample import Lazy, Sample
+
+__all__ = ["entry_of", "field_of", "lazy_entry", "value_of"]
+
+
+def field_of(name: str, fields: Any) -> str | None:
+    """Return the field that `name` is an entry of; None if it is a field itself, or no entry of any field.
+
+    >>> field_of("json.width", {"jpg", "json"})
+    'json'
+    """
+    if name in fields:
+        return None
+    ends = (place for place, letter in enumerate(name) if letter == "." and 0 < place < len(name) - 1)
+    return next((name[:end] for end in ends if name[:end] in fields), None)
+
+
+def entry_of(value: Any, path: str, name: str) -> Any:
+    """Return the entry of nested dictionaries at a path.
+
+    Args:
+        value: The dictionary.
+        path: The keys, like "size.width".
+        name: What errors call the entry.
+
+    Raises:
+        DataError: There is something other than a dictionary on the way.
+        FieldError: There is no such entry.
+    """
+    for part in path.split("."):
+        if not isinstance(value, dict):
+            raise DataError(f"Column {name!r} looks up {part!r} in a dictionary, but found {type(value).__name__}.")
+        if part not in value:
+            raise FieldError(f"Column {name!r}: there is no entry {part!r}; there is {', '.join(map(repr, value))}.")
+        value = value[part]
+    return value
+
+
+def lazy_entry(sample: Sample, name: str) -> Lazy | None:
+    """Return an entry of a sample's field, which is loaded when the entry is read; None if there is no such field."""
+    field = field_of(name, sample)
+    if field is None:
+        return None
+    path = name[len(field) + 1 :]
+    return Lazy(lambda _, value: entry_of(value, path, name), sample.lazy(field), what=f"reading {name!r}")
+
+
+def value_of(sample: Sample, name: str) -> Any:
+    """Return a field of a sample, an entry of a field, or the sample's key if `name` is "key"."""
+    if name == "key" and name not in sample:
+        return sample.key
+    entry = lazy_entry(sample, name)
+    return sample[name] if entry is None else entry.get(sample)
