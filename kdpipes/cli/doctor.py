@@ -32,7 +32,7 @@ __all__ = ["command"]
     JSON:
       chains        if no chain is named: the names of those in the file; nothing else then
       is_clean      false if something is wrong
-      findings      [{{"code", "severity", "pipe", "what", "why", "way_out"}}]
+      findings      [{{"code", "severity", "pipe", "what", "why", "fix"}}]
       decoders      what decodes JPEGs, and in which version
       bound         "storage", "decoding", "transfer", ..., or null
       shares        of the time, by kind of work, or null

@@ -139,8 +139,8 @@ def _unfinished_lines(found: Contents) -> Iterator[str]:
     for job in found.jobs:
         if not job.is_complete:
             size = "" if job.num_samples is None else f" of {job.num_samples:,} samples"
-            way_out = f"run the same command (`{command} ...`, or the same script) again to resume it"
-            yield f"  not finished: the job{size} described in {printable(job.url)}; {way_out}"
+            hint = f"run the same command (`{command} ...`, or the same script) again to resume it"
+            yield f"  not finished: the job{size} described in {printable(job.url)}; {hint}"
 
 
 def _row(each: FieldSeen) -> list[str]:
@@ -159,9 +159,9 @@ def _fields_of(sample: SampleSeen) -> str:
 
 
 def _known(about: dict[str, Any]) -> str:
-    told = [f"= {about['value']}"] if "value" in about else [about["type"]] if "type" in about else []
+    parts = [f"= {about['value']}"] if "value" in about else [about["type"]] if "type" in about else []
     size = about.get("bytes")
-    return " ".join([*told, *([] if size is None else [f"({size:,} byte{'' if size == 1 else 's'})"])])
+    return " ".join([*parts, *([] if size is None else [f"({size:,} byte{'' if size == 1 else 's'})"])])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Batches as pictures: the images of a batch, or a batch of any epoch beside the originals."""
+"""Show batches as pictures: the images of a batch, or a batch of any epoch beside the original images."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Fields(NamedTuple):
     """The fields of one item.
 
     Args:
-        values: By name, or by position where the chain does not say.
-        ctx: What was recorded; empty where nothing was.
+        values: The values by name, or by position if the chain does not give names.
+        ctx: The recorded parameters; empty if nothing was recorded.
     """
 
     values: dict[str, Any]
@@ -51,13 +51,13 @@ def names_of(chain: Any) -> ItemForm | None:
 
 
 def class_names_of(chain: Any) -> tuple[str, ...] | None:
-    """Return the names of the classes 0, 1, ..., where the chain knows them."""
+    """Return the names of the classes 0, 1, ..., if the chain knows them."""
     nearest = next(iter(Chain.of(chain).of_type(MapPipe, IterPipe)), None)
     return None if nearest is None else nearest.class_names()
 
 
 def fields_of(item: Any, form: ItemForm | None = None) -> Fields:
-    """Return the fields of one item: a sample, a tuple, a dictionary, a collated batch of those, or anything else."""
+    """Return the fields of an item: of a sample, a tuple, a dictionary, a collated batch, or any other value."""
     if isinstance(item, Sample):
         values = dict(item)  # which records their ctx
         return Fields({"key": item.key, **values}, item.ctx)
@@ -85,7 +85,7 @@ def _without_ctx(item: Any, form: ItemForm | None) -> tuple[Any, Mapping[str, An
 
 
 def rows_of(batch: list[Any], form: ItemForm | None = None) -> Fields:
-    """Return the fields of a batch that is a list of items, each field a list."""
+    """Return the fields of a batch that is a list of items. Each field is a list."""
     items = [fields_of(item, form) for item in batch]
     fields = dict.fromkeys(name for item in items for name in item.values)
     return Fields({name: [item.values.get(name) for item in items] for name in fields}, {})
@@ -113,32 +113,32 @@ def show_batch(
 ) -> Image.Image:
     """Return the images of a batch side by side, with the names of their classes.
 
-    Floats are denormalised: by `mean` and `std`, by those of the `Normalize` in the chain, or, where neither is given,
-    shown as they are from 0 to 1, and otherwise stretched to black and white.
+    Floats are denormalized with `mean` and `std`, or with those of the `Normalize` in the chain. Without either, floats
+    from 0 to 1 are shown as they are, and other values are stretched to black and white.
 
     Args:
-        batch: What a chain or a loader gives: `(x, y)`, `((x, y), ctx)`, a dictionary, a list of samples or tuples;
-            images `[B, C, H, W]`, one `[C, H, W]`, or a list of images of any kind. Mixed labels `[B, num_classes]` are
-            shown with their shares.
-        source_datapipe: The chain that gives it: says which part is what, the names of the classes, the `Normalize`,
-            and, for `crops`, the originals.
-        class_names: The names of the classes 0, 1, ..., in place of the chain's.
-        mean: For each channel, or one for all.
-        std: Likewise.
-        crops: Whether to show each image beside its original, with the recorded regions that were cut out: for chains
-            with `record_ctx()` and `select(..., return_ctx=True)`.
-        originals: The original images, where the chain cannot give them; it can where it is indexed, and where the
-            batch has the samples' keys: `select("x y key", return_ctx=True)`.
-        max_images: Of larger batches, this many are shown.
-        num_columns: The number of images in a row; with `crops`, of originals and images together.
-        tile: Height and width of a tile in pixels.
+        batch: What a chain or a loader yields: `(x, y)`, `((x, y), ctx)`, a dictionary, or a list of samples or tuples;
+            or images `[B, C, H, W]`, one image `[C, H, W]`, or a list of images of any kind. Mixed labels
+            `[B, num_classes]` are shown with their shares.
+        source_datapipe: The chain that yields it. It gives the names of fields and classes, the `Normalize`, and, for
+            `crops`, the originals.
+        class_names: The names of the classes 0, 1, ..., instead of those of the chain.
+        mean: The mean, one number or one for each channel.
+        std: The standard deviation, one number or one for each channel.
+        crops: Whether to show each image beside its original, with the recorded regions. The chain needs `record_ctx()`
+            and `select(..., return_ctx=True)`.
+        originals: The original images. They are needed if the chain is a stream, or if the batch lacks the samples'
+            keys, `select("x y key", return_ctx=True)`.
+        max_images: The largest number of images to show.
+        num_columns: The number of images in a row; with `crops`, originals count as well.
+        tile: The height and width of a tile in pixels.
 
     Returns:
-        An image of Pillow's, which notebooks show.
+        A Pillow image, which notebooks show.
 
     Raises:
-        TypeError: There are no images in the batch.
-        ChainError: `crops`, and nothing was recorded, or the originals are not known.
+        TypeError: The batch holds no images.
+        ChainError: `crops` is set, but nothing was recorded, or the originals are unknown.
 
     Example:
         >>> x, y = torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 0])
@@ -194,7 +194,7 @@ def _is_list_of_items(batch: Any) -> bool:
 
 
 def _images(values: Mapping[str, Any]) -> list[Any]:
-    """Return the images of a batch; where each has several views, tuples of them."""
+    """Return the images of a batch; tuples of images if each has several views."""
     for value in ([values["x"]] if "x" in values else []) + list(values.values()):
         if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 4 and len(value) and is_image(value[0]):
             return list(value)
@@ -243,7 +243,7 @@ def _class_of(label: Any, names: Sequence[str] | None) -> str:
 
 
 def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, number: int) -> Sequence[Any]:
-    """Return the images that those of a batch were cut from."""
+    """Return the images from which those of a batch were cropped."""
     if not any(batch.ctxs):
         raise ChainError(
             "`crops` needs what was recorded: `.record_ctx()` before the transforms, and "
@@ -284,20 +284,20 @@ def _image_field(source: Any) -> str:
 def replay_grid(
     source_datapipe: Any, *, seed: int | None = None, epoch: int = 0, batch: int = 0, field: str = "x", tile: int = 128
 ) -> Image.Image:
-    """Return a picture of one batch: of each sample the original, with its recorded crops, and the result beside it.
+    """Return a picture of one batch: each original image with its recorded crops, and the result beside it.
 
-    The result is that of the work pipes: not mixed with others. Floats are stretched to black and white.
+    The result is that of the work pipes; `mixup` and `cutmix` are left out. Floats are stretched to black and white.
 
     Args:
-        source_datapipe: A chain with `deal`. Crops are drawn where `record_ctx` stands before the transforms.
+        source_datapipe: A chain with `deal`. Crops are drawn if `record_ctx` comes before the transforms.
         seed: The seed of the epoch; by default, that of `deal`.
-        epoch: The number of the epoch, from 0.
-        batch: The number of the batch, from 0.
+        epoch: The epoch number, from 0.
+        batch: The batch number, from 0.
         field: The field of images.
-        tile: Height and width of an image in pixels.
+        tile: The height and width of an image in pixels.
 
     Raises:
-        ChainError: There is no `deal` in the chain.
+        ChainError: The chain has no `deal`.
         IndexError: The epoch has no such batch.
     """
     dealt = Chain.of(source_datapipe).deal
@@ -328,7 +328,7 @@ def replay_grid(
 
 
 def original_of(sample: Sample, field: str) -> Any:
-    """Return the image of a sample before its transforms, or what it is, if it has been read before."""
+    """Return the image of a sample before its transforms; if the field was read before, its value."""
     before = _before(sample, field)
     return sample[field] if before is None else before.get(sample)
 
@@ -338,7 +338,7 @@ def _before(sample: Sample, field: str) -> Lazy | None:
 
 
 def _shown(value: Any) -> Any:
-    """Return an image; of floats, stretched to black and white."""
+    """Return an image; floats are stretched to black and white."""
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         low, high = value.amin(), value.amax()
         return ((value - low) / (high - low).clamp(min=1e-9) * 255).to(torch.uint8)

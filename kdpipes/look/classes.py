@@ -1,4 +1,4 @@
-"""How many samples there are of each class, before the plan and after it, as bars."""
+"""Plot the number of samples of each class, before and after the plan."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ _BEFORE, _AFTER = "#b9c4d0", "#e08a1e"
 
 
 def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
-    """Return a figure of how many samples there are of each class: of the source, and after the plan.
+    """Return a bar chart of the number of samples of each class: of the source, and after the plan.
 
-    Reads the labels, field `y`, and nothing else.
+    Only the labels, field `y`, are read.
 
     Args:
-        source_datapipe: An indexed chain, or one that is dealt.
-        max_classes: Of more classes, those with most samples are shown, and the others counted.
+        source_datapipe: An indexed chain, with or without `deal`.
+        max_classes: The largest number of classes to show. The classes with the most samples are shown, the others
+            counted.
 
     Returns:
-        What notebooks show, with a method `save("classes.svg")`.
+        A figure, which notebooks show, with a method `save("classes.svg")`.
 
     Raises:
-        ChainError: The chain is a stream, which does not know what is to come.
+        ChainError: The chain is a stream, whose samples cannot be counted in advance.
 
     Example:
         >>> birds = kdp.from_dataset(list("abcd"), "x", labels=[0, 0, 0, 1], class_names=["heron", "stork"])
@@ -49,7 +50,7 @@ def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
 
 
 def _before_plan(node: Node) -> list[Node]:
-    """Return the nodes that the plan reads from, each once."""
+    """Return the nodes from which the plan reads, each once."""
     is_planned = any(other.traits.is_plan for other in Chain.of(node.pipe))
     # Upstream of an operation that makes `y`, or renames a field to it, there are no labels to count.
     if not is_planned or (node.operation is not None and node.traits.column_before("y") != "y"):

@@ -1,4 +1,4 @@
-"""What is in shards, records, a folder or a chain, as plain data."""
+"""List what shards, records, a folder or a chain contain, as plain data."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def _look_at_shards(urls: Sequence[str], num_samples: int, *, scan: bool) -> Con
 
 
 def _jobs_of(shards: Sequence[ShardState]) -> tuple[list[JobSeen], tuple[str, ...] | None]:
-    """Return the jobs noted beside shards, and the names of the classes if all jobs agree on them."""
+    """Return the jobs described beside shards, and the names of the classes if all jobs agree on them."""
     places = notes_places([shard.url for shard in shards])
     found = [(place, notes) for place in places if (notes := notes_beside(place)) is not None]
     jobs = [JobSeen(place.url, notes.job.get("num_samples"), notes.shards is not None) for place, notes in found]
@@ -393,7 +393,7 @@ def _member(places: Places, place: int) -> dict[str, Any]:
 
 
 def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Contents:
-    """Return what a chain gives; its first samples are made as in epoch 0 without `deal`.
+    """Return what a chain yields. The first samples are made as in epoch 0 without `deal`.
 
     Samples that `on_error` skips are skipped here as well, without a quarantine entry.
 
@@ -419,7 +419,7 @@ def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Cont
 
 
 def _samples_of(source: Any) -> Iterator[Sample]:
-    """Yield samples as the chain makes them; none of a pipe that is not kdpipes' own."""
+    """Yield samples as the chain makes them; nothing for a pipe that is not one of kdpipes."""
     skipper = Skipper(Chain.of(source).error_handler() or OnError(), {}, None)
     if isinstance(source, MapPipe):
         for place in range(len(source)):
@@ -459,7 +459,7 @@ def _seen(sample: Sample) -> SampleSeen:
 
 
 def _described(value: Any) -> dict[str, Any]:
-    """Return type and size of a value, and the value itself of numbers."""
+    """Return the type and size of a value; for numbers, also the value."""
     kind = type(value).__name__
     if isinstance(value, _SHOWN):
         is_for_json = not isinstance(value, float) or math.isfinite(value)

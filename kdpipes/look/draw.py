@@ -1,4 +1,4 @@
-"""The graph of a chain as a figure: where its boxes stand, which way its lines take, and how both are drawn."""
+"""Draw the graph of a chain: where boxes stand, how lines run, and the figure itself."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _LINE = 40  # letters of a box's second line
 
 
 def draw(source_datapipe: Any) -> Figure:
-    """Return a figure of a chain: a box for each pipe, coloured by stage, with lengths where they are known.
+    """Return a figure of a chain: a box for each pipe, colored by stage, with its length if that is known.
 
-    Like showing the chain in a notebook, this opens nothing remote, reads no sample, and begins no epoch.
+    Nothing remote is opened, no sample is read, and no epoch begins.
 
     Args:
-        source_datapipe: Any pipe, stock ones included.
+        source_datapipe: Any pipe, including stock pipes.
 
     Returns:
-        What notebooks show, with a method `save("chain.svg")`, which also writes the graph for Graphviz:
-        `save("chain.dot")`.
+        A figure, which notebooks show. Its method `save("chain.svg")` writes it; `save("chain.dot")` writes the graph
+        for Graphviz.
 
     Example:
         >>> birds, pets = kdp.from_dataset([("a", 0)]), kdp.from_dataset([("b", 0), ("c", 1)])
@@ -155,9 +155,9 @@ class Layout(NamedTuple):
 
 
 def layout_of(sources: Sequence[Sequence[int]]) -> Layout:
-    """Return where nodes stand: right above those that read from them, and below and between their sources.
+    """Return where nodes stand: each directly above the node that reads from it, and centered below its own sources.
 
-    Branches end side by side however long they are. A line that has to pass a row takes a column of it.
+    Branches end side by side, however long they are. A line that passes a row takes a column of it.
 
     Args:
         sources: The numbers of the nodes that each node reads from, all smaller than its own; the last one is the end.
@@ -180,7 +180,7 @@ def layout_of(sources: Sequence[Sequence[int]]) -> Layout:
 
 
 def _rows(sources: Sequence[Sequence[int]]) -> list[int]:
-    """Return the row of each node: as far down as those allow that read from it."""
+    """Return the row of each node: as low as the nodes that read from it allow."""
     depths: list[int] = []
     for read in sources:
         depths.append(1 + max((depths[source] for source in read), default=-1))

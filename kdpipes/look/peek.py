@@ -1,4 +1,4 @@
-"""The first samples of a chain, looked at without moving anything."""
+"""Show the first samples of a chain without changing its epoch or any random numbers."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _ENTRIES = 6
 
 
 class Peek:
-    """The first items of a chain; `repr` says what they are, and notebooks show their images.
+    """The first items of a chain. `repr` describes them, and notebooks show their images.
 
     Args:
-        items: As the chain gives them.
+        items: The items, as the chain yields them.
         source_datapipe: The chain.
-        num_shown: How many images of a batch to show.
+        num_shown: The number of images of a batch to show.
     """
 
     def __init__(self, items: list[Any], source_datapipe: Any, num_shown: int) -> None:
@@ -120,19 +120,19 @@ def _thumbnail(picture: Image.Image) -> dict[str, Any]:
 
 
 def peek(source_datapipe: Any, n: int = 3) -> Peek:
-    """Shows the first samples of a chain: kinds, shapes, ranges and images (functional name: ``peek``).
+    """Shows the first samples of a chain: types, shapes, ranges and images (functional name: ``peek``).
 
-    They are those that come next, made in this process, of a copy: the epochs of the pipe, and of loaders made later,
-    stay where they are, and so do the global generators of random numbers. Behind `deal`, the samples of as many
-    batches as it takes; collated batches are shown whole, with their first images. `to_device` is left out. Sources
-    elsewhere are asked for these samples alone. Samples that `on_error` leaves out are put into no quarantine.
+    A copy of the chain makes the samples that come next, in this process. The epochs of the pipe and of later loaders
+    do not move, nor do the global random generators. After `deal`, as many batches are made as the samples need;
+    collated batches are shown whole, with their first images. `to_device` is left out. Remote sources are asked for
+    these samples only. Samples that `on_error` skips are not put into quarantine.
 
     Args:
-        source_datapipe: Any pipe, stock ones included.
-        n: How many samples; of a stream of anything else, how many items.
+        source_datapipe: Any pipe, including stock pipes.
+        n: The number of samples; for a stream of other items, the number of items.
 
     Returns:
-        What shows them; its `items` are they.
+        An object that shows them. Its attribute `items` holds them.
 
     Example:
         >>> kdp.from_dataset([("heron", 0), ("stork", 1)], class_names=["a", "b"]).peek(1)
@@ -181,7 +181,7 @@ def _taken(pipe: Any, n: int) -> list[Any]:
 
 
 def _size(batch: Any) -> int:
-    """Return how many samples a collated batch has."""
+    """Return the number of samples in a collated batch."""
     if isinstance(batch, torch.Tensor):
         return len(batch) if batch.dim() else 1
     parts = list(batch.values()) if isinstance(batch, dict) else list(batch) if isinstance(batch, tuple) else []
@@ -190,7 +190,7 @@ def _size(batch: Any) -> int:
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """Put the global generators of random numbers back where they were."""
+    """Restore the global random generators afterwards."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -201,7 +201,7 @@ def _generators_kept() -> Iterator[None]:
 
 
 def summary(value: Any) -> str:
-    """Return what a value is.
+    """Return a short description of a value.
 
     Example:
         >>> summary(torch.arange(6.0).reshape(2, 3)), summary(b"abc"), summary("heron")

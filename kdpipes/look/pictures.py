@@ -1,4 +1,4 @@
-"""Images of any kind as pictures: one at a time, side by side, or with the recorded crops drawn over them."""
+"""Convert images of any kind to pictures: one at a time, side by side, or with the recorded crops drawn on them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _fitted(picture: Image.Image, side: int) -> Image.Image:
 
 
 def as_picture(image: Any) -> Image.Image:
-    """Return an image of any kind as an RGB image of Pillow's."""
+    """Return an image of any kind as an RGB Pillow image."""
     if isinstance(image, tuple | list):
         raise TypeError("`images` must be images, but are tuples: of several views, show one at a time.")
     if isinstance(image, Image.Image):
@@ -104,7 +104,7 @@ def as_picture(image: Any) -> Image.Image:
 
 
 def is_image(value: Any) -> bool:
-    """Return whether a value is one image: Pillow's, one of `decode_images`, its bytes, `[C, H, W]` or `[H, W, C]`."""
+    """Return whether a value is one image: of Pillow, of `decode_images`, encoded bytes, `[C, H, W]` or `[H, W, C]`."""
     if isinstance(value, bytes):
         return value.startswith(_MAGIC)
     if isinstance(value, Image.Image | EncodedImage | DecodedImage):
@@ -116,12 +116,12 @@ def is_image(value: Any) -> bool:
 
 
 def picture_of(image: Any, normalization: Normalization | None = None) -> Image.Image:
-    """Return one image as an RGB image of Pillow's.
+    """Return one image as an RGB Pillow image.
 
     Args:
-        image: What `is_image` says is one; of floats, those from 0 to 1 are taken as such, also after they have been
-            denormalised, and others are stretched to black and white.
-        normalization: Mean and standard deviation, which are taken back.
+        image: An image of any kind that `is_image` accepts. Floats from 0 to 1, also after denormalization, are shown
+            as they are; other floats are stretched to black and white.
+        normalization: The mean and standard deviation to undo.
     """
     if isinstance(image, bytes):
         image = EncodedImage(image, mode="unchanged")
@@ -154,7 +154,7 @@ def _bytes_of(pixels: NDArray[np.float64], normalization: Normalization | None) 
 
 
 def picture_or_none(value: Any, normalization: Normalization | None = None) -> Image.Image | None:
-    """Return an image as a picture; None for what is none, or is damaged."""
+    """Return an image as a picture; None if the value is not an image, or is damaged."""
     try:
         return picture_of(value, normalization) if is_image(value) else None
     except DataError:
@@ -162,7 +162,7 @@ def picture_or_none(value: Any, normalization: Normalization | None = None) -> I
 
 
 def check_normalization(mean: Any, std: Any) -> Normalization | None:
-    """Return `mean` and `std` as arrays, or refuse what are no numbers, or only one of both."""
+    """Return `mean` and `std` as arrays; raise an error if they are not numbers, or if only one is given."""
     if (mean is None) != (std is None):
         raise ValueError("`mean` and `std` must be given together.")
     if mean is None:
@@ -180,7 +180,7 @@ def _plain(entry: Any) -> Any:
 
 
 def normalization_of(chain: Any) -> Normalization | None:
-    """Return mean and standard deviation of the `Normalize` in a chain: kdpipes', torchvision's or albumentations'."""
+    """Return the mean and standard deviation of the `Normalize` in a chain, of kdpipes or another library."""
     for node in reversed(Chain.of(chain)):
         functions = node.operation.functions() if isinstance(node.operation, Transformer) else []
         if isinstance(node.pipe, Mapper | IndexedMapper):
@@ -192,7 +192,7 @@ def normalization_of(chain: Any) -> Normalization | None:
 
 
 def _normalizations(transform: Any, depth: int = 0) -> Iterator[Normalization]:
-    """Yield what a transform, or one inside of it, has normalised by, the last one first."""
+    """Yield the normalizations of a transform and of those inside it, the last one first."""
     inner = unwrapped(transform)
     held = getattr(inner, "__dict__", {})
     if type(inner).__name__ == "Normalize":
@@ -208,9 +208,9 @@ def _normalizations(transform: Any, depth: int = 0) -> Iterator[Normalization]:
 def crop_boxes(image: Any, ctx: Mapping[str, Any], *, line: int | None = None) -> Image.Image:
     """Return a copy of the image with a rectangle around the region that each view was cut from.
 
-    It is the first region that a ctx has recorded, and of each view of it the first: red, turquoise, yellow, ..., with
-    a light edge outside and a dark one inside. The flips and resizes that kdpipes' own transforms did before are
-    reckoned with; behind transforms of other libraries nothing is drawn.
+    The first recorded region of each view is drawn: in red, turquoise, yellow, ..., with a light edge outside and a
+    dark one inside. Flips and resizes by kdpipes' transforms before the crop are taken into account. After transforms
+    of other libraries, nothing is drawn.
 
     Args:
         image: The image before all transforms: Pillow's, one of `decode_images`, an array or a tensor.

@@ -135,7 +135,7 @@ class Profile:
         return as_html(self)
 
     def plot(self) -> Figure:
-        """Return a bar for each pipe as a picture: notebooks show it, `.save("profile.svg")` writes it."""
+        """Return a bar for each pipe as a figure: notebooks show it, and `.save("profile.svg")` writes it."""
         return as_chart(self)
 
     def to_trace(self, path: str | Path) -> Path:
@@ -151,16 +151,16 @@ class Profile:
         """Return the profile as plain data, fit for JSON."""
         names = ("num_batches", "num_samples", "num_workers", "loop_s", "wait_s", "main_s", "work_s", "idle_s")
         pipes = [{**pipe._asdict(), "steps": [step._asdict() for step in pipe.steps]} for pipe in self.pipes]
-        told = {name: getattr(self, name) for name in names}
-        return {**told, "consumer_s": self.consumer_s, "bound": self.bound, "pipes": pipes}
+        found = {name: getattr(self, name) for name in names}
+        return {**found, "consumer_s": self.consumer_s, "bound": self.bound, "pipes": pipes}
 
     @classmethod
     def of(cls, measured: Measured, before: dict[int, dict[str, int]] | None = None) -> Profile:
         """Return the profile of what a loader has measured.
 
         Args:
-            measured: What `Loader.measured()` returns.
-            before: What caches had counted before, by the place of the pipe.
+            measured: The result of `Loader.measured()`.
+            before: The counters of caches before that, by the place of the pipe.
         """
         names = tuple(pipe_name(pipe) for pipe in measured.pipes)
         work_s = sum(lane.work_s for lane in measured.workers)
@@ -223,23 +223,22 @@ def profile(
     reading_service: Any = None,
     step: Callable[[Any], Any] | None = None,
 ) -> Profile:
-    """Return where the time of a chain goes, per pipe.
+    """Return where the time of a chain goes, pipe by pipe.
 
-    The time in which a field is loaded or decoded counts for the pipe that makes the field, not for the one that reads
-    it first. Where one decoder gives a transform just the region that it needs, that is the decoding's; what a
-    transform of several callables does is told apart.
+    The time to load or decode a field counts for the pipe that makes the field, not for the one that reads it first. If
+    a decoder gives a transform only the region that it needs, that time counts as decoding. The callables of one
+    transform are listed separately.
 
     Args:
-        source: A chain, which is run for `seconds`, epoch after epoch; an indexed one in batches of 16, by a
-            `(deal)` that is none of its own. Or a loader
-            that was made with `kdp.Loader(..., profile=True)`, and says what it has measured so far.
-        seconds: How long to run the chain; until each worker has made two batches, where that takes longer.
+        source: A chain, which runs for `seconds`, epoch after epoch; an indexed chain without `deal` runs in batches of
+            16. Or a loader made with `kdp.Loader(..., profile=True)`, for what it has measured so far.
+        seconds: How long to run the chain, or longer, until each worker has made two batches.
         num_workers: See `Loader`.
         reading_service: See `Loader`.
-        step: Called with each batch, as a training step would be: who waits for whom depends on it.
+        step: A function that is called with each batch, like a training step. Who waits for whom depends on it.
 
     Raises:
-        ChainError: The chain gives nothing.
+        ChainError: The chain yields nothing.
 
     Example:
         >>> pipe = kdp.from_dataset([(n, 0) for n in range(8)]).select("x").deal(batch_size=4)
@@ -258,12 +257,12 @@ def profile(
         before = _counts(loader)
         loader.warm_up()  # to start workers takes time that no later epoch takes
         _run(loader, seconds, step)
-        told = Profile.of(loader.measured(), before)
-    return _without_deal(told) if is_borrowed else told
+        found = Profile.of(loader.measured(), before)
+    return _without_deal(found) if is_borrowed else found
 
 
 def _without_deal(profile: Profile) -> Profile:
-    """Return the profile of an indexed chain with a name for its `deal` that says that it is none of the chain's."""
+    """Return the profile of an indexed chain, in which the `deal` that was added for it is marked."""
     pipes = tuple(pipe._replace(pipe=BORROWED) if pipe.pipe == "deal" else pipe for pipe in profile.pipes)
     return replace(profile, pipes=pipes, names=(BORROWED, *profile.names[1:]))
 
@@ -285,7 +284,7 @@ def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> N
             if num_left <= 0 and meter.clock() >= end:
                 return
         if batch is _END:
-            raise ChainError("The chain gives no batch: there is nothing to measure.")
+            raise ChainError("The chain yields no batch, so nothing can be measured.")
 
 
 _END: Any = object()

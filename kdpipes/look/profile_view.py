@@ -1,4 +1,4 @@
-"""A profile as text, as HTML, as a chart and as a trace."""
+"""Show a profile as text, HTML, a chart or a trace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def as_text(profile: Profile) -> str:
 
 
 def as_html(profile: Profile) -> str:
-    """Return a profile as a table of HTML."""
+    """Return a profile as an HTML table."""
     rows = []
     for cells, pipe, share in _rows(profile):
         rows.append({"cells": cells, "color": _COLORS[pipe.kind], "share": share})
@@ -46,30 +46,30 @@ def as_html(profile: Profile) -> str:
 
 
 def sentences(profile: Profile) -> list[str]:
-    """Return who waits for whom."""
-    told = f"{profile.num_batches} batch{'' if profile.num_batches == 1 else 'es'} in {seconds_text(profile.loop_s)}"
-    told += f", {profile.num_samples / profile.loop_s:,.0f} samples/s." if profile.loop_s else "."
+    """Return sentences that describe who waits for whom."""
+    text = f"{profile.num_batches} batch{'' if profile.num_batches == 1 else 'es'} in {seconds_text(profile.loop_s)}"
+    text += f", {profile.num_samples / profile.loop_s:,.0f} samples/s." if profile.loop_s else "."
     if not profile.num_workers:
         share = profile.wait_share
-        return [told, f"No workers: {share:.0%} of the loop made batches, the rest was the consumer's."]
+        return [text, f"No workers: {share:.0%} of the loop made batches, the rest was the consumer's."]
     busy_s = profile.work_s + profile.idle_s or 1.0
     workers = "the worker" if profile.num_workers == 1 else f"the {profile.num_workers} workers"
     return [
-        told,
+        text,
         f"The loop waited for {profile.wait_share:.0%} of its time, {workers} for {profile.idle_s / busy_s:.0%} of "
         f"theirs: the {profile.bound} bounds.",
     ]
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a time as people write it."""
+    """Return a duration as text."""
     if seconds >= 1:
         return f"{seconds:.1f} s"
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
 
 
 def bytes_text(size: float) -> str:
-    """Return a size as people write it."""
+    """Return a size in bytes as text."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -99,7 +99,7 @@ def _aligned(line: Line, widths: list[int]) -> str:
 
 
 def as_chart(profile: Profile) -> Figure:
-    """Return a bar for each pipe of a profile, from the source down, as long as its share."""
+    """Return a bar for each pipe of a profile, the source first, whose length is its share."""
     bars = [(pipe.pipe, [(pipe.share, f"{pipe.share:.1%} {pipe.kind}", _COLORS[pipe.kind])]) for pipe in profile.pipes]
     return bar_chart(bars, f"the time of {len(bars)} pipes", bar=18, gap=6)
 

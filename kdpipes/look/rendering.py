@@ -1,4 +1,4 @@
-"""What notebooks show: HTML made by the template beside this module, and figures as SVG."""
+"""Make what notebooks show: HTML from the template beside this module, and figures as SVG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FONT = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif
 
 
 def render(macro: str, *arguments: Any) -> str:
-    """Return what a macro of `look.html.jinja` makes of some arguments. Text is escaped."""
+    """Return the text that a macro of `look.html.jinja` makes of its arguments. Values are escaped."""
     return str(getattr(_template().module, macro)(*arguments))
 
 

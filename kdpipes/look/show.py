@@ -1,4 +1,4 @@
-"""How a chain is shown: as text, for `repr`, and as HTML in notebooks."""
+"""Show a chain as text, for `repr`, and as HTML in notebooks."""
 
 from __future__ import annotations
 

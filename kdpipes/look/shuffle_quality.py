@@ -134,7 +134,7 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
         with unrecorded(source_datapipe):
             now, later, labels = _read(deal, epoch, max_samples)
     if len(now.places) < 2:
-        raise ChainError("The epoch has fewer than two samples: there is nothing to compare.")
+        raise ChainError("The epoch has fewer than two samples, which cannot be compared.")
     return ShuffleQuality(len(now.places), *_apart(now), *_runs(labels), _renewal(now, later))
 
 

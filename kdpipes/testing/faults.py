@@ -1,4 +1,4 @@
-"""What goes wrong with storage, with which requests, and a ledger of the requests it has got."""
+"""Storage faults: what goes wrong, with which requests, and a record of all requests."""
 
 from __future__ import annotations
 
@@ -57,26 +57,27 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, and with which requests.
+    """A fault of storage, and the requests that it hits.
 
-    Requests are numbered for each path on its own, those of its kind only, so that a schedule does not depend on which
-    path is read first, on the time, or on which process reads. `every` and `probability` are given one at a time; with
-    neither, all requests are hit.
+    Requests are numbered separately for each path and each kind of request, so that a schedule does not depend on the
+    order of paths, on time, or on the process that reads. Give either `every` or `probability`. With neither, all
+    requests are hit.
 
     Args:
-        kind: `latency` and `slow` (needs `bytes_per_s`) take time. `reset` comes before the body, `reset_midway` in its
-            middle; `timeout`, `unavailable` (503), `io_error` (EIO), `too_many_requests` (429) and `missing` come at
-            the start. `truncate` (half of the body), `flip_bit` and `wrong_range` (bytes of another offset) give wrong
-            bytes without an error. `new_etag` and `new_size` make `info` say that the object has been replaced.
+        kind: `latency` and `slow` (needs `bytes_per_s`) take time. `reset` comes before the body, `reset_midway` in the
+            middle of it; `timeout`, `unavailable` (503), `io_error` (EIO), `too_many_requests` (429) and `missing` come
+            at the start. `truncate` (half of the body), `flip_bit` and `wrong_range` (bytes of another offset) give
+            wrong bytes without an error. With `new_etag` and `new_size`, `info` reports that the object has been
+            replaced.
         every: Hit each `every`-th request.
-        probability: Hit each request with this probability, drawn from the seed.
-        after: Leave this many requests alone first.
-        times: Hit this many requests of a path at most; None is without end.
-        paths: Hit paths that match this glob, where `*` goes across folders.
-        on: Hit requests of this kind: `info`, `list`, or a body that is read `whole` or as a `range`; None is any kind
-            that has what goes wrong.
-        seconds: How long it takes before that; `latency` does nothing else.
-        bytes_per_s: How fast bodies are with `slow`.
+        probability: Hit each request with this probability, which the seed decides.
+        after: Skip this many requests first.
+        times: Hit at most this many requests of a path; None for no limit.
+        paths: Hit only paths that match this glob, in which `*` also matches slashes.
+        on: Hit only requests of this kind: `info`, `list`, or a body that is read `whole` or as a `range`; None for any
+            kind to which the fault applies.
+        seconds: How long the request takes before that; `latency` does nothing else.
+        bytes_per_s: The speed of bodies with `slow`.
     """
 
     kind: FaultKind
@@ -137,7 +138,7 @@ def error_of(kind: str, path: str, style: ErrorStyle) -> Exception:
 
 
 def _error_of_s3fs(kind: str, path: str) -> Exception | None:
-    """Return what s3fs raises, where that is a class of botocore or aiohttp."""
+    """Return the error that s3fs raises, if it is a class of botocore or aiohttp."""
     if kind not in ("reset", "reset_midway", "timeout"):
         return None
     from aiohttp import ClientPayloadError
@@ -152,9 +153,9 @@ def _error_of_s3fs(kind: str, path: str) -> Exception | None:
 
 
 class Request(NamedTuple):
-    """One request: bytes `start` to `stop` of `path` were asked for, and from there `delivered` bytes came.
+    """One request for the bytes `start` to `stop` of `path`, of which `delivered` bytes came.
 
-    `kind` is `info`, `list`, `whole` or `range`; `faults` are the places of those that hit it among the faults.
+    `kind` is `info`, `list`, `whole` or `range`; `faults` are the numbers of the faults that hit it.
     """
 
     path: str
@@ -175,7 +176,7 @@ class Begun(NamedTuple):
 class Ledger:
     """The requests of all processes, in one file: a line when a request begins, one when its bytes are known.
 
-    Lines are appended whole, without a lock, by whom nothing of the others concerns: where no fault has a schedule.
+    Lines are appended whole. Without a fault that has a schedule, no lock is taken.
     """
 
     def __init__(self, path: str) -> None:
@@ -191,7 +192,7 @@ class Ledger:
         weakref.finalize(self, os.close, self._descriptor)
 
     def begin(self, faults: Sequence[Fault], seed: int, path: str, kind: str) -> Begun:
-        """Write down a request, and return its name, its number and the faults that hit it."""
+        """Record a request, and return its name, its number and the faults that hit it."""
         concerned = [place for place, fault in enumerate(faults) if fault.concerns(path, kind)]
         name = f"{os.getpid()}-{next(self._names)}"
         if not any(faults[place].is_numbered for place in concerned):
@@ -203,7 +204,7 @@ class Ledger:
             return Begun(name, self._numbers[_ANY, path], [faults[place] for place in hits])
 
     def end(self, name: str, start: int, stop: int, delivered: int) -> None:
-        """Write down which bytes a request was for, and how many came."""
+        """Record the bytes that a request was for, and how many came."""
         self._append(["end", name, start, stop, delivered])
 
     def read(self) -> list[Request]:

@@ -1,4 +1,4 @@
-"""A file system of fsspec that fails on a schedule, and counts what it is asked for."""
+"""A file system of fsspec that fails on a schedule, and counts requests."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class StorageStats(NamedTuple):
     """What a `FaultyFileSystem` has counted, over all threads and processes.
 
     Args:
-        requests: How many requests there were, listings and `info` among them.
-        bytes_asked: How many bytes were asked for.
-        bytes_delivered: How many came.
-        bytes_repeated: How many of those had come before, for the same place of the same path.
-        faults: How many requests each kind of fault has hit.
+        requests: The number of requests, including listings and `info`.
+        bytes_asked: The number of bytes that were requested.
+        bytes_delivered: The number of bytes that came.
+        bytes_repeated: How many of these had come before, for the same place of the same path.
+        faults: The number of requests that each kind of fault has hit.
     """
 
     requests: int
@@ -58,20 +58,20 @@ def _opened(target: str) -> tuple[Any, str]:
 
 
 class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """Another file system, with faults: `faulty://` for fsspec.
+    """Another file system with faults: `faulty://` in fsspec.
 
-    It counts every request, and hits those that its faults say. Bodies come from `cat_file`, `cat_ranges`, `get_file`
-    and `open`; what is written goes through unharmed. `faulty_storage` gives it to pipes by URL.
+    It counts all requests, and applies its faults to them. Bodies are read by `cat_file`, `cat_ranges`, `get_file` and
+    `open`. Writing is not disturbed. `faulty_storage` makes it available to pipes as a URL.
 
     Args:
-        target: The URL below which the files lie (`"s3://bucket/photos"`), or a file system, with its own paths.
-        faults: What goes wrong: `Fault`, or its arguments as a mapping.
-        seed: Of the faults with a probability, the bits that are flipped, and the offsets of wrong ranges.
-        errors: The classes of errors: `builtin` ones, or those that `s3fs` lets through once its own retries have
-            failed (needs s3fs). Resets are no OSErrors there.
-        sleep: What `latency`, `slow` and `timeout` wait with.
-        ledger: A file for the requests, by which processes count together; None makes one that goes with this object.
-        mounted: What holds where `target` is not given, as for `faulty://`: `faulty_storage` sets it.
+        target: The URL below which the files are (`"s3://bucket/photos"`), or a file system, with its own paths.
+        faults: The faults: `Fault` objects, or their arguments as mappings.
+        seed: The seed of probabilities, of the bits that are flipped, and of the offsets of wrong ranges.
+        errors: The classes of errors: `builtin` ones, or those that `s3fs` raises after its own retries (needs s3fs).
+            Connection resets are then not OSErrors.
+        sleep: The function that waits for `latency`, `slow` and `timeout`.
+        ledger: A file for the requests, with which processes count together; None makes a temporary one.
+        mounted: The arguments used if `target` is not given, as for `faulty://`; `faulty_storage` sets it.
 
     Example:
         >>> files = fsspec.filesystem("memory")
@@ -301,7 +301,7 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
 
 def _part_of_file(path: str, start: int, stop: int) -> bytes:
-    """Return a part of a file of this machine: storage that stands in for another is to take little time itself."""
+    """Return a part of a local file. This is fast, so that the file system adds little time of its own."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return pread(descriptor, stop - start, start)
@@ -319,7 +319,7 @@ def _harmed(fault: Fault, content: bytes, draw: int) -> bytes:
 
 
 def _renamed(entry: Mapping[str, Any], root: str) -> dict[str, Any]:
-    """Return what the inner file system says of a path, by its name here."""
+    """Return an entry of the inner file system under the path that it has here."""
     name = str(entry["name"])
     return {**entry, "name": name[len(root) :].lstrip("/") if root else name}
 
@@ -353,9 +353,9 @@ def faulty_storage(
     errors: ErrorStyle = "builtin",
     sleep: Callable[[float], object] = time.sleep,
 ) -> Iterator[FaultyFileSystem]:
-    """Let `faulty://PATH` be the files below `target`, with faults, for all pipes inside; also in their workers.
+    """Make the files below `target` available as `faulty://PATH`, with faults, for all pipes and their workers.
 
-    Worker processes count, and number requests, together with this one. Spawned ones wait with `time.sleep`.
+    Worker processes count and number requests together with this one. Spawned ones wait with `time.sleep`.
 
     Args:
         target: See `FaultyFileSystem`.

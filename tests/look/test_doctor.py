@@ -64,7 +64,7 @@ def test_an_indexed_chain_is_told_that_it_lacks_deal_and_shows_none_of_its_own(c
     (finding,) = report.findings
     assert (finding.code, finding.severity, finding.pipe) == ("no-deal", "hint", "select")
     assert "no `deal` yet" in finding.what
-    assert ".deal(batch_size=...)" in finding.way_out
+    assert ".deal(batch_size=...)" in finding.fix
     assert report.is_clean
     assert "Nothing is wrong" not in str(report)
     assert report.profile is not None
@@ -84,7 +84,7 @@ def test_a_ctx_that_nothing_records_is_found(mode: dict[str, Any]) -> None:
     (finding,) = kdp.doctor(chain(numbers()), measure=False).findings
     assert (finding.code, finding.severity, finding.pipe) == ("unrecorded-ctx", "warning", "select")
     assert "`jitter`" in finding.why
-    assert finding.way_out == "Put `.record_ctx()` right before `.transform()`."
+    assert finding.fix == "Put `.record_ctx()` right before `.transform()`."
     assert found(chain(numbers().record_ctx())) == []
     late = numbers().transform("x", jitter).record_ctx().select(**mode).deal(batch_size=8, shuffle=True)
     assert found(late) == [("unrecorded-ctx", "warning")]
@@ -235,7 +235,7 @@ def test_a_slow_decoder_is_found_where_there_are_jpegs(large_photos: Path, monke
     monkeypatch.setattr(examine, "find_decoders", dict)
     (hint,) = kdp.doctor(chain.deal(batch_size=2), measure=False).findings
     assert (hint.code, hint.severity) == ("slow-decoder", "hint")
-    assert "kdpipes[fast]" in hint.way_out
+    assert "kdpipes[fast]" in hint.fix
     for path in list(large_photos.rglob("*.jpg")):
         Image.open(path).save(path.with_suffix(".png"))
         path.unlink()
@@ -486,7 +486,7 @@ def test_a_report_is_plain_data_and_html(clock: Clock, monkeypatch: pytest.Monke
     assert repr(report) == str(report), "and not all that it holds"
     wrong = kdp.doctor(numbers().select("x").deal(batch_size=8).shuffle()).to_dict()
     assert (wrong["is_clean"], wrong["profile"], wrong["findings"][0]["pipe"]) == (False, None, "shuffle")
-    assert set(wrong["findings"][0]) == {"code", "severity", "pipe", "what", "why", "way_out"}
+    assert set(wrong["findings"][0]) == {"code", "severity", "pipe", "what", "why", "fix"}
 
 
 def test_a_sample_that_the_chain_leaves_out_is_no_error(large_photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_equal_epochs_of_an_indexed_chain_are_named() -> None:
         (finding,) = findings(chain.select("x"))
         assert (finding.code, finding.severity) == ("no-deal", "hint")
         assert f"{name} draws the same in every epoch" in finding.why
-        assert "chain.set_epoch(epoch)" in finding.way_out
+        assert "chain.set_epoch(epoch)" in finding.fix
     frozen = numbers().transform("x", jitter).cache_in_memory(freeze_randomness=True)
     for chain in (numbers(), frozen):
         (finding,) = [one for one in findings(chain.select("x")) if one.code == "no-deal"]
@@ -134,7 +134,7 @@ def test_unseeded_numbers_of_a_stock_pipe_are_found(draws: Any) -> None:
     chain = IterableWrapper(items).filter(draws).to_samples(fields="x y").map(tuple).to_samples(fields="x y")
     (finding,) = findings(chain.select("x").deal(batch_size=8))
     assert (finding.code, finding.severity, finding.pipe) == ("unrecorded-randomness", "warning", "filter")
-    assert "`.filter()`" in finding.way_out
+    assert "`.filter()`" in finding.fix
 
 
 def test_numbers_that_a_function_seeds_itself_are_fine() -> None:
@@ -164,7 +164,7 @@ def test_an_image_and_a_mask_that_draw_apart_are_found() -> None:
         (finding,) = findings(ends(chain))
         assert (finding.code, finding.severity, finding.pipe) == ("drawn-apart", "warning", "transform")
         assert "two transforms" in finding.what
-        assert '`.transform("image mask", ...)`' in finding.way_out
+        assert '`.transform("image mask", ...)`' in finding.fix
     for chain in (pairs().transform("image mask", crop), pairs().transform("image", colours)):
         assert found(ends(chain)) == []
 
@@ -212,7 +212,7 @@ def test_labels_that_are_text_are_found() -> None:
     ):
         (finding,) = findings(chain)
         assert (finding.code, finding.severity, finding.pipe) == ("text-labels", "warning", "select")
-        assert ".map_classes({'a': 0, 'b': 1}, class_names=[...])" in finding.way_out
+        assert ".map_classes({'a': 0, 'b': 1}, class_names=[...])" in finding.fix
 
 
 def lengths(batch: Any) -> Any:
@@ -236,7 +236,7 @@ def test_numbered_classes_without_names_are_found() -> None:
     pets = kdp.from_dataset([(0, n % 2) for n in range(8)], class_names=["cat", "dog"])
     (finding,) = findings(pets.map_classes({"cat": 3, "dog": 0}).select("y").deal(batch_size=4))
     assert (finding.code, finding.severity, finding.pipe) == ("unnamed-classes", "hint", "map_classes")
-    assert "`class_names=[...]`" in finding.way_out
+    assert "`class_names=[...]`" in finding.fix
     for chain in (
         pets.map_classes({"cat": 1, "dog": 0}, class_names=["dog", "cat"]),
         pets.map_classes({"cat": "animal"}),
@@ -313,7 +313,7 @@ def test_images_that_their_mode_cannot_hold_are_found() -> None:
         files = [*image_files(photos, "TIFF"), *image_files([Image.fromarray(wide)], "TIFF")]
         (finding,) = findings(images(files))
         assert (finding.code, finding.severity, finding.pipe) == ("wide-pixels", "warning", "decode_images")
-        assert f'mode="{kept}"' in finding.way_out
+        assert f'mode="{kept}"' in finding.fix
         assert found(images(files[-1:], mode=kept)) == []
     assert found(images(image_files(photos))) == []
 
@@ -325,7 +325,7 @@ def test_masks_that_are_decoded_to_colours_are_found() -> None:
     for mode in ("RGB", "L"):
         (finding,) = findings(images(files, "mask", mode=mode))
         assert (finding.code, finding.severity, finding.pipe) == ("mask-as-colours", "warning", "decode_images")
-        assert '`.decode_images("mask", mode="P")`' in finding.way_out
+        assert '`.decode_images("mask", mode="P")`' in finding.fix
     assert found(images(files, "mask", mode="P")) == []
     assert found(images(files, "x")) == [], "a photo with a palette is shown by its colours"
     assert found(images(image_files([Image.new("RGB", (4, 4))]), "mask")) == []
@@ -337,7 +337,7 @@ def test_photos_that_lie_on_their_side_are_found() -> None:
     files = image_files([Image.new("RGB", (4, 2))] * 2, "JPEG", exif=tags)
     (finding,) = [one for one in findings(images(files)) if one.code != "slow-decoder"]
     assert (finding.code, finding.severity, finding.pipe) == ("turned-photos", "hint", "decode_images")
-    assert '`.decode_images("x", exif=True)`' in finding.way_out
+    assert '`.decode_images("x", exif=True)`' in finding.fix
     upright = image_files([Image.new("RGB", (4, 2))] * 2, "JPEG")
     for chain in (images(files, exif=True), images(upright)):
         assert [one for one in findings(chain) if one.code != "slow-decoder"] == []
@@ -377,7 +377,7 @@ def test_samples_that_dots_have_merged_are_found(tmp_path: Path, read: Any) -> N
     for names, codes in ((merged, [("merged-samples", "warning")]), (plain, [])):
         chain = read(write_tar(tmp_path / f"{len(codes)}.tar", names)).select("key").deal(batch_size=2)
         assert found(chain) == codes
-        assert all("write the shards" in each.way_out.lower() for each in findings(chain))
+        assert all("write the shards" in each.fix.lower() for each in findings(chain))
 
 
 @pytest.mark.parametrize("shuffles", [False, True])
@@ -435,7 +435,7 @@ def test_a_cache_that_freezes_augmentation_is_found() -> None:
     frozen = chain.cache_in_memory(freeze_randomness=True).select("x").deal(batch_size=8, shuffle=True)
     (finding,) = findings(frozen)
     assert (finding.code, finding.severity, finding.pipe) == ("frozen-augmentation", "hint", "cache_in_memory")
-    assert "put the cache before `jitter`" in finding.way_out
+    assert "put the cache before `jitter`" in finding.fix
     plain = numbers().transform("x", float).cache_in_memory(freeze_randomness=True)
     assert found(plain.select("x").deal(batch_size=8)) == [], "nothing is random"
 
@@ -449,7 +449,7 @@ def test_a_cache_that_holds_nothing_is_found() -> None:
     for chain in (numbers().cache_in_memory(), numbers().transform("x", large).cache_in_memory(max_bytes=65536)):
         (finding,) = findings(chain.select("x").deal(batch_size=8))
         assert (finding.code, finding.severity, finding.pipe) == ("empty-cache", "warning", "cache_in_memory")
-        assert "before it" in finding.way_out
+        assert "before it" in finding.fix
     assert found(numbers().transform("x", float).cache_in_memory().select("x").deal(batch_size=8)) == []
 
 

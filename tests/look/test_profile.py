@@ -303,5 +303,5 @@ def test_bad_arguments_are_refused() -> None:
         kdp.profile(chain, seconds=0)
     with pytest.raises(TypeError, match="`step` must be a callable"):
         kdp.profile(chain, step=3)  # type: ignore[arg-type]
-    with pytest.raises(kdp.ChainError, match="gives no batch"):
+    with pytest.raises(kdp.ChainError, match="yields no batch"):
         kdp.profile(kdp.from_dataset([]).deal(batch_size=1), seconds=0.1)

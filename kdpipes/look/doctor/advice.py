@@ -28,7 +28,7 @@ from kdpipes.work.transform import Transformer
 __all__ = ["Advice", "advice", "bound_of", "kinds_text", "shares_by_kind"]
 
 _NAMES: dict[Kind, str] = {"plan": "the plan", "cache": "the cache", "device": "the device"}  # others as they are
-_HARDLY = 0.0005  # the share below which nothing is told
+_HARDLY = 0.0005  # the share below which nothing is reported
 _FASTER = 2.0  # times as fast as Pillow are the others with the shipped photos, at the least
 _WORTH_IT = 1.1
 _CALLS = 50
@@ -98,13 +98,13 @@ def bound_of(profile: Profile) -> str:
 
 def kinds_text(profile: Profile) -> str:
     """Return how much of the chain's time each kind of work takes, and of which pipes that is the sum."""
-    told = [
+    parts = [
         f"{_NAMES.get(kind, kind)} {share:.1%} ({_pipes_of(profile, kind)})"
         for kind, share in shares_by_kind(profile).items()
         if share >= _HARDLY
     ]
     busy = profile.consumer_s / profile.loop_s if profile.loop_s else 0.0
-    return f"By kind of work: {', '.join(told) or 'nothing'}. The consumer was busy for {busy:.0%} of the loop."
+    return f"By kind of work: {', '.join(parts) or 'nothing'}. The consumer was busy for {busy:.0%} of the loop."
 
 
 def _pipes_of(profile: Profile, kind: Kind) -> str:
@@ -154,8 +154,8 @@ def _seeding(chain: Chain, profile: Profile) -> Iterator[Advice]:
     if names and total:
         each = _seconds_of_seeding()
         share = sum(min(each * len(names) * one.calls, one.seconds) for names, one in found) / total
-        told = ", ".join(f"`{name}`" for name in dict.fromkeys(names))
-        change = f"a parameter `rng` for {told}, or `is_random = False`, if nothing is drawn"
+        parts = ", ".join(f"`{name}`" for name in dict.fromkeys(names))
+        change = f"a parameter `rng` for {parts}, or `is_random = False`, if nothing is drawn"
         why = f"the global generators are seeded for each call, which takes {share:.0%} of the work"
         yield Advice(change, gain_without(profile, share), why)
 

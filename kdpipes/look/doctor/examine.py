@@ -212,7 +212,7 @@ def _empty(chain: Chain) -> Finding:
         chain.end.name,
         "The chain gives no batch.",
         "An epoch ends before it begins.",
-        "Look at the plan: `len(pipe)` behind each filter.",
+        "Look at the plan: `len(pipe)` after each filter.",
     )
 
 
@@ -223,13 +223,13 @@ def _redrawn(chain: Chain) -> str | None:
 
 
 def _undealt(pipe: str, redrawn: str | None) -> Finding:
-    why = "`kdp.Loader` refuses an indexed chain: nothing says what a batch is."
-    way_out = "End it with `.deal(batch_size=...)`; to train, `.deal(batch_size=..., shuffle=True, seed=0)`."
+    why = "`kdp.Loader` raises an error for an indexed chain, because nothing decides what a batch is."
+    fix = "End it with `.deal(batch_size=...)`; to train, `.deal(batch_size=..., shuffle=True, seed=0)`."
     if redrawn is not None:
         why = f"{why} In torch's DataLoader, `{redrawn}` draws the same in every epoch."
-        way_out = f"{way_out} With a DataLoader, call `chain.set_epoch(epoch)` before each epoch."
+        fix = f"{fix} With a DataLoader, call `chain.set_epoch(epoch)` before each epoch."
     what = f"The chain has no `deal` yet: it is looked at in batches of {_BATCH_SIZE}."
-    return Finding("no-deal", "hint", pipe, what, why, way_out)
+    return Finding("no-deal", "hint", pipe, what, why, fix)
 
 
 def _once(findings: list[Finding]) -> Iterator[Finding]:

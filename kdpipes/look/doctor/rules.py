@@ -60,7 +60,7 @@ class Finding(NamedTuple):
         pipe: The pipe that it is about.
         what: What there is.
         why: Why that is bad.
-        way_out: What to do.
+        fix: What to do.
     """
 
     code: str
@@ -68,10 +68,10 @@ class Finding(NamedTuple):
     pipe: str
     what: str
     why: str
-    way_out: str
+    fix: str
 
     def __str__(self) -> str:
-        return f"{self.severity}: {self.code} ({self.pipe}): {self.what} {self.why}\n    {self.way_out}"
+        return f"{self.severity}: {self.code} ({self.pipe}): {self.what} {self.why}\n    {self.fix}"
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def unrepeatable(
         what,
         "Something draws random numbers that neither `deal(seed=...)` decides nor a ctx records: no run can be "
         "repeated, and no resumed one continues alike.",
-        "Let the callable take a parameter `rng`. Generators that it makes for itself are not seeded, nor are "
+        "Let the callable take a parameter `rng`. Generators that it makes for itself are not seeded, and neither are "
         "functions of stock pipes (`.filter()`, `.flatmap()`, ...) other than a `.map()` of kdpipes' own pipes: draw "
         "in a `.transform()`.",
     )
@@ -251,8 +251,8 @@ def slow_decoder(chain: Chain, facts: Facts) -> Iterator[Wrong]:
 
 def decoders_of(chain: Chain) -> tuple[str, ...]:
     """Return what decodes the JPEGs of a chain, each once."""
-    told = [decoder.decoded_by() for decoder in chain.operations(ImageDecoder)]
-    return tuple(dict.fromkeys(" ".join(filter(None, names)) for names in told))
+    parts = [decoder.decoded_by() for decoder in chain.operations(ImageDecoder)]
+    return tuple(dict.fromkeys(" ".join(filter(None, names)) for names in parts))
 
 
 @rule("unpicklable", "warning")
