@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -65,10 +66,9 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             `.shuffle(buffer_size=...)` before `deal` to mix their samples, too. True is not for streams.
         window: Not on a stream: see `shuffle`.
         num_batches: The number of batches of an epoch, for each rank. The next epoch continues where this one has
-            ended, also on an endless stream; no batch is short. Each pass over the stream gives each sample once. A lane
-            whose shards are through begins its next pass without waiting for longer lanes; with `lanes=1`, or shards
-            of equal size, no sample is seen twice before all are seen once. Ranks make equally many batches without
-            agreeing on it.
+            ended, also on an endless stream; no batch is short. Each pass over the stream gives each sample once, and
+            a lane begins its next pass without waiting for longer lanes: with `lanes=1`, or lanes of equal size, no
+            sample is seen twice before all are seen once. All ranks make as many batches.
         seed: Of every random operation upstream, from 0 up to 2**64.
         uneven: What becomes of a batch that is short because a lane has ended: "keep" it, "pad" it with samples from
             the lane's start, marked (`is_padding` can be selected), or "drop" it and what its other lanes still have.
@@ -148,6 +148,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
         self.continues = num_batches is not None
         self._kept = KeptLanes()
+        self._has_warned = False  # that batches were dropped
         self._configure(shuffle, seed, ranks)
         if shuffle is True or window is not None:
             raise ChainError(
@@ -241,6 +242,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         sharding = replace(sharding, rank=0, num_ranks=1) if is_whole else sharding
         begun = list[Shards]()
         lanes = self._lanes_of_epoch(plan, sharding, epoch, first, begun)
+        too_short: list[int] = []  # the numbers of samples of lanes that are too short for one batch
         has_ended = False
         try:
             for turn in count(first // num_groups):
@@ -261,6 +263,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                     is_short = [lane.is_short(uneven) for lane in group]
                     if (any if uneven == "drop" else all)(is_short) and not (tell is not None and uneven == "pad"):
                         del lanes[numbers[batch]]
+                        too_short += [min(map(len, taken))] if uneven == "drop" and batch < num_groups else []
                         continue
                     if num_sharers > 1 and (batch if is_whole else next(turns)) % num_sharers != sharer:
                         continue
@@ -280,6 +283,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 if not lanes:
                     break
             has_ended = True
+            self._warn_of_short(plan, too_short)
         finally:
             for shards in begun:
                 shards.stop_reading()
@@ -287,6 +291,22 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 every = {lane.number: lane for group in lanes.values() for lane in group}
                 cursors = {number: lane.cursor for number, lane in every.items() if lane.cursor is not None}
                 self._kept = KeptLanes(self, plan, every if has_ended else {}, dict(self._first_cursors) | cursors)
+
+    def _warn_of_short(self, plan: LanePlan, too_short: list[int]) -> None:
+        """Warn once if lanes are too short for one batch, with the number of lanes or samples that would not be."""
+        if not too_short or self._has_warned:
+            return
+        self._has_warned = True
+        num_groups, least = min(too_short) * plan.num_groups // plan.piece_size, min(too_short) * plan.num_pieces
+        fitting = f"`lanes={num_groups * plan.num_pieces}`" if num_groups else f"batches of at most {least} samples"
+        instead = f'{fitting}, `uneven="keep"` or `uneven="pad"`' if num_groups or least else '`uneven="keep"` or "pad"'
+        lanes = "lane" if plan.num_pieces == 1 else f"group of {plan.num_pieces} lanes"
+        warnings.warn(
+            f"`deal(uneven='drop')` makes no batch from {len(too_short)} of {plan.num_groups} parts of the stream: a "
+            f"{lanes} needs {plan.piece_size} samples per lane for one batch, but one has only {min(too_short)}. These "
+            f"samples are dropped. Use {instead}.",
+            stacklevel=2,
+        )
 
     def _lanes_of_epoch(
         self, plan: LanePlan, sharding: Sharding, epoch: int, first: int, begun: list[Shards]
@@ -420,6 +440,10 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 if made := self._made(epoch, batch, zip(taken[ordinals.start - start :], keys, strict=False)):
                     yield made
             if is_last:
+                if num_samples and num_samples < global_size and self._layout.uneven == "drop" and not self._has_warned:
+                    self._has_warned = True
+                    text = f"`deal(uneven='drop')` drops all {num_samples} samples: a global batch has {global_size}."
+                    warnings.warn(text, stacklevel=2)
                 return
 
     def _padding(self, epoch: int, number: int) -> list[Any]:

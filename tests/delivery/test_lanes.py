@@ -124,6 +124,7 @@ def test_batches_are_the_same_for_any_workers(chain: Any, service: str, data: Da
 
 @pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
 @pytest.mark.parametrize("service", ["0", "2", "3 threads"])
+@pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
 def test_each_sample_comes_once(urls: list[str], uneven: Any, service: str) -> None:
     pipe = drawn(kdp.stream_shards(urls), batch_size=4, uneven=uneven)
     with kdp.Loader(pipe, reading_service=SERVICES[service]()) as loader:
@@ -203,6 +204,7 @@ def test_a_stream_resumes_at_every_batch(chain: Any, service: str, data: Data) -
 
 @pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
 @pytest.mark.parametrize("chain", [plain, buffered], ids=lambda chain: chain.__name__)
+@pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
 def test_a_run_goes_on_under_other_workers_and_ranks_after_every_batch(chain: Any, uneven: Any, data: Data) -> None:
     cut: dict[str, Any] = {"global_batch_size": 8, "lanes": 4, "max_ranks": 2, "uneven": uneven}
     batches = list(chain(*data, **cut))[:7]  # as many have pieces from both lanes
@@ -225,6 +227,7 @@ def test_a_run_goes_on_under_other_workers_and_ranks_after_every_batch(chain: An
 
 
 @pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
+@pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
 def test_an_epoch_resumes_after_every_batch_up_to_its_end(data: Data, uneven: Any) -> None:
     cut: dict[str, Any] = {"global_batch_size": 4, "lanes": 4, "max_ranks": 2, "uneven": uneven}
     expected = list(plain(*data, **cut))
@@ -352,6 +355,7 @@ def test_one_lane_gives_the_stream_in_order(urls: list[str]) -> None:
     assert list(kdp.stream_shards(urls).select("key").deal(batch_size=5, lanes=1)) == whole
 
 
+@pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
 def test_few_shards_work(tmp_path: Path) -> None:
     urls = write(tmp_path, [4, 6, 5])
     pipe = kdp.stream_shards(urls).select("key").deal(batch_size=4)
@@ -524,3 +528,18 @@ def test_num_batches_of_a_lane_without_samples_are_an_error(urls: list[str]) -> 
         list(empty.deal(batch_size=2, lanes=2, num_batches=3))
     with pytest.raises(ValueError, match="`uneven` cannot be used with `num_batches`"):
         empty.deal(batch_size=2, num_batches=3, uneven="drop")
+
+
+def test_lanes_that_are_too_short_for_a_batch_warn_once(tmp_path: Path) -> None:
+    stream = kdp.stream_shards(write(tmp_path, [6] * 8)).select("key")
+    pipe = stream.deal(batch_size=12, lanes=8, uneven="drop")
+    with pytest.warns(UserWarning, match=r"no batch from 8 of 8 parts.* only 6.* Use `lanes=4`, "):
+        assert list(pipe) == []
+    assert list(pipe) == []  # warns once
+    assert len(list(stream.deal(batch_size=12, lanes=4, uneven="drop"))) == 4
+    pipe = stream.deal(global_batch_size=200, lanes=8, max_ranks=2, uneven="drop")
+    with kdp.Loader(pipe) as loader, pytest.warns(UserWarning, match=r"Use batches of at most 12 samples"):
+        assert list(loader) == []
+    assert len(list(stream.deal(global_batch_size=12, lanes=8, max_ranks=2, uneven="drop"))) == 4
+    with pytest.warns(UserWarning, match="drops all 48 samples: a global batch has 49"):
+        assert list(stream.deal(batch_size=49, uneven="drop", split="samples")) == []
