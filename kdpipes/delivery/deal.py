@@ -352,6 +352,12 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         size = epoch.num_samples
         if size and not epoch.num_batches:
             text = f"`deal(uneven='drop')` drops all {size} samples: a global batch has {epoch.full_size}."
+            if isinstance(epoch, ClassEpoch):
+                made = size // (epoch.full_size // sharding.num_ranks)
+                text = (
+                    f'`deal(batch_by="class")` can make {made} batches, but there are {sharding.num_ranks} ranks, so '
+                    f"no rank gets a batch. Use at most {made} ranks, or smaller batches."
+                )
             warnings.warn(text, stacklevel=2)
         if epoch.num_batches:
             epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is refused at its start

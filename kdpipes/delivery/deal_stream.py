@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import count, islice
@@ -20,8 +22,10 @@ from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.lanes import (
     DEFAULT_LANES,
     Cursor,
+    KeptLanes,
     Lane,
     LanePlan,
+    Passes,
     Shards,
     default_ranks,
     num_shards_of,
@@ -30,7 +34,7 @@ from kdpipes.delivery.lanes import (
     shards_behind,
     why_whole,
 )
-from kdpipes.delivery.layout import Layout, Uneven
+from kdpipes.delivery.layout import Layout, Sharding, Uneven
 
 __all__ = ["DealerIterDataPipe"]
 
@@ -61,6 +65,10 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         shuffle: "shards": each epoch reads the shards of `stream_shards` in an order of its own; put
             `.shuffle(buffer_size=...)` before `deal` to mix their samples, too. True is not for streams.
         window: Not on a stream: see `shuffle`.
+        num_batches: The number of batches of an epoch, for each rank. The next epoch continues where this one has
+            ended, also on an endless stream; no batch is short. Each pass over the stream gives each sample once, and
+            a lane begins its next pass without waiting for longer lanes: with `lanes=1`, or lanes of equal size, no
+            sample is seen twice before all are seen once. All ranks make as many batches.
         seed: Of every random operation upstream, from 0 up to 2**64.
         uneven: What becomes of a batch that is short because a lane has ended: "keep" it, "pad" it with samples from
             the lane's start, marked (`is_padding` can be selected), or "drop" it and what its other lanes still have.
@@ -81,8 +89,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             torch's process group, otherwise from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches; use it for
             Accelerate's `prepare(DataLoader(...))` and transformers' Trainer, which split batches between ranks.
 
-    Length: the number of batches of one rank, over all of its workers, if the source has a length and is split by
-        samples.
+    Length: `num_batches`; without it, the number of batches of one rank, over all of its workers, if the source has a
+        length and is split by samples.
 
     Memory: for each lane that a worker runs, the samples of a batch, or the buffer of `.shuffle`, not loaded, and up to
         36 MiB of a remote shard and the next one. Fewer lanes take less. Behind a stock pipe that follows `select`,
@@ -116,6 +124,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         global_max_tokens: int | None = None,
         shuffle: Shuffle = False,
         window: int | None = None,
+        num_batches: int | None = None,
         seed: int = 0,
         uneven: Uneven = "keep",
         split: Split = "auto",
@@ -133,7 +142,13 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         self.source = source_datapipe
         self._layout = Layout(batch_size, global_batch_size, uneven)
         self._set_lanes(split, lanes, max_ranks)
-        self._reading = 0  # the number of the batch that is read
+        self._reading = 0, 0  # the epoch and the number of the batch that is read
+        self._num_batches = None if num_batches is None else check_count("num_batches", num_batches)
+        if num_batches is not None and uneven != "keep":
+            raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
+        self.continues = num_batches is not None
+        self._kept = KeptLanes()
+        self._has_warned = False  # that batches were dropped
         self._configure(shuffle, seed, ranks)
         if shuffle is True or window is not None:
             raise ChainError(
@@ -164,6 +179,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 raise ValueError(must_be("max_ranks", rule, max_ranks))
 
     def __len__(self) -> int:
+        if self._num_batches is not None:
+            return self._num_batches
         if self.has_lanes:
             raise TypeError("a stream that is read in lanes has no length")
         num_batches: int = self._layout.num_batches(len(self.source), self.sharding().num_ranks)
@@ -171,7 +188,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
 
     def fingerprint(self) -> Any:
         cut = (self._lanes, self._max_ranks) if self.has_lanes else None
-        return *super().fingerprint(), cut
+        own = () if self._num_batches is None else (("num_batches", self._num_batches),)
+        return *super().fingerprint(), cut, *own
 
     def sizes(self) -> dict[str, Any]:
         if not self.has_lanes:
@@ -202,57 +220,153 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         epoch, first = self._begin()
         self._starts_epoch(first)
         plan = self.lane_plan()
+        if plan is None and self._num_batches is not None:
+            plan = LanePlan(1, 1, self._layout.size_of(self._sharding.num_ranks))
         yield from self._all_samples(epoch, first) if plan is None else self._in_lanes(plan, epoch, first)
         self._end(epoch)
 
     def _in_lanes(self, plan: LanePlan, epoch: int, first: int) -> Iterator[Batch]:
-        """Make the batches of this worker's groups of lanes, turn by turn."""
-        sharding, uneven, num_groups = self._sharding, self._layout.uneven, plan.num_groups
-        tell = self._agree_on_end()
+        """Make the batches of this worker's groups of lanes, turn by turn.
+
+        With `num_batches`, batch n of epoch e is batch e * num_batches + n of the lanes, which do not end. Group
+        n % num_groups is then that of the epoch, so that workers and ranks take turns as without it.
+        """
+        sharding, uneven, num_groups, limit = self._sharding, self._layout.uneven, plan.num_groups, self._num_batches
+        tell, before = self._agree_on_end(), epoch * (limit or 0)
         # torchdata's MultiProcessingReadingService fails if one worker makes two batches more than another. There, each
         # worker reads all lanes, and makes every num_workers-th batch.
-        num_sharers = sharding.num_workers if self._listener is None and get_worker_info() is None else 1
-        sharer, turns = sharding.worker, count()
+        is_whole = not self.has_lanes or self.lane_plan() is None
+        is_shared = is_whole or (self._listener is None and get_worker_info() is None)
+        num_sharers, sharer, turns = sharding.num_workers if is_shared else 1, sharding.worker, count()
         sharding = sharding if num_sharers == 1 else replace(sharding, worker=0, num_workers=1)
-        cursors, begun = dict(self._first_cursors), list[Shards]()
-        lanes = {
-            group: [self._lane(plan, lane, epoch, cursors.get(lane), begun) for lane in plan.lanes_of(group, sharding)]
-            for group in plan.groups_of(sharding)
-        }
+        sharding = replace(sharding, rank=0, num_ranks=1) if is_whole else sharding
+        begun = list[Shards]()
+        lanes = self._lanes_of_epoch(plan, sharding, epoch, first, begun)
+        too_short: list[int] = []  # the numbers of samples of lanes that are too short for one batch
+        has_ended = False
         try:
             for turn in count(first // num_groups):
-                due = [group for group in lanes if turn * num_groups + group >= first]
+                numbers = {turn * num_groups + group: group for group in lanes}
+                due = [number for number in numbers if number >= first and (limit is None or number < limit)]
+                if limit is not None and turn * num_groups >= limit:
+                    break
                 pieces: dict[int, list[list[Any]]] = {}
                 if tell is not None:  # the ranks must know what each of them has before one makes a batch of this turn
-                    self._reading = turn * num_groups
-                    before = {lane.number: lane.cursor for group in lanes for lane in lanes[group]}
-                    pieces = {group: [lane.take(turn) for lane in lanes[group]] for group in due}
+                    self._reading = epoch, turn * num_groups
+                    stood = {lane.number: lane.cursor for group in lanes for lane in lanes[group]}
+                    pieces = {number: _taken(lanes[numbers[number]], plan, before + number) for number in due}
                     has = {lane.number: not lane.is_short(uneven) for group in lanes for lane in lanes[group]}
-                    tell(turn * num_groups, {lane: (has[lane], cursor) for lane, cursor in before.items()})
-                for group in due:
-                    self._reading = batch = turn * num_groups + group
-                    taken = pieces[group] if tell is not None else [lane.take(turn) for lane in lanes[group]]
-                    is_short = [lane.is_short(uneven) for lane in lanes[group]]
+                    tell(turn * num_groups, {lane: (has[lane], cursor) for lane, cursor in stood.items()})
+                for batch in due:
+                    self._reading, group = (epoch, batch), lanes[numbers[batch]]
+                    taken = pieces[batch] if tell is not None else _taken(group, plan, before + batch)
+                    is_short = [lane.is_short(uneven) for lane in group]
                     if (any if uneven == "drop" else all)(is_short) and not (tell is not None and uneven == "pad"):
-                        del lanes[group]
+                        del lanes[numbers[batch]]
+                        too_short += [min(map(len, taken))] if uneven == "drop" and batch < num_groups else []
                         continue
-                    if num_sharers > 1 and next(turns) % num_sharers != sharer:
+                    if num_sharers > 1 and (batch if is_whole else next(turns)) % num_sharers != sharer:
                         continue
                     parts = []
-                    for lane, items in zip(lanes[group], taken, strict=True):
+                    for lane, items in zip(group, taken, strict=True):
                         start = batch * plan.batch_size + lane.number % plan.num_pieces * plan.piece_size
                         padding = lane.padding(plan.piece_size - len(items)) if uneven == "pad" else []
                         for place, item in enumerate([*items, *padding]):
                             parts.append((item, self._sample_key(epoch, start + place, is_padding=place >= len(items))))
-                    places = ((lane.number, lane.cursor) for lane in lanes[group])
+                    if is_whole:
+                        size = plan.piece_size // self._sharding.num_ranks
+                        parts = parts[size * self._sharding.rank : size * (self._sharding.rank + 1)]
+                    places = ((lane.number, lane.cursor) for lane in group)
                     self._announce(Dealt(batch, len(parts), tuple((lane, at) for lane, at in places if at is not None)))
                     if made := self._made(epoch, batch, parts):
                         yield made
                 if not lanes:
-                    return
+                    break
+            has_ended = True
+            self._warn_of_short(plan, too_short)
         finally:
             for shards in begun:
                 shards.stop_reading()
+            if limit is not None:
+                every = {lane.number: lane for group in lanes.values() for lane in group}
+                cursors = {number: lane.cursor for number, lane in every.items() if lane.cursor is not None}
+                self._kept = KeptLanes(self, plan, every if has_ended else {}, dict(self._first_cursors) | cursors)
+
+    def _warn_of_short(self, plan: LanePlan, too_short: list[int]) -> None:
+        """Warn once if lanes are too short for one batch, with the number of lanes or samples that would not be."""
+        if not too_short or self._has_warned:
+            return
+        self._has_warned = True
+        num_groups, least = min(too_short) * plan.num_groups // plan.piece_size, min(too_short) * plan.num_pieces
+        fitting = f"`lanes={num_groups * plan.num_pieces}`" if num_groups else f"batches of at most {least} samples"
+        instead = f'{fitting}, `uneven="keep"` or `uneven="pad"`' if num_groups or least else '`uneven="keep"` or "pad"'
+        lanes = "lane" if plan.num_pieces == 1 else f"group of {plan.num_pieces} lanes"
+        warnings.warn(
+            f"`deal(uneven='drop')` makes no batch from {len(too_short)} of {plan.num_groups} parts of the stream: a "
+            f"{lanes} needs {plan.piece_size} samples per lane for one batch, but one has only {min(too_short)}. These "
+            f"samples are dropped. Use {instead}.",
+            stacklevel=2,
+        )
+
+    def _lanes_of_epoch(
+        self, plan: LanePlan, sharding: Sharding, epoch: int, first: int, begun: list[Shards]
+    ) -> dict[int, list[Lane]]:
+        """Return the lanes of this worker by their group in the epoch; with `num_batches`, where they stand."""
+        if self._num_batches is None:
+            cursors = dict(self._first_cursors)
+            return {
+                group: [
+                    self._lane(plan, lane, epoch, cursors.get(lane), begun) for lane in plan.lanes_of(group, sharding)
+                ]
+                for group in plan.groups_of(sharding)
+            }
+        (kept, cursors), self._kept = self._kept.of(self, plan), KeptLanes()
+        for lane, cursor in self._first_cursors:
+            if lane not in cursors or cursors[lane].num_batches < cursor.num_batches:
+                cursors[lane] = cursor
+        before = epoch * self._num_batches
+        lanes: dict[int, list[Lane]] = {}
+        for group in plan.groups_of(sharding):
+            number = before + first + (group - first) % plan.num_groups
+            turn, place = divmod(number, plan.num_groups)
+            lanes[group] = []
+            for lane in plan.lanes_of(place, sharding):
+                at = cursors.get(lane)
+                if at is not None and at.num_batches > turn:  # an earlier epoch than the last one
+                    at = None
+                    del cursors[lane]
+                same = kept.get(lane)
+                if same is None or same.num_batches > turn:
+                    same = self._lane_in_passes(plan, lane, at, begun)
+                lanes[group].append(same)
+        self._first_cursors = tuple(sorted(cursors.items()))
+        self._cursors = self._first_cursors, ()
+        return lanes
+
+    def _lane_in_passes(self, plan: LanePlan, number: int, cursor: Cursor | None, begun: list[Shards]) -> Lane:
+        """Return a lane that begins the next pass where one ends."""
+        # Kept lanes must not hold the pipe that holds them: the files of a cycle would not be closed in order.
+        dealer = weakref.proxy(self)
+
+        def begin(number_of_pass: int, cursor: Cursor | None) -> tuple[Iterator[Any], Shards | None]:
+            source = Chain.of(dealer.source).copy_streams()
+            resumable = resumable_shards(source)
+            at = None if resumable is None else cursor
+            items = dealer._items(source, number_of_pass, number, plan.num_lanes, at)
+            if not number_of_pass or cursor is not None:
+                dealer._start_reading(source, begun)
+            return items, resumable
+
+        shards = resumable_shards(self.source)
+        num_shards = 1 if shards is None else len(range(number, shards.num_shards, plan.num_lanes))
+        passes = Passes(begin, num_shards, cursor)
+        return Lane(number, passes, iter(()), plan.piece_size, passes.place, cursor)
+
+    def _end(self, epoch: int) -> None:
+        cursors = self._cursors[0]
+        super()._end(epoch)
+        if self.continues and get_worker_info() is None:
+            self._cursors = cursors, ()
 
     def _agree_on_end(self) -> Callable[[int, Any], None] | None:
         """Return what tells other ranks which lanes have ended; None if no rank waits for this one.
@@ -262,6 +376,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         """
         if not self.has_waiting_ranks():
             return None
+        if self._num_batches is not None:  # all ranks have as many; they report to each other where their lanes stand
+            return self._report_turn
         if self._layout.uneven == "keep" or self._report_turn is None:
             raise ValueError(
                 "Ranks that read lanes of their own have different numbers of samples, and would wait for each other "
@@ -274,12 +390,18 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         """Return a lane, with a copy of the pipes upstream, and add its sources to `begun`: they start at once."""
         source = Chain.of(self.source).copy_streams()
         items = self._items(source, epoch, number, plan.num_lanes, cursor)
-        if not any(node.traits.role == "cache" for node in Chain.of(source)):  # with which nothing may be read
-            for shards in Chain.of(source).of_type(Shards):  # type: ignore[type-abstract]
-                shards.start_reading()
-                begun.append(shards)
+        self._start_reading(source, begun)
+        shards = resumable_shards(source)
         padding = self._endless(plan, number, epoch)
-        return Lane(number, items, padding, plan.piece_size, resumable_shards(source), cursor)
+        return Lane(number, items, padding, plan.piece_size, lambda: None if shards is None else shards.cursor, cursor)
+
+    def _start_reading(self, source: Any, begun: list[Shards]) -> None:
+        """Start to read the first shard of each source, and add them to `begun`."""
+        if any(node.traits.role == "cache" for node in Chain.of(source)):  # with which nothing may be read
+            return
+        for shards in Chain.of(source).of_type(Shards):  # type: ignore[type-abstract]
+            shards.start_reading()
+            begun.append(shards)
 
     def _endless(self, plan: LanePlan, number: int, epoch: int) -> Iterator[Any]:
         """Yield a lane's samples again and again; those of the next lane that has any, if it has none."""
@@ -302,7 +424,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         begin = 0 if cursor is None else cursor.num_batches
         num_samples = begin * global_size
         for batch in count(begin):
-            self._reading = batch
+            self._reading = epoch, batch
             is_mine = batch >= first and batch % sharding.num_workers == sharding.worker
             taken = list(islice(items, global_size)) if is_mine else None
             number = len(taken) if taken is not None else sum(1 for _ in islice(items, global_size))
@@ -318,6 +440,10 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 if made := self._made(epoch, batch, zip(taken[ordinals.start - start :], keys, strict=False)):
                     yield made
             if is_last:
+                if num_samples and num_samples < global_size and self._layout.uneven == "drop" and not self._has_warned:
+                    self._has_warned = True
+                    text = f"`deal(uneven='drop')` drops all {num_samples} samples: a global batch has {global_size}."
+                    warnings.warn(text, stacklevel=2)
                 return
 
     def _padding(self, epoch: int, number: int) -> list[Any]:
@@ -342,9 +468,14 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             if cursor is not None:
                 shards.seek(cursor[:3])
         items = source.samples() if isinstance(source, IterPipe) else iter(source)
-        if (skipper := self._skipper) is not None:
-            items = given_up_by(lambda *damage: skipper.give_up(epoch, self._reading, *damage), iter(items))
+        if self._skipper is not None:
+            dealer = weakref.proxy(self)
+            items = given_up_by(lambda *damage: dealer._give_up(*damage), iter(items))
         return with_stream_keys(items, seed, epoch, start=0 if cursor is None else cursor.num_samples)
+
+    def _give_up(self, key: str, index: int, error: Exception) -> bool:
+        """Report the damage of a shard to the `on_error` of the current epoch, which a kept lane outlives."""
+        return self._skipper is not None and self._skipper.give_up(*self._reading, key, index, error)
 
     def _prepare(self) -> None:
         if (shards := shards_behind(self)) is not None:
@@ -369,3 +500,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             item = item if isinstance(self.source, IterPipe) else item.fork()  # a stock pipe may have kept it
             item.bind(sample_key)
         return self.source.finish(item) if isinstance(self.source, IterPipe) else item
+
+
+def _taken(group: list[Lane], plan: LanePlan, number: int) -> list[list[Any]]:
+    """Return the pieces of a batch from the lanes of its group."""
+    return [lane.take(number // plan.num_groups) for lane in group]

@@ -101,6 +101,7 @@ class Dealer(Resumable):
     traits = Traits(role="deal", gives="batches")
     is_for_all_ranks = False  # whether every rank gets all batches
     has_lanes = False  # whether workers and ranks read parts of a stream, not all of it
+    continues = False  # whether an epoch begins where the lanes of the previous one have ended
     reads_ahead = True  # whether remote sources prefetch the next batches
 
     def _configure(self, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:

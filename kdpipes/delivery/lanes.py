@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import DataError
 from kdpipes.core.sample import Sample
 from kdpipes.core.traits import UNDECLARED
 from kdpipes.delivery.layout import Sharding, Uneven
@@ -18,8 +20,10 @@ __all__ = [
     "DEFAULT_LANES",
     "Cursor",
     "Cursors",
+    "KeptLanes",
     "Lane",
     "LanePlan",
+    "Passes",
     "Shards",
     "default_ranks",
     "merged",
@@ -31,6 +35,7 @@ __all__ = [
 ]
 
 DEFAULT_LANES = 16
+_MAX_EMPTY = 16  # passes of a lane without a sample
 _DEFAULT_RANKS = 4  # that divide a global batch without changing it, if the chain does not say how many
 
 
@@ -38,7 +43,7 @@ class Cursor(NamedTuple):
     """Where a stream of shards stands.
 
     Args:
-        shard: The number of the shard, among those of the lane.
+        shard: The number of the shard, among those of the lane; counted on from pass to pass with `num_batches`.
         place: How many samples of that shard have been read.
         num_samples: How many samples have been read in all.
         num_batches: How many batches the lane, or the whole stream, has given up to here.
@@ -147,7 +152,7 @@ class Lane:
         items: The samples, not yet loaded.
         again: The samples of the lane again and again, without end, for padding.
         size: The number of samples in a piece.
-        shards: The source of the samples, if a cursor can resume it; else None.
+        place: Returns where the items stand, as the first three numbers of a cursor; None if no cursor resumes them.
         cursor: Where the first of the items stands; None is the start.
     """
 
@@ -157,24 +162,24 @@ class Lane:
         items: Iterator[Any],
         again: Iterator[Any],
         size: int,
-        shards: Shards | None,
+        place: Callable[[], tuple[int, int, int] | None],
         cursor: Cursor | None,
     ) -> None:
         self.number = number
         self.cursor = cursor
-        self._items, self._again, self._size, self._shards = items, again, size, shards
-        self._num_batches = 0 if cursor is None else cursor.num_batches
+        self._items, self._again, self._size, self._place = items, again, size, place
+        self.num_batches = 0 if cursor is None else cursor.num_batches
         self._num_taken = size  # of the last piece
         self._padding: list[Any] = []
 
     def take(self, batch: int) -> list[Any]:
         """Return the lane's piece of its `batch`-th batch; short or empty at the end of the lane."""
-        for _ in range(self._num_batches, batch):
+        for _ in range(self.num_batches, batch):
             deque(islice(self._items, self._size), maxlen=0)
         taken = list(islice(self._items, self._size))
-        self._num_batches, self._num_taken = batch + 1, len(taken)
-        if self._shards is not None:
-            self.cursor = Cursor(*self._shards.cursor, num_batches=self._num_batches)
+        self.num_batches, self._num_taken = batch + 1, len(taken)
+        if (place := self._place()) is not None:
+            self.cursor = Cursor(*place, num_batches=self.num_batches)
         return taken
 
     def is_short(self, uneven: Uneven) -> bool:
@@ -185,6 +190,84 @@ class Lane:
         """Return samples that pad a piece: always the first ones, so that it can be resumed at any batch."""
         self._padding += islice(self._again, max(number - len(self._padding), 0))
         return [item.fork() if isinstance(item, Sample) else item for item in self._padding[:number]]
+
+
+class Passes(Iterator[Any]):
+    """The samples of a lane, pass after pass, without end.
+
+    Args:
+        begin: Returns the items of a pass by its number, from a cursor on (None is the start), and the shards whose
+            cursor can resume them; None if a pipe holds samples back.
+        num_shards: The number of the lane's shards, by which a cursor counts on from pass to pass.
+        cursor: Where to begin.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[int, Cursor | None], tuple[Iterator[Any], Shards | None]],
+        num_shards: int,
+        cursor: Cursor | None,
+    ) -> None:
+        self._begin_pass, self._num_shards = begin, num_shards
+        self._pass, shard = (0, 0) if cursor is None else divmod(cursor.shard, num_shards)
+        self._items, self._shards = begin(self._pass, None if cursor is None else cursor._replace(shard=shard))
+        self._num_taken = 0  # of this pass, where no shards count them
+        if self._shards is None and cursor is not None:  # read again, to fill the buffers with the same samples
+            self._num_taken = sum(1 for _ in islice(self._items, cursor.num_samples))
+        self._num_empty = int(cursor is None) - 1  # the pass of a cursor may have nothing left
+        self._is_empty = True
+
+    def place(self) -> tuple[int, int, int]:
+        """Return where the items stand, as the first three numbers of a cursor."""
+        if self._shards is None:
+            return self._pass * self._num_shards, 0, self._num_taken
+        shard, place, number = self._shards.cursor
+        return self._pass * self._num_shards + shard, place, number
+
+    def __next__(self) -> Any:
+        while True:
+            for item in self._items:
+                self._num_taken, self._num_empty, self._is_empty = self._num_taken + 1, 0, False
+                return item
+            self._num_empty = self._num_empty + 1 if self._is_empty else 0
+            if self._num_empty > _MAX_EMPTY:
+                raise DataError(
+                    f"A lane of the stream gave no sample in {self._num_empty} passes, so `deal(num_batches=...)` "
+                    "cannot fill its batches. Use fewer `lanes`."
+                )
+            self._pass, self._num_taken, self._is_empty = self._pass + 1, 0, True
+            self._items, self._shards = self._begin_pass(self._pass, None)
+
+
+class KeptLanes:
+    """The lanes of an epoch with `num_batches`, kept for the next one, which continues them.
+
+    A copy of it is empty, since open files and filled buffers belong to one pipe in one process.
+
+    Args:
+        owner: The pipe that runs the lanes.
+        plan: The lanes.
+        lanes: The lanes by number, except after an error or an epoch that was left early.
+        cursors: Where they stand.
+    """
+
+    def __init__(
+        self,
+        owner: Any = None,
+        plan: LanePlan | None = None,
+        lanes: dict[int, Lane] | None = None,
+        cursors: dict[int, Cursor] | None = None,
+    ) -> None:
+        self._of = id(owner), os.getpid(), plan
+        self._lanes, self._cursors = lanes or {}, cursors or {}
+
+    def __reduce__(self) -> Any:
+        return KeptLanes, ()
+
+    def of(self, owner: Any, plan: LanePlan) -> tuple[dict[int, Lane], dict[int, Cursor]]:
+        """Return the lanes and cursors, if they are those of a pipe and a plan."""
+        is_same = self._of == (id(owner), os.getpid(), plan)
+        return (self._lanes, self._cursors) if is_same else ({}, {})
 
 
 def shards_behind(pipe: Any) -> Any:

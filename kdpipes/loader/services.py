@@ -63,6 +63,7 @@ class ReadingService:
         self._seeds: Any = None
         self._seed_of: Callable[[int], int] | None = None
         self._start: Position | None = None
+        self._continues = False  # whether an epoch begins where the lanes of the previous one have ended
         self._position = Position()
         self._first_epoch = 0
         self._has_warned = False
@@ -103,6 +104,7 @@ class ReadingService:
             pipe.prepare_for_workers()
         dealer = Chain.of(chain).resumable_deal()
         self._ranks = fix_ranks(chain)
+        self._continues = dealer is not None and dealer.continues
         is_agreed = dealer is not None and dealer.has_lanes and dealer.has_waiting_ranks()
         self._agreement = Agreement(is_padded=dealer.uneven == "pad") if is_agreed else None
         self._first_epoch = self._checkpointer.next_epoch()
@@ -175,7 +177,9 @@ class ReadingService:
     @property
     def next_start(self) -> Position | None:
         """Where the next iteration begins; None is the chain's first epoch."""
-        return self._start
+        if self._start is None or self._start.number or not self._continues or self._position.epoch > self._start.epoch:
+            return self._start
+        return self._start._replace(cursors=self._position.cursors)  # also those of an epoch that was left early
 
     def wait(self) -> None:
         """Wait until every worker has made its first batch of the epoch that has begun."""
@@ -199,7 +203,8 @@ class ReadingService:
         """
         assert self._start is not None
         assert self._items is not None
-        self._position, self._start = self._start, Position(self._start.epoch + 1)
+        self._position = start = self.next_start or Position()
+        self._start = Position(start.epoch + 1)
         self.counters.delivered.begin(self._position)
         self._passed.clear()
         return _Epoch(self, iter(self._items))
@@ -214,7 +219,8 @@ class ReadingService:
             item = next(items)
         except StopIteration:
             self.counters.delivered.end(self._position.epoch)
-            self._position = Position(self._position.epoch + 1)
+            cursors = self._position.cursors if self._continues else ()
+            self._position = Position(self._position.epoch + 1, cursors=cursors)
             raise
         if self._is_main_one_to_one:
             self._position = self._passed.popleft()

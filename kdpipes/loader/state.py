@@ -120,7 +120,9 @@ class Checkpointer:
         """Return the start of the next epoch for a position after the last batch of a known number."""
         may_be_at_end = bool(position.number) and not position.offset and not self._is_part
         is_at_end = may_be_at_end and position.number == self.num_batches()
-        return Position(position.epoch + 1) if is_at_end else position
+        if not is_at_end:
+            return position
+        return Position(position.epoch + 1, cursors=position.cursors if self._deal.continues else ())
 
     def sizes(self) -> dict[str, Any]:
         """Return the numbers on which the order depends, with the current ranks."""

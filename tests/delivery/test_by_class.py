@@ -117,3 +117,12 @@ def test_names_are_classes_too_and_rare_ones_are_named() -> None:
 def test_what_it_rejects(arguments: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         list(labelled([0, 0, 1, 1, 2, 2, -1, -1]).deal(**arguments))
+
+
+def test_more_ranks_than_batches_of_classes_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "1")
+    pipe = kdp.from_dataset(list(range(8)), "x", labels=[0, 1] * 4).select("x")
+    cut = pipe.deal(batch_by="class", classes_per_batch=2, samples_per_class=2)
+    with pytest.warns(UserWarning, match="can make 2 batches, but there are 4 ranks.* Use at most 2 ranks"):
+        assert list(cut) == []

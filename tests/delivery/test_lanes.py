@@ -124,6 +124,7 @@ def test_batches_are_the_same_for_any_workers(chain: Any, service: str, data: Da
 
 @pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
 @pytest.mark.parametrize("service", ["0", "2", "3 threads"])
+@pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
 def test_each_sample_comes_once(urls: list[str], uneven: Any, service: str) -> None:
     pipe = drawn(kdp.stream_shards(urls), batch_size=4, uneven=uneven)
     with kdp.Loader(pipe, reading_service=SERVICES[service]()) as loader:
@@ -203,6 +204,7 @@ def test_a_stream_resumes_at_every_batch(chain: Any, service: str, data: Data) -
 
 @pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
 @pytest.mark.parametrize("chain", [plain, buffered], ids=lambda chain: chain.__name__)
+@pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
 def test_a_run_goes_on_under_other_workers_and_ranks_after_every_batch(chain: Any, uneven: Any, data: Data) -> None:
     cut: dict[str, Any] = {"global_batch_size": 8, "lanes": 4, "max_ranks": 2, "uneven": uneven}
     batches = list(chain(*data, **cut))[:7]  # as many have pieces from both lanes
@@ -225,6 +227,7 @@ def test_a_run_goes_on_under_other_workers_and_ranks_after_every_batch(chain: An
 
 
 @pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
+@pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
 def test_an_epoch_resumes_after_every_batch_up_to_its_end(data: Data, uneven: Any) -> None:
     cut: dict[str, Any] = {"global_batch_size": 4, "lanes": 4, "max_ranks": 2, "uneven": uneven}
     expected = list(plain(*data, **cut))
@@ -352,6 +355,7 @@ def test_one_lane_gives_the_stream_in_order(urls: list[str]) -> None:
     assert list(kdp.stream_shards(urls).select("key").deal(batch_size=5, lanes=1)) == whole
 
 
+@pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
 def test_few_shards_work(tmp_path: Path) -> None:
     urls = write(tmp_path, [4, 6, 5])
     pipe = kdp.stream_shards(urls).select("key").deal(batch_size=4)
@@ -392,3 +396,150 @@ def test_arguments_that_do_not_fit_are_errors(urls: list[str]) -> None:
         stream.deal(batch_size=8, split="samples", lanes=2)
     with pytest.raises(ValueError, match=r"The number of ranks, 3, must divide `max_ranks`, which is 4"):
         list(of_rank(stream.deal(global_batch_size=12), 3, 0))
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "lanes": {"batch_size": 4, "lanes": 3, "num_batches": 7},
+    "few": {"batch_size": 4, "lanes": 3, "num_batches": 2},
+    "whole": {"batch_size": 4, "split": "samples", "num_batches": 9},
+}
+
+
+@every_chain
+@pytest.mark.parametrize("kind", STEPS)
+def test_num_batches_continue_under_any_workers(chain: Any, kind: str, data: Data) -> None:
+    cut = STEPS[kind]
+    pipe = chain(*data, **cut)
+    expected = [list(pipe) for _ in range(6)]
+    assert len(pipe) == cut["num_batches"] == len(expected[0])
+    later = chain(*data, **cut)
+    later.set_epoch(4)
+    assert list(later) == expected[4]
+    for service in ("0", "2", "3 threads"):
+        with kdp.Loader(chain(*data, **cut), reading_service=SERVICES[service]()) as loader:
+            assert len(loader) == cut["num_batches"]
+            assert [list(loader) for _ in range(6)] == expected
+
+
+@every_chain
+@pytest.mark.parametrize("kind", STEPS)
+def test_num_batches_resume_at_any_batch(chain: Any, kind: str, data: Data) -> None:
+    cut = STEPS[kind]
+    with kdp.Loader(chain(*data, **cut), reading_service=SERVICES["3 threads"]()) as loader:
+        states, batches = [travelled(loader.state_dict())], []
+        for _ in range(4):
+            for batch in loader:
+                batches.append(batch)
+                states.append(travelled(loader.state_dict()))
+            states[-1] = travelled(loader.state_dict())  # of the epoch's end
+    with kdp.Loader(chain(*data, **cut), reading_service=SERVICES["2 threads"]()) as loader:
+        for done in range(0, len(states), 3):
+            loader.load_state_dict(states[done])
+            found = [batch for _ in range(2) for batch in loader]
+            assert found[: len(batches) - done] == batches[done : done + len(found)]
+
+
+def test_num_batches_give_each_sample_once_before_any_twice(others: list[str]) -> None:
+    pipe = drawn(kdp.stream_shards(others), batch_size=5, lanes=3, num_batches=4, shuffle="shards")  # 6 * 5 samples
+    found = [key for _ in range(3) for batch in pipe for key, *_ in batch]
+    assert len(set(found[:30])) == 30
+    assert len(set(found[30:])) == 30
+
+
+def test_num_batches_read_no_shard_again_after_an_epoch(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = opened_by(monkeypatch)
+    pipe = drawn(kdp.stream_shards(urls).shuffle(buffer_size=4).to_samples(), batch_size=2, lanes=2, num_batches=4)
+    with kdp.Loader(pipe, reading_service=kdp.ThreadReadingService(2)) as loader:
+        for _ in range(5):  # less than a pass
+            list(loader)
+    assert max(Counter(opened).values()) == 1
+
+
+def test_num_batches_go_on_after_an_epoch_that_was_left_early(urls: list[str]) -> None:
+    def pipe() -> Any:
+        return drawn(kdp.stream_shards(urls), batch_size=3, lanes=4, num_batches=6)
+
+    expected = pipe()
+    expected = [list(expected) for _ in range(3)]
+    with kdp.Loader(pipe(), num_workers=2) as loader:
+        assert list(islice(loader, 4)) == expected[0][:4]
+        assert list(loader) == expected[1]
+        state = travelled(loader.state_dict())
+        assert state["cursors"]
+    direct = pipe()
+    assert list(islice(direct, 4)) == expected[0][:4]
+    assert [list(direct) for _ in range(2)] == expected[1:]
+    direct.load_state_dict(state)
+    assert list(direct) == expected[2]
+    direct.set_epoch(1)
+    assert list(direct) == expected[1]
+
+
+@pytest.mark.parametrize("split", ["lanes", "samples"])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_num_batches_are_shared_by_ranks(urls: list[str], split: str, num_ranks: int) -> None:
+    cut: dict[str, Any] = {"global_batch_size": 8, "num_batches": 5, "split": split}
+    cut |= {"lanes": 8, "max_ranks": 4} if split == "lanes" else {}
+    whole = drawn(kdp.stream_shards(urls), **cut)
+    expected = [batch for _ in range(3) for batch in whole]
+    parts = []
+    for rank in range(num_ranks):
+        with kdp.Loader(of_rank(drawn(kdp.stream_shards(urls), **cut), num_ranks, rank), num_workers=2) as loader:
+            assert len(loader) == 5
+            parts.append([batch for _ in range(3) for batch in loader])
+    assert [[item for piece in pieces for item in piece] for pieces in zip(*parts, strict=True)] == expected
+
+
+@pytest.mark.parametrize("kind", ["mix", "cycle", "repeat", "stock"])
+def test_num_batches_of_an_endless_stream(urls: list[str], kind: str) -> None:
+    def pipe() -> Any:
+        if kind == "stock":
+            return (
+                IterableWrapper(range(7)).cycle().to_samples(fields="x").select("x").deal(batch_size=3, num_batches=4)
+            )
+        return drawn(ENDLESS[kind](urls), batch_size=3, lanes=4, num_batches=4)
+
+    batches = pipe()
+    expected = [list(batches) for _ in range(4)]
+    if kind == "stock":
+        assert [x for epoch in expected for batch in epoch for (x,) in batch] == [n % 7 for n in range(48)]
+    for num_workers in (0, 2):
+        with kdp.Loader(pipe(), num_workers=num_workers) as loader:
+            assert [list(loader) for _ in range(4)] == expected
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("kind", LOADERS)
+def test_num_batches_in_other_loaders(urls: list[str], kind: str) -> None:
+    def pipe() -> Any:
+        return drawn(kdp.stream_shards(urls), batch_size=3, lanes=4, num_batches=10)
+
+    batches = pipe()
+    expected = [list(batches) for _ in range(2)]
+    loader = LOADERS[kind](pipe(), 2)
+    assert [[list(map(tuple, batch)) for batch in loader] for _ in range(2)] == expected
+    if isinstance(loader, DataLoader2):
+        loader.shutdown()
+
+
+def test_num_batches_of_a_lane_without_samples_are_an_error(urls: list[str]) -> None:
+    empty = kdp.stream_shards(urls).rename_fields(y="cls").filter_classes(valid=[7]).select("key")
+    with pytest.raises(kdp.DataError, match="A lane of the stream gave no sample"):
+        list(empty.deal(batch_size=2, lanes=2, num_batches=3))
+    with pytest.raises(ValueError, match="`uneven` cannot be used with `num_batches`"):
+        empty.deal(batch_size=2, num_batches=3, uneven="drop")
+
+
+def test_lanes_that_are_too_short_for_a_batch_warn_once(tmp_path: Path) -> None:
+    stream = kdp.stream_shards(write(tmp_path, [6] * 8)).select("key")
+    pipe = stream.deal(batch_size=12, lanes=8, uneven="drop")
+    with pytest.warns(UserWarning, match=r"no batch from 8 of 8 parts.* only 6.* Use `lanes=4`, "):
+        assert list(pipe) == []
+    assert list(pipe) == []  # warns once
+    assert len(list(stream.deal(batch_size=12, lanes=4, uneven="drop"))) == 4
+    pipe = stream.deal(global_batch_size=200, lanes=8, max_ranks=2, uneven="drop")
+    with kdp.Loader(pipe) as loader, pytest.warns(UserWarning, match=r"Use batches of at most 12 samples"):
+        assert list(loader) == []
+    assert len(list(stream.deal(global_batch_size=12, lanes=8, max_ranks=2, uneven="drop"))) == 4
+    with pytest.warns(UserWarning, match="drops all 48 samples: a global batch has 49"):
+        assert list(stream.deal(batch_size=49, uneven="drop", split="samples")) == []

@@ -44,6 +44,13 @@ def look(x, rng):
         raise KeyError("mine")
     return [x, rng.random()]
 
+def die(sample):
+    deadly = urls[0] + ".deadly." + os.environ["THIS_RANK"]
+    if sample.key.endswith("/5") and os.path.exists(deadly):  # once on each rank
+        os.unlink(deadly)
+        os.kill(os.getpid(), 9)
+    return 0
+
 def make():
     source = kdp.from_dataset([(number, 0) for number in range(22)]).transform("x", look)
     pipe = source.select("x").deal(global_batch_size=8, shuffle=True, seed=2)
@@ -54,10 +61,12 @@ def make():
         return dl2.DataLoader2(pipe, reading_service=service)
     if kind == "torchdata":
         return dl2.DataLoader2(pipe, reading_service=dl2.MultiProcessingReadingService(2))
-    if urls:
-        _, uneven, num_workers = kind.split()
-        stream = kdp.stream_shards(urls).select("key is_padding")
-        pipe = stream.deal(global_batch_size=4, max_ranks=2, lanes=6, uneven=uneven, shuffle="shards")
+    if kind.startswith("stream"):
+        _, uneven, num_workers, *dies = kind.split()
+        stream = kdp.stream_shards(urls)
+        stream = (stream.add_field("died", die) if dies else stream).select("key is_padding" + " died" * bool(dies))
+        cut = {"num_batches": 9} if uneven == "steps" else {"uneven": uneven}
+        pipe = stream.deal(global_batch_size=4, max_ranks=2, lanes=6, shuffle="shards", **cut)
         return kdp.Loader(pipe, num_workers=int(num_workers))
     return kdp.Loader(pipe, num_workers=int(kind[0]) if kind[0].isdigit() else 2)
 
@@ -147,7 +156,11 @@ def test_a_rank_is_told_once_whoever_tells_it() -> None:
     assert list(pipe) == [[(2,), (3,)], [(6,), (7,)]]
 
 
-@pytest.mark.parametrize("kind", ["stream pad 0", "stream drop 2", "stream pad 2"])
+@pytest.mark.parametrize(
+    "kind",
+    ["stream pad 0", "stream drop 2", "stream pad 2", "stream pad 2 dies", "stream steps 2", "stream steps 2 dies"],
+)
+@pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
 def test_ranks_that_read_lanes_of_their_own_end_together(tmp_path: Path, interpreter: Any, kind: str) -> None:
     urls = []
     for shard, size in enumerate((12, 3, 9, 1, 14, 7, 8)):
@@ -157,10 +170,16 @@ def test_ranks_that_read_lanes_of_their_own_end_together(tmp_path: Path, interpr
                 writer.write({"__key__": str(sample), "txt": "word"})
 
     def made() -> Any:
-        stream = kdp.stream_shards(urls).select("key is_padding")
+        fields = "key is_padding" + " died" * kind.endswith("dies")
+        stream = kdp.stream_shards(urls)
+        stream = (stream.add_field("died", lambda sample: 0) if kind.endswith("dies") else stream).select(fields)
         uneven: Any = kind.split()[1]
-        return stream.deal(global_batch_size=4, max_ranks=2, lanes=6, uneven=uneven, shuffle="shards")
+        cut: dict[str, Any] = {"num_batches": 9} if uneven == "steps" else {"uneven": uneven}
+        return stream.deal(global_batch_size=4, max_ranks=2, lanes=6, shuffle="shards", **cut)
 
+    deadly = [Path(f"{urls[0]}.deadly.{rank}") for rank in range(2)]
+    for path in deadly if kind.endswith("dies") else ():
+        path.touch()
     pipe = made()
     expected = json.loads(json.dumps([list(pipe) for _ in range(3)]))
     found = run(interpreter, tmp_path, 2, kind, *urls)
@@ -170,8 +189,10 @@ def test_ranks_that_read_lanes_of_their_own_end_together(tmp_path: Path, interpr
     for rank in found:  # the state of each rank is that of all, and fits one rank
         for number, state in zip((2, 7, 40), rank["states"], strict=False):
             with kdp.Loader(made(), num_workers=3) as loader:
-                loader.load_state_dict(state)
-                assert json.loads(json.dumps(list(loader))) == expected[0][number + 1 :]
+                if not kind.endswith("dies"):  # which has a function of its own
+                    loader.load_state_dict(state)
+                    assert json.loads(json.dumps(list(loader))) == expected[0][number + 1 :]
+    assert not any(path.exists() for path in deadly)
 
 
 def test_ranks_that_would_not_end_together_are_an_error(tmp_path: Path, interpreter: Any, photo_shards: str) -> None:
