@@ -26,6 +26,7 @@ __all__ = [
     "interleave",
     "interleave_exactly",
     "keep_classes",
+    "number_classes",
     "oversample_exact",
     "oversample_multiply",
     "share_exactly",
@@ -57,6 +58,23 @@ def _dense(labels: NDArray[Any]) -> tuple[NDArray[np.uint16], int, int] | None:
         return None
     numbers = labels if lowest == 0 else np.subtract(labels, lowest, dtype=np.int64)
     return numbers.astype(np.uint16), lowest, highest - lowest + 1
+
+
+def number_classes(labels: NDArray[Any]) -> tuple[NDArray[Any], Ints]:
+    """Return the different labels in ascending order, and the place of each label among them.
+
+    >>> number_classes(np.array([7, 2, 7]))[0]
+    array([2, 7])
+    """
+    dense = _dense(labels)
+    if dense is None:
+        classes, places = np.unique(labels, return_inverse=True)
+        return classes, places.reshape(-1).astype(smallest_int(len(classes) + 1))
+    numbers, lowest, size = dense
+    present = np.flatnonzero(np.bincount(numbers, minlength=size))
+    table = np.zeros(size, dtype=np.int32)
+    table[present] = np.arange(len(present))
+    return present + lowest, table[numbers]
 
 
 def keep_classes(labels: NDArray[Any], classes: ArrayLike, *, keep: bool) -> Ints:
@@ -209,7 +227,8 @@ def hash_values(values: NDArray[Any], key: bytes) -> NDArray[np.uint64]:
         for column in part.T if part is not None else ():
             is_there = column != 0  # shorter texts are filled up with zeros, which must not count
             state[is_there] = (state[is_there] ^ column[is_there]) * _FNV_PRIME
-    return _mixed(hashes)
+        state[:] = _mixed(state)
+    return hashes
 
 
 def interleave(sizes: Sequence[int], weights: Sequence[float], seed: int, *, until_all: bool) -> tuple[Ints, Ints]:

@@ -14,7 +14,7 @@ from kdpipes.core.errors import ChainError, DataError, check_count, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import generator, hash_key
 from kdpipes.delivery.layout import Sharding
-from kdpipes.selection import UNLABELLED, smallest_int
+from kdpipes.selection import UNLABELLED, number_classes, smallest_int
 
 __all__ = ["ByClass", "ClassEpoch", "ClassOrder", "read_classes"]
 
@@ -62,8 +62,7 @@ class ClassOrder(Fingerprinted):
     """
 
     def __init__(self, labels: NDArray[Any], layout: ByClass) -> None:
-        classes, numbers = np.unique(labels, return_inverse=True)
-        numbers = numbers.reshape(-1)
+        classes, numbers = number_classes(labels)
         num_groups = np.bincount(numbers, minlength=len(classes)) // layout.samples_per_class
         is_unlabelled = (classes == UNLABELLED) | (classes == "-1") if len(classes) else np.zeros(0, dtype=bool)
         is_rare = (num_groups == 0) & ~is_unlabelled
@@ -82,7 +81,7 @@ class ClassOrder(Fingerprinted):
                 f"{layout.samples_per_class} samples: {named}{', ...' if is_rare.sum() > 5 else ''}.",
                 stacklevel=2,
             )
-        self.numbers: NDArray[Any] = numbers.astype(smallest_int(len(classes) + 1))
+        self.numbers: NDArray[Any] = numbers
         self.num_batches = _num_batches(num_groups, layout.classes_per_batch)
         self.num_groups = np.minimum(num_groups, self.num_batches)  # more cannot lie in batches of their own
 
@@ -159,13 +158,14 @@ def _arranged(order: ClassOrder, layout: ByClass, key: bytes) -> NDArray[Any]:
     per_class, num_batches = layout.samples_per_class, order.num_batches
     shuffled = rng.permutation(len(order.numbers)).astype(smallest_int(len(order.numbers)))
     turns = rng.permutation(len(order.num_groups))  # the place of each class in the sequence
-    by_turn = turns[order.numbers[shuffled]]
-    sequence = np.argsort(by_turn.astype(smallest_int(len(turns))), kind="stable")
+    kind = np.uint16 if len(turns) <= 1 << 16 else smallest_int(len(turns))  # NumPy sorts 16 bits in linear time
+    by_turn = turns.astype(kind)[order.numbers[shuffled]]
+    sequence = np.argsort(by_turn, kind="stable").astype(shuffled.dtype)
     sizes = np.bincount(by_turn, minlength=len(turns))
     wanted = np.empty_like(order.num_groups)
     wanted[turns] = order.num_groups
-    within = np.arange(len(sequence)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    is_taken = within < np.repeat(wanted * per_class, sizes)
+    ends = np.cumsum(sizes) - sizes + np.minimum(wanted * per_class, sizes)
+    is_taken = np.arange(len(sequence), dtype=shuffled.dtype) < np.repeat(ends.astype(shuffled.dtype), sizes)
     number = num_batches * layout.classes_per_batch  # of groups
     groups = shuffled[sequence[is_taken]][: number * per_class].reshape(
         layout.classes_per_batch, num_batches, per_class

@@ -77,10 +77,11 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             of like length (longer by up to a tenth, or more where there are few).
         window: With `shuffle="shards"`: how many samples, at least, are mixed at a time; by default those of 8 shards.
             A cache of whole shards (`open_shards`) must hold those of a window.
-        order: The order of an epoch, in place of `shuffle`: a function that takes the number of the epoch, and `rng` if
-            it has a parameter of that name, and returns positions in the source, `[n] int`, equally many in each epoch;
-            or a sampler of torch, whose `set_epoch` is called. Positions may repeat or be left out. Each worker
-            computes the order, so it must depend on its arguments alone; the global generators are seeded for it.
+        order: The order of an epoch, instead of `shuffle`: a function that takes the epoch number, and `rng` if it has
+            a parameter of that name, and returns positions in the source, `[n] int`, equally many in each epoch; or a
+            sampler of torch or one with `set_epoch`, which is called. Positions may repeat or be left out. Each worker
+            computes the whole order when an epoch begins, so it must end, and depend only on the arguments and on the
+            global random generators, which are seeded for it. A sampler for several ranks needs `ranks=1`.
         num_batches: The number of batches of an epoch, for each rank. The next epoch continues the permutation where
             this one has ended, so that each sample is seen once before any is seen twice. No batch is short.
         seed: Of the order and of every random operation upstream, from 0 up to 2**64.
@@ -107,7 +108,8 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
 
     Raises:
         ValueError: An argument is out of range; when the epoch begins, if a rank would get nothing.
-        ChainError: A pipe upstream shards already; `shuffle="shards"`, and the source is not made of shards.
+        ChainError: A pipe upstream shards already; `order` is a sampler for several ranks, without `ranks=1`;
+            `shuffle="shards"`, and the source is not made of shards.
         DataError: A sample is longer than `max_tokens` allows.
 
     Source: `max_tokens` is fairseq's.
@@ -241,6 +243,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
 
     def _own_positions(self, order: OwnOrder, epoch: int) -> NDArray[Any]:
         """Return the positions of the user's order in an epoch; raise if epochs differ in length."""
+        order.refuse_ranks(self.sharding().num_ranks)
         if self._first_order is None:
             self._first_order = Shared(order.positions(0, len(self.source)))
         first = self._first_order.value

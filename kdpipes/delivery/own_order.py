@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, Sampler
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.errors import check_callable
+from kdpipes.core.errors import ChainError, check_callable
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import generator, hash_key, seeded_globals
 from kdpipes.delivery.by_shard import WindowedOrder
@@ -67,23 +67,27 @@ class ContinuedOrder:
 
 @runtime_checkable
 class _CountsEpochs(Protocol):
-    """A sampler whose order depends on the epoch, like torch's `DistributedSampler`."""
+    """A sampler whose order depends on the epoch: torch's `DistributedSampler`, or one of another library."""
 
+    def __iter__(self) -> Iterator[int]: ...
     def set_epoch(self, epoch: int) -> None: ...
 
 
 class OwnOrder(Fingerprinted):
-    """The user's function, or sampler of torch, that gives the positions of an epoch.
+    """The user's function or sampler that gives the positions of an epoch.
 
     Args:
-        order: A function of the epoch, which may take `rng`; or a sampler.
+        order: A function of the epoch, which may take `rng`; or a sampler, of torch or with `set_epoch`.
         seed: The seed of `deal`.
     """
 
     def __init__(self, order: Any, seed: int) -> None:
         if isinstance(order, BatchSampler):
-            raise TypeError("`order` must be a sampler of samples, not of batches: `deal(batch_size=...)` makes these.")
-        self._is_sampler = isinstance(order, Sampler)
+            raise TypeError(
+                "`order` must be a sampler of samples, not of batches: `deal(batch_size=...)` makes these. If its "
+                "batches are of one size, use `order=lambda epoch: [place for batch in sampler for place in batch]`."
+            )
+        self._is_sampler = isinstance(order, Sampler | _CountsEpochs)
         if not self._is_sampler:
             check_callable("order", order)
         self._order = order if self._is_sampler else Callback("order", order)
@@ -92,6 +96,21 @@ class OwnOrder(Fingerprinted):
     def fingerprint(self) -> Any:
         """Return what identifies the order: the function, or the type of a sampler, which may hold a whole dataset."""
         return type(self._order).__qualname__ if self._is_sampler else self._order
+
+    def refuse_ranks(self, num_ranks: int) -> None:
+        """Raise an error if `deal` would divide the part that a distributed sampler gives to one rank once more.
+
+        Args:
+            num_ranks: The number of ranks that `deal` divides the batches between.
+        """
+        known = vars(self._order) if self._is_sampler else {}
+        num_replicas = known.get("num_replicas", known.get("world_size", 1))  # torch's name, and that of others
+        if num_ranks > 1 and num_replicas != 1:
+            raise ChainError(
+                f"`order` is a sampler for {num_replicas} ranks, but `deal` divides batches between {num_ranks} ranks "
+                "as well, so samples would be lost. Use `deal(order=sampler, ranks=1)`, which leaves the division to "
+                "the sampler, or a sampler of all samples, or `deal(shuffle=True)`."
+            )
 
     def positions(self, epoch: int, size: int) -> NDArray[np.int64]:
         """Return the positions of an epoch, `[n] int`.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TableReaderMapDataPipe"]
 
+_PART = 1 << 16
 _READERS = {".parquet": "parquet", ".csv": ",", ".tsv": "\t"}
 
 
@@ -125,8 +126,11 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         if name == "y" and self._numbers is not None:
             return self._numbers
         if name == "key" and name not in self._columns:
-            names = range(len(self)) if self._keys is None else self._keys
-            return np.asarray([identity_of(str(one)) for one in names], dtype=np.str_)
+            if self._keys is None:
+                return np.arange(len(self)).astype(f"<U{max(len(str(len(self) - 1)), 1)}")
+            # In parts, because texts in a list take several times as much memory as in an array.
+            parts = [np.asarray(list(map(identity_of, part)), dtype=np.str_) for part in self._keys.parts()]
+            return np.concatenate([np.zeros(0, dtype="<U1"), *parts])
         if name in self._columns:
             found: NDArray[Any] = _as_numpy(self._columns[name])
             return found
@@ -152,15 +156,23 @@ class _Texts(Sequence[str]):
         return len(self.values)
 
     def __getitem__(self, index: Any) -> Any:
-        value = self.values[index].as_py()
+        return self._text(index, self.values[index].as_py())
+
+    def __iter__(self) -> Iterator[str]:
+        return (text for part in self.parts() for text in part)
+
+    def parts(self) -> Iterator[list[str]]:
+        """Yield the texts in lists of at most `_PART`."""
+        for begin in range(0, len(self), _PART):
+            values = self.values.slice(begin, _PART).to_pylist()
+            yield [self._text(begin + place, value) for place, value in enumerate(values)]
+
+    def _text(self, index: Any, value: Any) -> str:
         if value is None:
             raise DataError(f"Row {index} of the table has no key or path. Drop such rows, or fill them in.")
         text = str(value)
         is_relative = self._folder and is_local(text) and not Path(text).is_absolute()
         return join_url(self._folder, text) if is_relative else text
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[index] for index in range(len(self)))
 
     def refuse_doubles(self, key: str) -> None:
         """Raise DataError if a text occurs twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -11,7 +12,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 import kdpipes as kdp
 
@@ -136,6 +144,62 @@ def test_samplers_of_torch_keep_to_the_epoch(sampler: Any) -> None:
     first = epochs(0)
     assert first[0] != first[1]
     assert epochs(0) == first == epochs(1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_distributed_sampler_deals_to_ranks_itself(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sampler: Any = DistributedSampler(range(20), num_replicas=2, rank=rank, seed=3)
+    pipe = numbers(20).deal(batch_size=4, order=sampler, ranks=1)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        assert [x for batch in values(pipe) for x in batch] == list(sampler)
+    doubly = numbers(20).deal(batch_size=4, order=sampler)
+    for use in (len, list):
+        with pytest.raises(kdp.ChainError, match=r"sampler for 2 ranks.*ranks=1"):
+            use(doubly)
+    alone: Any = DistributedSampler(range(20), num_replicas=1, rank=0)
+    assert len(numbers(20).deal(batch_size=4, order=alone)) == 3
+
+
+def test_the_batches_of_a_batch_sampler_can_be_dealt() -> None:
+    batches = BatchSampler(SequentialSampler(range(8)), 4, False)
+    pipe = numbers(8).deal(batch_size=4, order=lambda epoch: [place for batch in batches for place in batch])
+    assert values(pipe) == list(batches)
+
+
+def test_weighted_samplers_draw_anew_in_each_epoch_and_the_same_anywhere() -> None:
+    def chain() -> Any:
+        return numbers(20).deal(batch_size=5, order=WeightedRandomSampler([1.0] * 10 + [0.0] * 10, 15), seed=1)
+
+    epochs = [values(pipe) for pipe in [chain()] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert max(x for epoch in epochs for batch in epoch for x in batch) < 10
+    with kdp.Loader(chain(), num_workers=2) as loader:
+        assert [values(loader) for _ in range(2)] == epochs
+
+
+class Rolled:
+    """A sampler as other libraries write them: not torch's, with `set_epoch` and its own division between ranks."""
+
+    def __init__(self, world_size: int) -> None:
+        self.epoch, self.world_size = 0, world_size
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.roll(range(6), self.epoch).tolist())
+
+
+def test_samplers_of_other_libraries_have_set_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = numbers(6).deal(batch_size=3, order=Rolled(1))
+    assert [values(pipe) for _ in range(2)] == [[[0, 1, 2], [3, 4, 5]], [[5, 0, 1], [2, 3, 4]]]
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(kdp.ChainError, match="sampler for 2 ranks"):
+        list(numbers(6).deal(batch_size=3, order=Rolled(2)))
 
 
 def test_threads_that_share_a_sampler_do_not_disturb_each_other() -> None:
