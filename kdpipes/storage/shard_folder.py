@@ -310,8 +310,8 @@ def download(
         if not is_whole:
             return False
         _refuse_other(shard)
-        # An MD5 costs 1.4 s of CPU per GB, more than the download. With checksums, readers verify each member anyway, and
-        # fetch what is damaged once more.
+        # An MD5 costs 1.4 s of CPU per GB, more than the download. With checksums, readers verify each member anyway,
+        # and fetch what is damaged once more.
         if due is None or shard.is_checked or shard.folder in _without_md5:
             return True
         found = _md5(file)
