@@ -150,7 +150,7 @@ class MemberReader:
                 if is_copy and num_damaged:
                     self._cache.repair(_shard(catalog, number), span.start, content)
                 return content
-            content = read_range(span)  # it may have been damaged in transit
+            content = bytes(read_range(span))  # it may have been damaged in transit
         raise DataError(
             f"Sample {catalog.key(index)!r} is not what was indexed: {len(content)} bytes at offset "
             f"{span.start} of {span.url!r} have another checksum. Index the shard again: `kdpipes index`."
@@ -229,7 +229,10 @@ class MemberReader:
 
 
 def _shard(catalog: Catalog, number: int) -> Shard:
-    return Shard(catalog.urls[number], catalog.versions[number])
+    # `int64` has the mark of members without a checksum among others.
+    places = (each for each in catalog.fields.values() if isinstance(each, Places))
+    is_checked = all(each.checksums is not None and each.checksums.dtype == np.uint32 for each in places)
+    return Shard(catalog.urls[number], catalog.versions[number], is_checked)
 
 
 def _places(catalog: Catalog, fields: set[str]) -> list[Places]:

@@ -327,7 +327,7 @@ def _refuse_missing(urls: Sequence[str]) -> None:
 def _read_again(url: str, member: Member, checksum: int, what: str) -> bytes:
     """Return a member that arrived damaged, read again: damage in transit does not happen every time."""
     for _ in range(0 if is_local(url) else NUM_TRIES):
-        content = read_range(Span(url, member.offset, member.offset + member.size))
+        content = bytes(read_range(Span(url, member.offset, member.offset + member.size)))
         if zlib.crc32(content) == checksum:
             return content
     raise DataError(f"{what} is damaged: its checksum differs from the one in the index.")

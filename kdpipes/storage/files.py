@@ -171,10 +171,10 @@ def read_url(url: str, *, num_tries: int = NUM_TRIES) -> bytes:
         if is_local(url):
             return Path(url).read_bytes()
         filesystem, path = filesystem_of(url)
-        content: bytes = retried(
+        content = retried(
             lambda: hedged(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX)), num_tries=num_tries
         )
-    return content
+    return bytes(content)
 
 
 def pread(descriptor: int, size: int, offset: int) -> bytes:
@@ -185,7 +185,7 @@ def pread(descriptor: int, size: int, offset: int) -> bytes:
     return content
 
 
-def write_all(descriptor: int, content: bytes) -> None:
+def write_all(descriptor: int, content: bytes | memoryview) -> None:
     """Write all bytes: one call of the system may write fewer."""
     view = memoryview(content)
     while view.nbytes:

@@ -28,6 +28,7 @@ import torch
 
 from kdpipes.core.errors import WorkerError, add_note, check_count, must_be
 from kdpipes.core.progress import shown_if_slow
+from kdpipes.storage.access import current_access, using
 from kdpipes.storage.shared import sharing
 
 __all__ = ["check_workers", "in_parallel", "run_jobs"]
@@ -97,13 +98,20 @@ def in_parallel(
 ) -> Iterator[Result]:
     """Yield the result of `action` for each item, in order, from threads that work a little ahead.
 
-    After an error, `stop` is called and no thread begins another item; the error is raised once all threads are idle.
+    The threads reach storage as the caller does. After an error, `stop` is called and no thread begins another item;
+    the error is raised once all threads are idle.
     """
+    access = current_access()
+
+    def run(item: Job) -> Result:
+        with using(access):
+            return action(item)
+
     pending: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(num_threads, "kdpipes-jobs") as threads:
         try:
             for item in items:
-                pending.append(threads.submit(action, item))
+                pending.append(threads.submit(run, item))
                 if len(pending) >= 4 * num_threads:
                     yield pending.popleft().result()
             while pending:

@@ -62,10 +62,13 @@ class ObjectFiles:
         """Return the bytes of an object, or of a part of it, without a time limit."""
         given = {**options, "start": start, "end": end}
         found = self.attempt("cat_file", None, path, **given)
-        return self.filesystem.cat_file(path, **given) if found is NotImplemented else found
+        return self.filesystem.cat_file(path, **given) if found is NotImplemented else bytes(found)
 
     def attempt(self, method: str, timeout: float | None, path: str, **options: Any) -> Any:
         """Return what a method of the file system returns, if obstore can do the same; else NotImplemented.
+
+        Contents are returned as a view of obstore's memory. A copy of 8 MiB costs more than the request: its pages are
+        new to the process, so each of them is a page fault (1.1 s of CPU per GB without the copy, 2.9 s with it).
 
         Args:
             method: Its name.
@@ -103,11 +106,11 @@ class ObjectFiles:
         self, library: Any, client: Any, path: str, key: str, start: int | None = None, end: int | None = None
     ) -> Any:
         if start is None and end is None:
-            return bytes(library.get(client, key).bytes())
+            return memoryview(library.get(client, key).bytes())
         if start is None or end is None or not 0 <= start < end:
             return NotImplemented
         try:
-            return bytes(library.get_range(client, key, start=start, end=end))
+            return memoryview(library.get_range(client, key, start=start, end=end))
         except library.exceptions.GenericError as error:
             if "416 Range" not in str(error):
                 raise

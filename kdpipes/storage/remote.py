@@ -40,6 +40,7 @@ from kdpipes.storage.urls import is_local
 
 __all__ = [
     "BrokenStreamError",
+    "Content",
     "NoRangesError",
     "RangeReader",
     "RemoteStream",
@@ -66,6 +67,9 @@ class BrokenStreamError(Exception):
     """A file that cannot be read on; the message follows the file's name."""
 
 
+Content = bytes | memoryview  # a view of the memory of the library that has read it, where that saves a copy
+
+
 class Span(NamedTuple):
     """Bytes of a file, from `start` up to `stop`."""
 
@@ -74,7 +78,7 @@ class Span(NamedTuple):
     stop: int
 
 
-def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> bytes:
+def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> Content:
     """Return the bytes of a span; temporary errors are retried.
 
     Args:
@@ -95,16 +99,16 @@ def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> bytes:
         raise DataError(f"Shard {span.url!r} cannot be read at offset {span.start}: {what}.") from as_cause(error)
 
 
-def _read_once(span: Span) -> bytes:
+def _read_once(span: Span) -> Content:
     filesystem, path = filesystem_of(span.url)
     size = span.stop - span.start
-    content: bytes = ask(filesystem, "cat_file", span.url, path, start=span.start, end=span.stop, num_bytes=size)
+    content: Content = ask(filesystem, "cat_file", span.url, path, start=span.start, end=span.stop, num_bytes=size)
     if len(content) > size:
         raise NoRangesError(
             f"Shard {span.url!r} is on a server that does not support range requests: {size} bytes were requested, "
             f'{len(content)} received. Use `kdp.open_shards(fetch="shards")`, `kdp.stream_shards` or '
             "`kdp.copy_to_local`.",
-            content,
+            bytes(content),
         )
     if len(content) != size:
         raise DataError(f"{size} bytes were requested, {len(content)} received")
@@ -115,7 +119,7 @@ def _read_once(span: Span) -> bytes:
 class _Request:
     """A request under way or done, and how many announced reads of it are still to come."""
 
-    coming: Future[bytes]
+    coming: Future[Content]
     num_due: int = 0
 
 
@@ -201,7 +205,7 @@ class RangeReader:
             known = self._covering(span)
             request = None if known is None else self._ahead[known]
         if known is None or request is None:
-            return self._read_now(span)
+            return bytes(self._read_now(span))
         try:
             content = answer_of(request.coming, span.url, known.stop - known.start)
         except Exception as error:  # a request for many spans that failed may succeed for one
@@ -214,16 +218,16 @@ class RangeReader:
                 if self._ahead.get(known) is request:
                     self._note_read(known, request)
             if self._read_file is not None:
-                return content
-            return content[span.start - known.start : span.stop - known.start]
-        return self._read_now(span, num_silent=1 if is_silent else NUM_SILENT)
+                return bytes(content)
+            return bytes(content[span.start - known.start : span.stop - known.start])
+        return bytes(self._read_now(span, num_silent=1 if is_silent else NUM_SILENT))
 
-    def _read_now(self, span: Span, num_silent: int = NUM_SILENT) -> bytes:
+    def _read_now(self, span: Span, num_silent: int = NUM_SILENT) -> Content:
         if self._read_file is not None:
             return self._read_file(span)
         return read_range(span) if num_silent == NUM_SILENT else read_range(span, num_silent=num_silent)
 
-    def _read_ahead(self, span: Span) -> bytes:
+    def _read_ahead(self, span: Span) -> Content:
         with waiting():  # the thread that wants the span watches the time
             return self._read_now(span)
 
@@ -334,11 +338,11 @@ class _Source:
         kind = type(self._filesystem)
         return bool(getattr(kind, "async_impl", False)) or kind.cat_file is not AbstractFileSystem.cat_file
 
-    def chunk(self, start: int, stop: int) -> bytes:
+    def chunk(self, start: int, stop: int) -> Content:
         """Return the bytes from `start` up to `stop`, or up to the end of a file of unknown size."""
         num_tries = 0
 
-        def attempt() -> bytes:
+        def attempt() -> Content:
             nonlocal num_tries
             num_tries += 1
             if self.has_ranges and not self._is_http:
@@ -377,7 +381,8 @@ class _Source:
         if version != self.version:
             raise _ChangedError("it has changed since it was opened")
 
-    def _range(self, start: int, stop: int) -> bytes:
+    def _range(self, start: int, stop: int) -> Content:
+        content: Content
         if not self._is_http:
             content = ask(
                 self._filesystem, "cat_file", self._url, self._path, start=start, end=stop, num_bytes=stop - start
@@ -393,7 +398,7 @@ class _Source:
             raise NoRangesError("the whole file came")
         if len(content) < stop - start:
             raise EOFError(f"{stop - start} bytes are due, {len(content)} came")
-        return bytes(content)
+        return content
 
     def _read_on(self, start: int, stop: int) -> bytes:
         """Return a chunk by reading on, or from the beginning again."""
@@ -437,9 +442,10 @@ class RemoteStream:
 
     def __init__(self, url: str, num_ahead: int | None = None) -> None:
         self._url = url
-        self._chunk, self._at = b"", 0
+        self._chunk: Content = b""
+        self._at = 0
         self._begin, self._wanted = 0, 0  # offsets of the chunk, and of the next one to request
-        self._coming: deque[Future[bytes]] = deque()
+        self._coming: deque[Future[Content]] = deque()
         self._num_ahead = min(num_ahead or _NUM_AT_FIRST, _NUM_AHEAD)
         self.at_end: Callable[[int], object] | None = None  # called with the number of chunks still under way
         self._source = _Source(url)
@@ -490,9 +496,9 @@ class RemoteStream:
                 what = what_went_wrong(self._url, error)
                 raise BrokenStreamError(f"cannot be read at offset {self._begin}: {what}") from as_cause(error)
         start, self._at = self._at, min(self._at + size, len(self._chunk))
-        return self._chunk[start : self._at]
+        return bytes(self._chunk[start : self._at])
 
-    def _next_chunk(self) -> bytes:
+    def _next_chunk(self) -> Content:
         if self._process != os.getpid():
             self._renew(has_ranges=self._source.has_ranges)
         try:
@@ -501,12 +507,12 @@ class RemoteStream:
             self._renew(has_ranges=False)
             return self._requested()
 
-    def _requested(self) -> bytes:
+    def _requested(self) -> Content:
         self._request()
         coming = self._coming.popleft() if self._coming else None
         if self.at_end is not None and self._wanted == self._source.size:
             self.at_end(len(self._coming))
-        content = b"" if coming is None else coming.result()
+        content: Content = b"" if coming is None else coming.result()
         self._num_ahead = _NUM_AHEAD if self._begin else self._num_ahead
         self._request()
         return content

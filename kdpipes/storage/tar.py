@@ -286,7 +286,7 @@ class _Parts:
             return read_span(self._url, start, stop - start)
         if not self._whole:
             try:
-                return read_range(Span(self._url, start, stop))
+                return bytes(read_range(Span(self._url, start, stop)))
             except NoRangesError as error:
                 self._whole = error.content
         return self._whole[start:stop]

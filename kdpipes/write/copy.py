@@ -18,7 +18,7 @@ import stat
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -30,6 +30,7 @@ from fsspec.spec import AbstractBufferedFile
 from kdpipes.core.errors import DataError, as_cause, check_count, must_be
 from kdpipes.core.masked import masked
 from kdpipes.core.progress import bytes_if_slow
+from kdpipes.storage.access import Access, current_access, using
 from kdpipes.storage.files import CAN_HOLD, HeldFile, draft_of, version_in
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.jobs import in_parallel
@@ -95,6 +96,7 @@ def copy_to_local(
     *,
     relative_path: str | os.PathLike[str] | None = None,
     num_workers: int = 8,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> CopyResult:
     """Copy a data set from slow storage to a folder of this machine, unless it is there.
 
@@ -110,6 +112,8 @@ def copy_to_local(
         local_root: The folder for it.
         relative_path: Copy only this folder of both; "train.zip" is the folder "train".
         num_workers: How many files are read, or unpacked, at a time.
+        storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for
+            `global_root`. No error contains them.
 
     Raises:
         FileNotFoundError: There is neither such a folder nor such a zip.
@@ -124,6 +128,7 @@ def copy_to_local(
         False
     """
     num_workers = check_count("num_workers", num_workers)
+    access = Access(storage_options=storage_options)
     if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):
         raise TypeError(must_be("local_root", "a folder of this machine", local_root))
     if not isinstance(global_root, str | os.PathLike):
@@ -135,8 +140,9 @@ def copy_to_local(
         raise ValueError(must_be("local_root", "a folder outside of `global_root`", str(local_root)))
     above = [str(parent) if parent.name else "" for parent in reversed(PurePosixPath(relative).parents)]
     unfinished = [each for each in above if state_of(root / each, root) == "unfinished"]
-    earlier = [_settle(url, root, each, num_workers) for each in unfinished]
-    result = _settle(url, root, relative, num_workers)
+    with using(access):
+        earlier = [_settle(url, root, each, num_workers) for each in unfinished]
+        result = _settle(url, root, relative, num_workers)
     return result if result.was_copied or not earlier else earlier[0]._replace(path=result.path)
 
 
@@ -590,12 +596,13 @@ class _RemoteZip(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no t
     def __init__(self, file: SourceFile) -> None:
         options = {"maxblocks": 4}
         super().__init__(file.filesystem, file.path, "rb", _ZIP_BLOCK, True, "background", options, size=file.size)
-        self._source = file
+        self._source, self._access = file, current_access()
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         file = self._source
         try:
-            return retried(partial(_range, file, start, min(end, file.size)))
+            with using(self._access):  # fsspec reads ahead in a thread of its own
+                return retried(partial(_range, file, start, min(end, file.size)))
         except Exception as error:
             raise _unreadable(file.url, error) from as_cause(error)
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import posixpath
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.errors import ChainError, must_be
+from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import CAN_HOLD, HeldFile, remote_info
 from kdpipes.storage.urls import identity_of, is_local
 
 __all__ = ["FileLocalizer"]
 
 
-class FileLocalizer:
+class FileLocalizer(Fingerprinted):
     """Returns local paths for paths or URLs of files, which are copied when they are first asked for.
 
     What `.localize_files()` calls with each; also for a field of its own, so that labels cost no copy:
@@ -28,6 +31,8 @@ class FileLocalizer:
     Args:
         local_root: The folder for the files.
         global_root: The folder that they are in; paths below it are kept. None keeps the whole path.
+        storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for the files.
+            Workers get them; no `repr`, state, fingerprint or error contains them.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -42,11 +47,18 @@ class FileLocalizer:
 
     is_random = False  # otherwise generators would be seeded for each path
 
-    def __init__(self, local_root: str | os.PathLike[str], global_root: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        local_root: str | os.PathLike[str],
+        global_root: str | os.PathLike[str] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):
             raise TypeError(must_be("local_root", "a folder of this machine", local_root))
         if global_root is not None and not isinstance(global_root, str | os.PathLike):
             raise TypeError(must_be("global_root", "a path or an fsspec URL", global_root))
+        self._access = Access(storage_options=storage_options)
         self._root = str(Path(local_root).expanduser())
         self._global_root = None if global_root is None else _plain(os.fspath(global_root))
 
@@ -60,8 +72,12 @@ class FileLocalizer:
         url = _plain(os.fspath(path))
         target = Path(self._root, self._relative(url))
         if not target.exists():
-            self._copy(url, target)
+            with using(self._access):
+                self._copy(url, target)
         return str(target)
+
+    def fingerprint(self) -> Any:
+        return self._root, self._global_root
 
     def _relative(self, url: str) -> str:
         from kdpipes.write.copy import is_inside  # on use: few chains copy files
@@ -111,6 +127,7 @@ def localize_files(
     local_root: str | os.PathLike[str],
     *,
     global_root: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Copies files that pass as paths or URLs to a local folder, once (functional name: ``localize_files``).
 
@@ -122,6 +139,8 @@ def localize_files(
         source_datapipe: Any indexed pipe or stream of paths, like `FSSpecFileLister("s3://birds")`.
         local_root: The folder for the files.
         global_root: The folder that all paths lie in; by default the whole path is kept, without the protocol.
+        storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for the files.
+            Workers get them; no `repr`, state, fingerprint or error contains them.
 
     Length: the source's, if it has one.
 
@@ -137,7 +156,7 @@ def localize_files(
         True
     """
     source: IterDataPipe[Any] | MapDataPipe[Any] = a_datapipe(source_datapipe)
-    return source.map(FileLocalizer(local_root, global_root))
+    return source.map(FileLocalizer(local_root, global_root, storage_options=storage_options))
 
 
 register("localize_files", localize_files, flavour="map")

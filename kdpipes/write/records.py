@@ -39,6 +39,7 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.core.sample import Sample
 from kdpipes.selection import Permutation
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import draft_of, locked, read_url, replace_file
 from kdpipes.storage.jobs import check_workers, run_jobs
 from kdpipes.storage.records import (
@@ -92,6 +93,7 @@ def write_records(
     class_names: Sequence[str] | None = None,
     num_workers: int = 0,
     executor: Executor | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> RecordsResult:
     """Write samples into LMDB record files, which `kdp.open_records` reads.
 
@@ -119,6 +121,8 @@ def write_records(
         class_names: The names of the classes 0, 1, ...; by default those of the chain.
         num_workers: How many processes write; with 0, this one.
         executor: Writes the parts instead: any executor whose workers see `folder` under the same path.
+        storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for the files
+            of a data list. Workers get them; no `repr`, state, fingerprint or error contains them.
 
     Memory: 16 MiB in each process, 28 bytes a sample and field of its part, and what the chain takes.
 
@@ -159,7 +163,8 @@ def write_records(
         check_callable("encode", encode)
     key = hash_key("records", check_seed(seed)) if shuffle else None
     names = check_names("class_names", class_names)
-    items = _items_of(source, encode)
+    access = Access(storage_options=storage_options)
+    items = _items_of(source, encode, access)
     names = items.class_names() if names is None else names
     identity = hash_key(items.fingerprint(), len(items), num_parts, key or b"", repr(names)).hex()[:32]
     writer = _PartWriter(items, Path(path).expanduser().absolute(), Header(num_parts, identity, names), key)
@@ -271,9 +276,11 @@ class _Items:
         source: An indexed chain, or a sequence of items.
         encode: Returns the fields of an item; None takes the fields of a sample.
         place: Names the items in errors.
+        access: How the files of a data list are reached.
     """
 
-    def __init__(self, source: MapPipe | Sequence[Any], encode: Encode | None, place: str) -> None:
+    def __init__(self, source: MapPipe | Sequence[Any], encode: Encode | None, place: str, access: Access) -> None:
+        self._access = access
         self._chain = source if isinstance(source, MapPipe) else None
         self._items: Shared[Sequence[Any]] | None = None if isinstance(source, MapPipe) else Shared(source)
         self._size = len(source)
@@ -322,7 +329,8 @@ class _Items:
             return Record(sample.key, dict(sample))
         item = sample if self._items is None else self._items.value[position]
         try:
-            made = call_seeded(self._encode, sample, "encode", item, ctx=None)
+            with using(self._access):
+                made = call_seeded(self._encode, sample, "encode", item, ctx=None)
         except Exception as error:
             what = f"sample {sample.key!r}" if self._items is None else f"item {position} of {self._place}"
             add_note(error, f"kdpipes: while encoding {what}")
@@ -336,14 +344,14 @@ class _Items:
         return Record(str(fields.pop("key", sample.key)), fields)
 
 
-def _items_of(source: Any, encode: Encode | None) -> _Items:
+def _items_of(source: Any, encode: Encode | None, access: Access) -> _Items:
     """Return the items of the `source` of `write_records`.
 
     Raises:
         TypeError: It is not an indexed chain of samples, a data list or a sequence.
     """
     if isinstance(source, MapPipe):
-        return _Items(gives_samples(source, "write_records"), encode, type(source).__name__)
+        return _Items(gives_samples(source, "write_records"), encode, type(source).__name__, access)
     if isinstance(source, IterDataPipe | MapDataPipe):
         is_stream = isinstance(source, IterDataPipe)
         way_out = "`kdp.open_shards` is indexed." if is_stream else "Make samples first: `.to_samples(...)`."
@@ -352,17 +360,17 @@ def _items_of(source: Any, encode: Encode | None) -> _Items:
             f"{'a stream' if is_stream else 'none'}. {way_out}"
         )
     if isinstance(source, str | os.PathLike):
-        return _items_of_list(os.fspath(source), encode)
+        return _items_of_list(os.fspath(source), encode, access)
     rule = "an indexed chain, the path of a .txt or .csv file, or a sequence of items"
     if not isinstance(source, Sequence | np.ndarray) or isinstance(source, bytes):
         way_out = "`kdp.from_dataset` makes a chain of a dataset." if hasattr(source, "__getitem__") else ""
         raise TypeError(must_be("source", rule, source, way_out))
     if encode is None:
         raise TypeError(must_be("encode", "a function from item to fields, as `source` holds no samples", encode))
-    return _Items(source if isinstance(source, Sequence) else list(source), encode, "the sequence")
+    return _Items(source if isinstance(source, Sequence) else list(source), encode, "the sequence", access)
 
 
-def _items_of_list(path: str, encode: Encode | None) -> _Items:
+def _items_of_list(path: str, encode: Encode | None, access: Access) -> _Items:
     if not path.lower().endswith(_LISTS) or not is_local(path):
         raise ValueError(must_be("source", "a .txt or .csv file of this machine, one item per line", path))
     with Path(path).expanduser().open(encoding="utf-8-sig", errors="surrogateescape") as file:
@@ -372,7 +380,7 @@ def _items_of_list(path: str, encode: Encode | None) -> _Items:
         labels = [_Rows(lines)[place][-1].strip() for place in (0, 1)]
         if [label.lstrip("-").isdecimal() for label in labels] == [False, True]:  # the first line is a header
             lines = PackedStrings(list(lines)[1:])
-    return _Items(_Rows(lines) if is_csv else lines, encode or _image_and_label, repr(path))
+    return _Items(_Rows(lines) if is_csv else lines, encode or _image_and_label, repr(path), access)
 
 
 # The name of `_Rows` and the code of `_image_and_label`, docstring included, are part of the identity of records that

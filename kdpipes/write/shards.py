@@ -39,6 +39,7 @@ from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import shown_name
 from kdpipes.core.sample import Sample, as_sample
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.catalog import index_beside, index_url
 from kdpipes.storage.files import create_url, forget_listings, locked, read_url, version_of, write_url
 from kdpipes.storage.filesystems import filesystem_of, parent_of
@@ -104,6 +105,7 @@ def write_shards(
     key: Callable[[Sample], str] | None = None,
     num_workers: int = 0,
     executor: Executor | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ShardsResult:
     """Write the samples of a chain as plain webdataset tars, each with its index, and return what was done.
 
@@ -146,6 +148,8 @@ def write_shards(
             time, where it does not say so itself.
         executor: Writes the shards instead: a process pool, Dask's `client.get_executor()`, mpi4py's
             `MPIPoolExecutor`, or any other of `concurrent.futures`. It must reach the chain's files and `urls`.
+        storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for `urls`.
+            Workers get them; no `repr`, state, fingerprint or error contains them.
 
     `.on_error("skip")` and `"quarantine"` hold here as well: samples that cannot be made are left out, logged and
     counted. With `max_samples`, their shard is the smaller for it.
@@ -167,7 +171,7 @@ def write_shards(
         >>> len(birds) == result.num_samples, birds.class_names()
         (True, ('heron', 'stork'))
     """
-    places = ShardPlaces(urls)
+    places = ShardPlaces(urls, storage_options)
     if max_samples is None and max_bytes is None:
         raise ValueError("`max_samples` or `max_bytes` must be given: how large is a shard to be?")
     limits = _Limits(
@@ -204,7 +208,7 @@ def write_shards(
             if executor is None:
                 places.remove_drafts()  # of workers that were killed
                 if not was_begun:
-                    places.remove_unused_notes()
+                    places.remove_unused_notes(notes)
             raise
 
 
@@ -242,9 +246,11 @@ class ShardPlaces:
 
     Args:
         pattern: A path or URL with `%06d` in place of the number.
+        storage_options: The arguments of fsspec's file system.
     """
 
-    def __init__(self, pattern: str | os.PathLike[str]) -> None:
+    def __init__(self, pattern: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
+        self.access = Access(storage_options=storage_options)
         if not isinstance(pattern, str | os.PathLike):
             raise TypeError(must_be("urls", "a path or URL", pattern))
         text = os.path.expanduser(os.fspath(pattern).removeprefix("file://"))  # noqa: PTH111
@@ -312,29 +318,43 @@ class ShardPlaces:
             if draft.fullmatch(name):
                 Path(self._folder, name).unlink(missing_ok=True)
 
-    def remove_unused_notes(self) -> None:
-        """Remove the notes of a remote job that has failed before its first shard: they would keep others out."""
+    def remove_unused_notes(self, notes: SavedNotes) -> None:
+        """Remove the notes of a remote job that has failed before its first shard: they would keep others out.
+
+        Another run of the same job may write its first shard between the listing and the removal. Then both put the
+        notes back: this run if it sees the shard in a second listing, the other one after it has written the shard
+        (see `_Run`). One of the two comes last.
+        """
         with suppress(Exception):  # the error of the job is the one to report
             if not self.is_local and not self.existing():
-                filesystem, path = filesystem_of(self.notes_url)
-                filesystem.rm_file(path)
+                with using(self.access):
+                    filesystem, path = filesystem_of(self.notes_url)
+                    filesystem.rm_file(path)
+                if self.existing():
+                    _kept_notes(self, notes)
 
     def _names(self) -> list[str]:
         if self.is_local:
             folder = Path(self._folder or ".")
             return [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        forget_listings([self.url(0)])
-        filesystem, path = filesystem_of(self.url(0))
-        try:
-            found = retried(lambda: filesystem.ls(parent_of(filesystem, path), detail=False))
-        except FileNotFoundError:
-            return []
+        with using(self.access):
+            forget_listings([self.url(0)])
+            filesystem, path = filesystem_of(self.url(0))
+            try:
+                found = retried(lambda: filesystem.ls(parent_of(filesystem, path), detail=False))
+            except FileNotFoundError:
+                return []
         return [str(name).rstrip("/").rpartition("/")[2] for name in found]
+
+    def index(self, number: int) -> ShardIndex | None:
+        """Return the index of a shard; None if the shard is not complete."""
+        with using(self.access):
+            return index_beside(self.url(number))
 
     def finished(self, numbers: Iterable[int]) -> Iterator[_Report]:
         """Yield a report for each of some shards that is complete, in order."""
         asked = list(numbers)
-        found = in_parallel(lambda number: index_beside(self.url(number)), asked, _NUM_THREADS)
+        found = in_parallel(self.index, asked, _NUM_THREADS)
         with closing(found):  # type: ignore[type-var]  # a generator
             for number, index in zip(asked, found, strict=True):
                 if index is not None:
@@ -347,17 +367,20 @@ class ShardPlaces:
         if self.is_local:
             write_whole(Path(url), shard.chunks(samples))
         else:
-            _upload(url, shard, samples)
-        version = version_of(url)
+            _upload(url, shard, samples, self.access)
+        with using(self.access):
+            version = version_of(url)
         if version.size not in (-1, shard.num_bytes):
             raise DataError(f"{url!r} is to have {shard.num_bytes} bytes, but has {version.size}: who else writes it?")
-        _write_index(url, shard.index(version))
+        with using(self.access):
+            _write_index(url, shard.index(version))
         return _Report(number, _hashes_of(shard.keys), shard.num_bytes)
 
 
-def _upload(url: str, shard: TarShard, samples: Iterable[TarSample]) -> None:
+def _upload(url: str, shard: TarShard, samples: Iterable[TarSample], access: Access) -> None:
     """Write a remote tar from an unnamed local file, so that requests that fail can be made again."""
-    filesystem, path = filesystem_of(url)
+    with using(access):  # the samples are made without it: their sources have options of their own
+        filesystem, path = filesystem_of(url)
     with tempfile.TemporaryFile(prefix="kdpipes-") as file:
         try:
             file.writelines(shard.chunks(samples))
@@ -406,7 +429,8 @@ def _begin_notes(
             )
         notes = SavedNotes(job, class_names)
         if not places.is_local:
-            notes = SavedNotes.from_bytes(create_url(places.notes_url, _as_json(notes)), places.notes_url)
+            with using(places.access):
+                notes = SavedNotes.from_bytes(create_url(places.notes_url, _as_json(notes)), places.notes_url)
     elif places.is_local and not existing and notes.job != job:  # the lock is held, so the other job has ended
         notes, was_begun = SavedNotes(job, class_names), False
     _check_job(places, notes, job, has_shards=bool(existing))
@@ -418,9 +442,19 @@ def _begin_notes(
 def _read_notes(places: ShardPlaces) -> SavedNotes | None:
     """Return the notes beside some shards; None if they are missing."""
     try:
-        return SavedNotes.from_bytes(read_url(places.notes_url), places.notes_url)
+        with using(places.access):
+            return SavedNotes.from_bytes(read_url(places.notes_url), places.notes_url)
     except FileNotFoundError:
         return None
+
+
+def _kept_notes(places: ShardPlaces, notes: SavedNotes) -> SavedNotes:
+    """Return the notes beside some remote shards; missing ones are written."""
+    found = _read_notes(places)
+    if found is None:
+        with using(places.access):
+            found = SavedNotes.from_bytes(create_url(places.notes_url, _as_json(notes)), places.notes_url)
+    return found
 
 
 def _check_job(places: ShardPlaces, notes: SavedNotes, job: dict[str, Any], *, has_shards: bool) -> None:
@@ -451,7 +485,8 @@ def _difference(name: str, then: Any, now: Any) -> str:
 
 
 def _write_notes(places: ShardPlaces, notes: SavedNotes) -> SavedNotes:
-    _write(places.notes_url, _as_json(notes))
+    with using(places.access):
+        _write(places.notes_url, _as_json(notes))
     return notes
 
 
@@ -649,11 +684,17 @@ class _Run:
         missing = [span for span in spans if span.number not in self._reports]
         with self._run(partial(_write_span, self.recipe, self.places), missing, "writing shards") as reports:
             for report in reports:
-                self._add(report)
+                self._add_written(report)
 
     def _add(self, report: _Report) -> None:
         self._reports[report.number] = report
         self._keys.add(report.hashes, report.number)
+
+    def _add_written(self, report: _Report) -> None:
+        """Add a shard that this run has written. After the first remote one, put back the notes if they are gone."""
+        if not self.places.is_local and len(self._reports) == self._num_found:
+            _check_job(self.places, _kept_notes(self.places, self.notes), self.notes.job, has_shards=True)
+        self._add(report)
 
     def _write_in_order(self, was_begun: bool) -> None:
         """Write shards as the samples come, after the ones that exist."""
@@ -669,7 +710,7 @@ class _Run:
         self._skip_written(samples)
         numbered = self._numbered(self.recipe.made(samples, self.recipe.tar_sample))
         for number, group in groupby(numbered, key=itemgetter(0)):
-            self._add(self.places.write(number, map(itemgetter(1), group)))
+            self._add_written(self.places.write(number, map(itemgetter(1), group)))
 
     def _numbered(self, samples: Iterable[TarSample | None]) -> Iterator[tuple[int, TarSample]]:
         """Yield each sample with the number of its shard."""
@@ -700,7 +741,7 @@ class _Run:
             place += key is not None and bool(_hashes_of([key])[0] == due[place])
 
     def _keys_of(self, number: int) -> Sequence[str]:
-        index = index_beside(self.places.url(number))
+        index = self.places.index(number)
         return [] if index is None else index.keys
 
 

@@ -6,15 +6,19 @@ import hashlib
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import kdpipes as kdp
 from kdpipes.storage import shard_folder
-from kdpipes.storage.files import version_of
+from kdpipes.storage.catalog import index_url
+from kdpipes.storage.files import HeldFile, read_url, version_of, write_url
 from kdpipes.storage.shard_cache import Shard
 from kdpipes.storage.shard_folder import ReplacedError
+from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import in_child
 from tests.storage.kept_shards import CONTENTS, NUMBER, RANGE, SIZE, has_read, kept, made, moved, shard, shards
@@ -143,3 +147,32 @@ def test_checksums_of_s3_are_those_of_the_content(s3: str, place: Path) -> None:
     assert md5(CONTENTS[0]) in one.version.tag
     assert made(place).read(one, 0, SIZE) == CONTENTS[0]
     assert shard_folder._without_md5 == set()
+
+
+def test_a_shard_whose_members_have_checksums_is_downloaded_once(
+    storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tag_by(monkeypatch, lambda content: md5(content[::-1]))
+    assert all(has_read(made(place), one._replace(is_checked=True)) for one in shards())
+    assert moved(storage) == NUMBER * SIZE
+
+
+@pytest.mark.parametrize("has_checksums", [True, False])
+def test_the_index_decides_whether_a_shard_is_hashed(
+    s3: str, place: Path, monkeypatch: pytest.MonkeyPatch, has_checksums: bool
+) -> None:
+    url, hashed, real = f"{s3}/letters-0.tar", list[Path](), shard_folder._md5
+    kdp.write_shards(kdp.from_dataset([b"a", b"b"], "bin"), f"{s3}/letters-%d.tar", max_samples=2)
+    if not has_checksums:
+        index = ShardIndex.from_bytes(read_url(index_url(url)), url)
+        plain = {name: replace(places, checksums=None) for name, places in index.fields.items()}
+        write_url(index_url(url), replace(index, fields=plain).to_bytes())
+
+    def note(file: HeldFile) -> str:
+        hashed.append(file.path)
+        return real(file)
+
+    monkeypatch.setattr(shard_folder, "_md5", note)
+    shards = kdp.open_shards(url, fetch="shards", cache_dir=str(place))
+    assert [bytes(sample["bin"]) for sample in shards] == [b"a", b"b"]
+    assert len(hashed) == (0 if has_checksums else 1)

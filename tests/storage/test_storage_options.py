@@ -12,6 +12,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
@@ -81,6 +82,79 @@ def test_options_are_shown_and_written_nowhere(root: str, name: str) -> None:
     shown.append("".join(traceback.format_exception(caught.value)))
     for secret in (OPTIONS["secret"], OPTIONS["key"], "heron-and-stork"):
         assert not [text for text in shown if secret in text]
+
+
+def photos_of(root: str, options: dict[str, Any]) -> Any:
+    return kdp.image_folder(f"{root}/photos", storage_options=options)
+
+
+def listed(root: str, folder: Path) -> str:
+    """Return the path of a list of two photos and their classes."""
+    names = [f"{root}/photos/{path}" for path in sorted(photos_of(root, OPTIONS).column("key"))[:2]]
+    (folder / "list.txt").write_text("".join(f"{name} {label}\n" for label, name in enumerate(names)))
+    return str(folder / "list.txt")
+
+
+WRITERS: dict[str, Callable[[str, dict[str, Any], Path, int], Any]] = {
+    "write_shards": lambda root, options, folder, workers: kdp.write_shards(
+        photos_of(root, OPTIONS),
+        f"{root}/new/train-%06d.tar",
+        max_samples=40,
+        num_workers=workers,
+        storage_options=options,
+    ),
+    "write_records": lambda root, options, folder, workers: kdp.write_records(
+        listed(root, folder), folder / "records", num_workers=workers, num_parts=2, storage_options=options
+    ),
+    "copy_to_local": lambda root, options, folder, workers: kdp.copy_to_local(
+        f"{root}/photos", folder / "copy", num_workers=workers + 1, storage_options=options
+    ),
+    "FileLocalizer": lambda root, options, folder, workers: kdp.FileLocalizer(
+        folder / "files", storage_options=options
+    )(f"{root}/photos-000.tar"),
+    "localize_files": lambda root, options, folder, workers: list(
+        IterableWrapper([f"{root}/photos-001.tar"]).localize_files(folder / "some", storage_options=options)
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", WRITERS)
+def test_writers_reach_storage_with_their_own_options(root: str, name: str, workers: int, tmp_path: Path) -> None:
+    assert WRITERS[name](root, OPTIONS, tmp_path, workers)
+    assert not current_access().storage_options
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_writers_show_and_write_their_options_nowhere(root: str, name: str, tmp_path: Path) -> None:
+    wrong = {**OPTIONS, "secret": "heron-and-stork"}
+    with pytest.raises(Exception) as caught:
+        WRITERS[name](root, wrong, tmp_path, 0)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert not [secret for secret in (OPTIONS["key"], "heron-and-stork") if secret in shown]
+    WRITERS[name](root, OPTIONS, tmp_path, 0)
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or OPTIONS["secret"].encode() not in path.read_bytes()
+
+
+def test_files_localized_with_options_are_the_same_chain() -> None:
+    plain, other = (kdp.FileLocalizer("files", storage_options=options) for options in (None, {"key": "heron"}))
+    assert fingerprint(plain) == fingerprint(other)
+    assert "heron" not in repr(other)
+
+
+def test_options_of_shards_are_not_those_of_the_samples(root: str, tmp_path: Path) -> None:
+    def used(sample: Any) -> bytes:
+        return repr(current_access().storage_options).encode()
+
+    kdp.write_shards(
+        kdp.from_dataset([b"a"], "bin"),
+        f"{root}/own/train-%d.tar",
+        max_samples=1,
+        encode={"bin": used},
+        storage_options=OPTIONS,
+    )
+    assert list(kdp.open_shards(f"{root}/own/train-0.tar", storage_options=OPTIONS).column("bin")) == [b"{}"]
 
 
 def test_two_sources_use_two_stores(root: str, tmp_path: Path) -> None:

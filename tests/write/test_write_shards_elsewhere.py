@@ -11,6 +11,7 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
+from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.shard_index import ShardIndex
@@ -139,6 +140,62 @@ def test_a_job_without_shards_keeps_others_out_until_it_fails(letters: Any, s3: 
     with pytest.raises(LookupError, match="no such letter"):
         kdp.write_shards(letters, urls, max_samples=4, encode={field: fail})
     assert len(kdp.write_shards(letters, urls, max_samples=3).urls) == 2
+
+
+class Breaking(Fingerprinted):
+    """Encodes letters: the notes are gone after the first one, and the fifth one fails."""
+
+    def __init__(self, notes: str) -> None:
+        self._notes, self._num_made = notes, 0
+
+    def __call__(self, value: Any) -> bytes:
+        self._num_made += 1
+        if self._num_made == 1:  # the other run failed, and listed the folder before this one has written a shard
+            fsspec.filesystem("s3").rm_file(self._notes)
+        if self._num_made == 5:
+            raise LookupError("no such letter")
+        return b"letter"
+
+    def fingerprint(self) -> str:
+        return "letters"
+
+
+def test_notes_that_another_run_removed_are_put_back(letters: Any, s3: str) -> None:
+    field, notes = next(iter(letters[0])), f"{s3}/birds-shards.json"
+
+    def run() -> kdp.ShardsResult:
+        encode = {field: Breaking(notes)}
+        return kdp.write_shards(letters, f"{s3}/birds-%d.tar", max_samples=4, encode=encode, extensions={field: "bin"})
+
+    with pytest.raises(LookupError, match="no such letter"):
+        run()
+    fsspec.filesystem("s3").invalidate_cache()
+    assert fsspec.filesystem("s3").exists(notes)
+    result = run()
+    assert (result.num_found, len(result.urls)) == (1, 2)
+
+
+def test_a_run_that_fails_leaves_the_notes_beside_shards_of_another(
+    letters: Any, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls, store, listings = f"{s3}/birds-%d.tar", fsspec.filesystem("s3"), []
+    existing = shards.ShardPlaces.existing
+
+    def existing_before_the_other(places: Any) -> list[str]:
+        listings.append(existing(places))
+        if len(listings) == 2:  # the other run writes its first shard between the listing and the removal
+            store.pipe_file(f"{s3}/birds-0.tar", b"")
+        return listings[-1]
+
+    def fail(value: Any) -> bytes:
+        raise LookupError("no such letter")
+
+    monkeypatch.setattr(shards.ShardPlaces, "existing", existing_before_the_other)
+    with pytest.raises(LookupError, match="no such letter"):
+        kdp.write_shards(letters, urls, max_samples=4, encode={next(iter(letters[0])): fail})
+    assert listings == [[], [], ["birds-0.tar"]]
+    store.invalidate_cache()
+    assert store.exists(f"{s3}/birds-shards.json")
 
 
 def test_storage_that_cannot_keep_jobs_apart_reports_them_at_the_end(
