@@ -33,7 +33,6 @@ _PIPES = [
     "sources.to_samples",
     "work.fields",
     "work.on_error",
-    "write.localize",
 ]
 
 # The garbage collector is off during the import. Otherwise it visits all objects that torch has made, which takes a
@@ -73,6 +72,7 @@ try:
         Resize,
         ToTensor,
     )
+    from kdpipes.write.localize import FileLocalizer
 
     for _name in _PIPES:  # a pipe is registered when its module is imported
         _import_module(f"kdpipes.{_name}")
@@ -158,7 +158,6 @@ _DEPRECATED = {  # names of 0.1 that version 0.3 will not have: the modules that
     "FewShotTakerMapDataPipe": ("kdpipes.plan.few_shot", "FewShotTakerMapDataPipe"),
     "FieldAdder": ("kdpipes.work.fields", "FieldAdder"),
     "FieldRenamer": ("kdpipes.work.fields", "FieldRenamer"),
-    "FileLocalizer": ("kdpipes.write.localize", "FileLocalizer"),
     "ImageDecoder": ("kdpipes.work.decode", "ImageDecoder"),
     "MixerIterDataPipe": ("kdpipes.plan.mix", "MixerIterDataPipe"),
     "MixerMapDataPipe": ("kdpipes.plan.mix", "MixerMapDataPipe"),
@@ -193,6 +192,7 @@ __all__ = [
     "DecodedImage",
     "EncodedImage",
     "FieldError",
+    "FileLocalizer",
     "HorizontalFlip",
     "IterPipe",
     "KdpipesError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, Literal
 
 import torch
@@ -142,6 +143,7 @@ class MapChain(MapDataPipe[Any]):
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> CachedMapChain: ...
     def cache_in_redis(
         self,
@@ -346,6 +348,7 @@ class IterChain(IterDataPipe[Any]):
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> CachedIterChain: ...
     def cache_in_redis(
         self,
@@ -431,10 +434,14 @@ class CachedMapChain(MapChain):
     """What can follow a cache of an indexed pipe, and what the cache itself can do."""
 
     def stats(self) -> CacheStats: ...
-    def warm_up(self, *, num_threads: int = 4, progress: bool = True) -> CacheStats: ...
+    def warm_up(
+        self, *, num_threads: int = 4, num_workers: int = 0, executor: Executor | None = None, progress: bool = True
+    ) -> CacheStats: ...
 
 class CachedIterChain(IterChain):
     """What can follow a cache of a stream, and what the cache itself can do."""
 
     def stats(self) -> CacheStats: ...
-    def warm_up(self, *, num_threads: int = 4, progress: bool = True) -> CacheStats: ...
+    def warm_up(
+        self, *, num_threads: int = 4, num_workers: int = 0, executor: Executor | None = None, progress: bool = True
+    ) -> CacheStats: ...

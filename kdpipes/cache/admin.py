@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import layout_in
@@ -14,6 +15,7 @@ from kdpipes.cache.store import CacheStore
 from kdpipes.core.errors import DataError
 from kdpipes.core.masked import masked
 from kdpipes.core.progress import shown_if_slow
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.codec import DamagedError, decode
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.urls import is_local
@@ -60,27 +62,27 @@ def named_caches() -> list[str]:
     return [_NAME + name for name in named_folders()]
 
 
-def look_at_cache(place: str) -> CacheFound:
+def look_at_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> CacheFound:
     """Return what the cache in a place holds.
 
     Raises:
         FileNotFoundError: There is none.
     """
-    store = _store(place)
+    store = _store(place, storage_options)
     stats, contents = store.stats(), read_contents(store)
     return CacheFound(place, store.layout, stats.entries, stats.bytes, None if contents is None else len(contents.keys))
 
 
-def check_cache(place: str) -> CacheChecked:
+def check_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> CacheChecked:
     """Return how many entries a cache has, how many are damaged, and how many could be healed without the source."""
-    store, number, num_damaged = _store(place), 0, 0
+    store, number, num_damaged = _store(place, storage_options), 0, 0
     for key, entry in shown_if_slow(store.each_entry(), store.stats().entries, f"verifying {place!r}", "entries"):
         number += 1
         num_damaged += not _is_sound(key, entry)
     return CacheChecked(number, num_damaged, heal_contents(store))
 
 
-def clear_cache(place: str) -> None:
+def clear_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> None:
     """Remove a cache, with its folder.
 
     Raises:
@@ -89,19 +91,21 @@ def clear_cache(place: str) -> None:
     if place.startswith(_NAME):
         clear_named(place.removeprefix(_NAME))
         return
-    if layout_in(place) is None:
+    access = Access(storage_options=storage_options)
+    if layout_in(place, access) is None:
         raise FileNotFoundError(f"There is no cache in {masked(place)!r}.{_in_memory(place)}")
     if is_local(place):
         shutil.rmtree(Path(place).expanduser())
         return
-    filesystem, path = filesystem_of(place)
-    filesystem.rm(path, recursive=True)
+    with using(access):
+        filesystem, path = filesystem_of(place)
+        filesystem.rm(path, recursive=True)
 
 
-def _store(place: str) -> CacheStore:
+def _store(place: str, storage_options: Mapping[str, Any] | None) -> CacheStore:
     if not place.startswith(_NAME):
         try:
-            return store_in(place)
+            return store_in(place, storage_options)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{error}{_in_memory(place)}") from error
     name = place.removeprefix(_NAME)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import nullcontext, suppress
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kdpipes.cache.counters import Counters
 from kdpipes.cache.key import Identity, eager_names, key_of
@@ -27,6 +28,7 @@ from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import SampleMapper, SampleMapperIterDataPipe, SampleMapperMapDataPipe, register_operation
 from kdpipes.core.traits import Traits
+from kdpipes.storage.access import Access
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.urls import is_local
 
@@ -35,6 +37,11 @@ __all__ = ["CacheIterDataPipe", "CacheMapDataPipe", "Cacher", "CacherInMemory", 
 Verify = Literal["always", "once", "never"]
 _OF_DRAWS = ("draw", "early_draws")  # entries of the ctx that are about one delivery
 _NUM_PROBES = 32
+# How values look that a cache has kept, for those that need no copy.
+_AS_HITS: dict[type, Callable[[Any], Any]] = {
+    **dict.fromkeys((bool, int, float, str, bytes, type(None)), lambda value: value),
+    np.ndarray: lambda array: _read_only(array),
+}
 _PLAIN = (bool, int, float, str, type(None), np.generic)
 
 
@@ -81,6 +88,7 @@ class Cacher(Operation):
         self._allow_pickle = allow_pickle
         self._bytes_as_views = bytes_as_views
         self._verified = _Verified()
+        self.is_warming_up = False  # which lists the samples itself
         self._has_warned = False
 
     def fingerprint(self) -> Any:
@@ -88,13 +96,14 @@ class Cacher(Operation):
         # `bytes_as_views` does not count: a view equals its bytes.
         return self.freezes, self.notes
 
-    def cache(self, sample: Sample, base: bytes, calls: WatchedCalls) -> Sample:
+    def cache(self, sample: Sample, base: bytes, calls: WatchedCalls, added: Callable[[], None]) -> Sample:
         """Read the fields of a sample from the cache, when they are needed.
 
         Args:
             sample: The sample, which is changed and returned.
             base: The digest that identifies its values.
             calls: Watches the functions upstream while they are called.
+            added: Called when the cache has a new entry.
         """
         if sample.draw.replayed is not None:  # a replayed sample may use other parameters upstream
             return _settled(sample)
@@ -105,13 +114,22 @@ class Cacher(Operation):
                 continue
             reached = source.reaches(list(promises.values())) if promises else []
             entries = [entry for entry, promise in promises.items() if any(promise is other for other in reached)]
-            load = functools.partial(self._value, name=name, base=base, entries=entries, calls=calls)
+            load = functools.partial(self._value, name=name, base=base, entries=entries, calls=calls, added=added)
             sample[name] = value = Lazy(load, what=f"caching field {name!r}", scope=scope)
             for entry in entries:
                 sample.promise_ctx(entry, value)
         return sample
 
-    def _value(self, sample: Sample, *, name: str, base: bytes, entries: list[str], calls: WatchedCalls) -> Any:
+    def _value(
+        self,
+        sample: Sample,
+        *,
+        name: str,
+        base: bytes,
+        entries: list[str],
+        calls: WatchedCalls,
+        added: Callable[[], None],
+    ) -> Any:
         key, is_damaged, found = key_of(base, name), False, None
         try:
             found = self._found(key)
@@ -124,7 +142,10 @@ class Cacher(Operation):
             # A frozen draw depends on the sample alone. If it depended on the delivery, fields could be inconsistent.
             frozen = sample.using_key(_frozen(base)) if self.freezes else nullcontext()
             with calls.watching() as moved, frozen:
-                return self._loaded(sample, name, key, entries, is_damaged, moved)
+                value, is_new = self._loaded(sample, name, key, entries, is_damaged, moved)
+            if is_new:
+                added()
+            return value
         self.counters.count(hits=1)
         value, ctx = found
         for entry, content in ctx.items():
@@ -153,7 +174,8 @@ class Cacher(Operation):
         entries: list[str],
         is_damaged: bool,
         moved: Callable[[], tuple[str, str] | None],
-    ) -> Any:
+    ) -> tuple[Any, bool]:
+        """Load a field, and return its value, and whether it is a new entry of the cache."""
         before = set(sample.ctx)
         with sample.watching_draws() as drawn:
             value = _decoded(sample[name])
@@ -162,6 +184,10 @@ class Cacher(Operation):
             refuse_random(operation)
         if not self.freezes and (private := moved()) is not None:
             refuse_private(*private)
+        if not is_damaged and not self.store.takes_more() and type(value) in _AS_HITS:
+            # A full cache costs nothing but the look-up: encoding a value that cannot be kept took 60 us.
+            self.counters.count(misses=1)
+            return _AS_HITS[type(value)](value), False
         made = {*entries, *(set(sample.ctx) - before)} - set(_OF_DRAWS)
         ctx = {entry: sample.ctx[entry] for entry in made if entry in sample.ctx}
         try:
@@ -172,7 +198,7 @@ class Cacher(Operation):
         is_kept = self.store.put(key, [content], replace=is_damaged)
         self.counters.count(misses=1, healed=int(is_damaged and is_kept))
         is_as_hits_give_it = type(value) is bytes and not self._bytes_as_views
-        return value if is_as_hits_give_it else self._read(key, content, False)[0]
+        return value if is_as_hits_give_it else self._read(key, content, False)[0], is_kept and not is_damaged
 
     def _read(self, key: bytes, content: Any, is_checked: bool) -> Any:
         return decode(
@@ -219,6 +245,12 @@ def is_cached(value: Lazy) -> bool:
 def _frozen(base: bytes) -> SampleKey:
     """Return the draw of a sample whose randomness is frozen."""
     return SampleKey(position=int.from_bytes(base[:7], "little"), is_early=True)
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view: NDArray[Any] = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _is_plain(value: Any) -> bool:
@@ -305,7 +337,13 @@ class _CachePipe(SampleMapper):
         if sample.draw.epoch != self._epoch:
             self._epoch = sample.draw.epoch
             self._operation.store.check()
-        return self._operation.cache(sample, self._identity.of(sample), self._calls)
+        return self._operation.cache(sample, self._identity.of(sample), self._calls, self.entry_added)
+
+    def entry_added(self) -> None:
+        """Called when the cache has got a new entry from this process."""
+
+    def end_epoch(self, *, in_worker: bool) -> None:
+        self._operation.store.flush()
 
     def _warn_of_loaded(self, sample: Sample) -> None:
         loaded = [name for name, value in sample.scope().items() if value.is_loaded]
@@ -343,7 +381,11 @@ class _CachePipe(SampleMapper):
         """
         from kdpipes.cache.warm_up import warm_up
 
-        warm_up(self, num_threads=num_threads, num_workers=num_workers, executor=executor, progress=progress)
+        self._operation.is_warming_up = True
+        try:
+            warm_up(self, num_threads=num_threads, num_workers=num_workers, executor=executor, progress=progress)
+        finally:
+            self._operation.is_warming_up = False
         return self.stats()
 
 
@@ -359,6 +401,33 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
     def __init__(self, source_datapipe: Any, operation: Any, name: str) -> None:
         super().__init__(source_datapipe, operation, name)
         self._begin()
+        self._num_left: int | None = None  # entries that this process adds before it looks again
+        self._num_seen = -1  # entries when it last looked
+        self._is_listed = False
+
+    def entry_added(self) -> None:
+        if not self._operation.store.completes_itself:
+            return
+        # In a loop without a loader, nothing else shows that an epoch is over.
+        if self._num_left is None:
+            self._num_left = max(len(self) - self._operation.store.stats().entries, 0) + 1
+        self._num_left -= 1
+        if self._num_left <= 0:
+            self._num_left = len(self)
+            self.end_epoch(in_worker=False)
+
+    def end_epoch(self, *, in_worker: bool) -> None:
+        """Write what is gathered; in the main process, list the samples if all of them are in the cache now."""
+        super().end_epoch(in_worker=in_worker)
+        store = self._operation.store
+        if in_worker or self._is_listed or not store.completes_itself or self._operation.is_warming_up:
+            return
+        num_entries = store.stats().entries
+        if num_entries != self._num_seen:
+            self._num_seen = num_entries
+            from kdpipes.cache.warm_up import complete
+
+            self._is_listed = complete(self)
 
     def prefetch(self, order: Order) -> None:
         """Pass on what is not cached; an epoch's order unless a probe of it is cached completely."""
@@ -495,16 +564,17 @@ class CacherOnDisk(Cacher):
 
     torchdata's `on_disk_cache` keeps files that a pipe of one's own names; this cache stands in the work of a chain,
     and names entries itself: what they are known by, and what is kept, says `cache_in_memory`. Any number of processes
-    fill it at once. `warm_up()` fills it with all samples, and goes on where it was broken off; what is complete opens
-    without the source, by `kdp.open_cache(url)`, also where its folder has been moved or packed to.
+    fill it at once. An epoch that reads all samples of an indexed source completes it, and so does `warm_up()`, which
+    continues after an interruption. A complete cache opens without the source, by `kdp.open_cache(url)`, also after its
+    folder was moved or packed.
 
     Args:
         url: A folder, by path or by any URL that fsspec knows. It need not be there.
         layout: "lmdb", one file, for folders of this machine (no network file system); "files", one per entry, in any
             storage. By default that of the cache that is there, else "lmdb" for paths and "files" for URLs.
         max_bytes: How large an LMDB file may become; by default half of what is free on the disk.
-        is_durable: Whether each entry of LMDB waits for the disk. Without it, filling is much faster, but a cache that
-            was written when the machine went down must be deleted.
+        is_durable: Whether LMDB waits for the disk after each group of entries: if the machine goes down, the last
+            group is loaded again. Without it, a cache that was being written then must be deleted.
         max_files_per_folder: Of the layout "files": how many may lie in one folder, at least 32.
         num_entries: Of the layout "files": how many are expected at most.
         compression: Of the layout "files": None, "zlib" (quick), "gzip", "bz2", "lzma"; or what takes a package: "zstd"
@@ -513,6 +583,8 @@ class CacherOnDisk(Cacher):
         version: Anything else that tells these entries from others, a string or an integer.
         freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
         allow_pickle: Whether to pickle values that are no plain data, and to execute what the cache says then.
+        storage_options: Of URLs: the arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`. They are
+            neither shown nor written.
 
     Memory: none but that of the system's file cache.
 
@@ -546,6 +618,7 @@ class CacherOnDisk(Cacher):
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(url, str | os.PathLike):
             raise TypeError(must_be("url", "a path or a URL", url))
@@ -554,9 +627,10 @@ class CacherOnDisk(Cacher):
         place = os.fspath(url).removeprefix("file://")
         check_choice("layout", layout, ("lmdb", "files", None))
         check_flag("is_durable", is_durable)
+        access = Access(storage_options=storage_options)
         of_files = (max_files_per_folder, num_entries, compression) != (1000, 1_000_000, None)
         if layout is None:
-            layout = "files" if of_files or not is_local(place) or layout_in(place) == "files" else "lmdb"
+            layout = "files" if of_files or not is_local(place) or layout_in(place, access) == "files" else "lmdb"
         if layout == "lmdb" and of_files:
             raise ValueError(must_be("layout", '"files"', layout, "Other layouts have no folders and no compression."))
         if layout == "files" and max_bytes is not None:
@@ -568,7 +642,11 @@ class CacherOnDisk(Cacher):
             LmdbStore(place, max_bytes=max_bytes, is_durable=is_durable)
             if layout == "lmdb"
             else FileStore(
-                place, num_entries=num_entries, max_files_per_folder=max_files_per_folder, compression=compression
+                place,
+                num_entries=num_entries,
+                max_files_per_folder=max_files_per_folder,
+                compression=compression,
+                storage_options=storage_options,
             ),
             verify=verify,
             version=version,

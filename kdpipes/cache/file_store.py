@@ -99,7 +99,7 @@ class FileStore(CacheStore):
             self._url = os.path.abspath(os.path.expanduser(self._url))  # noqa: PTH100, PTH111 - links stay
         else:
             check_filesystem("url", self._url)
-        self.has_quick_stats = is_local(self._url)
+        self.has_quick_stats = self.completes_itself = is_local(self._url)
         self._options = {**layout._asdict(), "compression": compression}
         self.start()
 

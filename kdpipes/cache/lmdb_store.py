@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ Result = TypeVar("Result")
 _LEAST_BYTES = 1 << 16
 _NUM_READERS = 1024
 _LOCK_BYTES = 17 * 4096  # for `_NUM_READERS`
+_GROUP_ENTRIES, _GROUP_BYTES, _GROUP_S = 64, 8 << 20, 0.2  # entries are committed together, at the first of these
 _MOST_PLACES = 1 << 17  # about 20 MB in each process
 _PREFIX = b"\0"  # of all keys, as in kdpipes 0.1
 
@@ -42,8 +44,9 @@ class LmdbStore(CacheStore):
         folder: A local folder (no network file system), which is created if need be, or a `SharedFolder`.
         max_bytes: The maximum size; by default half of the free space. The process that creates the cache decides, and
             later ones can only ask for more.
-        is_durable: Whether each `put` waits for the disk. If not, a cache on disk that was being written when the
-            machine went down must be deleted. True by default, but False for a `SharedFolder`.
+        is_durable: Whether entries are written in groups, each of which waits for the disk: when the machine goes down,
+            the last group is lost. If False, each `put` writes at once without waiting, and a cache on disk that was
+            being written when the machine went down must be deleted. False by default for a `SharedFolder`.
 
     Raises:
         DataError: On first use: the folder holds something else, or a cache of another version.
@@ -69,6 +72,7 @@ class LmdbStore(CacheStore):
             raise ValueError(must_be("folder", "one of this machine", path, "A `FileStore` takes URLs."))
         self.folder = str(Path(path).expanduser().absolute())
         self._max_bytes = None if max_bytes is None else check_count("max_bytes", max_bytes, minimum=_LEAST_BYTES)
+        self.completes_itself = self._holder is None
         self._is_durable = self._holder is None if is_durable is None else is_durable
         self.start()
 
@@ -106,11 +110,24 @@ class LmdbStore(CacheStore):
         try:
             environment.add(key, b"".join(buffers), replace)
         except (lmdb.Error, OSError) as error:
-            self._is_full = True
-            self.refusal = self._refusal(error)
-            self._warn(f"{self.refusal.reason}. It keeps what it has, and the rest is loaded each time.")
+            self._stop(error)
             return False
         return True
+
+    def flush(self) -> None:
+        if self._opened is not None and not self._is_full:
+            try:
+                self._opened.flush()
+            except (lmdb.Error, OSError) as error:
+                self._stop(error)
+
+    def takes_more(self) -> bool:
+        return not self._is_full and not self._is_off
+
+    def _stop(self, error: Exception) -> None:
+        self._is_full = True
+        self.refusal = self._refusal(error)
+        self._warn(f"{self.refusal.reason}. It keeps what it has, and the rest is loaded each time.")
 
     def contains(self, key: bytes) -> bool:
         check_key(key)
@@ -121,11 +138,13 @@ class LmdbStore(CacheStore):
         return claim_in(Path(self.folder), name, waits=waits)
 
     def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
+        self.flush()
         nothing: list[bytes] = []
         for key in self._asked(lambda environment: environment.keys(), nothing):
             yield bound_to(key), self.get(key)
 
     def stats(self) -> CacheStats:
+        self.flush()
         num_entries, num_bytes = self._asked(lambda environment: environment.size(), (0, 0))
         return CacheStats(bytes=num_bytes, entries=num_entries)
 
@@ -135,6 +154,7 @@ class LmdbStore(CacheStore):
 
     def close(self) -> None:
         if self._opened is not None:
+            self.flush()
             self._opened.close()
         self.start()
 
@@ -221,6 +241,11 @@ class _Environment:
         self._least_size = 0  # LMDB's file never shrinks: a smaller one has been truncated
         self._views = _Views()
         self._page_size = mmap.PAGESIZE
+        self._group: dict[bytes, bytes] = {}  # entries that are not committed yet
+        self._group_bytes = 0
+        self._timer: threading.Timer | None = None
+        self._failure: Exception | None = None  # of a group that a timer has written
+        self._is_writable = True
         self.reading, self.writing = threading.Lock(), threading.Lock()
         _all.add(self)
 
@@ -234,6 +259,8 @@ class _Environment:
         known = self._views.known(key) if is_known else None
         if known is not None:
             return known
+        if (content := self._group.get(key)) is not None:
+            return memoryview(content)
         with self.reading, self._begin() as transaction:
             found = transaction.get(_PREFIX + key)
             # LMDB moves small values, so they are copied. Large ones have pages of their own, which stay in place.
@@ -248,13 +275,83 @@ class _Environment:
         """
         if replace:
             self._views.forget()
-        with self.writing, self._begin_writing() as transaction:
-            is_new = transaction.put(_PREFIX + key, content, overwrite=False)
-            if not is_new and replace and transaction.get(_PREFIX + key) != content:
-                transaction.put(_PREFIX + key, content)
+        if not self._is_durable or replace:
+            with self.writing:
+                self._commit({key: content}, replace)
+            return
+        with self.writing:
+            self._raise_failure()
+            with self.reading:
+                self._open()
+            if not self._is_writable:
+                self._commit({key: content}, replace)
+            self._group_bytes += 0 if key in self._group else len(content)
+            self._group.setdefault(key, content)
+            if len(self._group) >= _GROUP_ENTRIES or self._group_bytes >= _GROUP_BYTES:
+                self._commit_group()
+            elif self._timer is None:
+                _flush_at_exit()
+                self._timer = threading.Timer(_GROUP_S, _flush_in_time, (weakref.ref(self),))
+                self._timer.daemon = True
+                self._timer.start()
+
+    def flush(self) -> None:
+        """Commit the entries that are waiting."""
+        with self.writing:
+            self._commit_group()
+            self._raise_failure()
+
+    def flush_in_time(self) -> None:
+        """Commit the entries that are waiting, in a thread; the next `add` raises its error."""
+        with self.writing:
+            try:
+                self._commit_group()
+            except (lmdb.Error, OSError) as error:
+                self._failure = error
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # there is nobody left to report to
+            self.flush()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _commit_group(self) -> None:
+        """Commit the entries that are waiting; the caller holds `writing`.
+
+        One transaction waits for the disk twice, however many entries it writes: 64 entries take 0.4 ms instead of
+        21 ms. If they do not fit together, those that fit are kept.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        group = self._group
+        try:
+            if group:
+                self._commit(group)
+        except lmdb.MapFullError:
+            for key, content in group.items():
+                self._commit({key: content})
+        finally:
+            self._group, self._group_bytes = {}, 0  # only now, because other threads read it
+
+    def forget_group(self) -> None:
+        """Leave the entries that are waiting to the process that this one was forked from."""
+        self._group, self._group_bytes, self._timer, self._failure = {}, 0, None, None
+
+    def _commit(self, entries: dict[bytes, bytes], replace: bool = False) -> None:
+        with self._begin_writing() as transaction:
+            for key, content in entries.items():
+                is_new = transaction.put(_PREFIX + key, content, overwrite=False)
+                if not is_new and replace and transaction.get(_PREFIX + key) != content:
+                    transaction.put(_PREFIX + key, content)
 
     def has(self, key: bytes) -> bool:
         """Return whether there is an entry."""
+        if key in self._group:
+            return True
         with self.reading, self._begin() as transaction:
             return transaction.get(_PREFIX + key) is not None
 
@@ -328,7 +425,7 @@ class _Environment:
     def _open(self) -> Any:
         if self._env is not None:
             return self._env
-        is_writable = os.access(self.folder, os.W_OK)
+        is_writable = self._is_writable = os.access(self.folder, os.W_OK)
         data = Path(self.folder, "data.mdb")
         if is_writable:
             _reserve(Path(self.folder, "lock.mdb"), _LOCK_BYTES)
@@ -355,6 +452,12 @@ class _Environment:
         self._views.begin(data)
         env.reader_check()  # frees the slots of processes that were killed
         return env
+
+
+def _flush_in_time(environment: weakref.ref[_Environment]) -> None:
+    found = environment()
+    if found is not None:
+        found.flush_in_time()
 
 
 def _reserve(path: Path, size: int) -> None:
@@ -446,6 +549,7 @@ _all: weakref.WeakSet[_Environment] = weakref.WeakSet()
 _by_folder: weakref.WeakValueDictionary[str, _Environment] = weakref.WeakValueDictionary()
 _registering = threading.Lock()
 _stopped: list[_Environment] = []  # while this process forks
+_flushes_in = 0  # the process that commits its groups when it ends
 
 
 def _environment_of(folder: str, max_bytes: int, is_durable: bool) -> _Environment:
@@ -468,6 +572,26 @@ def _before_fork() -> None:
         _stopped.append(environment)
 
 
+def _forget_groups() -> None:
+    for environment in _stopped:
+        environment.forget_group()
+    _after_fork()
+
+
+def _flush_at_exit() -> None:
+    """Commit what is waiting when this process ends in order, also if it is a child of `multiprocessing`."""
+    global _flushes_in
+    if _flushes_in != os.getpid():
+        _flushes_in = os.getpid()
+        Finalize(None, _flush_all, exitpriority=10)
+
+
+def _flush_all() -> None:
+    for environment in list(_all):
+        with suppress(lmdb.Error, OSError, DataError):  # there is nobody left to tell
+            environment.flush()
+
+
 def _after_fork() -> None:
     while _stopped:
         environment = _stopped.pop()
@@ -477,4 +601,4 @@ def _after_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget_groups)

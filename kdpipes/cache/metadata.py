@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kdpipes.core.errors import DataError
+from kdpipes.storage.access import Access, current_access, using
 from kdpipes.storage.files import create_file, read_url
 from kdpipes.storage.urls import is_local, join_url
 
@@ -57,11 +58,12 @@ def _checksum(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def layout_in(url: str) -> str | None:
+def layout_in(url: str, access: Access | None = None) -> str | None:
     """Return the layout of the cache in a folder or at a URL, None if there is no cache."""
     try:
         place = Path(url).expanduser() / METADATA
-        content = place.read_bytes() if is_local(url) else read_url(join_url(url, METADATA))
+        with using(access or current_access()):
+            content = place.read_bytes() if is_local(url) else read_url(join_url(url, METADATA))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
     found = parse_metadata(content, url)

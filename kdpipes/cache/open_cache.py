@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.masked import masked
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
+from kdpipes.storage.access import Access
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local
@@ -49,6 +50,7 @@ class CacheReaderMapDataPipe(MapPipe):
         url: The cache's folder, by path, or, of one with the layout "files", by any URL that fsspec knows:
             `zip://::birds.zip`.
         allow_pickle: Whether to read what was pickled, and so to execute what the cache says.
+        storage_options: The arguments of fsspec's file system for a URL. They are neither shown nor written.
 
     Memory: some 30 bytes for each sample, and its key, shared by all workers.
 
@@ -63,13 +65,19 @@ class CacheReaderMapDataPipe(MapPipe):
         'STORK'
     """
 
-    def __init__(self, url: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        allow_pickle: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
         if not isinstance(url, str | os.PathLike):
             raise TypeError(must_be("url", "a path or a URL", url))
         check_flag("allow_pickle", allow_pickle)
         self._url = os.fspath(url)
         self._allow_pickle = allow_pickle
-        self._store = store_in(self._url)
+        self._store = store_in(self._url, storage_options)
         self._contents: Shared[Contents] | None = None
 
     def fingerprint(self) -> Any:
@@ -149,9 +157,9 @@ class CacheReaderMapDataPipe(MapPipe):
                 raise DataError(f"The cache {self._url!r} {refusal.reason}. {refusal.hint}")
             if contents is None:
                 raise DataError(
-                    f"The cache {self._url!r} has {self._store.stats().entries:,} entries, but is not complete: epochs "
-                    "fill it, `warm_up()` loads what is missing and makes the list of its samples. Where its source "
-                    "is: `cached = chain.cache_on_disk(...)`, and then `cached.warm_up()`."
+                    f"The cache {self._url!r} has {self._store.stats().entries:,} entries, but is not complete. An "
+                    "epoch that reads all samples completes it, or, where its source is: "
+                    "`cached = chain.cache_on_disk(...)`, and then `cached.warm_up()`."
                 )
             self._contents = Shared(contents)
         return self._contents.value
@@ -244,14 +252,14 @@ def _sound(store: CacheStore, key: bytes) -> Any:
     return None
 
 
-def store_in(url: str) -> CacheStore:
+def store_in(url: str, storage_options: Mapping[str, Any] | None = None) -> CacheStore:
     """Return the store of a cache that is there.
 
     Raises:
         FileNotFoundError: There is none.
     """
     url = url.removeprefix("file://")
-    layout = layout_in(url)
+    layout = layout_in(url, Access(storage_options=storage_options))
     if layout is None:
         hint = "`chain.cache_on_disk(...)` makes one, when a field of it is read."
         if url.endswith(".zip"):
@@ -262,4 +270,4 @@ def store_in(url: str) -> CacheStore:
         raise ValueError(
             f"The cache in {masked(url)!r} is one database (LMDB), which opens in a local folder alone. {hint}"
         )
-    return LmdbStore(url) if layout == "lmdb" else FileStore(url)
+    return LmdbStore(url) if layout == "lmdb" else FileStore(url, storage_options=storage_options)

@@ -93,6 +93,7 @@ class CacheStore(ABC):
     of_process: ClassVar[tuple[str, ...]] = ()  # attributes that `start` sets, which are not pickled
     has_quick_stats = False  # whether `stats` needs no search through all entries
 
+    completes_itself = False  # whether the samples are listed after a full epoch: it looks for each entry
     is_shared = True  # whether other chains may find the entries
     refusal: Refusal | None = None
     _warned_in = 0  # the process that has warned

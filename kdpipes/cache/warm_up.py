@@ -90,13 +90,13 @@ def complete(pipe: Any) -> bool:
     if is_marked(store):  # which stays, even if it lists other samples: only `warm_up` replaces it
         return True
     filler = _Filler(pipe, 1, waits=False, done=frozenset())
-    kept = []
-    for start in filler.starts():
+    kept: dict[int, list[_Kept]] = {}
+    for start in chain.from_iterable(filler.jobs()):  # in random order, so that a missing entry is found soon
         block = filler.found(start)
         if block is None:
             return False
-        kept += block
-    return _is_written(pipe, kept)
+        kept[start] = block
+    return _is_written(pipe, [one for start in sorted(kept) for one in kept[start]])
 
 
 class _Filler:

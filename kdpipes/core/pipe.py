@@ -146,6 +146,9 @@ class Pipe(Fingerprinted):
     def prepare_for_workers(self) -> None:
         """Compute what all workers need, once, before they start."""
 
+    def end_epoch(self, *, in_worker: bool) -> None:
+        """Called at the end of a loader's epoch: in each worker after its last batch, then in the main process."""
+
     def counters(self) -> dict[str, int]:
         """Return the pipe's counts over all processes, by name, for the statistics of a loader."""
         return {}

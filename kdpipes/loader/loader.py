@@ -361,6 +361,8 @@ class Loader:
         except StopIteration:
             self._whole_epoch += 1
             self.reading_service.finalize_iteration()
+            for pipe in Chain.of(self._chain).of_type(Pipe):
+                pipe.end_epoch(in_worker=False)
             raise
         except KeyboardInterrupt:
             # In a notebook the last traceback holds the loader, whatever the user deletes: so the workers end with the

@@ -12,6 +12,7 @@ from torch.utils.data.datapipes.iter import ShardingFilter
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.stock import Seeded
 from kdpipes.delivery.dealer import Dealer, Dealt
@@ -152,6 +153,7 @@ class Producer:
         self._num_skipped = 0  # of the batch that is being made
         self.is_one_to_one = self._dealer is not None and read.numbering_deal() is self._dealer
         self._dealers = read.of_type(Dealer)
+        self._pipes = read.of_type(Pipe)
         self._counting = [pipe for pipe in read.pipes if isinstance(pipe, Counting)]
         self._first_epochs = [pipe.next_epoch() for pipe in self._counting]
 
@@ -176,6 +178,8 @@ class Producer:
             for dealer in self._dealers:
                 dealer.skip(order.banned, skip)
             yield from (self._counted if self._dealer is None else self._dealt)(order.position, send)
+            for each in self._pipes:
+                each.end_epoch(in_worker=True)
         except Exception as error:
             send(Message(Kind.ERROR, content=error))
         else:

@@ -100,7 +100,7 @@ def as_files(pipe: Any, folder: Path, **options: Any) -> dict[str, Any]:
     """Return the paths of the entries, and what METADATA says."""
     read_sample(pipe.cache_on_disk(folder / "cache", layout="files", **options))
     paths = [path.relative_to(folder / "cache") for path in (folder / "cache").rglob("*") if path.is_file()]
-    entries = sorted(path.as_posix() for path in paths if not path.name.startswith("METADATA"))
+    entries = sorted(path.as_posix() for path in paths if not path.as_posix().startswith(("METADATA", ".counts/")))
     return {"entries": entries, "metadata": json.loads((folder / "cache" / "METADATA").read_text())}
 
 

@@ -15,6 +15,7 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.cache.admin import check_cache, clear_cache, look_at_cache
 from kdpipes.core.errors import DataError
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.storage.access import Access, current_access, using
@@ -138,7 +139,7 @@ def test_writers_show_and_write_their_options_nowhere(root: str, name: str, tmp_
 
 
 def test_files_localized_with_options_are_the_same_chain() -> None:
-    plain, other = (kdp.FileLocalizer("files", storage_options=options) for options in (None, {"key": "heron"}))
+    plain, other = (FileLocalizer("files", storage_options=options) for options in (None, {"key": "heron"}))
     assert fingerprint(plain) == fingerprint(other)
     assert "heron" not in repr(other)
 
@@ -155,6 +156,34 @@ def test_options_of_shards_are_not_those_of_the_samples(root: str, tmp_path: Pat
         storage_options=OPTIONS,
     )
     assert list(kdp.open_shards(f"{root}/own/train-0.tar", storage_options=OPTIONS).column("bin")) == [b"{}"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_cache_uses_its_own_options_and_shows_them_nowhere(root: str, workers: int) -> None:
+    place = f"{root}/cache"
+    cached = kdp.from_ids(list("abcd"), load=str.upper).cache_on_disk(place, storage_options=OPTIONS)
+    with kdp.Loader(cached.select("x").deal(batch_size=2), num_workers=workers) as loader:
+        assert [x for batch in loader for (x,) in batch] == list("ABCD")
+        shown = [repr(cached), cached._repr_html_(), repr(loader), str(loader.state_dict())]
+    assert cached.warm_up(progress=False).entries == 6
+    shown += [str(fingerprint(cached)), str(pickle.dumps(cached.operation.fingerprint()))]
+    opened = kdp.open_cache(place, storage_options=OPTIONS)
+    assert [sample["x"] for sample in pickle.loads(pickle.dumps(opened))] == list("ABCD")
+    shown += [repr(opened), str(fingerprint(opened))]
+    assert look_at_cache(place, OPTIONS).num_samples == 4
+    assert check_cache(place, OPTIONS) == (6, 0, 0)
+    wrong = {**OPTIONS, "secret": "heron-and-stork"}
+    with pytest.raises(Exception) as caught:
+        len(kdp.open_cache(place, storage_options=wrong))
+    shown.append("".join(traceback.format_exception(caught.value)))
+    with pytest.warns(UserWarning, match="cannot be") as warned:
+        kdp.from_ids(["e"], load=str.upper).cache_on_disk(place, layout="files", storage_options=wrong)[0]["x"]
+    shown += [str(warning.message) for warning in warned]
+    for secret in (OPTIONS["secret"], OPTIONS["key"], "heron-and-stork"):
+        assert not [text for text in shown if secret in text]
+    clear_cache(place, OPTIONS)
+    with pytest.raises(FileNotFoundError):
+        look_at_cache(place, OPTIONS)
 
 
 def test_two_sources_use_two_stores(root: str, tmp_path: Path) -> None:

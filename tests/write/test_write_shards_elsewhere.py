@@ -17,6 +17,7 @@ from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.testing import Fault, faulty_storage
 from kdpipes.write import shards
+from kdpipes.write.shards import ShardsResult
 from tests.write.shards import LIMITS, QUIET, tars_in, write
 
 pytestmark = QUIET
@@ -163,7 +164,7 @@ class Breaking(Fingerprinted):
 def test_notes_that_another_run_removed_are_put_back(letters: Any, s3: str) -> None:
     field, notes = next(iter(letters[0])), f"{s3}/birds-shards.json"
 
-    def run() -> kdp.ShardsResult:
+    def run() -> ShardsResult:
         encode = {field: Breaking(notes)}
         return kdp.write_shards(letters, f"{s3}/birds-%d.tar", max_samples=4, encode=encode, extensions={field: "bin"})
 
