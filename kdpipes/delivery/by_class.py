@@ -90,7 +90,7 @@ class ClassOrder(Fingerprinted):
         return len(self.numbers)
 
     def fingerprint(self) -> Any:
-        """Return what tells it from another."""
+        """Return the arrays that identify this order."""
         return self.numbers, self.num_groups
 
 

@@ -18,7 +18,7 @@ from kdpipes.selection import Permutation, smallest_int
 
 __all__ = ["ShardOrder", "WindowedOrder", "read_shards"]
 
-_NUM_SHARDS = 8  # of which a window has the samples, unless it is told
+_NUM_SHARDS = 8  # whose samples a window has by default
 _KEPT_WINDOWS = 4  # permutations: a batch may lie across windows, and later ones are prefetched
 
 
@@ -26,7 +26,7 @@ class ShardOrder(Fingerprinted):
     """The positions of samples by the shard that they lie in.
 
     Args:
-        numbers: Of each sample's shard, `[num_samples]`, integers.
+        numbers: The number of each sample's shard: integers `[num_samples]`.
     """
 
     def __init__(self, numbers: NDArray[Any]) -> None:
@@ -44,7 +44,7 @@ class ShardOrder(Fingerprinted):
         return len(self.stops)
 
     def fingerprint(self) -> Any:
-        """Return what tells it from another."""
+        """Return the arrays that identify this order."""
         return self._order, self.stops
 
     def __getitem__(self, places: NDArray[Any]) -> NDArray[Any]:
@@ -56,7 +56,7 @@ def read_shards(source: Any) -> ShardOrder:
     """Return the samples of an indexed source by their shard.
 
     Raises:
-        ChainError: Nobody knows which shards they lie in.
+        ChainError: The source does not know in which shard a sample lies.
     """
     find: Any = source.shard_numbers if isinstance(source, MapPipe) else None
     numbers = None if find is None else find()
@@ -69,11 +69,11 @@ def read_shards(source: Any) -> ShardOrder:
 
 
 class WindowedOrder:
-    """A seeded order of an epoch: shard after shard, in an order of their own, their samples permuted within windows.
+    """A seeded order of an epoch: shard after shard, in random order, with samples shuffled within windows.
 
     Args:
         shards: The samples by their shards.
-        window: The least number of samples of a window, if there are as many; None: those of 8 shards.
+        window: The least number of samples of a window, if the source has as many; None: those of 8 shards.
         key: Seed and epoch.
     """
 
@@ -100,10 +100,10 @@ class WindowedOrder:
         return self._in_sequence(places)
 
     def by_shard(self, first: int) -> Iterator[NDArray[Any]]:
-        """Yield positions that tell when shards are needed, from the window of an ordinal on.
+        """Yield positions in the order in which shards are needed, from the window of an ordinal on.
 
-        All positions, shard after shard; and in a window of several shards one of each at its beginning and its end,
-        since they are needed all the time.
+        These are all positions, shard after shard. A window of several shards also has a position of each shard at its
+        beginning and its end, because it needs them all the time.
         """
         size = len(self._shards)
         start = int(self._window_of(np.asarray(first))) if first < size else self._num_windows
@@ -115,7 +115,7 @@ class WindowedOrder:
         return map(self._in_sequence, in_windows(parts))
 
     def _around(self, begin: int, end: int) -> Iterator[NDArray[Any]]:
-        """Yield the places of a window, and at its beginning and its end one of each of its shards."""
+        """Yield the places of a window; before and after them, one place of each of its shards."""
         low, high = np.searchsorted(self._stops, [begin, end - 1], side="right")
         starts = np.concatenate([[begin], self._stops[low:high]])
         yield starts

@@ -242,7 +242,7 @@ class Dealer(Resumable):
         return sharding
 
     def set_seed(self, seed: int) -> Any:
-        """Called by loaders at the start of an epoch, to tell epochs apart; the order comes from `deal(seed=...)`."""
+        """Called by loaders at the start of an epoch. The order still comes from `deal(seed=...)`."""
         self._epochs.seeded()
         self._stands = None
         self._prepare()
@@ -277,11 +277,11 @@ class Dealer(Resumable):
         cursors: Cursors = (),
         tell_turn: TurnListener | None = None,
     ) -> None:
-        """Let the next iteration leave out what comes before `batch`.
+        """Let the next iteration begin at `batch`.
 
         Args:
             batch: The number of a batch of this rank.
-            listener: Told of each batch before it is made.
+            listener: Called for each batch before it is made.
             cursors: Where the lanes of the stream stood after the last batch before that, of those that are known.
             tell_turn: Called before the batches of each turn of the lanes if other ranks wait for this one: with the
                 number of the turn's first batch, and for each lane whether it has samples for the turn, and where it
@@ -329,8 +329,8 @@ class Dealer(Resumable):
         Args:
             epoch: The number of the epoch.
             batch: The number of the batch.
-            seed: In place of the dealer's.
-            seen: Called with each sample before it is loaded, where `on_error` wants that.
+            seed: Used instead of the dealer's seed.
+            seen: Called with each sample before it is loaded.
         """
         numbers: list[int] = []
         batches = self.whole_batches(
@@ -352,10 +352,10 @@ class Dealer(Resumable):
 
         Args:
             epoch: The number of the epoch.
-            seed: In place of the dealer's.
-            seen: Called with each sample before it is loaded, where `on_error` wants that.
+            seed: Used instead of the dealer's seed.
+            seen: Called with each sample before it is loaded.
             first: The number of the first batch.
-            listener: Told of each batch before it is made.
+            listener: Called for each batch before it is made.
         """
         dealer = copy.copy(self)
         is_selected = isinstance(self.source, Pipe) and self.source.traits.gives == "items"
@@ -372,15 +372,15 @@ class Dealer(Resumable):
             yield samples
 
     def fingerprint(self) -> Any:
-        """Return what makes the batches what they are, but for the sizes, which a state names."""
+        """Return what decides the batches, except for the sizes, which a state names."""
         return self._seed, self._shuffle, self._layout.fingerprint()
 
     def skip(self, banned: Mapping[str, str], tell: Callable[[Skip], None]) -> None:
-        """Where `on_error` lets samples be left out: leave these out untried, and tell of each that is left out.
+        """Leave out samples without trying them, and report each one that `on_error` leaves out.
 
         Args:
-            banned: Why, by the sample's key.
-            tell: Called in the process that makes the batch.
+            banned: The reasons, by the samples' keys.
+            tell: Called for each sample that is left out, in the process that makes the batch.
         """
         self._banned, self._told_of_skips = dict(banned), tell
 
@@ -414,8 +414,12 @@ class Dealer(Resumable):
 
     @property
     def uneven(self) -> str:
-        """What becomes of a batch that is short."""
+        """What happens to a short last batch."""
         return str(self._layout.uneven)
+
+    def row_size(self) -> int | None:
+        """Return the number of tokens in a row of packed samples; None if samples are not packed."""
+        return None
 
     def num_ranks(self) -> int:
         """Return the number of ranks that the batches are divided between."""
@@ -435,10 +439,10 @@ class Dealer(Resumable):
         return self.__dict__
 
     def _prepare(self) -> None:
-        """Do once, before the chain is copied, what every copy would do again."""
+        """Compute what all copies of the chain need, before it is copied."""
 
     def _starts_epoch(self, first: int) -> Skipper | None:
-        """Return what leaves bad samples out in the epoch that begins at batch `first`, if `on_error` wants that."""
+        """Return the object that skips bad samples in an epoch from batch `first` on; None without `on_error`."""
         handler, tell, seen = Chain.of(self).error_handler(), self._told_of_skips, self._seen
         self._limits = SkipLimits(handler, self._num_parts(), first) if self._is_limited else None
         self._skipper = None if handler is None else Skipper(handler, self._banned, tell, seen, self._limits)
@@ -450,11 +454,11 @@ class Dealer(Resumable):
         return bool(self._shuffle)
 
     def batch_key(self) -> SampleKey:
-        """Return what tells the batch that was given last from all others: the source of its randomness as a whole."""
+        """Return the random key of the batch that was yielded last."""
         return self._batch_key
 
     def _batch(self, item: Callable[..., Any], epoch: int, batch: int, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
-        """Return the items of a batch, but for those that are left out."""
+        """Return the items of a batch without those that are left out."""
         sharding, now = self._sharding, self.sharding()
         if now is not sharding:  # the rank is not fixed
             check_ranks(sharding.ranks(), now.ranks())

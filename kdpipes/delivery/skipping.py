@@ -24,14 +24,14 @@ _log = logging.getLogger("kdpipes")
 
 @dataclass(frozen=True)
 class Skip:
-    """A sample that was left out of its batch, or the rest of a shard that a stream cannot read on.
+    """A sample that was left out of its batch, or the rest of a shard that a stream cannot read.
 
     Args:
         epoch: The number of the epoch.
-        batch: The number of the batch, among those of the rank; that which was being read when a shard was given up.
-        ordinal: The sample's position in the epoch; of a shard, how many samples the stream had given before.
-        key: Its key, or the shard's name.
-        error: Why.
+        batch: The number of the batch among those of the rank: the one being read when the sample or shard failed.
+        ordinal: The sample's position in the epoch; for a shard, the number of samples that the stream gave before.
+        key: The sample's key, or the shard's name.
+        error: The error's text.
         is_shard: Whether it is a shard.
         is_replaced: Whether another sample replaces it.
     """
@@ -46,7 +46,7 @@ class Skip:
 
     @property
     def place(self) -> tuple[int, int, bool, str]:
-        """Return what tells it from all others, whichever worker says so."""
+        """Return the values that identify this sample or shard, for any worker that reports it."""
         return self.epoch, self.ordinal, self.is_shard, self.key
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Skip:
         return asdict(self)
 
     def log(self) -> None:
-        """Say so in the log; only for information where it was known before."""
+        """Log it as a warning; as information if it was known before."""
         level = logging.INFO if self.error.startswith(_QUARANTINED) else logging.WARNING
         what = "The rest of shard %r is left out from batch %d on: %s"
         if not self.is_shard:
@@ -64,7 +64,7 @@ class Skip:
 
 @contextmanager
 def unrecorded(pipe: Any) -> Iterator[None]:
-    """Put no sample into quarantine meanwhile, in workers neither: who looks at a chain changes no later run of it."""
+    """Put no sample into quarantine meanwhile, not even in workers: looking at a chain must not change later runs."""
     handlers = Chain.of(pipe).operations(ErrorHandler)
     for handler in handlers:
         handler.begin_looking()
@@ -103,7 +103,7 @@ class SkipLimits:
             return
         self._places.add(skip.place)  # a set, because a replaced worker makes its batch again
         num_skipped = len(self._places)
-        # The ordinal gives the number of samples so far, so batches need not be counted, whatever comes after `deal`.
+        # The ordinal gives the number of samples so far, so that batches need not be counted after `deal`.
         share_here = (skip.batch + 1 - self._first_batch) / (skip.batch + 1)
         num_seen = max(round((skip.ordinal // self._num_parts + 1) * share_here), num_skipped)
         self._handler.refuse_many(num_skipped, num_seen, skip.key, skip.error)
@@ -122,8 +122,8 @@ class Skipper:
     """Makes samples, and leaves out those that cannot be made.
 
     Args:
-        handler: What `.on_error(...)` says.
-        banned: Why samples are not even tried, by key: workers have died of them.
+        handler: The operation of `.on_error(...)`.
+        banned: The reasons, by key, why samples are not even tried: workers have died while making them.
         tell: Called with each sample that is left out.
         seen: Called with each sample before its fields are loaded.
         limits: Counts skipped samples; None if a loader counts them.
@@ -152,7 +152,7 @@ class Skipper:
             sample_key: The key of the delivered sample.
             batch: The number of its batch.
             fetch: Returns the sample, not loaded.
-            finish: Returns what leaves the chain for it.
+            finish: Returns the item that the chain makes of it.
         """
         sample: Any = None
         try:
@@ -164,7 +164,7 @@ class Skipper:
             if isinstance(item, Sample):
                 if self._seen is not None:
                     self._seen(item)
-                dict(item)  # what is loaded later would fail where nobody can leave it out
+                dict(item)  # loads all fields: an error later could not be skipped any more
         except Exception as raised:
             if not self._handler.tolerates(raised):
                 raise

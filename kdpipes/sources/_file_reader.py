@@ -18,7 +18,7 @@ _GUESS = 1 << 20  # bytes that a file of unknown size counts for
 
 
 class FileReader:
-    """Reads files that are fields of samples. Copies start without the files that were read ahead.
+    """Reads the files of a field. A copy starts without the files that were read ahead.
 
     Args:
         field: The name of the field: until it has been read once, only the first positions are read ahead.

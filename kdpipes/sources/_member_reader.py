@@ -1,4 +1,4 @@
-"""The bytes of members: from files here, from whole shards in the local cache, or by ranges from elsewhere."""
+"""Read the bytes of members: from local files, from whole shards in the local cache, or by ranges of remote shards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BLOCK = 512  # of tars: a header is one, a content is filled up to whole ones
 
 
 class Habit:
-    """Which fields are read, as far as this process has seen, and what was to be prefetched before it saw one."""
+    """The fields that this process has read so far, and the positions that wait until the first one is known."""
 
     def __init__(self) -> None:
         self.fields: set[str] = set()
@@ -48,7 +48,7 @@ class Habit:
         return Habit, ()
 
     def due(self, positions: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return the positions to read ahead: the first ones whole, those that follow when the fields are known."""
+        """Return the positions to read ahead: the first ones at once, later ones when the fields are known."""
         if not self.fields and self._is_begun:
             self._waiting = [*self._waiting, positions][-_KEPT:]
             return []
@@ -58,15 +58,15 @@ class Habit:
 
 
 class MemberReader:
-    """Reads members of shards, ahead of need those of shards elsewhere, in the way that moves fewer bytes.
+    """Reads members of shards. Remote ones are read ahead, in the way that transfers fewer bytes.
 
-    Threads of workers share it: one of them begins an epoch, and the others wait until it has chosen how to read. A
-    copy of it knows nothing.
+    The threads of a loader share one reader: the first one to begin an epoch chooses how to read it, and the others
+    wait for that. A copy starts without any of this.
 
     Args:
-        fetch: How shards elsewhere are read: whole, by members, or ("auto") whole in an epoch that goes shard by shard
-            and needs at least half of their bytes.
-        cache: Where whole shards are kept.
+        fetch: How remote shards are read: "shards" (whole), "members", or "auto": whole in an epoch that goes shard by
+            shard and needs at least half of their bytes.
+        cache: The local cache of whole shards.
         access: How storage is reached.
     """
 
@@ -86,7 +86,7 @@ class MemberReader:
         forget_after_fork(self)
 
     def forget(self) -> None:
-        """Begin anew with a lock that nobody holds."""
+        """Make a new lock: after a fork, a thread of the parent may hold the old one for ever."""
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -103,7 +103,7 @@ class MemberReader:
         return self._cache.path_of(Shard(url, version), fetches=self._fetch == "shards")
 
     def prefetch(self, catalog: Catalog, order: Order) -> None:
-        """Take note of the order of an epoch that begins, or begin to read what is fetched next."""
+        """Note the order of an epoch that begins, or start to read the samples that are fetched next."""
         if order.is_epoch:
             with self._lock:
                 self._expected = (*self._expected, order)
@@ -120,15 +120,15 @@ class MemberReader:
                     self.prefetch_fields(catalog, due.tolist(), set(self._habit.fields) or set(catalog.fields))
 
     def prefetch_fields(self, catalog: Catalog, indices: list[int], fields: set[str]) -> None:
-        """Begin to read some fields by ranges."""
+        """Start to read some fields by ranges."""
         with using(self._access):
             self._ranges.announce(span for index in indices for span in _spans(catalog, index, fields))
 
     def read(self, catalog: Catalog, index: int, field: str, places: Places) -> bytes:
-        """Return the content of a member, whose place is among `places`, or what there is of it.
+        """Return the content of a member whose place is among `places`; less if a local shard ends early.
 
         Raises:
-            DataError: It cannot be had, or is not what was indexed.
+            DataError: The member cannot be read, or is not what was indexed.
         """
         self._habit.fields.add(field)
         number = int(catalog.shards[index])
@@ -136,9 +136,9 @@ class MemberReader:
         if is_local(url):
             return read_span(url, offset, size, catalog.versions[number])
         with using(self._access):
-            return self._read_elsewhere(catalog, index, Span(url, offset, offset + size), places)
+            return self._read_remote(catalog, index, Span(url, offset, offset + size), places)
 
-    def _read_elsewhere(self, catalog: Catalog, index: int, span: Span, places: Places) -> bytes:
+    def _read_remote(self, catalog: Catalog, index: int, span: Span, places: Places) -> bytes:
         number, checksum = int(catalog.shards[index]), None
         if places.checksums is not None and places.checksums[index] != UNCHECKED:
             checksum = int(places.checksums[index])
@@ -150,14 +150,14 @@ class MemberReader:
                 if is_copy and num_damaged:
                     self._cache.repair(_shard(catalog, number), span.start, content)
                 return content
-            content = read_range(span)  # damage on the way is not there every time
+            content = read_range(span)  # it may have been damaged in transit
         raise DataError(
             f"Sample {catalog.key(index)!r} is not what was indexed: {len(content)} bytes at offset "
             f"{span.start} of {span.url!r} have another checksum. Index the shard again: `kdpipes index`."
         )
 
     def _is_cached(self, url: str) -> bool:
-        """Return whether a shard may be copied to the local cache, which files of this machine need not be."""
+        """Return whether a shard may be copied to the local cache: only if it is remote."""
         return self._fetch != "members" and not is_local(url) and not url.startswith(_ON_DISK)
 
     def _cached(self, catalog: Catalog, number: int, span: Span) -> bytes | None:
@@ -168,9 +168,9 @@ class MemberReader:
         """Choose how to read an epoch.
 
         Args:
-            catalog: What lies where.
-            orders: The order of the epoch: one for each place of this source in the chain, from each thread of workers.
-                They are empty if the epoch does not go shard by shard.
+            catalog: The places of all members.
+            orders: The orders of the epoch, one for each place of this source in the chain and each thread. They are
+                empty if the epoch does not go shard by shard.
         """
         is_cached = np.array([self._is_cached(url) for url in catalog.urls], dtype=bool)
         surveys = {survey.digest: survey for survey in (Survey(catalog.shards, is_cached, order) for order in orders)}
@@ -194,7 +194,7 @@ class MemberReader:
             self._cache.expect([])
 
     def _against_whole(self, catalog: Catalog, survey: Survey) -> str:
-        """Return why an epoch should read members; empty if it should read whole shards."""
+        """Return the reason why an epoch should read members; an empty string if it should read whole shards."""
         if not self._is_ordered:
             return "the epoch does not go shard by shard"
         touched = np.flatnonzero(survey.counts)
@@ -211,7 +211,7 @@ class MemberReader:
         return "" if has_room else f"it has no room for {room:,} bytes of shards that are in use at the same time"
 
     def _in_cache(self, catalog: Catalog, positions: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return which positions will be read from whole shards, and begin to download those where that is due."""
+        """Return which positions will be read from whole shards, and start to download these shards if it is time."""
         numbers = catalog.shards[positions]
         distinct = [number for number in dict.fromkeys(numbers.tolist()) if self._is_cached(catalog.urls[number])]
         if self._is_whole:
@@ -240,7 +240,7 @@ def _places(catalog: Catalog, fields: set[str]) -> list[Places]:
 def _bytes_of(
     catalog: Catalog, fields: set[str], is_used: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return how many bytes of each shard are those of some fields of the used samples, and of all fields of all."""
+    """Return for each shard the bytes that `fields` of the used samples take, and those of all its members."""
     used, whole = (np.zeros(len(catalog.urls)) for _ in range(2))
     for start in range(0, len(catalog), WINDOW):  # in windows, because sizes are large arrays
         window = slice(start, start + WINDOW)
@@ -251,7 +251,7 @@ def _bytes_of(
 
 
 def _sizes(catalog: Catalog, fields: set[str], window: slice) -> NDArray[np.int64]:
-    """Return how many bytes of its shard each sample of a window takes with some of its fields."""
+    """Return the bytes that some fields of each sample of a window take in its shard."""
     sizes = np.zeros(len(catalog.shards[window]), dtype=np.int64)
     for places in _places(catalog, fields):
         padded = _BLOCK + -(-places.sizes[window] // _BLOCK) * _BLOCK

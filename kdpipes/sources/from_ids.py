@@ -38,15 +38,14 @@ class IdReaderMapDataPipe(MapPipe):
 
     Args:
         ids: The IDs, in order. `sample.key` is `str(id)`; a URL loses its user, signature and expiry.
-        labels: The label of each ID: a dictionary by ID, or a sequence as long as `ids`. Without it there is no `y`.
-            Text labels become class numbers.
-        load: Called with an ID, returns `x`; or a path or URL with `{id}` in it, read by its suffix: `.pt` as tensors
-            (`weights_only`), `.npy` as an array, all else as bytes.
+        labels: The label of each ID: a dictionary by ID, or a sequence as long as `ids`. Text labels become class
+            numbers. Without labels, samples have no field `y`.
+        load: A function that returns `x` for an ID; or a path or URL with `{id}` in it, whose suffix decides: `.pt` is
+            read as tensors (`weights_only`), `.npy` as an array, anything else as bytes.
         class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
-            `{"anon": True}` of S3. Workers get them; no `repr`, state, fingerprint or error
-            contains them.
-        hedge_s: After how many seconds a read that has no answer is requested a second time; the first answer counts.
+            `{"anon": True}` for S3. Workers get them; no `repr`, state, fingerprint or error contains them.
+        hedge_s: The seconds after which a read without an answer is requested a second time; the first answer counts.
 
     Raises:
         ValueError: A label is not among `class_names`; an ID has no label, or `labels` has another length than `ids`.
@@ -103,7 +102,7 @@ class IdReaderMapDataPipe(MapPipe):
         return Sample(fields, key=identity_of(str(name)), index=index, version=lambda: self._version_of(name))
 
     def value_fingerprint(self) -> Any:
-        """Return what caches tell it by, besides the files' own versions: how an ID is loaded."""
+        """Return how an ID is loaded; besides that, the files' versions identify values."""
         return self._load
 
     @property

@@ -49,7 +49,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         header: Whether the first line of a text file names the columns; otherwise they are "f0", "f1", ...
 
     Raises:
-        ValueError: There is no such column; or a label is not among `class_names`.
+        ValueError: A column does not exist; or a label is not among `class_names`.
         DataError: The file is not a table; or a key occurs twice.
         ImportError: pyarrow is not installed.
 

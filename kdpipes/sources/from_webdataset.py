@@ -48,21 +48,22 @@ _REFUSED_FILTERS: dict[Any, str] = {
 class WebDatasetReaderIterDataPipe(IterPipe):
     """The samples of a webdataset pipeline, front to back (`kdp.from_webdataset(wds.WebDataset(...))`).
 
-    For what only webdataset does: its decoders, its caches, `pipe:` URLs (a shell command each, which
-    `kdp.stream_shards` refuses). Dictionaries become samples, with their entries as fields but for `__key__` and the
-    like; the key is the shard's name, a slash and `__key__`. Tuples, as `.to_tuple("jpg", "cls")` makes them, need
-    `fields`, and are numbered.
+    Use it for what only webdataset has: its decoders, its caches, and `pipe:` URLs, which run shell commands and which
+    `kdp.stream_shards` does not accept. Dictionaries become samples: entries such as `__key__` are left out, and the
+    key is the shard's name, a slash and `__key__`. Tuples, such as those of `.to_tuple("jpg", "cls")`, need `fields`,
+    and are numbered.
 
-    `deal` says who gets which sample: webdataset's splitters (`split_by_worker`, `split_by_node`, `single_node_only`)
-    are taken out of a copy, so that every sample comes once, whatever the loader. Its shuffles draw from the seed of
-    `deal` and the epoch in place of a seed or the clock of their own. Other stages must give the same in every worker.
+    `deal` decides which worker gets which sample. kdpipes therefore removes webdataset's splitters (`split_by_worker`,
+    `split_by_node`, `single_node_only`) from a copy of the pipeline, so that every sample comes once in any loader.
+    Shuffles draw from the seed of `deal` and the epoch, not from a seed of their own or the clock. Other stages must
+    give the same samples in every worker.
 
     Args:
         dataset: A `wds.WebDataset` or `wds.DataPipeline` of samples.
         fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string.
         class_names: The names of the classes 0, 1, ...
 
-    Length: none. A pipeline that repeats itself is endless, unless `.with_epoch(n)` says how long an epoch is.
+    Length: unknown. A pipeline that repeats itself is endless, unless `.with_epoch(n)` sets the length of an epoch.
 
     Memory: that of the pipeline.
 
@@ -70,7 +71,7 @@ class WebDatasetReaderIterDataPipe(IterPipe):
         `.decode()` to `.decode_images()`, or read with `kdp.stream_shards`, which is read in lanes.
 
     Raises:
-        TypeError: `dataset` is no pipeline of webdataset's.
+        TypeError: `dataset` is not a pipeline of webdataset.
         ChainError: The pipeline makes batches, or draws in a way that would differ between workers (`resampled=True`,
             `.rsample()`); a splitter is not one of webdataset's.
 
@@ -125,8 +126,8 @@ def _refuse(pipeline: DataPipeline) -> None:
         is_behind_splitters |= isinstance(stage, (filters.FilterFunction, *_OPENERS))
         if inspect.isroutine(_function_of(stage)) and not is_behind_splitters and not _is_splitter(stage):
             raise ChainError(
-                f"`deal` says who gets which sample, but {_named(stage)} may split the shards as well, and samples "
-                "would be lost. Make the dataset with `nodesplitter=None, workersplitter=None`."
+                f"`deal` decides which worker gets which sample, but {_named(stage)} may split the shards as well, and "
+                "samples would be lost. Make the dataset with `nodesplitter=None, workersplitter=None`."
             )
         if isinstance(stage, DataPipeline):
             _refuse(stage)

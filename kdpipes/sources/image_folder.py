@@ -45,24 +45,23 @@ class _Listing(NamedTuple):
 class ImageFolderMapDataPipe(MapPipe):
     """Images in one folder per class: `root/heron/0001.jpg` (`kdp.image_folder(root)`).
 
-    Field `x` holds the encoded bytes, `y` the number of the class: its place among the sorted folder names. Samples
-    are sorted by class, then by path; their key is the path below `root`. The folder is listed when that is first
-    needed, once for all workers.
+    Field `x` holds the encoded bytes, `y` the class: the position of its folder's name in sorted order. Samples are
+    sorted by class, then by path; their key is the path below `root`. The folder is listed at first use, once for all
+    workers.
 
     Args:
-        root: A path or an fsspec URL. Images may lie deeper inside a class's folder; what is hidden is left out.
-        class_names: The names of the classes 0, 1, ..., where they are not to be those of this folder: so that training
-            and validation agree. Folders of other names are an error.
+        root: A path or an fsspec URL. Images may lie in subfolders of a class's folder. Hidden files are left out.
+        class_names: The names of the classes 0, 1, ...; by default, the sorted folder names. Pass those of the training
+            folder for validation, so that both agree. Folders with other names are an error.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
-            `{"anon": True}` of S3. Workers get them; no `repr`, state, fingerprint or error
-            contains them.
-        hedge_s: After how many seconds a read that has no answer is requested a second time; the first answer counts.
+            `{"anon": True}` for S3. Workers get them; no `repr`, state, fingerprint or error contains them.
+        hedge_s: The seconds after which a read without an answer is requested a second time; the first answer counts.
 
     Memory: the length of the paths and 12 bytes for each image, shared by all workers.
 
     Raises:
-        FileNotFoundError: There is no such folder.
-        DataError: There are no images in it, or they are not in class folders.
+        FileNotFoundError: The folder does not exist.
+        DataError: The folder holds no images, or they are not in class folders.
 
     Example:
         >>> birds = kdp.image_folder("data/birds/train")  # doctest: +SKIP
@@ -109,7 +108,7 @@ class ImageFolderMapDataPipe(MapPipe):
         )
 
     def value_fingerprint(self) -> Any:
-        """Return what caches tell it by, besides the files' own versions: nothing."""
+        """Return nothing, because the files' versions identify their values."""
         return ()
 
     def prepare_for_workers(self) -> None:
@@ -181,7 +180,7 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
         )
     stranger = next(iter(sorted(found - set(names))), None)
     if stranger is not None:
-        raise DataError(f"Folder {stranger!r} in {root!r} is none of the `class_names` {', '.join(names)}.")
+        raise DataError(f"Folder {stranger!r} in {root!r} is not among the `class_names` {', '.join(names)}.")
     numbers = {name: number for number, name in enumerate(names)}
     labels = np.fromiter((numbers[path.split("/", 1)[0]] for path in paths), dtype=np.int32, count=len(paths))
     if is_local(root):

@@ -1,4 +1,4 @@
-"""Record files with random access: labels and keys from their indexes, contents from the files, without a copy."""
+"""Read record files by position: labels and keys from their indexes, contents from mapped files, without a copy."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ Verify = Literal["always", "once", "never"]
 class RecordReaderMapDataPipe(MapPipe):
     """The samples of record files, by position (`kdp.open_records(folder)`).
 
-    `kdp.write_records` has written them: keys, fields and class names are those of its input. Labels, and all fields
-    that are integers, are known without opening a record, as are keys. A field is read alone, when it is read. Nothing
-    is written or locked: folders may be read-only, and any number of processes share one copy in memory.
+    `kdp.write_records` writes such files, with the keys, fields and class names of its input. Keys, labels and all
+    other integer fields are known without opening a record. Each field is loaded alone, when it is read. Nothing is
+    written or locked, so folders may be read-only, and any number of processes share one copy in memory.
 
-    Arrays are read-only views of the files (those of a page and more; small ones, and all else, are copies): what is
-    not looked at is not read from the disk. Views may be kept for any time, but files must not be cut meanwhile.
+    Arrays of at least a page are read-only views of the files, so only the parts that you use are read from the disk.
+    Smaller arrays and other values are copies. You may keep views, but must not truncate the files meanwhile.
 
-    Data larger than memory: `deal(shuffle="shards", window=10_000)` goes part by part, each epoch in another order, and
-    shuffles samples within pools of 10,000; only parts being read need memory. (Without `window`, a pool has the
-    samples of 8 parts: of 4, all.) The writer has put samples into parts at random. With `block_size`, stretches of
-    that many samples take the place of parts: from one epoch to the next, more of them meet others.
+    For data larger than memory, `deal(shuffle="shards", window=10_000)` goes part by part, in another order in each
+    epoch, and shuffles samples within windows of 10,000; only the parts of a window need memory. Without `window`, it
+    has the samples of 8 parts. The writer distributes samples over the parts at random. With `block_size`, blocks of
+    that many samples take the place of parts, so that samples meet more different neighbours over the epochs.
 
     Args:
-        folder: A folder of this machine; `kdp.copy_to_local` brings one here.
+        folder: A local folder; `kdp.copy_to_local` copies a remote one.
         verify: When checksums are compared: "always", at every read; "once" per process and field; or "never".
-        block_size: How many neighbouring samples of a part `deal(shuffle="shards")` takes for a shard; None is a part.
+        block_size: The number of neighbouring samples that `deal(shuffle="shards")` treats as a shard; None: a part.
 
-    Memory: the length of the keys, 12 bytes a sample, 16 a field and 8 an integer, shared by all workers. Of the files,
-        about 64 MiB of what a process has just read count as its memory; more remain in the page cache.
+    Memory: the keys, 12 bytes a sample, 16 a field and 8 an integer, shared by all workers. Up to about 64 MiB of the
+        files that a process has read lately count as its memory; the rest stays in the page cache.
 
     Raises:
-        FileNotFoundError: There is no such folder.
-        DataError: It holds no records, not all parts, or those of another version; a part has been cut; or a record is
-            damaged: names the file, the key and the offset.
+        FileNotFoundError: The folder does not exist.
+        DataError: The folder does not hold all parts of one data set of this version; a part is truncated; or a record
+            is damaged. The message names the file, the key and the offset.
 
     Example:
         >>> _ = kdp.write_records(kdp.from_dataset([("heron", 0), ("stork", 1)]), "birds", num_parts=1)
@@ -70,8 +70,8 @@ class RecordReaderMapDataPipe(MapPipe):
             raise TypeError(must_be("folder", "a path", folder))
         text = os.fspath(folder).removeprefix("file://")
         if not is_local(text):
-            way_out = "Copy it: `kdp.copy_to_local(url, folder)`."
-            raise ValueError(must_be("folder", "a folder of this machine", text, way_out))
+            hint = "Copy it: `kdp.copy_to_local(url, folder)`."
+            raise ValueError(must_be("folder", "a local folder", text, hint))
         check_choice("verify", verify, get_args(Verify))
         self._folder = str(Path(text).expanduser().absolute())
         if not Path(self._folder).is_dir():
@@ -106,7 +106,7 @@ class RecordReaderMapDataPipe(MapPipe):
         return records.keys, records.contents(), records.class_names, self._block_size
 
     def value_fingerprint(self) -> Any:
-        """Return what caches tell it by, besides the samples' own versions: nothing."""
+        """Return nothing, because the samples' versions identify their values."""
         return ()
 
     def prepare_for_workers(self) -> None:
@@ -164,7 +164,7 @@ class RecordReaderMapDataPipe(MapPipe):
         is_due = self._verify == "always" or (self._verify == "once" and not self._verified.has(name, index))
         content = bytes(view) if len(view) < mmap.PAGESIZE else view  # LMDB aligns large ones alone
         if is_due and checksum_of([content]) != checksum:
-            raise DataError("it is not what the index of the part says.")
+            raise DataError("it differs from the index of the part.")
         value = decode(content, verify=is_due)
         if is_due and self._verify == "once":
             self._verified.add(name, index, len(self))

@@ -112,7 +112,7 @@ def test_classes_may_be_given_so_that_two_folders_agree(tmp_path: Path) -> None:
     (tmp_path / "stork" / "1.jpg").write_bytes(b"")
     pipe = kdp.image_folder(tmp_path, class_names=["heron", "stork"])
     assert (pipe.class_names(), pipe.column("y").tolist()) == (("heron", "stork"), [1])
-    with pytest.raises(kdp.DataError, match=r"'stork' in .* is none of the `class_names` gull"):
+    with pytest.raises(kdp.DataError, match=r"'stork' in .* is not among the `class_names` gull"):
         len(kdp.image_folder(tmp_path, class_names=["gull"]))
 
 

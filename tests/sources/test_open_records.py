@@ -172,7 +172,7 @@ def test_another_part_of_the_same_length_is_not_taken_for_it(birds: Path) -> Non
     shutil.copy(birds / "part-00000.mdb", birds / "part-00001.mdb")
     records = kdp.open_records(birds)
     with pytest.raises(
-        kdp.DataError, match=r"Field 'x' of sample '\d+' in '.*part-00001\.mdb' at offset \d+: it is not"
+        kdp.DataError, match=r"Field 'x' of sample '\d+' in '.*part-00001\.mdb' at offset \d+: it differs"
     ):
         records[8]["x"]
     shutil.copy(birds / "part-00000.mdb.index", birds / "part-00001.mdb.index")
@@ -181,7 +181,7 @@ def test_another_part_of_the_same_length_is_not_taken_for_it(birds: Path) -> Non
 
 
 def test_what_is_no_folder_of_whole_records_of_this_version_is_refused(birds: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`folder` must be a folder of this machine, .* `kdp\.copy_to_local\(url"):
+    with pytest.raises(ValueError, match=r"`folder` must be a local folder, .* `kdp\.copy_to_local\(url"):
         kdp.open_records("s3://bucket/birds")
     with pytest.raises(FileNotFoundError, match="`folder` must be a folder that exists"):
         kdp.open_records(tmp_path / "none")
