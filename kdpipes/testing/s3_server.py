@@ -64,6 +64,8 @@ def s3_server() -> Iterator[str]:
                 yield "s3://bucket"
             finally:
                 store.clear_instance_cache()
+                # Workers of a loader that has not been collected yet hold the other end of its standard input.
+                server.terminate()
 
 
 @contextmanager

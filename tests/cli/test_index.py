@@ -15,13 +15,16 @@ from kdpipes.demo import write_photo_shards
 from kdpipes.storage.shard_index import ShardIndex
 
 INTERRUPTED = """
-import time
+import threading, time
 from kdpipes.cli import main
 from kdpipes.testing import Fault, faulty_storage
 
+is_first = threading.Lock()  # shards are read side by side, and Ctrl-C is pressed once
+
 
 def interrupt(seconds):
-    os.killpg(0, signal.SIGINT)
+    if is_first.acquire(blocking=False):
+        os.killpg(0, signal.SIGINT)
     time.sleep(seconds)
 
 
