@@ -261,7 +261,11 @@ class Chain:
         Streams are copied, including the collections, counters and generators that change during iteration. Indexed
         pipes, functions and data are shared.
         """
-        return _copied(self.end.pipe, {})
+        return _copied(self.end.pipe, {}, (IterDataPipe,))
+
+    def copy_pipes(self) -> Any:
+        """Return a copy of the last pipe whose pipes, indexed ones included, may be changed. Data are shared."""
+        return _copied(self.end.pipe, {}, (IterDataPipe, MapDataPipe))
 
 
 def _short_name(pipe: Any) -> str:
@@ -292,15 +296,15 @@ def _begins_with_pipes(value: Any, depth: int) -> bool:
     return any(next(_pipes_in(entry, depth + 1), None) is not None for entry in entries)
 
 
-def _copied(value: Any, copies: dict[int, Any]) -> Any:
-    if isinstance(value, IterDataPipe):
-        return _copied_stream(value, copies)
+def _copied(value: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> Any:
+    if isinstance(value, kinds):
+        return _copied_pipe(value, copies, kinds)
     if isinstance(value, EpochCounter | random.Random | np.random.Generator | torch.Generator):
         return copy.deepcopy(value) if not isinstance(value, torch.Generator) else value.clone_state()
     if isinstance(value, list | dict | set | deque) and len(value) > _LONG:
         return copy.copy(value)
     if isinstance(value, dict):
-        parts = {_copied(name, copies): _copied(part, copies) for name, part in value.items()}
+        parts = {_copied(name, copies, kinds): _copied(part, copies, kinds) for name, part in value.items()}
         same = copy.copy(value)  # a subclass keeps its other attributes
         same.clear()
         same.update(parts)
@@ -308,24 +312,28 @@ def _copied(value: Any, copies: dict[int, Any]) -> Any:
     if isinstance(value, list | deque):
         made = copy.copy(value)
         for place, part in enumerate(value):
-            made[place] = _copied(part, copies)
+            made[place] = _copied(part, copies, kinds)
         return made
     if isinstance(value, set):
         return copy.copy(value)
     if isinstance(value, tuple):
-        entries = [_copied(part, copies) for part in value]
+        entries = [_copied(part, copies, kinds) for part in value]
         if all(part is entry for part, entry in zip(value, entries, strict=True)):
             return value
         return type(value)(*entries) if type(value) is not tuple else tuple(entries)
     return value
 
 
-def _copied_stream(pipe: IterDataPipe[Any], copies: dict[int, Any]) -> Any:
-    """Return a copy of one pipe, made from the state that it would pickle."""
+def _copied_pipe(pipe: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> Any:
+    """Return a copy of one pipe: of a stream, made from the state that it would pickle."""
     if id(pipe) not in copies:
-        copies[id(pipe)] = made = type(pipe).__new__(type(pipe))
-        state = _copied(pipe.__getstate__(), copies)  # type: ignore[no-untyped-call]
-        if isinstance(pipe, _SetsState):
+        kind: Any = type(pipe)
+        copies[id(pipe)] = made = kind.__new__(kind)
+        held = vars(pipe)
+        if isinstance(pipe, IterDataPipe):
+            held = pipe.__getstate__()  # type: ignore[no-untyped-call]
+        state = _copied(held, copies, kinds)
+        if isinstance(pipe, _SetsState) and isinstance(pipe, IterDataPipe):
             made.__setstate__(state)
         else:
             made.__dict__.update(state)

@@ -48,6 +48,10 @@ class Operation(Fingerprinted):
         """Return the items for many samples, like `read_fields`, if the operation makes items of samples."""
         return None
 
+    def drawing(self) -> tuple[str, ...]:
+        """Return the names of the functions that were seen to draw from the global generators in this process."""
+        return ()
+
     def fingerprint(self) -> Any:
         """Return plain data that identifies the operation: by default, its attributes."""
         return {name: value for name, value in vars(self).items() if name != "traits"}

@@ -255,6 +255,9 @@ class UsersOperation(Operation):
             raise ChainError(f"`{self.name}` must return the sample, but returned {type(changed).__name__}.")
         return changed
 
+    def drawing(self) -> tuple[str, ...]:
+        return self.traits.seeds if self.called.globals.is_seen else ()
+
     def check(self, known: frozenset[str]) -> None:
         if isinstance(self.called.function, Operation):
             self.called.function.check(known)

@@ -12,6 +12,7 @@ A batch passes six stations, from the worker to the user's loop:
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
@@ -156,7 +157,14 @@ class Loader:
             check_flag(name, value)
         given = {"prefetch": prefetch, "start_method": start_method, "timeout_s": timeout_s}
         self._service = _service(check_count("num_workers", num_workers, minimum=0), given, reading_service)
-        self._service = _profiled(self._service) if profile else self._service
+        if profile:
+            self._service = copy.deepcopy(self._service)
+            own = _own(self._service)
+            if own is None:
+                raise TypeError(
+                    "Only kdpipes' own reading services measure: `num_workers=`, or `ThreadReadingService`."
+                )
+            own.is_profiled = True
         _refuse_doubling(source_datapipe, _num_workers(self._service))
         self._progress = progress
         self._base_seed = int.from_bytes(os.urandom(7), "little")
@@ -171,7 +179,7 @@ class Loader:
         self._items: Iterator[Any] | None = None  # of the last epoch begun
         self._latest = 0  # the identity of the iterator that gives them, which holds the loader
         self._chain = Chain.of(source_datapipe).copy_streams()
-        self.reading_service = _copy_of(self._service)
+        self.reading_service = copy.deepcopy(self._service)  # loaders may be made from one service
         own = self._own
         num_workers, has_workers = _num_workers(self._service), own is not None and own.has_workers
         self._checkpointer = Checkpointer(main_part(self._chain, has_workers=has_workers)[1], max(num_workers, 1))
@@ -313,24 +321,20 @@ class Loader:
     def _copy_chain(self) -> None:
         """Copy the chain and the reading service, for a service that starts."""
         chain = Chain.of(self._chain).copy_streams()
-        before, self.reading_service = self._own, _copy_of(self._service)
+        before, self.reading_service = self._own, copy.deepcopy(self._service)
         own = self._own
         if own is None:
             for pipe in Chain.of(chain).pipes:
-                if isinstance(pipe, Counting):
-                    self._recount(pipe)
+                if isinstance(pipe, Counting) and self._epoch_set is None:
+                    pipe.skip_epochs(self._num_begun)
+                elif isinstance(pipe, Counting):
+                    pipe.set_epoch(self._counted_epoch())
             fix_ranks(chain)
         elif before is not None:
             self._start = self._start or before.next_start
             own.counters = before.counters
         # Services of others pickle the chain for their workers: by cloudpickle, as lambdas need it.
         self._datapipe = chain if own is self.reading_service else Shipped(chain)
-
-    def _recount(self, pipe: Counting) -> None:
-        if self._epoch_set is None:
-            pipe.skip_epochs(self._num_begun)
-        else:
-            pipe.set_epoch(self._counted_epoch())
 
     def _counted_epoch(self) -> int:
         """Return the number of the next epoch where a service of others counts."""
@@ -367,8 +371,11 @@ class Loader:
         except KeyboardInterrupt:
             # In a notebook the last traceback holds the loader, whatever the user deletes: so the workers end with the
             # interrupt, and start again when the next batch is asked for, or the next epoch.
-            with uninterrupted():
-                batches.interrupted_at = self._interrupted()
+            own = self._own
+            if own is not None and own.has_workers:
+                with uninterrupted():
+                    self.shutdown()
+                    batches.interrupted_at = own.position
             raise
         except Exception:
             self.shutdown()
@@ -407,14 +414,6 @@ class Loader:
                 "`deal(global_batch_size=...)`, which does not depend on the number of ranks."
             )
         self._sizes = sizes
-
-    def _interrupted(self) -> Position | None:
-        """End the workers, if there are any that are kdpipes', and return where the loader stands."""
-        own = self._own
-        if own is None or not own.has_workers:
-            return None
-        self.shutdown()
-        return own.position
 
     def seed(self, seed: int) -> None:
         """Seed the stock pipes behind `deal`. Order and augmentation come from `deal(seed=...)` alone."""
@@ -517,6 +516,9 @@ class Loader:
         if own is None:
             raise TypeError("Only kdpipes' own reading services count: `num_workers=`, or `ThreadReadingService`.")
         counters, busy_s = own.counters, own.counters.busy_s or float("inf")
+        of_caches: Counter[str] = Counter()
+        for pipe in Chain.of(self._chain).of_type(Pipe):
+            of_caches.update(pipe.counters())
         return {
             "batches": counters.num_items,
             "samples": counters.num_samples,
@@ -530,14 +532,8 @@ class Loader:
             "skipped_shards": sum(skip.is_shard for skip in counters.skips.values()),
             "copied_batches": counters.num_copied,
             "slow_batches": counters.num_slow,
-            **self._counted_by_caches(),
+            **of_caches,
         }
-
-    def _counted_by_caches(self) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        for pipe in Chain.of(self._chain).of_type(Pipe):
-            counts.update(pipe.counters())
-        return counts
 
     def receipt(self) -> dict[str, Any]:
         """Return which samples of the current epoch were delivered; after an epoch, of that one.
@@ -620,17 +616,13 @@ class Loader:
     def _dealer(self) -> Any:
         return Chain.of(self._dealt_part).resumable_deal()
 
-    def _known_length(self) -> int | None:
-        try:
-            return len(self)
-        except TypeError:
-            return None
-
     def _shown(self, batches: Any) -> Any:
         from tqdm.auto import tqdm  # it warns notebooks that lack widgets, which only a bar's user should see
 
-        begun = self._own.position.number if self._own is not None else 0
-        return tqdm(batches, total=self._known_length(), initial=begun, unit="batch")
+        begun, total = self._own.position.number if self._own is not None else 0, None
+        with contextlib.suppress(TypeError):  # streams have no length
+            total = len(self)
+        return tqdm(batches, total=total, initial=begun, unit="batch")
 
 
 def _seed_of(base_seed: int, epoch: int) -> int:
@@ -651,16 +643,6 @@ def _service(num_workers: int, given: Mapping[str, Any], reading_service: Any) -
     if chosen:
         raise ValueError(f"`{next(iter(chosen))}` is for workers, but `num_workers` is 0: give both, or neither.")
     return InlineReadingService()
-
-
-def _profiled(service: Any) -> Any:
-    """Return a copy of a reading service that measures."""
-    copied = _copy_of(service)
-    own = _own(copied)
-    if own is None:
-        raise TypeError("Only kdpipes' own reading services measure: `num_workers=`, or `ThreadReadingService`.")
-    own.is_profiled = True
-    return copied
 
 
 def _way_in(source: Any) -> str:
@@ -705,11 +687,6 @@ def _torchdata_seeds(seed: int) -> Any:
     """Return the generator of seeds that torchdata's reading services take; without torchdata, one like it."""
     module = load_torchdata("torchdata.dataloader2.random")
     return Seeds(seed) if module is None else module.SeedGenerator(seed)
-
-
-def _copy_of(service: Any) -> Any:
-    """Return a copy of a reading service that has not started: loaders may be made from one service."""
-    return copy.deepcopy(service)
 
 
 class Batches:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import MapDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter
 
-from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.sample import Sample
 from kdpipes.delivery.meter import Meters, size_of
 
-__all__ = ["Probes", "copy_pipes"]
+__all__ = ["Probes"]
 
 _BESIDES = {"finish": "giving samples", "prefetch": "reading ahead"}  # methods
 _NUM_EVENTS = 20_000  # of a thread, for a trace
@@ -232,33 +232,3 @@ class _Items:
             meter.rows[self._node][1] -= 1  # the end is no item
             raise
         return item if self._watched is None else probes.watch(item, self._watched)
-
-
-def copy_pipes(chain: Any) -> Any:
-    """Return a copy of the pipes of a chain, whose attributes are shared, but for the pipes among them."""
-    return _copied(chain, {})
-
-
-def _copied(value: Any, copies: dict[int, Any]) -> Any:
-    if isinstance(value, IterDataPipe | MapDataPipe):
-        if id(value) not in copies:
-            copies[id(value)] = made = type(value).__new__(type(value))
-            made.__dict__.update({name: _copied(part, copies) for name, part in vars(value).items()})
-        return copies[id(value)]
-    if not _holds_pipes(value):
-        return value
-    if isinstance(value, Mapping):
-        return {_copied(name, copies): _copied(part, copies) for name, part in value.items()}
-    parts = [_copied(part, copies) for part in value]
-    return type(value)._make(parts) if hasattr(value, "_make") else type(value)(parts)
-
-
-class _Holder:
-    """Something with one attribute, for `sources_of`."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def _holds_pipes(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple | set) and bool(upstream_of(_Holder(value)))

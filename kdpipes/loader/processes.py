@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, NamedTuple
@@ -31,8 +31,8 @@ from kdpipes.delivery.deal import DealerMapDataPipe
 from kdpipes.loader.buffers import Arena, BorrowedBuffers, unpack
 from kdpipes.loader.channel import Channel, Kind, Message, ReceivedFile, encoded
 from kdpipes.loader.merge import Counters
-from kdpipes.loader.worker import Order, Position, Worker
-from kdpipes.loader.worker_main import Options, Packed, Payload, work
+from kdpipes.loader.worker import Options, Order, Position, Worker
+from kdpipes.loader.worker_main import Packed, Payload, work
 from kdpipes.storage.shared import Shared, sharing
 
 __all__ = ["NUM_BORROWED", "DeathPolicy", "ProcessPool", "ProcessWorker", "WorkerProcess", "name_classes"]
@@ -242,14 +242,12 @@ class DeathPolicy:
     """What happens when a worker dies or gets stuck.
 
     Args:
-        timeout_s: How long to wait for one batch, before the worker is taken for stuck; None is for ever.
         is_restarted: Whether it gets a successor.
         num_deaths: How many workers may die at the same sample.
         max_worker_deaths: How many may die without a batch in between, whatever the cause.
         handler: The operation of `on_error`, if it lets samples be left out.
     """
 
-    timeout_s: float | None
     is_restarted: bool
     num_deaths: int
     max_worker_deaths: int
@@ -323,7 +321,8 @@ class ProcessWorker(Worker):
 
     def peek(self) -> Message:
         while not self._messages:
-            self._with_files(self._wait)
+            with self._opening_files():
+                self._wait()
         return self._messages[0]
 
     def take(self) -> Any:
@@ -338,22 +337,21 @@ class ProcessWorker(Worker):
         self._num_taken = 0
         while True:
             try:
-                self._with_files(self._start_process)
+                # A process that is not in the pool yet would never be ended.
+                with self._opening_files(), uninterrupted():
+                    self._worker = WorkerProcess.start(self._context, self._payload, self._options)
+                    self._pool.workers.append(self._worker)
                 return
             except (BrokenPipeError, ProcessLookupError):  # it died before it had read the chain
                 self._counters.num_deaths += 1
                 self._deaths.append("starting")
                 self._judge("", "starting", "A worker process died during start-up, before it had read its chain.")
 
-    def _start_process(self) -> None:
-        with uninterrupted():  # a process that is not in the pool yet would never be ended
-            self._worker = WorkerProcess.start(self._context, self._payload, self._options)
-            self._pool.workers.append(self._worker)
-
-    def _with_files(self, function: Callable[[], None]) -> None:
-        """Call a function; if too many files are open, say how many descriptors the workers need."""
+    @contextlib.contextmanager
+    def _opening_files(self) -> Iterator[None]:
+        """If too many files are open, raise an error with the number of descriptors that the workers need."""
         try:
-            function()
+            yield
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
@@ -385,7 +383,7 @@ class ProcessWorker(Worker):
 
     def _wait(self) -> None:
         """Wait for messages of the worker, or for its death."""
-        worker, timeout_s = self._worker, self._policy.timeout_s
+        worker, timeout_s = self._worker, self._options.timeout_s
         if worker is None:
             raise RuntimeError("The loader has been closed, or its worker could not be started.")
         self._acknowledge(worker, 0, at_once=True)
@@ -395,7 +393,7 @@ class ProcessWorker(Worker):
             messages = worker.listen(timeout_s)
         except TimeoutError:
             worker.kill(signal.SIGKILL)
-            self._replace(worker, f"made no batch in {self._policy.timeout_s:g} s, and was ended")
+            self._replace(worker, f"made no batch in {self._options.timeout_s:g} s, and was ended")
             return
         if messages is None:
             self._replace(worker, "")

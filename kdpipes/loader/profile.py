@@ -11,9 +11,9 @@ from kdpipes.core.chain import Chain
 from kdpipes.delivery import meter
 from kdpipes.delivery.meter import OUTSIDE, size_of
 from kdpipes.loader.channel import Kind, Message
-from kdpipes.loader.probes import Probes, copy_pipes
+from kdpipes.loader.probes import Probes
 from kdpipes.loader.state import main_part
-from kdpipes.loader.worker import Order, Producer
+from kdpipes.loader.worker import Options, Order, Producer
 
 __all__ = ["Measured", "ProfiledProducer", "Row", "WorkerTimes", "measured", "producer_of"]
 
@@ -25,9 +25,9 @@ _END: Any = object()
 _numbers = itertools.count()
 
 
-def producer_of(chain: Any, worker: int, num_workers: int, *, is_profiled: bool) -> Producer:
+def producer_of(chain: Any, options: Options) -> Producer:
     """Return what makes a worker's items, measured or not."""
-    return (ProfiledProducer if is_profiled else Producer)(chain, worker, num_workers)
+    return (ProfiledProducer if options.is_profiled else Producer)(chain, options.worker, options.num_workers)
 
 
 class ProfiledProducer(Producer):
@@ -43,7 +43,7 @@ class ProfiledProducer(Producer):
     """
 
     def __init__(self, chain: Any, worker: int, num_workers: int) -> None:
-        copied = copy_pipes(chain)
+        copied = Chain.of(chain).copy_pipes()
         super().__init__(copied, worker, num_workers)
         self._probes = Probes(copied)
         self._sending = self._probes.node(SENDING)

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import cloudpickle
@@ -32,8 +33,8 @@ from kdpipes.loader.probes import Probes
 from kdpipes.loader.processes import NUM_BORROWED, DeathPolicy, ProcessPool, ProcessWorker, name_classes
 from kdpipes.loader.state import Checkpointer, main_part
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
-from kdpipes.loader.worker import Order, Position, Seeds, Worker
-from kdpipes.loader.worker_main import Options, Payload
+from kdpipes.loader.worker import Options, Order, Position, Seeds, Worker
+from kdpipes.loader.worker_main import Payload
 from kdpipes.storage.shared import Shared, is_sharing
 
 __all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "Shipped", "ThreadReadingService"]
@@ -46,6 +47,8 @@ class ReadingService:
     """
 
     num_workers = 1
+    prefetch = 1
+    timeout_s: float | None = None
     has_workers = True
     is_profiled = False  # whether workers measure their pipes
 
@@ -78,6 +81,11 @@ class ReadingService:
 
     def _start_workers(self) -> list[Worker]:
         raise TypeError(f"{type(self).__name__} must implement `_start_workers`.")
+
+    def _options(self, number: int) -> Options:
+        """Return how a worker works."""
+        first, is_profiled = self._first_epoch, self.is_profiled
+        return Options(number, self.num_workers, first, self.prefetch, is_profiled, self.timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel as the arguments alone."""
@@ -267,7 +275,7 @@ class InlineReadingService(ReadingService):
     has_workers = False
 
     def _start_workers(self) -> list[Worker]:
-        return [InlineWorker(self._chain, self._first_epoch, is_profiled=self.is_profiled)]
+        return [InlineWorker(self._chain, self._options(0))]
 
 
 class ThreadReadingService(ReadingService):
@@ -297,18 +305,7 @@ class ThreadReadingService(ReadingService):
 
     def _start_workers(self) -> list[Worker]:
         chains = [Chain.of(self._chain).copy_streams() for _ in range(self.num_workers)]
-        return [
-            ThreadWorker(
-                chain,
-                worker,
-                self.num_workers,
-                first_epoch=self._first_epoch,
-                prefetch=self.prefetch,
-                timeout_s=self.timeout_s,
-                is_profiled=self.is_profiled,
-            )
-            for worker, chain in enumerate(chains)
-        ]
+        return [ThreadWorker(chain, self._options(number)) for number, chain in enumerate(chains)]
 
 
 class ProcessReadingService(ReadingService):
@@ -385,7 +382,6 @@ class ProcessReadingService(ReadingService):
         name_classes(self._chain)
         payload, pool = Payload(self._chain), ProcessPool()
         policy = DeathPolicy(
-            timeout_s=self.timeout_s,
             is_restarted=self.on_worker_death == "restart",
             num_deaths=self.num_deaths,
             max_worker_deaths=self.max_worker_deaths,
@@ -394,15 +390,11 @@ class ProcessReadingService(ReadingService):
         workers: list[Worker] = []
         try:
             for number in range(self.num_workers):
-                options = Options(
-                    worker=number,
-                    num_workers=self.num_workers,
-                    first_epoch=self._first_epoch,
-                    prefetch=self.prefetch,
+                options = replace(
+                    self._options(number),
                     num_buffers=self.prefetch + NUM_BORROWED,
                     max_bytes=self.max_bytes // self.num_workers,
                     num_threads=self.threads_per_worker,
-                    is_profiled=self.is_profiled,
                 )
                 workers.append(ProcessWorker(payload, options, pool, self.start_method, policy, self.counters))
         except BaseException:

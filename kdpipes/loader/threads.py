@@ -13,7 +13,7 @@ from typing import Any
 from kdpipes.core.errors import WorkerError
 from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.profile import producer_of
-from kdpipes.loader.worker import Order, Producer, Worker
+from kdpipes.loader.worker import Options, Order, Producer, Worker
 from kdpipes.loader.worker_main import add_traceback
 
 __all__ = ["InlineWorker", "ThreadWorker"]
@@ -26,13 +26,12 @@ class InlineWorker(Worker):
 
     Args:
         chain: The chain.
-        first_epoch: The number of its first epoch.
-        is_profiled: Whether it is measured.
+        options: How it works.
     """
 
-    def __init__(self, chain: Any, first_epoch: int, *, is_profiled: bool = False) -> None:
-        self.producer = producer_of(chain, 0, 1, is_profiled=is_profiled)
-        self._first_epoch = first_epoch
+    def __init__(self, chain: Any, options: Options) -> None:
+        self.producer = producer_of(chain, options)
+        self._first_epoch = options.first_epoch
         self._messages: deque[Message] = deque()
         self._steps: Iterator[None] = iter(())
 
@@ -106,36 +105,21 @@ class ThreadWorker(Worker):
 
     Args:
         chain: The copy.
-        worker: The number of the thread.
-        num_workers: How many there are.
-        first_epoch: The number of the chain's first epoch.
-        prefetch: How many items it makes ahead.
-        timeout_s: How long to wait for one item; None is for ever.
-        is_profiled: Whether it is measured.
+        options: How it works.
     """
 
-    def __init__(
-        self,
-        chain: Any,
-        worker: int,
-        num_workers: int,
-        *,
-        first_epoch: int,
-        prefetch: int,
-        timeout_s: float | None,
-        is_profiled: bool = False,
-    ) -> None:
-        self._timeout_s = timeout_s
-        self._prefetch = prefetch
-        self.producer = producer_of(chain, worker, num_workers, is_profiled=is_profiled)
-        self._first_epoch = first_epoch
-        self._name = f"kdpipes worker {worker}"
+    def __init__(self, chain: Any, options: Options) -> None:
+        self._options = options
+        self.producer = producer_of(chain, options)
         self._start()
 
     def _start(self) -> None:
-        self._queue = _Queue(self._prefetch)
-        arguments = self.producer, self._first_epoch, self._queue
-        self._thread = threading.Thread(target=_run, args=arguments, name=self._name, daemon=True)
+        self._queue = _Queue(self._options.prefetch)
+        arguments, name = (
+            (self.producer, self._options.first_epoch, self._queue),
+            f"kdpipes worker {self._options.worker}",
+        )
+        self._thread = threading.Thread(target=_run, args=arguments, name=name, daemon=True)
         self._thread.start()
         self._finalizer = weakref.finalize(self, _end, self._queue, self._thread)
 
@@ -156,9 +140,10 @@ class ThreadWorker(Worker):
     def peek(self) -> Message:
         queue = self._queue
         with queue.changed:
-            if not queue.changed.wait_for(lambda: queue.messages, self._timeout_s):
+            timeout_s = self._options.timeout_s
+            if not queue.changed.wait_for(lambda: queue.messages, timeout_s):
                 raise WorkerError(
-                    f"A worker thread made no batch in {self._timeout_s:g} s. Threads cannot be ended: where work gets "
+                    f"A worker thread made no batch in {timeout_s:g} s. Threads cannot be ended: where work gets "
                     "stuck, use `ProcessReadingService`, which replaces the worker."
                 )
             return queue.messages[0]

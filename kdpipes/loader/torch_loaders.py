@@ -58,12 +58,12 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
             is_new: Whether it is still to be set.
         """
         self._ahead = ahead
-        for dealer in _dealers(self._datapipe):
+        for dealer in Chain.of(self._datapipe).of_type(Dealer):
             dealer.share_epochs(ahead, is_new=is_new)
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0."""
-        for dealer in _dealers(self._datapipe):
+        for dealer in Chain.of(self._datapipe).of_type(Dealer):
             dealer.set_epoch(epoch)
 
     def set_seed(self, seed: int) -> None:
@@ -96,16 +96,8 @@ class IndexedDataset(_MapDataPipeSerializationWrapper):
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch`, from 0, the epoch of the samples."""
-        for pipe in _indexed(self._datapipe):
+        for pipe in Chain.of(self._datapipe).of_type(MapPipe):
             pipe.set_epoch(epoch)
-
-
-def _indexed(chain: Any) -> list[MapPipe]:
-    return [pipe for pipe in Chain.of(chain).pipes if isinstance(pipe, MapPipe)]
-
-
-def _dealers(chain: Any) -> list[Dealer]:
-    return Chain.of(chain).of_type(Dealer)
 
 
 _wrap_stream: Any = _IterDataPipeSerializationWrapper.__init__
@@ -116,7 +108,7 @@ def _init_stream(self: Any, datapipe: Any) -> None:
     """Wrap a stream for a DataLoader, whose constructor calls this."""
     datapipe = datapipe.chain if isinstance(datapipe, DealtDataset) else datapipe  # as Accelerate wraps it again
     _wrap_stream(self, datapipe)
-    if _dealers(datapipe):
+    if Chain.of(datapipe).of_type(Dealer):
         if Chain.of(datapipe).numbering_deal() is not None:
             _check_batch_size(_arguments())
         self.__class__ = DealtDataset
@@ -127,7 +119,7 @@ def _init_stream(self: Any, datapipe: Any) -> None:
 def _init_indexed(self: Any, datapipe: Any) -> None:
     """Wrap an indexed chain for a DataLoader, whose constructor calls this."""
     _wrap_indexed(self, datapipe)
-    if _indexed(datapipe):
+    if Chain.of(datapipe).of_type(MapPipe):
         if not isinstance(datapipe, IndexedDataset):  # Accelerate wraps the wrapper again
             _warn_of_equal_epochs(datapipe, _arguments())
         self.__class__ = IndexedDataset
@@ -141,8 +133,10 @@ def _arguments() -> Mapping[str, Any]:
 def _warn_of_equal_epochs(chain: Any, arguments: Mapping[str, Any]) -> None:
     """Warn of random operations and choices that would be the same in every epoch of a DataLoader."""
     name, is_persistent = Chain.of(chain).random_name(), bool(arguments.get("persistent_workers"))
-    name = name or next((redrawn for pipe in _indexed(chain) if (redrawn := pipe.redrawn_by()) is not None), None)
-    if name is not None and (is_persistent or not any(pipe.has_epoch for pipe in _indexed(chain))):
+    name = name or next(
+        (redrawn for pipe in Chain.of(chain).of_type(MapPipe) if (redrawn := pipe.redrawn_by()) is not None), None
+    )
+    if name is not None and (is_persistent or not any(pipe.has_epoch for pipe in Chain.of(chain).of_type(MapPipe))):
         warnings.warn(
             f"`{name}` will draw the same random numbers in every epoch, because torch's DataLoader does not pass the "
             "epoch to an indexed chain. Use `kdp.Loader(chain.deal(batch_size=..., shuffle=True).collate_samples())`. "

@@ -20,7 +20,7 @@ from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.skipping import Skip
 from kdpipes.loader.channel import Kind, Message
 
-__all__ = ["Counting", "Order", "Position", "Producer", "Seeds", "Worker"]
+__all__ = ["Counting", "Options", "Order", "Position", "Producer", "Seeds", "Worker"]
 
 
 @runtime_checkable
@@ -100,6 +100,21 @@ class Order:
     position: Position
     seeds: Any = None
     banned: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a worker works: see `ProcessReadingService`."""
+
+    worker: int
+    num_workers: int
+    first_epoch: int
+    prefetch: int
+    is_profiled: bool
+    timeout_s: float | None = None
+    num_buffers: int = 0
+    max_bytes: int = 0
+    num_threads: int = 1
 
 
 class Worker(ABC):

@@ -17,7 +17,6 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
@@ -33,27 +32,13 @@ from kdpipes.delivery.batch_pipe import OneToOne
 from kdpipes.loader.buffers import Array, SharedBuffers, anonymous_file, pack, places_of
 from kdpipes.loader.channel import Channel, Kind, Message
 from kdpipes.loader.profile import producer_of
-from kdpipes.loader.worker import Order
+from kdpipes.loader.worker import Options, Order
 
-__all__ = ["Options", "Packed", "Payload", "add_traceback", "work"]
+__all__ = ["Packed", "Payload", "add_traceback", "work"]
 
 _SMALL = 1 << 14  # bytes that are part of the message; larger batches go through shared memory
 _FEW_BYTES = 1 << 16
 _MANY = 32  # times as many small batches are made ahead
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a worker works: see `ProcessReadingService`."""
-
-    worker: int
-    num_workers: int
-    first_epoch: int
-    prefetch: int
-    num_buffers: int
-    max_bytes: int
-    num_threads: int
-    is_profiled: bool = False
 
 
 class Packed(NamedTuple):
@@ -107,11 +92,15 @@ def work(payload: Payload, link: socket.socket, options: Options) -> None:
 
 def _work(payload: Payload, sender: Sender, options: Options) -> None:
     try:
-        sender.start_record()
+        file = anonymous_file()  # in which this process notes which sample it is at
+        os.ftruncate(file, os.sysconf("SC_PAGESIZE"))
+        sender.channel.send(Message(Kind.RECORD), file)
+        activity.start_record(file)
+        os.close(file)
         chain = payload.open()
         if isinstance(chain, OneToOne):  # the last pipe, so nothing keeps its batches
             chain.make_batches_in(sender.buffers.empty)
-        producer = producer_of(chain, options.worker, options.num_workers, is_profiled=options.is_profiled)
+        producer = producer_of(chain, options)
         if producer.is_one_to_one:  # otherwise a pipe may hold batches back while their memory is used for others
             make_batches_in(sender.buffers.empty)
     except BaseException as error:
@@ -176,14 +165,6 @@ class Sender:
         self._ahead: deque[int] = deque()  # the sizes of batches that nobody has taken yet
         self._has_warned = False
 
-    def start_record(self) -> None:
-        """Share with the main process which sample this process is at."""
-        file = anonymous_file()
-        os.ftruncate(file, os.sysconf("SC_PAGESIZE"))
-        self.channel.send(Message(Kind.RECORD), file)
-        activity.start_record(file)
-        os.close(file)
-
     def next_order(self) -> Order | None:
         """Wait for the order of an epoch; None means that there are no more."""
         while not self._orders and not self._is_stopped:
@@ -234,26 +215,20 @@ class Sender:
                 buffer, places = self.buffers.put([Array(memoryview(stream)), *arrays] if is_long else arrays)
             except OSError as error:
                 is_slow = True
-                self._warn_once(size, error)
+                if not self._has_warned:
+                    self._has_warned = True
+                    lack = f"There is no shared memory for a batch of {size} bytes ({error}): batches are sent slowly."
+                    self.channel.send(Message(Kind.WARNING, content=lack))
             else:
-                self._send_arena()
+                if self._arena_sent != self.buffers.arena:
+                    self._arena_sent = self.buffers.arena
+                    self.channel.send(Message(Kind.ARENA, self.buffers.arena), self.buffers.file)
                 return Packed(None if is_long else stream, places, buffer)
         places, end = places_of([Array(content) for content, _ in arrays])
         body = bytearray(end)
         for (start, stop), (content, _) in zip(places, arrays, strict=True):
             body[start:stop] = content
         return Packed(stream, places, None, body, is_slow)
-
-    def _send_arena(self) -> None:
-        if self._arena_sent != self.buffers.arena:
-            self._arena_sent = self.buffers.arena
-            self.channel.send(Message(Kind.ARENA, self.buffers.arena), self.buffers.file)
-
-    def _warn_once(self, size: int, error: OSError) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warning = f"There is no shared memory for a batch of {size} bytes ({error}): batches take a slower way."
-            self.channel.send(Message(Kind.WARNING, content=warning))
 
     def _listen(self, *, wait: bool) -> None:
         messages = self.channel.receive(wait=wait)

@@ -63,6 +63,9 @@ class FieldAdder(Operation):
         sample[self.name] = value
         return sample
 
+    def drawing(self) -> tuple[str, ...]:
+        return self.traits.seeds if self._function.globals.is_seen else ()
+
 
 _MANY = 1_000  # sets of names in memory
 

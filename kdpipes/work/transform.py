@@ -194,6 +194,10 @@ class Transformer(Operation):
     def _names(self) -> tuple[str, ...]:
         return (self.field,) if self._fields is None else self._fields.names
 
+    def drawing(self) -> tuple[str, ...]:
+        steps = (step for step, has_params in self._all_steps() if not has_params and is_seeded(step))
+        return tuple(step.name for step in steps if step.globals.is_seen)
+
     def functions(self) -> list[Any]:
         """Return all callables in order, including those of views."""
         return [step.function for step, _ in self._all_steps()]

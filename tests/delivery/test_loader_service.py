@@ -11,7 +11,8 @@ import torch
 
 import kdpipes as kdp
 from kdpipes.loader.channel import Kind, Message
-from kdpipes.loader.worker_main import Options, Sender
+from kdpipes.loader.worker import Options
+from kdpipes.loader.worker_main import Sender
 from tests.torchdata_parts import MultiProcessingReadingService
 
 SERVICES = [
@@ -142,7 +143,7 @@ def test_a_worker_is_ahead_by_so_many_batches_and_bytes(
 ) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sender = Sender(theirs, Options(0, 1, 0, prefetch, 64, max_bytes, 1))
+        sender = Sender(theirs, Options(0, 1, 0, prefetch, is_profiled=False, num_buffers=64, max_bytes=max_bytes))
         for number, size in enumerate(sizes):
             sender.send(Message(Kind.ITEM, number, np.zeros(size, dtype=np.uint8)))
         assert sender.is_far_ahead() is not is_room_left

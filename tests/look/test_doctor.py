@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import random
 import re
 import shutil
 import threading
@@ -344,7 +345,11 @@ def test_it_says_what_bounds_and_what_one_change_would_help_most(
     assert f"{gain:.1f} times as fast: {best}" in str(report)
 
 
-def test_callables_for_which_generators_are_seeded_in_vain_are_told() -> None:
+def draws(x: Any) -> Any:
+    return x + random.random()
+
+
+def test_callables_that_draw_from_the_global_generators_are_told() -> None:
     def fixed(x: Any) -> Any:
         return x
 
@@ -357,10 +362,10 @@ def test_callables_for_which_generators_are_seeded_in_vain_are_told() -> None:
         report = kdp.doctor(chain.select("x y").deal(batch_size=8, shuffle=True), num_workers=0, seconds=1)
         return [str(one) for one in report.advice if "rng" in one.change]
 
-    assert advice(fixed, jitter) == [], "nothing is seeded for them"
-    (told,) = advice(double, fixed, double)
-    assert "a parameter `rng` for `double`, or `is_random = False`, if nothing is drawn" in told
-    assert advice(lambda x: time.sleep(0.01)) == [], "it would not be worth it"
+    assert advice(fixed, jitter, double) == [], "nothing is seeded for them"
+    (told,) = advice(draws, fixed, double, draws)
+    assert "a parameter `rng` for `draws`, to draw from it" in told
+    assert advice(lambda x: time.sleep(0.01 * random.random())) == [], "it would not be worth it"
 
 
 def pixels_of(value: Any) -> Any:

@@ -139,7 +139,7 @@ def test_writers_show_and_write_their_options_nowhere(root: str, name: str, tmp_
 
 
 def test_files_localized_with_options_are_the_same_chain() -> None:
-    plain, other = (FileLocalizer("files", storage_options=options) for options in (None, {"key": "heron"}))
+    plain, other = (kdp.FileLocalizer("files", storage_options=options) for options in (None, {"key": "heron"}))
     assert fingerprint(plain) == fingerprint(other)
     assert "heron" not in repr(other)
 

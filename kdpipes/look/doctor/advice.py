@@ -147,15 +147,16 @@ def _decoder(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advice]:
 
 
 def _seeding(chain: Chain, profile: Profile) -> Iterator[Advice]:
-    """Yield the change for callables that take less time than the seeding of global generators for them."""
-    found = [(node.traits.seeds, measured) for node, measured in times_behind(None, chain, profile)]
+    """Yield the change for callables that draw from the global generators, which are seeded for each call."""
+    behind = [(node.operation, measured) for node, measured in times_behind(None, chain, profile)]
+    found = [(operation.drawing(), measured) for operation, measured in behind if operation is not None]
     names = [name for names, _ in found for name in names]
     total = sum(one.seconds for one in profile.pipes)
     if names and total:
         each = _seconds_of_seeding()
         share = sum(min(each * len(names) * one.calls, one.seconds) for names, one in found) / total
         parts = ", ".join(f"`{name}`" for name in dict.fromkeys(names))
-        change = f"a parameter `rng` for {parts}, or `is_random = False`, if nothing is drawn"
+        change = f"a parameter `rng` for {parts}, to draw from it"
         why = f"the global generators are seeded for each call, which takes {share:.0%} of the work"
         yield Advice(change, gain_without(profile, share), why)
 
