@@ -14,12 +14,14 @@ from typing_extensions import Never
 from kdpipes.cache.store import CacheStats
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.look.peek import Peek
+from kdpipes.plan.mix import SourceShare
 from kdpipes.work.image_ops import FieldKind
 from kdpipes.work.transform import RecordedTransform
 
 _Uneven = Literal["keep", "pad", "drop"]
 _Classes = Sequence[int | str]
 _Verify = Literal["always", "once", "never"]
+_Weights = Sequence[float] | NDArray[Any] | Mapping[Any, float]
 
 # torch's stubs give every DataPipe any attribute at all. `Never` takes that back, so that pyright reports a misspelt
 # pipe, and one of the other flavour; mypy does not look at the parameter. So torchdata's own pipes are listed by name.
@@ -64,15 +66,20 @@ class MapChain(MapDataPipe[Any]):
         self,
         others: Any,
         *,
-        weights: Sequence[float] | None = None,
+        weights: Sequence[float] | Callable[[int], Sequence[float]] | None = None,
+        temperature: float | Callable[[int], float] | None = None,
+        num_samples: int | None = None,
+        per_batch: Sequence[int] | None = None,
+        batches: Literal["per_source", "stratified"] | None = None,
         seed: int = 0,
         stop: Literal["first", "all"] = "first",
         redraw: bool = True,
-    ) -> MapChain: ...
+    ) -> MixedMapChain: ...
     def sample_weighted(
         self,
-        weights: Sequence[float] | NDArray[Any] | Mapping[Any, float],
+        weights: _Weights | Callable[[int], _Weights] | None = None,
         *,
+        temperature: float | Callable[[int], float] | None = None,
         num_samples: int | None = None,
         replacement: bool = True,
         seed: int = 0,
@@ -174,6 +181,7 @@ class MapChain(MapDataPipe[Any]):
         global_batch_size: int | None = None,
         batch_by: str | None = None,
         max_tokens: int | None = None,
+        pack: bool = False,
         global_max_tokens: int | None = None,
         classes_per_batch: int | None = None,
         samples_per_class: int | None = None,
@@ -296,6 +304,7 @@ class IterChain(IterDataPipe[Any]):
         others: Any,
         *,
         weights: Sequence[float] | None = None,
+        per_batch: Sequence[int] | None = None,
         seed: int = 0,
         stop: Literal["first", "all"] = "first",
     ) -> IterChain: ...
@@ -409,6 +418,9 @@ class IterChain(IterDataPipe[Any]):
     ) -> IterChain: ...
     def to_device(self, device: str | torch.device) -> IterChain: ...
     def peek(self, n: int = 3) -> Peek: ...
+
+class MixedMapChain(MapChain):
+    def mixture(self, epoch: int = 0) -> list[SourceShare]: ...
 
 class CachedMapChain(MapChain):
     """What can follow a cache of an indexed pipe, and what the cache itself can do."""

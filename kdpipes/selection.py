@@ -24,9 +24,11 @@ __all__ = [
     "draw_weighted",
     "hash_values",
     "interleave",
+    "interleave_exactly",
     "keep_classes",
     "oversample_exact",
     "oversample_multiply",
+    "share_exactly",
     "smallest_int",
     "take_per_class",
     "take_stratum",
@@ -232,10 +234,38 @@ def interleave(sizes: Sequence[int], weights: Sequence[float], seed: int, *, unt
     last = int(ends.argmax() if until_all else ends.argmin())
     numbers = np.maximum(np.ceil(ends[last] * shares - offsets).astype(np.int64), 0)
     numbers[last] = sizes[last]  # the next sample of this source ends the mix; rounding must not change that
+    return _by_stride(numbers, shares, offsets)
+
+
+def interleave_exactly(numbers: Sequence[int], seed: int) -> tuple[Ints, Ints]:
+    """Return what `interleave` returns, for a mix of exactly `numbers[n]` samples of source n, spread evenly.
+
+    >>> interleave_exactly([4, 0, 2], 0)[0]
+    array([2, 0, 0, 2, 0, 0], dtype=int32)
+    """
+    offsets = np.random.default_rng(seed).random(len(numbers))
+    counts = np.asarray(numbers, dtype=np.int64)
+    return _by_stride(counts, np.maximum(counts, 1) / max(counts.sum(), 1), offsets)
+
+
+def _by_stride(numbers: Ints, shares: NDArray[np.float64], offsets: NDArray[np.float64]) -> tuple[Ints, Ints]:
     counts = np.concatenate([np.arange(number) for number in numbers])
     chosen = np.repeat(np.arange(len(shares), dtype=np.int32), numbers)
     order = np.argsort((counts + offsets[chosen]) / shares[chosen], kind="stable")
     return chosen[order], counts[order].astype(smallest_int(int(numbers.max())))
+
+
+def share_exactly(total: int, weights: Sequence[float]) -> list[int]:
+    """Return how many of `total` samples each source gets, rounded by largest remainder so that they add up.
+
+    >>> share_exactly(7, [2, 1, 0])
+    [5, 2, 0]
+    """
+    exact = np.asarray(weights, dtype=np.float64) / np.sum(weights) * total
+    counts = np.floor(exact).astype(np.int64)
+    rest = int(total - counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:rest]] += 1
+    return [int(count) for count in counts]
 
 
 class Stretch:

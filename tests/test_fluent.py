@@ -95,7 +95,8 @@ def test_the_typed_flavour_is_that_of_the_pipe_that_is_made(flavour: str) -> Non
             continue
         base: Any = (MapDataPipe if flavour == "map" else IterDataPipe) if not isinstance(pipe, type) else pipe
         chain = "MapChain" if issubclass(base, MapDataPipe) else "IterChain"
-        assert result == (f"Cached{chain}" if name.startswith("cache_") else chain), name
+        prefix = "Cached" if name.startswith("cache_") else "Mixed" if (name, flavour) == ("mix", "map") else ""
+        assert result == prefix + chain, name
 
 
 @pytest.mark.parametrize(
@@ -114,8 +115,8 @@ def test_both_flavours_of_a_name_agree_in_their_parameters() -> None:
         only_streams = {"class_counts", "lanes", "max_ranks", "split"}
         shared = [entry for entry in real_shape(streamed[name]) if entry[0] not in only_streams]
         only_indexed = {
-            "mix": {"redraw"},
-            "deal": {"order", "num_batches", "classes_per_batch", "samples_per_class"},
+            "mix": {"redraw", "temperature", "num_samples", "batches"},
+            "deal": {"order", "num_batches", "classes_per_batch", "samples_per_class", "pack"},
         }.get(name, set())
         assert shared == [entry for entry in real_shape(indexed[name]) if entry[0] not in only_indexed], name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import pairwise
 from numbers import Number
-from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast, overload
 
 import numpy as np
 import torch
@@ -31,11 +31,24 @@ if TYPE_CHECKING:
 else:
     MapChain = MapDataPipe
 
-__all__ = ["MapPipe", "as_column", "indexed", "is_key"]
+__all__ = ["BatchShares", "MapPipe", "as_column", "indexed", "is_key"]
 
 _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
 _EPOCH = "_kdpipes_epoch"
 _BULK = 512  # samples of a column that a remote source is asked for at a time
+
+
+class BatchShares(NamedTuple):
+    """How a `mix` wants each batch to be composed.
+
+    Args:
+        kind: "fixed": `shares` samples of each source; "stratified": samples in proportion to `shares`; "per_source":
+            samples of a single source.
+        shares: The share of each source.
+    """
+
+    kind: Literal["fixed", "stratified", "per_source"]
+    shares: tuple[float, ...]
 
 
 class MapPipe(Pipe, MapChain):
@@ -72,6 +85,14 @@ class MapPipe(Pipe, MapChain):
         Each round of a repetition has its own shard numbers, so that `deal(shuffle="shards")` keeps the rounds apart.
         """
         return None
+
+    def batch_shares(self) -> BatchShares | None:
+        """Return how `deal` must compose each batch of the sources of a `mix` upstream; None if it may do so freely."""
+        return None
+
+    def source_numbers(self) -> NDArray[Any]:
+        """Return the number of the source of each sample in the `mix` that sets `batch_shares`, `[len(self)] int`."""
+        raise TypeError(f"`{pipe_name(self)}` has no `mix` upstream that composes batches.")
 
     def redrawn_by(self, *, of_labels: bool = False) -> str | None:
         """Return the name of this pipe, or one upstream, if it chooses other samples in each epoch; else None.

@@ -15,7 +15,7 @@ from torch.utils.data import IterDataPipe
 
 from kdpipes.core.errors import ChainError
 from kdpipes.core.iter_pipe import IterPipe
-from kdpipes.core.map_pipe import MapPipe, as_column, indexed
+from kdpipes.core.map_pipe import BatchShares, MapPipe, as_column, indexed
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
 from kdpipes.core.randomness import plan_epoch, planning
@@ -223,6 +223,20 @@ class PlanPipe(MapPipe):
         with self._upstream():
             numbers = join_shards([source.shard_numbers() for source in self.sources])
         return None if numbers is None else numbers[self._all(epoch)]
+
+    def batch_shares(self) -> BatchShares | None:
+        return self.source.batch_shares() if len(self.sources) == 1 else None
+
+    def source_numbers(self) -> NDArray[Any]:
+        self.chosen()  # which may find that all epochs are the same
+        if self.redraws:
+            raise ChainError(
+                f"`{pipe_name(self)}` chooses other samples in each epoch, so batches cannot have fixed shares of the "
+                f"sources of `mix`. Put it before `mix`, or write `{pipe_name(self)}(..., redraw=False)`."
+            )
+        with planning(0):
+            numbers: NDArray[Any] = self.source.source_numbers()[self._all(0)]
+        return numbers
 
     def _upstream(self) -> AbstractContextManager[None]:
         return planning(0) if self._is_fixed else nullcontext()

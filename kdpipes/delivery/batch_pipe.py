@@ -25,7 +25,7 @@ class OneToOne(Resumable, IterDataPipe[Any]):
     for_users: ClassVar[tuple[str, ...]] = ()
 
     traits = Traits(role="batch", gives="batches", holds_back=False)
-    computed = ("_allocate",)
+    computed: ClassVar[tuple[str, ...]] = ("_allocate",)
     _allocate: Allocate | None = None  # allocates batches; None for ordinary memory
 
     def make_batches_in(self, allocate: Allocate) -> None:

@@ -123,6 +123,10 @@ class LengthOrder(Fingerprinted):
         """Return the length of the sample at a place of this order."""
         return int(self._values[-1 - int(np.searchsorted(self._stops, place, side="right"))])
 
+    def distinct(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the distinct lengths, longest first, and the number of samples of each."""
+        return self._values[::-1], np.diff(self._stops, prepend=0)
+
     def num_above(self, length: int) -> int:
         """Return the number of samples of at least this length."""
         number = len(self._values) - int(np.searchsorted(self._values, length))

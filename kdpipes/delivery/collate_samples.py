@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Number
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, closest, must_be
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
@@ -20,8 +21,11 @@ from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.core.sample import Sample
 from kdpipes.delivery.batch_memory import Allocate, allocate
 from kdpipes.delivery.batch_pipe import OneToOne
+from kdpipes.delivery.dealer import Dealer
 
-__all__ = ["SampleCollatorIterDataPipe", "collate", "split_ctx"]
+__all__ = ["SampleCollatorIterDataPipe", "collate", "row_places", "split_ctx"]
+
+_ROW_FIELDS = ("segment_ids", "positions")
 
 
 refuse_flavour("collate_samples", flavour="map", hint="Put `.deal(batch_size=...)` before it.")
@@ -40,7 +44,11 @@ class SampleCollatorIterDataPipe(OneToOne):
     Args:
         source_datapipe: A stream of lists, as from `deal`.
         pad: The values that fill up fields of varying shape, by field name: `{"x": 0}`. Each dimension is padded at its
-            end to the largest size in the batch.
+            end to the largest size in the batch. After `deal(pack=True)`, these fields are sequences with the length
+            that `batch_by` names. The sequences of a row are joined and filled up: `[rows, max_tokens]`. Two fields
+            `[rows, max_tokens] int64` are added at the end: `segment_ids`, 1 for the first sample of a row, 2 for the
+            next, 0 where the row is filled up; and `positions`, which count from 0 within each sample. Other fields
+            have one value per sample.
 
     Length: The length of the source.
 
@@ -55,6 +63,8 @@ class SampleCollatorIterDataPipe(OneToOne):
         ([[1, 2], [3, 0]], [0, 1])
     """
 
+    computed: ClassVar[tuple[str, ...]] = (*OneToOne.computed, "_row_size")  # which `deal` decides
+
     def __init__(self, source_datapipe: IterDataPipe[Any], *, pad: Mapping[str, float] | None = None) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(
@@ -68,6 +78,13 @@ class SampleCollatorIterDataPipe(OneToOne):
         self._form = form_of(source_datapipe) or ItemForm(())
         self._pad = dict(pad or {})
         names = self._form.names
+        dealer = next(iter(Chain.of(source_datapipe).of_type(Dealer)), None)
+        self._row_size = None if dealer is None else dealer.row_size()
+        if self._row_size is not None and not (names and self._pad):
+            raise ChainError(
+                "`collate_samples` after `deal(pack=True)` must know which fields to join: select fields before "
+                '`deal`, and write `.collate_samples(pad={"x": 0})`.'
+            )
         unknown = next((name for name in self._pad if names and name not in names), None)
         if unknown is not None:
             raise ValueError(must_be("pad", f"for the fields {', '.join(names)}", unknown) + closest(unknown, names))
@@ -77,6 +94,9 @@ class SampleCollatorIterDataPipe(OneToOne):
 
     def item_form(self) -> ItemForm | None:
         """Return the form of the batches; None without a `select` upstream."""
+        if self._row_size is not None:
+            names = (*self._form.names, *_ROW_FIELDS)
+            return ItemForm(names, self._form.has_ctx, "dict" if self._form.kind == "dict" else "tuple")
         return self._form if self._form.names else None
 
     def iterate(self) -> Iterator[Any]:
@@ -96,6 +116,8 @@ class SampleCollatorIterDataPipe(OneToOne):
 
     def _fields(self, items: list[Any]) -> Any:
         names, kind = self._form.names, self._form.kind
+        if self._row_size is not None:
+            return self._packed(items, self._row_size)
         if names and kind == "bare":
             return self._field(names[0], items)
         if isinstance(items[0], Sample) or (names and kind == "dict" and isinstance(items[0], dict)):
@@ -105,8 +127,79 @@ class SampleCollatorIterDataPipe(OneToOne):
             return tuple(self._field(name, [item[place] for item in items]) for place, name in enumerate(names))
         return collate(items)
 
+    def _packed(self, items: list[Any], row_size: int) -> Any:
+        """Return a batch of rows, in which the samples follow each other."""
+        names, kind = self._form.names, self._form.kind
+        values = {
+            name: [item if kind == "bare" else item[name if kind == "dict" else place] for item in items]
+            for place, name in enumerate(names)
+        }
+        lengths = [len(value) for value in values[next(iter(self._pad))]]
+        places = row_places(lengths, row_size)
+        num_rows = places[-1][0] + 1
+        made = {}
+        for name, of_samples in values.items():
+            if name in self._pad:
+                made[name] = self._rows(name, of_samples, lengths, places, num_rows, row_size)
+            else:
+                made[name] = self._field(name, of_samples)
+        segments, positions = (
+            (self._allocate or allocate)([num_rows, row_size], torch.int64).fill_(0) for _ in _ROW_FIELDS
+        )
+        number, last_row = 0, -1
+        for length, (row, start) in zip(lengths, places, strict=True):
+            number, last_row = (1 if row != last_row else number + 1), row
+            segments[row, start : start + length] = number
+            positions[row, start : start + length] = torch.arange(length)
+        made.update(zip(_ROW_FIELDS, (segments, positions), strict=True))
+        return made if kind == "dict" else tuple(made.values())
+
+    def _rows(
+        self,
+        name: str,
+        values: list[Any],
+        lengths: list[int],
+        places: list[tuple[int, int]],
+        num_rows: int,
+        row_size: int,
+    ) -> torch.Tensor:
+        tensors = [_as_tensor(value) for value in values]
+        for tensor, length in zip(tensors, lengths, strict=True):
+            if tensor.dim() == 0 or len(tensor) != length:
+                raise DataError(
+                    f"Field {name!r} must have as many entries as {next(iter(self._pad))!r} in each sample, {length}, "
+                    f"but has shape {list(tensor.shape)}."
+                )
+        shape = [num_rows, row_size, *tensors[0].shape[1:]]
+        batch = (self._allocate or allocate)(shape, _common_dtype(tensors, name, self._pad[name])).fill_(
+            self._pad[name]
+        )
+        for tensor, (row, start) in zip(tensors, places, strict=True):
+            batch[row, start : start + len(tensor)] = tensor
+        return batch
+
     def _field(self, name: str, values: list[Any]) -> Any:
         return collate(values, name=name, pad=self._pad.get(name), empty=self._allocate)
+
+
+def row_places(lengths: Sequence[int], row_size: int) -> list[tuple[int, int]]:
+    """Return the row and the first place in it of each sample, if a sample that does not fit begins a new row.
+
+    Raises:
+        DataError: A sample is longer than a row.
+    """
+    places, row, filled = [], 0, 0
+    for length in lengths:
+        if length > row_size:
+            raise DataError(
+                f"A sample has {length} tokens, more than the {row_size} of a row. The field that `batch_by` names "
+                "must be the length of the fields in `pad`."
+            )
+        if filled + max(length, 1) > row_size:
+            row, filled = row + 1, 0
+        places.append((row, filled))
+        filled += max(length, 1)  # an empty sample counts as one token, as in the plan
+    return places
 
 
 def collate(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, check_count, check_seed, must_be, refuse_field
+from kdpipes.core.errors import ChainError, DataError, check_count, check_flag, check_seed, must_be, refuse_field
 from kdpipes.core.iter_pipe import seed_upstream
 from kdpipes.core.map_pipe import MapPipe, indexed
 from kdpipes.core.order import Order
@@ -22,9 +22,11 @@ from kdpipes.core.registry import functional_pipe
 from kdpipes.delivery.by_class import ByClass, ClassEpoch, ClassOrder, read_classes
 from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder, read_lengths
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
+from kdpipes.delivery.by_source import SourceOrder, shares_of
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.layout import EqualEpoch, Layout, Ranks, Sharding, Uneven
 from kdpipes.delivery.own_order import ContinuedOrder, OwnOrder
+from kdpipes.delivery.packing import PackEpoch, Packing, Packs
 from kdpipes.delivery.skipping import LEFT_OUT
 from kdpipes.selection import Permutation
 from kdpipes.storage.shared import Shared
@@ -58,6 +60,9 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         max_tokens: With `batch_by`: how large one rank's batch may be, padded: its samples times their longest length,
             which counts as 1 at least, and must not be random. `batch_size`, in its place or besides, limits the
             samples.
+        pack: With `batch_by` and `max_tokens`: whether a row of a batch has several samples, as many as fit into
+            `max_tokens`. `batch_size`, 1 by default, or `global_batch_size` is then the number of rows.
+            `collate_samples(pad={"x": 0})` joins the samples of a row (see there).
         global_max_tokens: With `batch_by`, in place of `max_tokens`: how large the batches of all ranks may be
             together, whatever their number. Ranks share out samples evenly: a part may exceed its share of tokens by
             less than a sample. `global_batch_size`, in its place or besides, limits the samples.
@@ -124,6 +129,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         global_batch_size: int | None = None,
         batch_by: str | None = None,
         max_tokens: int | None = None,
+        pack: bool = False,
         global_max_tokens: int | None = None,
         classes_per_batch: int | None = None,
         samples_per_class: int | None = None,
@@ -160,18 +166,32 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         )
         if num_batches is not None and uneven != "keep":
             raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
-        self._layout: Layout | ByLength | ByClass = (
-            ByClass(classes_per_batch, samples_per_class)  # type: ignore[arg-type]  # both are given
+        if check_flag("pack", pack) and (max_tokens is None or is_by_class or global_max_tokens is not None):
+            raise ValueError(
+                "`pack=True` needs the lengths and the size of a row: "
+                '`deal(batch_by="length", pack=True, max_tokens=4096)`.'
+            )
+        rows = (1 if batch_size is None and global_batch_size is None else batch_size), global_batch_size
+        self._layout: Layout | ByLength | ByClass | Packing = (
+            Packing(column, max_tokens, Layout(*rows, uneven))  # type: ignore[arg-type]  # it is given
+            if pack
+            else ByClass(classes_per_batch, samples_per_class)  # type: ignore[arg-type]  # both are given
             if is_by_class
             else ByLength(column, bool(shuffle), sizes | tokens, uneven)
             if is_by_length
             else Layout(batch_size, global_batch_size, uneven)
         )
         self._lengths: Shared[LengthOrder] | None = None
+        self._packs: Shared[Packs] | None = None
         self._classes: Shared[ClassOrder] | None = None
         self._shards: Shared[ShardOrder] | None = None
+        self._shares = shares_of(source_datapipe)  # what a `mix` upstream wants of each batch
+        self._by_source: Shared[SourceOrder] | None = None
+        if self._shares is not None:
+            others = {"batch_by": batch_by, "order": order, "num_batches": num_batches}
+            _refuse_for_mix(**others, shuffle="shards" if shuffle == "shards" else None)
         self._is_fixed = False  # whether every epoch has the samples of epoch 0, because batches depend on lengths
-        if isinstance(self._layout, ByLength):
+        if isinstance(self._layout, ByLength | Packing):
             known = indexed(source_datapipe, "deal", takes_samples=False).field_names()
             if known is not None and column not in known:
                 refuse_field(column, "The source", known)
@@ -182,20 +202,28 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             return self._num_batches
         if isinstance(self._layout, ByClass):
             return self._by_class(self._layout).num_batches // self.sharding().num_ranks
+        if isinstance(self._layout, Packing):
+            return self._layout.rows.num_batches(len(self._packed(self._layout)), self.sharding().num_ranks)
         if isinstance(self._layout, Layout):
+            num_ranks = self.sharding().num_ranks
+            if self._shares is not None:
+                return int(self._layout.num_batches(len(self._sources(self._layout, num_ranks)), num_ranks))
             size = len(self.source) if self._own_order is None else len(self._own_positions(self._own_order, 0))
-            return int(self._layout.num_batches(size, self.sharding().num_ranks))
+            return int(self._layout.num_batches(size, num_ranks))
         buckets = self._by_length(self._layout).buckets(self._layout, self.sharding().num_ranks)
         return buckets.num_kept(self._layout.uneven)
 
     def has_quick_length(self, *, may_plan: bool) -> bool:
-        return isinstance(self._layout, Layout) or self._lengths is not None or self._classes is not None
+        made = (self._lengths, self._classes, self._packs)
+        return isinstance(self._layout, Layout) or any(one is not None for one in made)
 
     def fingerprint(self) -> Any:
         if isinstance(self._layout, ByLength):
             return *super().fingerprint(), self._by_length(self._layout)
         if isinstance(self._layout, ByClass):
             return *super().fingerprint(), self._by_class(self._layout)
+        if isinstance(self._layout, Packing):
+            return *super().fingerprint(), self._packed(self._layout)
         if self._shuffle == "shards":
             return *super().fingerprint(), self._window, self._by_shard(), *self._own_fingerprint()
         return *super().fingerprint(), *self._own_fingerprint()
@@ -220,21 +248,26 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             )
         return positions
 
-    def planned_epoch(self, number: int, ranks: Ranks) -> EqualEpoch | LengthEpoch | ClassEpoch:
+    def planned_epoch(self, number: int, ranks: Ranks) -> EqualEpoch | LengthEpoch | ClassEpoch | PackEpoch:
         """Return how an epoch is cut into the batches of a rank."""
         dealer = copy.copy(self)
         dealer._sharding = Sharding(ranks.rank, ranks.num_ranks)
         return dealer._epoch(number)
 
-    def _epoch(self, number: int) -> EqualEpoch | LengthEpoch | ClassEpoch:
+    def _epoch(self, number: int) -> EqualEpoch | LengthEpoch | ClassEpoch | PackEpoch:
         key = (self._seed, number) if self._shuffle else None
         if isinstance(self._layout, Layout) and self._num_batches is not None:
             return self._continued(self._layout, self._num_batches, number)
         if isinstance(self._layout, Layout) and self._own_order is not None:
             positions = self._own_positions(self._own_order, number)
             return EqualEpoch(len(positions), self._layout, self._sharding, positions)
+        if isinstance(self._layout, Layout) and self._shares is not None:
+            by_source = self._sources(self._layout, self._sharding.num_ranks)
+            return EqualEpoch(len(by_source), self._layout, self._sharding, by_source.of_epoch(key))
         if isinstance(self._layout, ByLength):
             return LengthEpoch(self._by_length(self._layout), self._layout, self._sharding, key)
+        if isinstance(self._layout, Packing):
+            return PackEpoch(self._packed(self._layout), self._layout, self._sharding, key)
         if isinstance(self._layout, ByClass):
             return ClassEpoch(self._by_class(self._layout), self._layout, self._sharding, key or (self._seed, 0))
         return EqualEpoch(len(self.source), self._layout, self._sharding, None if key is None else self._order(key))
@@ -247,6 +280,15 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         self._fix_plan("deal(num_batches=...)")
         order_of = (lambda number: self._order((self._seed, number))) if self._shuffle else None
         return EqualEpoch(num_samples, layout, self._sharding, ContinuedOrder(size, number * num_samples, order_of))
+
+    def _sources(self, layout: Layout, num_ranks: int) -> SourceOrder:
+        """Return the samples by source; blocks are the batches of one rank, or global batches if their size is set."""
+        if self._by_source is None:
+            assert self._shares is not None
+            assert isinstance(self.source, MapPipe)
+            size = layout.batch_size if layout.batch_size is not None else layout.size_of(num_ranks)
+            self._by_source = Shared(SourceOrder(self.source.source_numbers(), self._shares, size))
+        return self._by_source.value
 
     def _fix_plan(self, by: str) -> None:
         """Keep the samples that the plan chooses in epoch 0, with a warning if it would choose others later."""
@@ -280,6 +322,16 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             self._fix_plan('deal(batch_by="class")')
             self._classes = Shared(read_classes(self.source, layout))
         return self._classes.value
+
+    def _packed(self, layout: Packing) -> Packs:
+        """Return the rows into which the source's samples are packed, computed once for all copies."""
+        if self._packs is None:
+            self._fix_plan("deal(pack=True)")
+            self._packs = Shared(Packs(read_lengths(self.source, layout.column), self.source, layout))
+        return self._packs.value
+
+    def row_size(self) -> int | None:
+        return self._layout.max_tokens if isinstance(self._layout, Packing) else None
 
     def _by_length(self, layout: ByLength) -> LengthOrder:
         """Return the positions of the source's samples by their length, computed once for all copies."""
@@ -344,7 +396,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         ) from skipper.last_error
 
     def _refuse_substitutes(self) -> None:
-        if isinstance(self._layout, ByLength):
+        if isinstance(self._layout, ByLength | Packing):
             raise ChainError(
                 '`on_error("substitute")` cannot be used with `deal(batch_by=...)`: a sample of another length would '
                 'not fit into the batch. Use `on_error("skip")`.'
@@ -363,6 +415,10 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             self._by_length(self._layout)
         elif isinstance(self._layout, ByClass):
             self._by_class(self._layout)
+        elif isinstance(self._layout, Packing):
+            self._packed(self._layout)
+        elif self._shares is not None:
+            self._sources(self._layout, self.sharding().num_ranks)
         elif self._shuffle == "shards":
             self._by_shard()
         else:
@@ -383,6 +439,16 @@ def _refuse_other_cuts(batch_by: Any, of_classes: dict[str, Any], others: dict[s
     if uneven == "pad":
         raise ValueError(
             '`uneven="pad"` cannot be used with `batch_by="class"`, whose batches are all full. Remove it.'
+        )
+
+
+def _refuse_for_mix(**others: Any) -> None:
+    """Raise if an argument would compose batches otherwise than a `mix` upstream does."""
+    other = next((name for name, value in others.items() if value is not None), None)
+    if other is not None:
+        raise ValueError(
+            f"`{other}` cannot be used after `mix(per_batch=...)` or `mix(batches=...)`, which compose the batches. "
+            "Remove one of them; `shuffle=True` is possible."
         )
 
 

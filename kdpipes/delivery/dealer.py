@@ -417,6 +417,10 @@ class Dealer(Resumable):
         """What happens to a short last batch."""
         return str(self._layout.uneven)
 
+    def row_size(self) -> int | None:
+        """Return the number of tokens in a row of packed samples; None if samples are not packed."""
+        return None
+
     def num_ranks(self) -> int:
         """Return the number of ranks that the batches are divided between."""
         return self.sharding().num_ranks

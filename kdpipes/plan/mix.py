@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import count
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, cycle
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes.core.errors import ChainError, check_choice, check_flag, check_seed, is_number, must_be
+from kdpipes.core.callback import Callback
+from kdpipes.core.errors import ChainError, check_choice, check_count, check_flag, check_seed, is_number, must_be
 from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_upstream
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import BatchShares, MapPipe
 from kdpipes.core.pipe import gives_samples
 from kdpipes.core.plan_pipe import PlanPipe, shared_class_names
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.traits import Traits
-from kdpipes.selection import interleave, smallest_int
+from kdpipes.selection import interleave, interleave_exactly, share_exactly, smallest_int
 
-__all__ = ["MixerIterDataPipe", "MixerMapDataPipe"]
+__all__ = ["MixerIterDataPipe", "MixerMapDataPipe", "SourceShare"]
 
 Stop = Literal["first", "all"]
+Batches = Literal["per_source", "stratified"]
 
 
-def _check_weights(weights: Any, number: int) -> tuple[float, ...]:
-    given = [1.0] * number if weights is None else weights
-    is_sequence = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str)
-    if not is_sequence or not all(map(is_number, given)):
+def _check_weights(weights: Any, number: int, *, may_be_0: bool = False) -> tuple[float, ...]:
+    is_sequence = isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str)
+    if not is_sequence or not all(map(is_number, weights)):
         raise TypeError(must_be("weights", "numbers above 0, one for each source", weights))
-    if not all(0 < weight < math.inf for weight in given):
+    if not may_be_0 and not all(0 < weight < math.inf for weight in weights):
         hint = "To take no samples from a source, leave the source out."
         raise ValueError(must_be("weights", "finite and above 0", weights, hint))
-    if len(given) != number:
+    if may_be_0 and not (all(0 <= weight < math.inf for weight in weights) and any(weights)):
+        raise ValueError(must_be("weights", "finite and at least 0 in every epoch, and not all 0", weights))
+    if len(weights) != number:
         raise ValueError(must_be("weights", f"one for each of {number} sources, including the first", weights))
-    return tuple(float(weight) for weight in given)
+    return tuple(float(weight) for weight in weights)
+
+
+def _check_alone(**arguments: Any) -> None:
+    """Raise if two arguments are given that exclude each other."""
+    given = [name for name, value in arguments.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(f"`{given[0]}` and `{given[1]}` cannot be given together. Remove one of them.")
 
 
 def _as_tuple(others: Any) -> tuple[Any, ...]:
@@ -49,7 +59,7 @@ def _as_tuple(others: Any) -> tuple[Any, ...]:
 def _checked(num_sources: int, weights: Any, seed: int, stop: Stop) -> tuple[tuple[float, ...], int, Stop]:
     """Check and return the arguments that both flavours share."""
     check_choice("stop", stop, ("first", "all"))
-    return _check_weights(weights, num_sources), check_seed(seed), stop
+    return _check_weights([1.0] * num_sources if weights is None else weights, num_sources), check_seed(seed), stop
 
 
 def _turns(weights: Sequence[float], seed: int) -> Iterator[int]:
@@ -94,6 +104,22 @@ class _Mix:
         return chosen, positions
 
 
+class SourceShare(NamedTuple):
+    """What a mix takes of one of its sources in an epoch.
+
+    Args:
+        size: The number of samples of the source.
+        num_samples: How many samples of the mix are from this source.
+        share: That number, divided by the length of the mix.
+        num_epochs: How often each sample of the source is used in the epoch, on average.
+    """
+
+    size: int
+    num_samples: int
+    share: float
+    num_epochs: float
+
+
 @functional_pipe("mix", flavour="map")
 class MixerMapDataPipe(PlanPipe):
     """Mixes several sources in given proportions (functional name: ``mix``).
@@ -106,11 +132,28 @@ class MixerMapDataPipe(PlanPipe):
     A stream starts again in each epoch. If an epoch uses only a part of it, put `.shuffle(buffer_size=...)` before the
     mix, or `deal(shuffle="shards")` after it.
 
+    `per_batch` and `batches` decide how `deal` composes batches. The samples that do not fill a batch are then left out
+    of the epoch; with `deal(shuffle=True)`, they are others in each epoch. Between the mix and `deal`, samples may be
+    filtered, but not drawn anew in each epoch.
+
+    `mixture()` returns what an epoch takes of each source: a list of (size, num_samples, share, num_epochs).
+
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
         others: One or several other pipes of the same kind. Sources that know their class names must have the same
             names.
-        weights: The proportions, that of this source first. By default, they are equal.
+        weights: The proportions, that of this source first. By default, they are equal. For indexed sources, they may
+            also be a function that takes the epoch number, from 0, and returns them; they may then be 0. It is called
+            in every worker, so it must depend on the epoch alone.
+        temperature: For indexed sources, instead of `weights`: they are the sizes of the sources to the power of
+            1 / temperature. 1 means in proportion to the sizes; larger values favour small sources. It may be a
+            function of the epoch number, too.
+        num_samples: For indexed sources, the length of an epoch. By default, `stop` decides in epoch 0, and all epochs
+            have that length.
+        per_batch: Instead of `weights`: how many samples of each source every batch has, such as `[48, 16]` for
+            `deal(batch_size=64)`. For streams, no pipe in between may leave out samples or change their order.
+        batches: For indexed sources: "per_source": every batch has samples of one source, in proportion to `weights`;
+            "stratified": every batch has samples of all sources, in proportion to `weights`.
         seed: The seed that decides between sources that are equally due, from 0 to 2**64 - 1.
         stop: When the mix ends. "first": when the first source is used up, or when a stream that is due has ended.
             "all": when all sources are used up; sources that are used up earlier start again.
@@ -119,48 +162,171 @@ class MixerMapDataPipe(PlanPipe):
 
     Length: Follows from the lengths of the sources; unknown for streams.
 
-    Memory: Eight bytes per sample, shared by all workers. For streams, one sample.
+    Memory: Eight bytes per sample, shared by all workers; in each worker if weights change. For streams, one sample.
 
     Raises:
         ChainError: The sources number their classes differently. Use `map_classes` to make them agree.
+
+    Source: `batches` follows MosaicML Streaming; `temperature` is that of multilingual language models (XLM).
 
     Example:
         >>> letters, digits = kdp.from_dataset(list("abcd"), "x"), kdp.from_dataset(list("12"), "x")
         >>> "".join(letters.mix(digits, weights=[2, 1]).column("x"))
         '1ab2cd'
+        >>> batches = letters.mix(digits, per_batch=[2, 1]).select("x", bare=True).deal(batch_size=3)
+        >>> ["".join(batch) for batch in batches]
+        ['1ab', '2cd']
     """
 
     goes_by = "number"
+    for_users: ClassVar[tuple[str, ...]] = ("mixture",)
+    computed = (*PlanPipe.computed, "_counts")
+    _per_batch: tuple[int, ...] | None = None
+    _batches: Batches | None = None
+    _num_samples: int | None = None
+    _temperature: float | Callback | None = None
 
     def __init__(
         self,
         source_datapipe: MapPipe,
         others: Any,
         *,
-        weights: Sequence[float] | None = None,
+        weights: Sequence[float] | Callable[[int], Sequence[float]] | None = None,
+        temperature: float | Callable[[int], float] | None = None,
+        num_samples: int | None = None,
+        per_batch: Sequence[int] | None = None,
+        batches: Batches | None = None,
         seed: int = 0,
         stop: Stop = "first",
         redraw: bool = True,
     ) -> None:
         super().__init__(source_datapipe, *_as_tuple(others), redraws=check_flag("redraw", redraw))
-        self._weights, self._mix_seed, self._stop = _checked(len(self.sources), weights, seed, stop)
+        number = len(self.sources)
+        given = {"weights": weights, "temperature": temperature, "per_batch": per_batch}
+        _check_alone(**given)
+        _check_alone(per_batch=per_batch, batches=batches, num_samples=num_samples)
+        self._counts: list[list[int]] = []
+        # Attributes that are not set are not part of the fingerprint, which stays that of earlier versions.
+        if callable(weights):
+            self._weights: tuple[float, ...] | Callback = Callback("weights", weights)
+            _, self._mix_seed, self._stop = _checked(number, None, seed, stop)
+        else:
+            self._weights, self._mix_seed, self._stop = _checked(number, per_batch or weights, seed, stop)
+        if temperature is not None:
+            self._temperature = Callback("temperature", temperature) if callable(temperature) else float(temperature)
+            self._temperature_of(0)
+        if self._is_changing() and not redraw:
+            raise ValueError("`redraw=False` keeps the mix of epoch 0, so weights cannot be functions of the epoch.")
+        if num_samples is not None:
+            self._num_samples = check_count("num_samples", num_samples)
+        if per_batch is not None:
+            self._per_batch = tuple(check_count("per_batch", count) for count in per_batch)
+        if batches is not None:
+            check_choice("batches", batches, ("per_source", "stratified"))
+            if self._is_changing():
+                raise ValueError(f"`batches={batches!r}` needs weights that are numbers, the same in all epochs.")
+            self._batches = batches
+
+    def _is_changing(self) -> bool:
+        return isinstance(self._weights, Callback) or isinstance(self._temperature, Callback)
+
+    def _temperature_of(self, epoch: int) -> float:
+        made: Any = self._temperature(epoch) if isinstance(self._temperature, Callback) else self._temperature
+        if not is_number(made) or not 0 < made < math.inf:
+            raise ValueError(must_be("temperature", "a number above 0", made))
+        return float(made)
+
+    def _weights_of(self, epoch: int) -> tuple[float, ...]:
+        if self._temperature is not None:
+            power = 1 / self._temperature_of(epoch)
+            return tuple(len(source) ** power if len(source) else 0.0 for source in self.sources)
+        if isinstance(self._weights, Callback):
+            return _check_weights(self._weights(epoch), len(self.sources), may_be_0=True)
+        return self._weights
 
     def plan(self, epoch: int) -> _Mix:
-        if epoch:
+        if epoch and not self._is_changing():
             mix: _Mix = self.chosen().at(epoch)
             return mix
         sizes = [len(source) for source in self.sources]
-        chosen, counts = interleave(sizes, self._weights, self._mix_seed, until_all=self._stop == "all")
+        if epoch or self._num_samples is not None:
+            chosen, counts = interleave_exactly(self._counts_of(epoch), self._mix_seed)
+        else:
+            chosen, counts = self._until_stop(sizes)
         lengths = np.asarray([max(size, 1) for size in sizes])
-        positions = (counts % lengths[chosen]).astype(smallest_int(max(sizes)))
+        starts = np.asarray(self._starts(epoch)) if epoch and self.redraws else np.zeros(len(sizes), dtype=np.int64)
+        positions = ((counts + (starts % lengths)[chosen]) % lengths[chosen]).astype(smallest_int(max(sizes)))
+        if self._is_changing():
+            self._counts = self._counts or [np.bincount(chosen, minlength=len(sizes)).tolist()]
+            return _Mix(chosen, positions, lengths, np.zeros_like(lengths))
         shifts = np.bincount(chosen, minlength=len(sizes)) % lengths
         self.redraws = self.redraws and bool(shifts.any())
         return _Mix(chosen, positions, lengths, shifts)
+
+    def _until_stop(self, sizes: list[int]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the mix of epoch 0. A source with weight 0 takes no part in it, and does not end it."""
+        weights = self._weights_of(0)
+        used = [number for number, weight in enumerate(weights) if weight]
+        chosen, counts = interleave(
+            [sizes[number] for number in used],
+            [weights[number] for number in used],
+            self._mix_seed,
+            until_all=self._stop == "all",
+        )
+        return np.asarray(used, dtype=np.int32)[chosen], counts
+
+    def _counts_of(self, epoch: int) -> list[int]:
+        """Return how many samples of each source an epoch takes."""
+        total = len(self) if self._num_samples is None else self._num_samples
+        counts = list(self._counts)
+        while len(counts) <= epoch:
+            weights = self._weights_of(len(counts))
+            empty = next((n for n, weight in enumerate(weights) if weight and not len(self.sources[n])), None)
+            if empty is not None:
+                raise ChainError(f"`mix` must take samples from source {empty}, which is empty. Leave it out.")
+            counts.append(share_exactly(total, weights))
+        self._counts = counts  # in one step, because worker threads share the pipe
+        return counts[epoch]
+
+    def _starts(self, epoch: int) -> list[int]:
+        """Return how many samples of each source all epochs before this one take together."""
+        self._counts_of(epoch)
+        return [sum(counts) for counts in zip(*self._counts[:epoch], strict=True)]
+
+    def mixture(self, epoch: int = 0) -> list[SourceShare]:
+        """Return what an epoch takes of each source.
+
+        Args:
+            epoch: The epoch number, from 0.
+        """
+        size = len(self)
+        if self._is_changing():
+            self.chosen()
+            numbers = self._counts_of(epoch)
+        else:
+            numbers = np.bincount(self.chosen()[np.arange(size)][0], minlength=len(self.sources)).tolist()
+        sizes = map(len, self.sources)
+        return [
+            SourceShare(length, number, number / max(size, 1), number / max(length, 1))
+            for length, number in zip(sizes, numbers, strict=True)
+        ]
+
+    def batch_shares(self) -> BatchShares | None:
+        if self._per_batch is not None:
+            return BatchShares("fixed", self._per_batch)
+        if self._batches is None:
+            return None
+        return BatchShares(self._batches, self._weights_of(0))
+
+    def source_numbers(self) -> NDArray[Any]:
+        numbers: NDArray[Any] = self.chosen()[np.arange(len(self))][0]
+        return numbers
 
 
 @functional_pipe("mix", flavour="iter", doc_of=MixerMapDataPipe)
 class MixerIterDataPipe(IterPipe):
     traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
+    _per_batch: tuple[int, ...] | None = None  # set only if given, so that other fingerprints stay as they were
 
     def __init__(
         self,
@@ -168,12 +334,16 @@ class MixerIterDataPipe(IterPipe):
         others: Any,
         *,
         weights: Sequence[float] | None = None,
+        per_batch: Sequence[int] | None = None,
         seed: int = 0,
         stop: Stop = "first",
     ) -> None:
         super().__init__()
         self.sources = tuple(gives_samples(source, "mix") for source in (source_datapipe, *_as_tuple(others)))
-        self._weights, self._mix_seed, self._stop = _checked(len(self.sources), weights, seed, stop)
+        _check_alone(weights=weights, per_batch=per_batch)
+        self._weights, self._mix_seed, self._stop = _checked(len(self.sources), per_batch or weights, seed, stop)
+        if per_batch is not None:
+            self._per_batch = tuple(check_count("per_batch", count) for count in per_batch)
         known = [source for source in self.sources if isinstance(source, IterPipe)]
         self._names = shared_class_names("mix", known)
 
@@ -182,7 +352,11 @@ class MixerIterDataPipe(IterPipe):
         is_new = [True] * len(streams)  # whether a stream has yielded nothing since it was started
         ended = [False] * len(streams)
         rounds = count(1)
-        for place in _turns(self._weights, self._mix_seed):
+        if self._per_batch is None:
+            turns = _turns(self._weights, self._mix_seed)
+        else:
+            turns = cycle(interleave_exactly(self._per_batch, 0)[0].tolist())
+        for place in turns:
             sample = next(streams[place], None)
             if sample is None:
                 ended[place] = True

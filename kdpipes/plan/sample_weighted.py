@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.errors import DataError, check_count, check_flag, check_seed, must_be
+from kdpipes.core.callback import Callback
+from kdpipes.core.errors import DataError, check_count, check_flag, check_one_of, check_seed, is_number, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, refuse_flavour
 from kdpipes.plan._classes import labels_of, to_labels
-from kdpipes.selection import by_label, draw_weighted
+from kdpipes.selection import UNLABELLED, by_label, class_counts, draw_weighted
 from kdpipes.storage.shared import Shared
 
 __all__ = ["WeightedSamplerMapDataPipe"]
+
+Weights = Sequence[float] | NDArray[Any] | Mapping[Any, float]
 
 
 @functional_pipe("sample_weighted", flavour="map")
@@ -30,7 +34,11 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         source_datapipe: An indexed pipe of samples.
         weights: The weight of each sample, `[n]`, at least 0; or a dictionary from class numbers or names to the weight
             of each sample of the class, `{"heron": 3.0, "stork": 1.0}`. Other classes and unlabelled samples have
-            weight 0.
+            weight 0. Or a function that takes the epoch number, from 0, and returns either of these; it is called in
+            every worker, so it must depend on the epoch alone.
+        temperature: Instead of `weights`: class c with `n[c]` samples is drawn with a probability in proportion to
+            `n[c]` to the power of 1 / temperature. 1 draws all samples alike; large values draw all classes alike. It
+            may be a function of the epoch number, too.
         num_samples: The number of samples to draw. By default, it is the length of the source.
         replacement: Whether a sample may be drawn more than once.
         seed: The seed of the random choice, from 0 to 2**64 - 1.
@@ -45,7 +53,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         ValueError: The number of weights differs from the number of samples, or too few weights are above 0. The error
             is raised when the plan is made.
 
-    Source: torch's WeightedRandomSampler.
+    Source: torch's WeightedRandomSampler; `temperature` is that of multilingual language models (XLM).
 
     Example:
         >>> pipe = kdp.from_dataset(["a", "b"], "x", labels=[0, 1])
@@ -56,36 +64,46 @@ class WeightedSamplerMapDataPipe(PlanPipe):
     def __init__(
         self,
         source_datapipe: MapPipe,
-        weights: Sequence[float] | NDArray[Any] | Mapping[Any, float],
+        weights: Weights | Callable[[int], Weights] | None = None,
         *,
+        temperature: float | Callable[[int], float] | None = None,
         num_samples: int | None = None,
         replacement: bool = True,
         seed: int = 0,
         redraw: bool = True,
     ) -> None:
         super().__init__(source_datapipe, redraws=check_flag("redraw", redraw))
-        values = np.asarray(list(weights.values()) if isinstance(weights, Mapping) else weights)
-        if values.ndim != 1 or values.dtype.kind not in "iuf":
-            raise TypeError(must_be("weights", "numbers, one for each sample or by class", weights))
-        if not np.isfinite(values).all() or (values < 0).any():
-            raise ValueError(must_be("weights", "finite and at least 0", weights))
-        self._weights = Shared(values)
-        self._classes = tuple(weights) if isinstance(weights, Mapping) else None
+        check_one_of(weights=weights, temperature=temperature)
+        self._weights: Shared[NDArray[Any]] | Callback | None = None
+        self._classes: tuple[Any, ...] | None = None
+        if callable(weights):
+            self._weights = Callback("weights", weights)
+        elif weights is not None:
+            values, self._classes = _parsed(weights)
+            self._weights = Shared(values)
+        if temperature is not None:
+            self._temperature = Callback("temperature", temperature) if callable(temperature) else temperature
+            self._temperature_of(0)
+        if not redraw and self._is_changing():
+            raise ValueError(
+                "`redraw=False` keeps the draw of epoch 0, so it cannot come with a function of the epoch."
+            )
         self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
         self._replacement = check_flag("replacement", replacement)
         self._choice_seed = check_seed(seed)
         self._shares: Shared[NDArray[Any]] | None = None
 
     computed = (*PlanPipe.computed, "_shares")
+    _temperature: float | Callback | None = None  # set only if given, so that other fingerprints stay as they were
 
     def _plans_quickly(self) -> bool:
         return self.has_column("y")
 
     def plan(self, epoch: int) -> NDArray[Any]:
-        if epoch:
+        if epoch and not self._is_changing():
             return self.chosen() if self._shares is None else self._drawn(len(self), self._shares.value, epoch)
         size = len(self.source)
-        weights = self._weights_of_samples(size)
+        weights = self._weights_of_samples(size, epoch)
         number = size if self._num_samples is None else self._num_samples
         if not number:
             return np.zeros(0, dtype=np.int32)
@@ -95,26 +113,55 @@ class WeightedSamplerMapDataPipe(PlanPipe):
                 f"`sample_weighted` must draw {number} of {size} samples, but only {possible} have a weight above 0."
             )
         shares = weights / weights.sum()
-        self._shares = Shared(shares) if self.redraws else None
-        return self._drawn(number, shares, 0)
+        self._shares = Shared(shares) if self.redraws and not self._is_changing() else None
+        return self._drawn(number, shares, epoch)
+
+    def _is_changing(self) -> bool:
+        return isinstance(self._weights, Callback) or isinstance(self._temperature, Callback)
+
+    def _temperature_of(self, epoch: int) -> float:
+        made: Any = self._temperature(epoch) if isinstance(self._temperature, Callback) else self._temperature
+        if not is_number(made) or not 0 < made < math.inf:
+            raise ValueError(must_be("temperature", "a number above 0", made))
+        return float(made)
 
     def _drawn(self, number: int, shares: NDArray[Any], epoch: int) -> NDArray[Any]:
         seeds = np.random.SeedSequence(self._choice_seed, spawn_key=(epoch,) if epoch else ())
         return draw_weighted(np.random.default_rng(seeds), shares, number, replacement=self._replacement)
 
-    def _weights_of_samples(self, size: int) -> NDArray[Any]:
-        weights = self._weights.value.astype(np.float64)
-        if self._classes is None:
+    def _weights_of_samples(self, size: int, epoch: int) -> NDArray[Any]:
+        if self._temperature is not None:
+            labels = labels_of(self.source, "sample_weighted")
+            power = 1 / self._temperature_of(epoch) - 1
+            counts = {label: count for label, count in class_counts(labels).items() if label != UNLABELLED}
+            return by_label(labels, {label: float(count) ** power for label, count in counts.items()})
+        if isinstance(self._weights, Callback):
+            values, classes = _parsed(self._weights(epoch))
+        else:
+            assert self._weights is not None
+            values, classes = self._weights.value, self._classes
+        weights = values.astype(np.float64)
+        if classes is None:
             if len(weights) != size:
                 raise ValueError(f"`weights` must be one for each of {size} samples, but there are {len(weights)}.")
             return weights
         labels = labels_of(self.source, "sample_weighted")
         are_names = labels.dtype.kind == "U"
-        classes = to_labels("weights", list(self._classes), self.source.class_names(), are_names=are_names)
-        of_samples = by_label(labels, dict(zip(classes, weights.tolist(), strict=True)))
+        chosen = to_labels("weights", list(classes), self.source.class_names(), are_names=are_names)
+        of_samples = by_label(labels, dict(zip(chosen, weights.tolist(), strict=True)))
         if not of_samples.any() and size:
             raise DataError("No sample has one of the classes that `weights` names.")
         return of_samples
+
+
+def _parsed(weights: Any) -> tuple[NDArray[Any], tuple[Any, ...] | None]:
+    """Return the values of weights, and their classes if they are by class."""
+    values = np.asarray(list(weights.values()) if isinstance(weights, Mapping) else weights)
+    if values.ndim != 1 or values.dtype.kind not in "iuf":
+        raise TypeError(must_be("weights", "numbers, one for each sample or by class", weights))
+    if not np.isfinite(values).all() or (values < 0).any():
+        raise ValueError(must_be("weights", "finite and at least 0", weights))
+    return values, tuple(weights) if isinstance(weights, Mapping) else None
 
 
 refuse_flavour(

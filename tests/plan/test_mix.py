@@ -176,3 +176,81 @@ def test_several_pipes_without_a_list_are_refused_with_the_way_out() -> None:
     one = kdp.from_dataset([(0, 0)])
     with pytest.raises(TypeError, match="Put the pipes into one list"):
         one.mix(one, one, weights=[1, 1, 1])  # type: ignore[call-arg]
+
+
+@given(st.lists(st.lists(st.floats(0, 5), min_size=3, max_size=3), min_size=4, max_size=4), st.integers(1, 40))
+def test_weights_of_each_epoch_continue_in_each_source(weights: list[list[float]], num_samples: int) -> None:
+    weights = [[first + 0.1, *rest] for first, *rest in weights]
+    first, *others = sources([7, 5, 3], "map")
+    pipe = first.mix(others, weights=lambda epoch: weights[epoch], num_samples=num_samples)
+    chain = pipe.select("x", bare=True).deal(batch_size=num_samples)
+    taken = Counter[str]()
+    for epoch in range(4):
+        [batch] = chain
+        shares = np.asarray(weights[epoch]) / sum(weights[epoch])
+        mixture = pipe.mixture(epoch)
+        for name, size, share, found in zip("abc", [7, 5, 3], shares, mixture, strict=True):
+            own = [int(x[1:]) for x in batch if x[0] == name]
+            assert own == [(taken[name] + place) % size for place in range(len(own))]
+            assert abs(len(own) - share * num_samples) < 1
+            assert found == (size, len(own), len(own) / num_samples, len(own) / size)
+            taken[name] += len(own)
+
+
+def test_temperature_weighs_sources_by_their_sizes() -> None:
+    big, small = sources([1000, 10], "map")
+    for temperature, share in ((1, 10 / 1010), (2, 10**0.5 / (1000**0.5 + 10**0.5)), (1e9, 0.5)):
+        _, found = big.mix(small, temperature=temperature, num_samples=2000).mixture()
+        assert abs(found.share - share) < 0.001
+        assert found.num_epochs == found.num_samples / 10
+    cooling = big.mix(small, temperature=lambda epoch: 5.0 if epoch == 0 else 1.0, num_samples=2000)
+    assert cooling.mixture(0)[1].share > 0.25 > 0.02 > cooling.mixture(1)[1].share
+
+
+def test_temperature_weighs_classes_by_their_sizes() -> None:
+    rows = kdp.from_dataset(list(range(1000)), "x", labels=[-1] + [0] * 900 + [1] * 99)
+    for temperature, share in ((1.0, 99 / 999), (1e9, 0.5)):
+        drawn = rows.sample_weighted(temperature=temperature, num_samples=20_000).column("y")
+        assert -1 not in drawn
+        assert abs((drawn == 1).mean() - share) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"weights": [1, 2], "temperature": 2.0}, "`weights` and `temperature` cannot be given together"),
+        ({"weights": [1, 2], "per_batch": [1, 2]}, "`weights` and `per_batch` cannot be given together"),
+        ({"batches": "per_source", "per_batch": [1, 2]}, "`per_batch` and `batches` cannot be given together"),
+        ({"per_batch": [1, 2, 3]}, "one for each of 2 sources"),
+        ({"per_batch": [1, 0]}, "`weights` must be finite and above 0"),
+        ({"temperature": 0}, "`temperature` must be a number above 0, but is 0.0 instead"),
+        ({"temperature": lambda epoch: None}, "`temperature` must be a number above 0"),
+        ({"weights": lambda epoch: [0, 0]}, "not all 0"),
+        ({"weights": lambda epoch: [1]}, "one for each of 2 sources"),
+        ({"weights": lambda epoch: [1, epoch], "redraw": False}, "`redraw=False` keeps the mix of epoch 0"),
+        ({"weights": lambda epoch: [1, 1], "batches": "stratified"}, "weights that are numbers"),
+        ({"batches": "by_source"}, "`batches` must be one of 'per_source', 'stratified'"),
+    ],
+)
+def test_arguments_that_cannot_be_mixed_are_errors(arguments: Any, words: str) -> None:
+    first, second = sources([4, 4], "map")
+    with pytest.raises(ValueError, match=words):
+        len(first.mix(second, **arguments))
+
+
+def test_a_mix_that_needs_an_empty_source_is_an_error() -> None:
+    first, empty = sources([4, 0], "map")
+    with pytest.raises(kdp.ChainError, match="source 1, which is empty"):
+        len(first.mix(empty, num_samples=4))
+
+
+def test_weights_by_function_are_checked_in_each_epoch() -> None:
+    rows = kdp.from_dataset(list(range(4)), "x", labels=[0, 0, 1, 1])
+    with pytest.raises(ValueError, match="Exactly one of `weights` or `temperature`"):
+        rows.sample_weighted()
+    with pytest.raises(ValueError, match="keeps the draw of epoch 0"):
+        rows.sample_weighted(lambda epoch: {0: 1.0}, redraw=False)
+    with pytest.raises(ValueError, match="finite and at least 0"):
+        len(rows.sample_weighted(lambda epoch: [1, 1, 1, -1]))
+    with pytest.raises(ValueError, match="`weights` must be one for each of 4 samples"):
+        len(rows.sample_weighted(lambda epoch: [1]))

@@ -39,8 +39,22 @@ def nested(**given: Any) -> Any:
     return kdp.concat(drawn.permute(seed=2), mixed(**given)).take_percent(to_percent=0.8)
 
 
+def mixed_by_epoch() -> Any:
+    return source().mix(source(12, 100), weights=lambda epoch: [4 - epoch, epoch], num_samples=30)
+
+
+def heated() -> Any:
+    return source().mix(source(12, 100), temperature=lambda epoch: 1.0 + epoch, stop="all")
+
+
+def weighted_by_epoch() -> Any:
+    return source().sample_weighted(lambda epoch: {"heron": 1.0, "stork": 1.0 + epoch}, num_samples=24, seed=3)
+
+
 PLANS: list[Callable[..., Any]] = [weighted, exact, mixed, nested]
-every_plan = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.__name__)
+CHANGING: list[Callable[..., Any]] = [mixed_by_epoch, heated, weighted_by_epoch]
+every_plan = pytest.mark.parametrize("plan", [*PLANS, *CHANGING], ids=lambda plan: plan.__name__)
+redrawn_or_not = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.__name__)
 
 
 def dealt(plan: Any, **given: Any) -> Any:
@@ -61,7 +75,7 @@ def test_epochs_differ_and_are_as_long(plan: Any) -> None:
     assert epochs == keys_of(plan())
 
 
-@every_plan
+@redrawn_or_not
 def test_without_redraw_all_epochs_are_the_first(plan: Any) -> None:
     epochs = keys_of(plan(redraw=False))
     assert epochs == keys_of(plan(), 1) * 3
@@ -218,7 +232,7 @@ def test_batches_by_length_keep_the_first_draw() -> None:
         assert all(len(batch) * max(length for _, length in batch) <= 12 for batch in batches)
 
 
-@every_plan
+@redrawn_or_not
 def test_a_state_tells_redrawn_plans_from_fixed_ones(plan: Any) -> None:
     with kdp.Loader(dealt(plan(redraw=False))) as loader:
         state = loader.state_dict()

@@ -1,0 +1,134 @@
+"""Batches with fixed shares of the sources of a `mix`, or of one source each. Pure arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, DataError
+from kdpipes.core.map_pipe import BatchShares, MapPipe
+from kdpipes.core.randomness import hash_key
+from kdpipes.core.registry import pipe_name
+from kdpipes.selection import Permutation, interleave_exactly, share_exactly, smallest_int
+
+__all__ = ["SourceOrder", "shares_of"]
+
+
+def shares_of(source: Any) -> BatchShares | None:
+    """Return how a `mix` upstream wants batches to be composed; None if it leaves that to `deal`.
+
+    Raises:
+        ChainError: A pipe after that mix does not pass on which source a sample is from.
+    """
+    if isinstance(source, MapPipe) and (shares := source.batch_shares()) is not None:
+        return shares
+    pipes = Chain.of(source).pipes
+    mix = next((pipe for pipe in pipes if isinstance(pipe, MapPipe) and pipe.batch_shares() is not None), None)
+    if mix is not None:
+        raise ChainError(
+            f"`{pipe_name(mix)}` sets which sources each batch has samples of, but a pipe between it and `deal` joins "
+            "several sources, or is not of kdpipes. Put such pipes before the mix."
+        )
+    return None
+
+
+class SourceOrder:
+    """The orders of epochs in which each block of `size` samples is composed as a `mix` wants it.
+
+    Samples that do not fill a block are left out.
+
+    Args:
+        numbers: The number of the source of each sample, `[num_samples] int`.
+        shares: How to compose a block.
+        size: The number of samples in a block: a batch of one rank, or the global batch.
+
+    Raises:
+        ValueError: Blocks of this size cannot have these shares.
+        DataError: A source has fewer samples than a block needs.
+    """
+
+    def __init__(self, numbers: NDArray[Any], shares: BatchShares, size: int) -> None:
+        kind = smallest_int(len(numbers))
+        self.groups = [np.flatnonzero(numbers == number).astype(kind) for number in range(len(shares.shares))]
+        self.size = size
+        lengths = [len(group) for group in self.groups]
+        if shares.kind == "per_source":
+            self.owners, self.turns = interleave_exactly([length // size for length in lengths], 0)
+            self.counts = [size] * len(lengths)
+            self.num_blocks = len(self.owners)
+        else:
+            self.counts = _counts_in_block(shares, size)
+            self.num_blocks = min(length // count for length, count in zip(lengths, self.counts, strict=True) if count)
+            # Samples of one source are spread over the block, so that ranks that share it get about equally many.
+            self.owners, self.turns = interleave_exactly(self.counts, 0)
+        self.is_per_source = shares.kind == "per_source"
+        if not self.num_blocks and len(numbers):
+            number, length, count = next(
+                (number, length, count)
+                for number, (length, count) in enumerate(zip(lengths, self.counts, strict=True))
+                if length < count
+            )
+            raise DataError(
+                f"A batch needs {count} samples of source {number} of `mix`, but it has {length} in an epoch."
+            )
+
+    def __len__(self) -> int:
+        return self.num_blocks * self.size
+
+    def of_epoch(self, key: tuple[int, int] | None) -> _Epoch:
+        """Return the order of an epoch; without seed and epoch as the key, that of the sources."""
+        return _Epoch(self, key)
+
+
+def _counts_in_block(shares: BatchShares, size: int) -> list[int]:
+    if shares.kind == "fixed":
+        counts = [int(share) for share in shares.shares]
+        if sum(counts) != size:
+            raise ValueError(
+                f"`batch_size` or `global_batch_size` must be {sum(counts)}, the sum of `mix(per_batch={counts})`, but "
+                f"is {size} instead."
+            )
+        return counts
+    counts = share_exactly(size, shares.shares)
+    if not all(counts):
+        raise ValueError(
+            f"A batch of {size} is too small for the shares of `mix`: source {counts.index(0)} would get no sample. "
+            "Use larger batches, or larger weights."
+        )
+    return counts
+
+
+class _Epoch:
+    """The order of one epoch: `order[ordinals]` returns positions."""
+
+    def __init__(self, order: SourceOrder, key: tuple[int, int] | None) -> None:
+        self._order, self._key = order, key
+        self._within: dict[int, Permutation] = {}
+        self._blocks: Permutation | None = None
+        if key is not None:
+            self._within = {
+                number: Permutation(len(group), key=hash_key("source", *key, number))
+                for number, group in enumerate(order.groups)
+                if len(group)
+            }
+            self._blocks = Permutation(order.num_blocks, key=hash_key("blocks", *key))
+
+    def __getitem__(self, ordinals: NDArray[Any]) -> NDArray[Any]:
+        order = self._order
+        blocks, slots = np.divmod(np.asarray(ordinals), order.size)
+        if order.is_per_source:
+            places = blocks if self._blocks is None else self._blocks[blocks]
+            owners = order.owners[places]
+            counts = order.turns[places].astype(np.int64) * order.size + slots
+        else:
+            owners = order.owners[slots]
+            counts = blocks * np.asarray(order.counts)[owners] + order.turns[slots]
+        positions = np.empty(len(owners), dtype=np.int64)
+        for number in np.unique(owners).tolist():
+            here = owners == number
+            found = counts[here] if self._key is None else self._within[number][counts[here]]
+            positions[here] = order.groups[number][found]
+        return positions

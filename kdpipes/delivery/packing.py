@@ -1,0 +1,216 @@
+"""Pack samples of varying length into rows of a fixed number of tokens. Pure arithmetic."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes.core.errors import DataError, check_count, must_be
+from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.randomness import generator, hash_key
+from kdpipes.delivery.by_length import LengthOrder
+from kdpipes.delivery.layout import Layout, Sharding
+from kdpipes.selection import smallest_int
+
+__all__ = ["PackEpoch", "Packing", "Packs"]
+
+Content = list[tuple[int, int]]  # what a row has of each distinct length: (number of the length, how often)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How an epoch is divided into batches of rows, each with several samples.
+
+    Args:
+        column: The name of the field with the lengths.
+        max_tokens: The number of tokens in a row.
+        rows: The division of all rows into batches.
+    """
+
+    column: str
+    max_tokens: int
+    rows: Layout
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str):
+            raise TypeError(must_be("batch_by", 'the name of a field, like "length"', self.column))
+        object.__setattr__(self, "max_tokens", check_count("max_tokens", self.max_tokens))
+        if self.rows.uneven == "pad":
+            raise ValueError('`uneven="pad"` cannot be used with `pack=True`. Use "keep" or "drop".')
+
+    @property
+    def uneven(self) -> str:
+        """What to do with a last batch that has fewer rows."""
+        return self.rows.uneven
+
+    @property
+    def batch_size(self) -> None:
+        """Not known: batches have equally many rows, but not equally many samples."""
+
+    def fingerprint(self) -> Any:
+        """Return the data on which the batches depend, except for the sizes, which are a separate part of states."""
+        return "pack", self.rows.uneven
+
+    def sizes(self, num_ranks: int) -> dict[str, Any]:
+        """Return the sizes on which the batches depend, by name."""
+        return {"batch_by": self.column, "max_tokens": self.max_tokens, **self.rows.sizes(num_ranks)}
+
+
+class Packs(Fingerprinted):
+    """The rows into which the samples of a source are packed: which lengths each row has.
+
+    All epochs have rows of the same lengths; a shuffled epoch fills them with other samples. The rows are found by
+    best-fit decreasing over the distinct lengths (Krell et al., "Efficient Sequence Packing without
+    Cross-contamination", 2021): only the last step, which writes them down, depends on the number of samples.
+
+    Args:
+        order: The samples in the order of their lengths, longest first.
+        source: The indexed pipe, for errors.
+        layout: The column of lengths and the number of tokens in a row.
+
+    Raises:
+        DataError: A sample is longer than a row.
+    """
+
+    def __init__(self, order: LengthOrder, source: Any, layout: Packing) -> None:
+        if len(order) and order.length_at(0) > layout.max_tokens:
+            raise DataError(
+                f"Sample {source.fetch(int(order.positions[0])).key!r} has {layout.column} {order.length_at(0)}, more "
+                f"than the `max_tokens={layout.max_tokens}` of a row. Leave such samples out, "
+                f"`pipe[pipe.column({layout.column!r}) <= {layout.max_tokens}]`, or raise the limit."
+            )
+        self.order = order
+        values, counts = order.distinct()
+        rows = _best_fit(np.maximum(values, 1).tolist(), counts.tolist(), layout.max_tokens)
+        kinds: list[NDArray[Any]] = []
+        sizes: list[NDArray[Any]] = []
+        for number, content in rows:
+            of_row = np.repeat([kind for kind, _ in content], [times for _, times in content])
+            kinds.append(np.tile(of_row.astype(smallest_int(len(values) + 1)), number))
+            sizes.append(np.full(number, len(of_row), dtype=np.int32))
+        self.kinds = np.concatenate(kinds) if kinds else np.zeros(0, dtype=np.int32)  # the length of each sample
+        self.sizes = np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int32)  # the samples of each row
+        self.num_tokens = int((values * counts).sum())
+        self.efficiency = self.num_tokens / max(len(self.sizes) * layout.max_tokens, 1)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def fingerprint(self) -> Any:
+        """Return the data that identify the rows."""
+        return self.order, self.sizes
+
+    def filled(self, key: tuple[int, int] | None) -> NDArray[Any]:
+        """Return the positions of the samples of all rows, one row after the other."""
+        order, (_, counts) = self.order.positions, self.order.distinct()
+        if key is not None:
+            # A random order of all samples, sorted by length again, is a random order within each length.
+            places = generator(hash_key("pack", *key)).permutation(len(order))
+            kind_of_place = np.repeat(np.arange(len(counts), dtype=self.kinds.dtype), counts)
+            order = order[places[np.argsort(kind_of_place[places], kind="stable")]]
+        filled = np.empty_like(order)
+        filled[np.argsort(self.kinds, kind="stable")] = order
+        return filled
+
+
+def _best_fit(lengths: list[int], counts: list[int], max_tokens: int) -> list[tuple[int, Content]]:
+    """Return the rows, in the order in which they were begun: how many have the same content, and the content.
+
+    Args:
+        lengths: The distinct lengths, longest first, from 1 to `max_tokens`.
+        counts: The number of samples of each length.
+        max_tokens: The number of tokens in a row.
+    """
+    spaces: list[int] = []  # the free spaces of open rows, sorted
+    rows_with: dict[int, list[tuple[int, int, Content]]] = {}  # by free space: when begun, how many, their content
+    full: list[tuple[int, int, Content]] = []
+    num_begun = 0
+
+    def keep(space: int, begun: int, number: int, content: Content) -> None:
+        if not space:
+            full.append((begun, number, content))
+            return
+        if space not in rows_with:
+            insort(spaces, space)
+            rows_with[space] = []
+        rows_with[space].append((begun, number, content))
+
+    for kind, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        rest = count
+        while rest:
+            at = bisect_left(spaces, length)
+            if at == len(spaces):  # no open row has room
+                times = max_tokens // length
+                if rest >= times:
+                    keep(max_tokens - times * length, num_begun, rest // times, [(kind, times)])
+                if rest % times:
+                    keep(max_tokens - rest % times * length, num_begun + 1, 1, [(kind, rest % times)])
+                num_begun += 2
+                break
+            space = spaces[at]
+            begun, number, content = rows_with[space].pop()
+            if not rows_with[space]:
+                del rows_with[space], spaces[at]
+            times = min(space // length, rest)
+            used = min(number, rest // times)
+            keep(space - times * length, begun, used, [*content, (kind, times)])
+            if number > used:
+                keep(space, begun, number - used, content)
+            rest -= used * times
+    found = full + [row for rows in rows_with.values() for row in rows]
+    return [(number, content) for _, number, content in sorted(found, key=lambda row: row[0])]
+
+
+class PackEpoch:
+    """An epoch in batches of packed rows.
+
+    Args:
+        packs: The rows.
+        layout: How to divide them into batches.
+        sharding: The rank and the number of ranks.
+        key: The seed and the epoch of a shuffled order; None if the epoch is not shuffled, or only counted.
+    """
+
+    def __init__(self, packs: Packs, layout: Packing, sharding: Sharding, key: tuple[int, int] | None = None) -> None:
+        self._packs, self._layout, self._sharding, self._key = packs, layout, sharding, key
+        self._rows = np.arange(len(packs))
+        if key is not None:
+            self._rows = generator(hash_key("rows", *key)).permutation(len(packs))
+        self._stops = np.concatenate([[0], np.cumsum(packs.sizes[self._rows], dtype=np.int64)])
+        self._starts = np.cumsum(packs.sizes, dtype=np.int64) - packs.sizes
+        self.num_samples = int(self._stops[-1])
+        self.num_batches = layout.rows.num_batches(len(packs), sharding.num_ranks)
+        self.full_size = layout.rows.size_of(sharding.num_ranks)
+        self._filled: NDArray[Any] | None = None  # made when the first batch is asked for
+
+    def _rows_of(self, batch: int) -> range:
+        return self._layout.rows.ordinals(batch, len(self._packs), self._sharding)
+
+    def ordinals(self, batch: int) -> range:
+        """Return the ordinals of the samples in this rank's part of a batch."""
+        rows = self._rows_of(batch)
+        return range(int(self._stops[rows.start]), int(self._stops[rows.stop]))
+
+    def positions(self, batch: int) -> NDArray[Any]:
+        """Return the positions of the samples in this rank's part of a batch, row by row.
+
+        Rows come in the order in which they were begun. The first sample of each row then has no room in the row before
+        it, so that `collate_samples` finds where rows begin from the lengths alone.
+        """
+        if self._filled is None:
+            self._filled = self._packs.filled(self._key)
+        rows = self._rows_of(batch)
+        parts = [
+            self._filled[self._starts[row] : self._starts[row] + self._packs.sizes[row]]
+            for row in np.sort(self._rows[rows.start : rows.stop]).tolist()
+        ]
+        return np.concatenate(parts)
+
+    def windows(self, batch: int) -> Iterator[NDArray[Any]]:
+        """Return no positions, because the samples of a row come from all shards."""
+        return iter(())
