@@ -6,10 +6,12 @@ import contextlib
 import copy
 import ctypes
 import gc
+import mmap
 import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -30,8 +32,8 @@ from kdpipes.core.errors import add_note
 from kdpipes.core.processes import ignore_interrupts
 from kdpipes.delivery.batch_memory import make_batches_in
 from kdpipes.delivery.batch_pipe import OneToOne
-from kdpipes.loader.buffers import Array, SharedBuffers, anonymous_file, pack, places_of
-from kdpipes.loader.channel import Channel, Kind, Message
+from kdpipes.loader.buffers import Array, SharedBuffers, pack, places_of
+from kdpipes.loader.channel import Channel, Kind, Message, SharedFile
 from kdpipes.loader.profile import producer_of
 from kdpipes.loader.worker import Order
 
@@ -54,6 +56,7 @@ class Options:
     max_bytes: int
     num_threads: int
     is_profiled: bool = False
+    folder: str = ""  # for files that the main process maps too; empty where descriptors can be sent
 
 
 class Packed(NamedTuple):
@@ -100,7 +103,8 @@ def work(parcel: Parcel, link: socket.socket, options: Options) -> None:
     torch.set_num_threads(options.num_threads)
     gc.freeze()  # what is inherited is shared until it is written to, which the collector would do
     _keep_memory()
-    threading.Thread(target=_end_with_parent, name="kdpipes-parent-watch", daemon=True).start()
+    watch = threading.Thread(target=_end_with_parent, args=(options.folder,), name="kdpipes-parent-watch", daemon=True)
+    watch.start()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the main process has closed it
         _work(parcel, Sender(link, options), options)
 
@@ -146,7 +150,7 @@ def _keep_memory() -> None:
             libc.mallopt(-1, 1 << 29)  # M_TRIM_THRESHOLD: 512 MiB of it are kept
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: str) -> None:
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
@@ -154,6 +158,8 @@ def _end_with_parent() -> None:
     with contextlib.suppress(OSError, AttributeError):
         ends.append(os.pidfd_open(parent.pid))
     connection.wait(ends)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -168,7 +174,7 @@ class Sender:
     def __init__(self, link: socket.socket, options: Options) -> None:
         self._options = options
         self.channel = Channel(link)
-        self.buffers = SharedBuffers(options.num_buffers)
+        self.buffers = SharedBuffers(options.num_buffers, options.folder)
         self._arena_sent = 0
         self._generation = 0
         self._orders: deque[Message] = deque()
@@ -178,11 +184,10 @@ class Sender:
 
     def start_record(self) -> None:
         """Share with the main process which sample this process is at."""
-        file = anonymous_file()
-        os.ftruncate(file, os.sysconf("SC_PAGESIZE"))
+        file = SharedFile.create(self._options.folder)
+        os.ftruncate(file.number, mmap.PAGESIZE)
         self.channel.send(Message(Kind.RECORD), file)
-        activity.start_record(file)
-        os.close(file)
+        activity.start_record(file.number)
 
     def next_order(self) -> Order | None:
         """Wait for the order of an epoch; None means that there are no more."""
