@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-# What Windows lacks and the standard library of Linux does not need; and torchdata, which has no wheels for Python 3.13.
+# What Windows lacks and the standard library of Linux does not need; and torchdata, which has no wheels for Python 3.13
+# and later.
 HIDE = """
 import asyncio, multiprocessing.popen_spawn_posix, os, select, signal, socket, subprocess, sys, tempfile, warnings
 import fsspec, lmdb, torch, torch.multiprocessing, torch.utils.data, webdataset
