@@ -6,6 +6,7 @@ import gc
 import json
 import multiprocessing
 import os
+import re
 import secrets
 import select
 import signal
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import fsspec
@@ -22,9 +23,11 @@ import torch
 from hypothesis import settings
 
 import kdpipes as kdp
+from kdpipes.core.stock import NAMES_OF_TORCHDATA
 from kdpipes.demo import write_photo_folder, write_photo_shards
 from kdpipes.testing import s3_server
 from tests.tiers import tier_of
+from tests.torchdata_parts import HAS_TORCHDATA
 
 pytest.register_assert_rewrite(  # so that their asserts, too, show what they have compared
     "tests.resuming", "tests.storage.kept_shards", "tests.work.replaying", "tests.write.copies"
@@ -87,6 +90,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         tier = tier_of(item.nodeid)
         if tier is not None:
             item.add_marker(tier)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """Skip a test that uses one of torchdata's pipes where torchdata is not installed."""
+    try:
+        return (yield)
+    except AttributeError as error:
+        missing = re.search(r"has no (?:pipe or )?attribute '(\w+)", str(error))
+        if HAS_TORCHDATA or missing is None or missing[1] not in NAMES_OF_TORCHDATA:
+            raise
+        pytest.skip(f"torchdata 0.9 is not installed, which has `.{missing[1]}()`")
 
 
 class Script:

@@ -24,7 +24,10 @@ def run(code: str, namespace: dict[str, Any]) -> str:
         try:
             exec(compile(code, "README.md", "exec"), namespace)
         except ValueError as error:
-            print(f"{type(error).__name__}: {error}")
+            text = str(error)
+            for note in reversed(getattr(error, "__notes__", [])):  # the text ends with them on Python 3.10
+                text = text.removesuffix(f"\n{note}")
+            print(f"{type(error).__name__}: {text}")
     return printed.getvalue()
 
 

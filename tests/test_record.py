@@ -11,15 +11,15 @@ import pytest
 
 from kdpipes.core.activity import Record, read_record
 from kdpipes.core.sample import Sample
-from kdpipes.loader.buffers import anonymous_file
+from kdpipes.loader.channel import SharedFile
 
 
 @pytest.fixture
 def file() -> Iterator[int]:
-    descriptor = anonymous_file()
-    os.ftruncate(descriptor, os.sysconf("SC_PAGESIZE"))
-    yield descriptor
-    os.close(descriptor)
+    file = SharedFile.create()
+    os.ftruncate(file.number, os.sysconf("SC_PAGESIZE"))
+    yield file.number
+    del file  # which closes it
 
 
 def test_what_goes_on_is_told_and_nothing_in_between(file: int) -> None:

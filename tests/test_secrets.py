@@ -20,6 +20,7 @@ import kdpipes as kdp
 from kdpipes.cli import main
 from kdpipes.core.errors import as_cause, must_be
 from kdpipes.storage.urls import expand_urls, identity_of, path_of, relative_names
+from kdpipes.write.localize import FileLocalizer
 from tests.http_server import Served, serving, tar
 
 SECRETS = ("HUNTER2", "1FA9B3")  # a password, a signature
@@ -102,7 +103,7 @@ def test_nothing_of_a_signed_url_is_written_or_shown(served: Served, tmp_path: P
     kdp.write_shards(pipe, str(tmp_path / "out" / "b-%d.tar"), max_samples=7)
     kdp.write_records(pipe, tmp_path / "records", num_parts=2)
     for name in ("birds-0.tar", "birds-1.tar"):
-        kdp.FileLocalizer(tmp_path / "files")(signed(served).replace("birds-{0..1}.tar", name))
+        FileLocalizer(tmp_path / "files")(signed(served).replace("birds-{0..1}.tar", name))
     shown = [repr(pipe), pipe[0].key, repr(pipe[0]), json.dumps(state), repr(batches), repr(pickle.dumps(pipe[3].key))]
     shown += [sample.key for sample in kdp.stream_shards(signed(served))]
     shown += [repr(kdp.from_ids([signed(served)])), kdp.from_ids([signed(served)]).column("key")[0]]
@@ -146,8 +147,8 @@ def tries(folder: Path) -> dict[str, Callable[[str], Any]]:
         "from_ids": lambda url: kdp.from_ids([url])[0]["x"],
         "to_samples": lambda url: [sample["x"] for sample in IterableWrapper([url]).to_samples()],
         "copy_to_local": lambda url: kdp.copy_to_local(url, folder / "copy"),
-        "FileLocalizer": lambda url: kdp.FileLocalizer(folder / "files")(url),
-        "below": lambda url: kdp.FileLocalizer(folder / "files", "s3://other")(url),
+        "FileLocalizer": lambda url: FileLocalizer(folder / "files")(url),
+        "below": lambda url: FileLocalizer(folder / "files", "s3://other")(url),
         "open_cache": lambda url: len(kdp.open_cache(url)),
         "image_folder": lambda url: len(kdp.image_folder(url)),
         "open_records": lambda url: kdp.open_records(url),

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any, NoReturn
 
+import numpy as np
+
 from kdpipes.core.masked import masked
 
 __all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
@@ -77,7 +79,7 @@ def _shown(value: object) -> str:
 def check_count(param: str, value: Any, *, minimum: int = 1) -> int:
     """Return `value` as an int; raise unless it is an integer of at least `minimum`."""
     rule = f"an integer of at least {minimum}"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):  # NumPy 1 and 2.2 take it for an index
         raise TypeError(must_be(param, rule, value))
     count = operator.index(value)
     if count < minimum:

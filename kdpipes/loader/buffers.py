@@ -14,7 +14,6 @@ import math
 import mmap
 import os
 import pickle
-import tempfile
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -26,9 +25,9 @@ import torch
 from numpy.typing import NDArray
 
 from kdpipes.delivery.batch_memory import allocate, is_channels_last
-from kdpipes.loader.channel import ReceivedFile
+from kdpipes.loader.channel import SharedFile
 
-__all__ = ["Arena", "Array", "BorrowedBuffers", "SharedBuffers", "anonymous_file", "pack", "places_of", "unpack"]
+__all__ = ["Arena", "Array", "BorrowedBuffers", "SharedBuffers", "pack", "places_of", "unpack"]
 
 Place = tuple[int, int]  # where an array begins and ends
 _ALIGNMENT = 64
@@ -54,14 +53,6 @@ class _Given(NamedTuple):
     start: int
 
 
-def anonymous_file() -> int:
-    """Return the descriptor of a file in memory, which ends with the last process that holds it."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("kdpipes")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 def places_of(arrays: Sequence[Array], end: int = 0) -> tuple[list[Place], int]:
     """Return where arrays belong in a buffer that is filled up to `end`, and where the last of them ends."""
     places = []
@@ -82,11 +73,13 @@ class SharedBuffers:
 
     Args:
         number: How many buffers an arena has.
+        folder: The folder for arenas that must have a path; empty where descriptors can be sent.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, folder: str = "") -> None:
         self._number = number
-        self._file: int | None = None
+        self._folder = folder
+        self._file: SharedFile | None = None
         self._memory: mmap.mmap | None = None
         self._size = 0  # of one buffer
         self._reserved: list[int] = []  # how much memory each buffer has
@@ -102,8 +95,8 @@ class SharedBuffers:
         return self._given
 
     @property
-    def file(self) -> int | None:
-        """The descriptor of the arena."""
+    def file(self) -> SharedFile | None:
+        """The arena's file."""
         return self._file
 
     @property
@@ -179,21 +172,15 @@ class SharedBuffers:
     def _replace(self, size: int) -> None:
         # A power of two, so that batches of growing sizes replace few arenas. Only what is reserved takes memory.
         size = 1 << max(size - 1, mmap.PAGESIZE - 1).bit_length()
-        file = anonymous_file()
-        try:
-            os.ftruncate(file, size * self._number)
-            memory = mmap.mmap(file, size * self._number)
-        except BaseException:
-            os.close(file)
-            raise
+        file = SharedFile.create(self._folder)
+        os.ftruncate(file.number, size * self._number)
+        memory = mmap.mmap(file.number, size * self._number)
         self._close()
         self._file, self._memory, self._size = file, memory, size
         self._reserved, self._free = [0] * self._number, list(range(self._number))
         self.arena += 1
 
     def _close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
         self._file = self._memory = self._filling = None
         self._free, self._size = [], 0
 
@@ -201,7 +188,7 @@ class SharedBuffers:
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._reserved[number] < size:
             assert self._file is not None
-            _allocate(self._file, number * self._size, size)
+            _allocate(self._file.number, number * self._size, size)
             self._reserved[number] = size
 
 
@@ -236,7 +223,7 @@ class BorrowedBuffers:
         """How many buffers the user holds views of."""
         return len(self._borrowed)
 
-    def attach(self, number: int, file: ReceivedFile) -> None:
+    def attach(self, number: int, file: SharedFile) -> None:
         """Use a new arena from now on; batches that have arrived before keep theirs."""
         self.arena = Arena(number, mmap.mmap(file.number, os.fstat(file.number).st_size))
         self._is_detached = self._is_reported = False

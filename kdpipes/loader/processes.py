@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -29,7 +30,7 @@ from kdpipes.core.errors import WorkerError, add_note
 from kdpipes.core.processes import interrupts_blocked, uninterrupted
 from kdpipes.delivery.deal import DealerMapDataPipe
 from kdpipes.loader.buffers import Arena, BorrowedBuffers, unpack
-from kdpipes.loader.channel import Channel, Kind, Message, ReceivedFile, encoded
+from kdpipes.loader.channel import CAN_SEND_FILES, Channel, Kind, Message, SharedFile, encoded
 from kdpipes.loader.merge import Counters
 from kdpipes.loader.worker import Options, Order, Position, Worker
 from kdpipes.loader.worker_main import Packed, Payload, work
@@ -42,6 +43,8 @@ _FEW = 16  # small batches that are acknowledged together
 _START_UP_S = 60.0
 _PATIENCE_S = 1.0
 _NUM_FILES = 8  # per worker: link, pidfd, multiprocessing's two pipes, record, arena; and arenas being replaced
+
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only SIGTERM, which ends a process at once
 
 _log = logging.getLogger("kdpipes")
 _one_at_a_time = threading.RLock()  # so that a worker does not inherit the other end of another one's link
@@ -64,7 +67,8 @@ class WorkerProcess:
     end: int
     owner: int = field(default_factory=os.getpid)  # the process that it is a child of
     buffers: BorrowedBuffers = field(default_factory=BorrowedBuffers)
-    record: ReceivedFile | None = None
+    folder: Any = None  # for files that both processes map, where their descriptors cannot be sent
+    record: SharedFile | None = None
     is_ready: bool = False
     is_over: bool = False  # it has reported that it cannot work
 
@@ -82,6 +86,10 @@ class WorkerProcess:
             resource_tracker.ensure_running()
         if context.get_start_method() == "forkserver":
             forkserver.ensure_running()
+        folder = None
+        if not CAN_SEND_FILES:
+            folder = tempfile.TemporaryDirectory(prefix="kdpipes-", ignore_cleanup_errors=True)
+            options = replace(options, folder=folder.name)
         with _one_at_a_time:
             ours, theirs = socket.socketpair()
             process = context.Process(target=work, args=(payload, theirs, options), name="kdpipes worker", daemon=True)
@@ -92,6 +100,8 @@ class WorkerProcess:
                 end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else process.sentinel
             except BaseException:
                 ours.close()
+                if folder is not None:
+                    folder.cleanup()
                 if process.pid is not None:
                     process.kill()
                     process.join()
@@ -100,7 +110,7 @@ class WorkerProcess:
                 _starting.clear()
                 theirs.close()
         _alive.add(process)
-        return cls(process, Channel(ours), end)
+        return cls(process, Channel(ours), end, folder=folder)
 
     @property
     def is_sound(self) -> bool:
@@ -118,6 +128,12 @@ class WorkerProcess:
             TimeoutError: No message came for `timeout_s`.
         """
         self.channel.post(b"")
+        if not hasattr(select, "poll"):  # Windows, where the link ends with the process: nobody inherits it
+            link = self.channel.link
+            readable, writable, _ = select.select([link], [link] if self.channel.is_sending else [], [], timeout_s)
+            if not readable and not writable:
+                raise TimeoutError
+            return self.channel.receive(wait=False)
         poll = select.poll()
         poll.register(self.channel.link, select.POLLIN | (select.POLLOUT if self.channel.is_sending else 0))
         poll.register(self.end, select.POLLIN)
@@ -160,6 +176,8 @@ class WorkerProcess:
         self.channel.close()
         self.buffers.arena = None
         self.record = None
+        if self.folder is not None:
+            self.folder.cleanup()
 
 
 class ProcessPool:
@@ -189,10 +207,10 @@ def _end_all(workers: list[WorkerProcess]) -> None:
         workers.clear()
         for worker in own:
             with contextlib.suppress(OSError):  # it has ended already
-                worker.channel.link.send(encoded(Message(Kind.STOP)), socket.MSG_DONTWAIT)
+                worker.post(Message(Kind.STOP))
                 worker.channel.link.shutdown(socket.SHUT_RDWR)
         deadline = time.monotonic() + _PATIENCE_S
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number in (signal.SIGTERM, _KILL):
             for worker in [worker for worker in own if not worker.has_ended(deadline - time.monotonic())]:
                 worker.kill(number)
             deadline = time.monotonic() + _PATIENCE_S / 2
@@ -392,7 +410,7 @@ class ProcessWorker(Worker):
         try:
             messages = worker.listen(timeout_s)
         except TimeoutError:
-            worker.kill(signal.SIGKILL)
+            worker.kill(_KILL)
             self._replace(worker, f"made no batch in {self._options.timeout_s:g} s, and was ended")
             return
         if messages is None:
@@ -520,4 +538,4 @@ def _cause(code: int | None) -> str:
     if code >= 0:
         return f"ended with status {code} before its work was done"
     end = f"was ended by signal {signal.Signals(-code).name}"
-    return f"{end}, as the system does when memory runs out" if code == -signal.SIGKILL else end
+    return f"{end}, as the system does when memory runs out" if code == -_KILL else end

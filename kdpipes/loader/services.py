@@ -355,8 +355,6 @@ class ProcessReadingService(ReadingService):
         threads_per_worker: int = 1,
     ) -> None:
         super().__init__()
-        if os.name != "posix":
-            raise RuntimeError("Worker processes need Linux or macOS. Use `ThreadReadingService`.")
         self.num_workers = check_count("num_workers", num_workers)
         self.prefetch = check_count("prefetch", prefetch)
         self.max_bytes = check_count("max_bytes", max_bytes)

@@ -6,10 +6,12 @@ import contextlib
 import copy
 import ctypes
 import gc
+import mmap
 import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -29,8 +31,8 @@ from kdpipes.core.errors import add_note
 from kdpipes.core.processes import ignore_interrupts
 from kdpipes.delivery.batch_memory import make_batches_in
 from kdpipes.delivery.batch_pipe import OneToOne
-from kdpipes.loader.buffers import Array, SharedBuffers, anonymous_file, pack, places_of
-from kdpipes.loader.channel import Channel, Kind, Message
+from kdpipes.loader.buffers import Array, SharedBuffers, pack, places_of
+from kdpipes.loader.channel import Channel, Kind, Message, SharedFile
 from kdpipes.loader.profile import producer_of
 from kdpipes.loader.worker import Options, Order
 
@@ -85,18 +87,18 @@ def work(payload: Payload, link: socket.socket, options: Options) -> None:
     torch.set_num_threads(options.num_threads)
     gc.freeze()  # what is inherited is shared until it is written to, which the collector would do
     _keep_memory()
-    threading.Thread(target=_end_with_parent, name="kdpipes-parent-watch", daemon=True).start()
+    watch = threading.Thread(target=_end_with_parent, args=(options.folder,), name="kdpipes-parent-watch", daemon=True)
+    watch.start()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the main process has closed it
         _work(payload, Sender(link, options), options)
 
 
 def _work(payload: Payload, sender: Sender, options: Options) -> None:
     try:
-        file = anonymous_file()  # in which this process notes which sample it is at
-        os.ftruncate(file, os.sysconf("SC_PAGESIZE"))
+        file = SharedFile.create(options.folder)  # in which this process notes which sample it is at
+        os.ftruncate(file.number, mmap.PAGESIZE)
         sender.channel.send(Message(Kind.RECORD), file)
-        activity.start_record(file)
-        os.close(file)
+        activity.start_record(file.number)
         chain = payload.open()
         if isinstance(chain, OneToOne):  # the last pipe, so nothing keeps its batches
             chain.make_batches_in(sender.buffers.empty)
@@ -135,7 +137,7 @@ def _keep_memory() -> None:
             libc.mallopt(-1, 1 << 29)  # M_TRIM_THRESHOLD: 512 MiB of it are kept
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: str) -> None:
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
@@ -143,6 +145,8 @@ def _end_with_parent() -> None:
     with contextlib.suppress(OSError, AttributeError):
         ends.append(os.pidfd_open(parent.pid))
     connection.wait(ends)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -157,7 +161,7 @@ class Sender:
     def __init__(self, link: socket.socket, options: Options) -> None:
         self._options = options
         self.channel = Channel(link)
-        self.buffers = SharedBuffers(options.num_buffers)
+        self.buffers = SharedBuffers(options.num_buffers, options.folder)
         self._arena_sent = 0
         self._generation = 0
         self._orders: deque[Message] = deque()

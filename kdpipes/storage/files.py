@@ -179,10 +179,21 @@ def read_url(url: str, *, num_tries: int = NUM_TRIES) -> bytes:
 
 def pread(descriptor: int, size: int, offset: int) -> bytes:
     """Return `size` bytes at `offset`, or fewer at the end: the system returns at most 2 GiB per call."""
-    content = os.pread(descriptor, size, offset)
-    while len(content) < size and (more := os.pread(descriptor, size - len(content), offset + len(content))):
+    content = _pread(descriptor, size, offset)
+    while len(content) < size and (more := _pread(descriptor, size - len(content), offset + len(content))):
         content += more
     return content
+
+
+if hasattr(os, "pread"):
+    _pread = os.pread
+else:  # Windows
+    _seeking = threading.Lock()
+
+    def _pread(descriptor: int, size: int, offset: int, /) -> bytes:
+        with _seeking:  # threads share the descriptor, and with it the place in the file
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            return os.read(descriptor, size)
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:

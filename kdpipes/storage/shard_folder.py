@@ -24,6 +24,7 @@ from kdpipes.storage.files import (
     locked,
     make_cache_folder,
     md5_of,
+    pread,
     version_of,
     write_all,
 )
@@ -389,7 +390,7 @@ def _refuse_other(shard: Shard) -> None:
 
 def _md5(file: HeldFile) -> str:
     checksum, place = hashlib.md5(usedforsecurity=False), 0
-    while chunk := os.pread(file.descriptor, _CHUNK, place):
+    while chunk := pread(file.descriptor, _CHUNK, place):
         checksum.update(chunk)
         place += len(chunk)
     return checksum.hexdigest()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 import kdpipes as kdp
 from kdpipes.core.chain import Chain
 from kdpipes.core.traits import Traits
+from tests.torchdata_parts import needs_torchdata
 
 SIZE = 12
 
@@ -452,6 +453,7 @@ def test_the_doctor_finds_mistakes_with_own_pipes() -> None:
     assert "`.own_noise()`" in finding.what
 
 
+@needs_torchdata
 def test_a_pipe_of_the_other_flavour_is_named() -> None:
     with pytest.raises(AttributeError, match=r"`.bucketbatch\(\)` is a pipe of streams: put it"):
         kdp.from_dataset(["a"], "x").bucketbatch  # noqa: B018

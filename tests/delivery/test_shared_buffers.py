@@ -14,7 +14,7 @@ import torch
 import kdpipes as kdp
 from kdpipes.delivery.collate_samples import collate
 from kdpipes.loader.buffers import BorrowedBuffers, SharedBuffers, pack, unpack
-from kdpipes.loader.channel import ReceivedFile
+from kdpipes.loader.channel import SharedFile
 
 
 class Pair:
@@ -32,7 +32,7 @@ class Pair:
         if self._arena != self.worker.arena:
             self._arena = self.worker.arena
             assert self.worker.file is not None
-            self.main.attach(self._arena, ReceivedFile(os.dup(self.worker.file)))
+            self.main.attach(self._arena, SharedFile(os.dup(self.worker.file.number)))
         assert self.main.arena is not None
         return unpack(stream, self.main.borrow(self.main.arena, number, places))
 

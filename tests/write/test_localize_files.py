@@ -80,7 +80,7 @@ def test_samples_are_made_of_local_files_in_workers(origin: Path, local: Path) -
 
 def test_as_a_field_it_copies_nothing_for_labels(origin: Path, local: Path) -> None:
     paths = SequenceWrapper([str(origin / name) for name in NAMES])
-    fields = {"x": kdp.FileLocalizer(local, origin)}
+    fields = {"x": FileLocalizer(local, origin)}
     pipe = paths.to_samples(label=lambda path: Path(path).parent.name, fields=fields).filter_classes(valid=["stork"])
     assert list(pipe.column("y")) == ["stork"]
     assert not local.exists()
