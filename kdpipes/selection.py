@@ -195,8 +195,10 @@ def take_stratum(labels: NDArray[Any], start: float, stop: float, *, key: bytes)
     >>> take_stratum(np.array([0, 0, 1, 1]), 0.0, 0.5, key=b"seed").size
     2
     """
-    classes, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    order = np.argsort(numbers.reshape(-1), kind="stable").astype(smallest_int(len(labels)))
+    classes, numbers = number_classes(labels)
+    counts = np.bincount(numbers, minlength=len(classes))
+    numbers = numbers.astype(np.uint16) if len(classes) <= 1 << 16 else numbers  # which NumPy sorts in linear time
+    order = np.argsort(numbers, kind="stable").astype(smallest_int(len(labels)))
     chosen = [np.zeros(0, dtype=smallest_int(len(labels)))]
     for label, group in zip(classes.tolist(), np.split(order, np.cumsum(counts)[:-1]), strict=False):
         permutation = Permutation(len(group), key=key + str(label).encode())

@@ -112,7 +112,8 @@ class WeightedSamplerMapDataPipe(PlanPipe):
             raise ValueError(
                 f"`sample_weighted` must draw {number} of {size} samples, but only {possible} have a weight above 0."
             )
-        shares = weights / weights.sum()
+        shares = weights
+        shares /= shares.sum()
         self._shares = Shared(shares) if self.redraws and not self._is_changing() else None
         return self._drawn(number, shares, epoch)
 
