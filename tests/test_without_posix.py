@@ -12,7 +12,7 @@ import pytest
 # and later.
 HIDE = """
 import asyncio, multiprocessing.popen_spawn_posix, os, select, signal, socket, subprocess, sys, tempfile, warnings
-import fsspec, lmdb, torch, torch.multiprocessing, torch.utils.data, webdataset
+import fsspec, lmdb, platformdirs, torch, torch.multiprocessing, torch.utils.data, webdataset
 warnings.simplefilter("ignore")
 for name in ("fcntl", "resource", "pwd", "grp", "termios", "torchdata"):
     sys.modules[name] = None

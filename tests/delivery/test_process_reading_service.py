@@ -99,7 +99,8 @@ def test_an_error_of_the_user_arrives_with_its_type_its_arguments_and_the_traceb
         assert "while applying 'explode' to field 'x' of sample '0'" in notes
         assert "In a worker:\nTraceback" in notes
         assert 'raise Mine(x, "boom")' in notes
-    assert caught.value.args == ("local",)
+    [text] = caught.value.args
+    assert text.partition("\n")[0] == "local"  # notes follow on Python 3.10
 
 
 def test_an_error_that_does_not_travel_is_told_all_the_same() -> None:
