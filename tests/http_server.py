@@ -18,9 +18,9 @@ class Served:
     Args:
         files: Contents by path, without the query.
         headers: Sent along with every answer.
-        refused: The status for paths that it refuses.
+        rejected: The status for paths that it rejects.
         redirects: Where paths lead that begin with the given ones.
-        required: What the query of each request must have; others are refused.
+        required: What the query of each request must have; others are rejected.
         has_ranges: Whether it gives parts of files; others get all of them.
         asked: The requests, with their queries.
     """
@@ -28,7 +28,7 @@ class Served:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.headers: dict[str, str] = {}
-        self.refused: dict[str, int] = {}
+        self.rejected: dict[str, int] = {}
         self.redirects: dict[str, str] = {}
         self.required = ""
         self.has_ranges = True
@@ -51,8 +51,8 @@ def serving() -> Iterator[Served]:
                     return self._send(302, b"", Location=target)
             if has.required not in query:
                 return self._send(403, b"")
-            if path in has.refused or content is None:
-                return self._send(has.refused.get(path, 404), b"")
+            if path in has.rejected or content is None:
+                return self._send(has.rejected.get(path, 404), b"")
             if "Range" not in self.headers or not has.has_ranges:
                 return self._send(200, content)
             start, stop = self.headers["Range"].removeprefix("bytes=").split("-")

@@ -186,7 +186,7 @@ def test_a_contender_that_dies_has_failed_and_leaves_no_process(
         os.close(left)
 
 
-def test_a_peer_that_cannot_be_installed_says_what_its_build_has_raised(bench: Any) -> None:
+def test_a_peer_that_fails_to_install_reports_its_build_error(bench: Any) -> None:
     reason = import_module("install_peers").reason
     assert reason("error: it ended with 1\n  RuntimeError: no opencv\nerror: metadata\n") == "RuntimeError: no opencv"
     assert reason("WARNING: old\nERROR: no such version\nERROR: none\n") == "ERROR: no such version"

@@ -54,7 +54,7 @@ def test_a_closure_travels_with_what_it_closes_over() -> None:
     assert (twin.name, twin.parameters) == ("lambda", {"x", "rng"})
 
 
-def test_what_cannot_be_called_is_refused_by_the_arguments_name() -> None:
+def test_what_cannot_be_called_is_rejectd_by_the_arguments_name() -> None:
     with pytest.raises(TypeError, match=r"`load` must be a callable, but is 3 instead\."):
         Callback("load", 3)
     with pytest.raises(TypeError, match=r"Write `RandomCrop\(\.\.\.\)` to make one\."):
@@ -68,5 +68,5 @@ def test_errors_of_the_function_pass_unchanged() -> None:
     assert caught.value is error
 
 
-def test_a_callback_is_no_collection_that_torch_would_walk_through() -> None:
+def test_torch_does_not_walk_through_a_callback() -> None:
     assert not isinstance(Callback("classes", {"heron": 1}.get), Collection)

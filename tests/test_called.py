@@ -66,7 +66,7 @@ def test_under_the_name_of_a_secret_nothing_but_numbers_is_shown(name: str, valu
     assert shown_value({name.encode(): value}).endswith(": ***}")
 
 
-def test_a_secret_that_is_a_collection_is_masked_whole_wherever_it_is_given() -> None:
+def test_a_secret_collection_is_masked_whole_everywhere() -> None:
     class Table:
         def __init__(self, password: Any, num_tokens: int = 0) -> None:
             self.password, self.num_tokens = password, num_tokens
@@ -95,7 +95,7 @@ def test_values_are_short_whatever_their_size() -> None:
     assert shown_value(nested) == "[[[[…]]]]"
 
 
-def test_functions_and_objects_are_named_and_nothing_of_theirs_is_called() -> None:
+def test_functions_and_objects_are_named_but_not_called() -> None:
     class Loud:
         size = 3
 
@@ -111,7 +111,7 @@ def test_functions_and_objects_are_named_and_nothing_of_theirs_is_called() -> No
     assert shown_value(int) == "int"
 
 
-def test_arguments_travel_with_copies_and_make_no_difference_to_a_chain() -> None:
+def test_arguments_travel_with_copies_without_effect() -> None:
     one, other = (kdp.from_dataset([(1, 0)], class_names=["a"]) for _ in range(2))
     assert vars(pickle.loads(pickle.dumps(one)))[CALLED].arguments == ("[(1, 0)]", "class_names=['a']")
     before = fingerprint(one)

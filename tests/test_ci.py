@@ -31,14 +31,14 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
 
 
-def test_each_declared_python_runs_on_each_system_with_the_pinned_torch() -> None:
+def test_each_python_runs_on_each_system_with_the_pinned_torch() -> None:
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()[-1]
     assert matrix()["python"] == declared_pythons()
     assert [f"torch=={torch}" for torch in matrix()["torch"]] == [pinned]
     assert {name.partition("-")[0] for name in matrix()["os"]} == {"ubuntu", "macos", "windows"}
 
 
-def test_each_declared_python_runs_with_an_old_torch_down_to_the_oldest_declared() -> None:
+def test_each_python_runs_with_an_old_torch_down_to_the_oldest() -> None:
     [oldest] = re.findall(r'^    "torch>=([\d.]+)"', PYPROJECT, re.MULTILINE)
     old = {row["python"]: version(row["torch"]) for row in matrix()["include"]}
     assert list(old) == declared_pythons()

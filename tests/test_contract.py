@@ -74,7 +74,7 @@ EXAMPLES_BY_FLAVOUR: dict[tuple[str, str], Build] = {
 AFTER_DEAL = {"collate_samples", "cutmix", "mixup", "to_device"}
 RANDOM = {"cutmix", "mixup", "oversample", "transform"}  # those whose epochs may differ
 ELSEWHERE = {"cache_in_redis", "peek"}  # one needs a server, one is no pipe: see their own tests
-REFUSED = {("subset", "iter"), *((name, "map") for name in AFTER_DEAL)} | {
+REJECTED = {("subset", "iter"), *((name, "map") for name in AFTER_DEAL)} | {
     (name, "iter") for name in ("few_shot", "join", "permute", "sample_weighted", "take_per_class", "take_percent")
 }
 
@@ -83,7 +83,7 @@ def _ours() -> list[tuple[str, str]]:
     return sorted(
         (name, flavour)
         for (name, flavour), function in registered().items()
-        if function.__module__.startswith("kdpipes.") and (name, flavour) not in REFUSED and name not in ELSEWHERE
+        if function.__module__.startswith("kdpipes.") and (name, flavour) not in REJECTED and name not in ELSEWHERE
     )
 
 
@@ -122,7 +122,7 @@ def test_torch_finds_the_source_behind_a_pipe(name: str, flavour: str) -> None:
 
 
 @every_pipe
-def test_what_is_no_pipe_is_refused_where_the_chain_is_built(name: str, flavour: str) -> None:
+def test_what_is_no_pipe_is_rejectd_where_the_chain_is_built(name: str, flavour: str) -> None:
     function = registered()[name, flavour]
     arguments = {
         "add_field": ("z", len),
@@ -174,8 +174,8 @@ def test_a_docstring_names_the_pipe(name: str, flavour: str) -> None:
     assert f"(functional name: ``{name}``)" in documentation.split("\n\n")[0]
 
 
-@pytest.mark.parametrize(("name", "flavour"), sorted(REFUSED))
+@pytest.mark.parametrize(("name", "flavour"), sorted(REJECTED))
 def test_what_a_flavour_cannot_do_says_what_to_do_instead(name: str, flavour: str) -> None:
-    refusal = r"needs an? (stream|indexed source), but `to_samples` is (indexed|a stream)\. .*`"
-    with pytest.raises(kdp.ChainError, match=refusal):
+    rejection = r"needs an? (stream|indexed source), but `to_samples` is (indexed|a stream)\. .*`"
+    with pytest.raises(kdp.ChainError, match=rejection):
         getattr(_source(flavour), name)([0])

@@ -60,7 +60,7 @@ def test_the_demo_writes_its_picture_and_can_run_again(tmp_path: Path, capsys: p
     assert f"each photo with its recorded crop and the result: {picture}" in printed
 
 
-def test_photos_that_are_there_stay_as_they_are_and_others_are_mended(tmp_path: Path) -> None:
+def test_existing_photos_stay_and_damaged_ones_are_mended(tmp_path: Path) -> None:
     paths = sorted(write_photo_folder(tmp_path).rglob("*.jpg"))
     before = [path.stat().st_mtime_ns for path in paths]
     content = paths[3].read_bytes()

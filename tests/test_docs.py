@@ -140,7 +140,7 @@ def name_of(page: Path) -> str:
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves files to the collector
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("page", RUN_HERE, ids=name_of)
-def test_every_block_of_a_page_runs_and_prints_what_stands_below_it(
+def test_every_block_of_a_page_runs_and_prints_its_output(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -204,7 +204,7 @@ def anchors_of(text: str) -> set[str]:
     return given | made
 
 
-def test_links_lead_to_pages_their_headings_and_files_of_the_repository(api: dict[str, str]) -> None:
+def test_links_lead_to_pages_headings_and_files(api: dict[str, str]) -> None:
     texts = {name_of(page): page.read_text(encoding="utf-8") for page in PAGES} | api
     num_links = 0
     for name, text in texts.items():
@@ -231,7 +231,7 @@ def test_the_links_of_the_index_of_names_lead_to_their_entries(api: dict[str, st
         assert not anchor or f"{{: #{anchor} }}" in api[f"api/{target}"], link
 
 
-def test_every_public_name_every_pipe_and_every_command_is_in_the_api(api: dict[str, str]) -> None:
+def test_every_name_pipe_and_command_is_in_the_api(api: dict[str, str]) -> None:
     text = "\n".join(api.values())
     assert not [name for name in kdp.__all__ if f"`kdp.{name}`" not in text]
     ours = {name for (name, _), pipe in registered().items() if pipe.__module__.startswith("kdpipes.")}

@@ -1,4 +1,4 @@
-"""The errors' texts and kinds, and the checks that refuse arguments."""
+"""The errors' texts and kinds, and the checks that reject arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kdpipes.core.errors import (
     check_one_of,
     check_seed,
     must_be,
-    refuse_field,
+    reject_field,
 )
 
 
@@ -33,7 +33,7 @@ def test_an_error_is_caught_as_kdpipes_own_and_as_a_builtin() -> None:
         assert str(copy) == "Shard 'a.tar' is cut."
 
 
-def test_the_sentence_names_argument_rule_and_value_and_the_way_out() -> None:
+def test_the_sentence_names_argument_rule_value_and_hint() -> None:
     assert must_be("size", "even", 3) == "`size` must be even, but is 3 instead."
     assert must_be("size", "even", 3, "Add 1.") == "`size` must be even, but is 3 instead. Add 1."
 
@@ -50,12 +50,12 @@ def test_a_count_is_any_integer_and_comes_back_as_an_int() -> None:
     assert check_count("n", 0, minimum=0) == 0
 
 
-def test_what_is_no_count_is_refused() -> None:
-    refused: dict[type[Exception], list[Any]] = {
+def test_what_is_no_count_is_rejected() -> None:
+    rejected: dict[type[Exception], list[Any]] = {
         TypeError: [True, np.True_, 2.0, np.float32(2), "3", None],
         ValueError: [0, -1],
     }
-    for kind, values in refused.items():
+    for kind, values in rejected.items():
         for value in values:
             with pytest.raises(kind, match=r"`n` must be an integer of at least 1, but is .* instead\."):
                 check_count("n", value)
@@ -85,7 +85,7 @@ def test_exactly_one_of_several_arguments_is_given() -> None:
         check_one_of(valid=[1], invalid=[2])
 
 
-def test_a_class_in_the_place_of_a_callable_is_told_to_make_an_instance() -> None:
+def test_a_class_in_place_of_a_callable_gets_an_instance_hint() -> None:
     class Flip:
         def __call__(self, x: Any) -> Any:
             return x
@@ -100,16 +100,16 @@ def test_a_class_in_the_place_of_a_callable_is_told_to_make_an_instance() -> Non
 
 def test_a_missing_field_is_named_with_those_that_are_there() -> None:
     with pytest.raises(FieldError) as caught:
-        refuse_field("imgae", "Sample '7'", ["y", "image"], "Rename it.")
+        reject_field("imgae", "Sample '7'", ["y", "image"], "Rename it.")
     assert str(caught.value) == (
         "Sample '7' has no field 'imgae'; it has 'image', 'y'. Did you mean 'image'? Rename it."
     )
     with pytest.raises(FieldError, match=r"^Sample '7' has no field 'zebra'; it has 'y'\.$"):
-        refuse_field("zebra", "Sample '7'", ["y"])
+        reject_field("zebra", "Sample '7'", ["y"])
     with pytest.raises(FieldError, match=r"'png'\. Name it: `\.rename_fields\(x='jpg;png'\)`\.$"):
-        refuse_field("x", "Sample '7'", ["jpg", "png", "cls"])
+        reject_field("x", "Sample '7'", ["jpg", "png", "cls"])
     with pytest.raises(FieldError, match=r"^Sample '7' has no field 'x'; it has no fields\.$"):
-        refuse_field("x", "Sample '7'", [])
+        reject_field("x", "Sample '7'", [])
 
 
 def test_a_note_is_attached_once_and_keeps_the_error_as_it_is() -> None:

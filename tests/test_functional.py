@@ -13,7 +13,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 import kdpipes as kdp
 from kdpipes.core.errors import ChainError
 from kdpipes.core.registry import _ours as registered_here
-from kdpipes.core.registry import functional_pipe, refuse_flavour, register, registered
+from kdpipes.core.registry import functional_pipe, register, registered, reject_flavour
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_the_same_definition_replaces_itself() -> None:
     assert IterableWrapper([1, 2]).sentence_times() == [3, 6]
 
 
-def test_another_definition_of_our_name_is_refused_and_both_are_named() -> None:
+def test_another_definition_of_our_name_is_an_error_naming_both() -> None:
     register("sentence_times", _define(2), flavour="map")
     with pytest.raises(ValueError, match=r"is already registered by .*times\. Rename builtins\.sorted"):
         register("sentence_times", sorted, flavour="map")
@@ -66,7 +66,7 @@ def test_another_definition_of_our_name_is_refused_and_both_are_named() -> None:
     register("sentence_times", sorted, flavour="iter")
 
 
-def test_names_of_torch_and_torchdata_are_refused() -> None:
+def test_names_of_torch_and_torchdata_are_rejected() -> None:
     taken: list[tuple[str, Literal["map", "iter"], Any]] = [
         ("batch", "iter", IterDataPipe),
         ("shuffle", "map", MapDataPipe),
@@ -88,7 +88,7 @@ def test_a_flavour_is_map_or_iter() -> None:
 
 
 def test_a_pipe_for_indexed_sources_alone_says_so_on_streams() -> None:
-    refuse_flavour("sentence_seek", flavour="iter", hint="Read tars with `kdp.open_shards`.")
+    reject_flavour("sentence_seek", flavour="iter", hint="Read tars with `kdp.open_shards`.")
     with pytest.raises(ChainError) as caught:
         IterableWrapper([1]).sentence_seek(3, by="key")
     assert str(caught.value) == (
@@ -102,7 +102,7 @@ def test_the_registry_that_is_given_out_is_a_copy() -> None:
     assert ("oversample", "map") in registered()
 
 
-def test_a_name_that_one_flavour_refuses_is_registered_on_none() -> None:
+def test_a_name_that_one_flavour_rejects_is_registered_on_none() -> None:
     with pytest.raises(ValueError, match="already belongs to torch"):
         kdp.sample_pipe("routed_decode")(lambda sample: sample)
     assert ("routed_decode", "map") not in registered()

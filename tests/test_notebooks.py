@@ -72,7 +72,7 @@ def _processes_with(variable: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_with_its_outputs_and_without_traces_of_its_run(path: Path) -> None:
+def test_notebooks_have_outputs_but_no_traces_of_their_run(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     assert [cell.id for cell in notebook.cells] == [f"cell-{number}" for number in range(len(notebook.cells))]
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]

@@ -28,7 +28,7 @@ def photos() -> Any:
         (lambda: photos().deal(1).collate_samples().to_device("cpu"), "to_device"),
     ],
 )
-def test_a_method_that_is_none_is_refused_by_the_name_of_the_pipe(make: Any, name: str) -> None:
+def test_a_missing_method_is_an_error_that_names_the_pipe(make: Any, name: str) -> None:
     with pytest.raises(AttributeError, match=rf"^`{name}` has no pipe or attribute 'selct'\.") as caught:
         make().selct("x y")
     assert str(caught.value).endswith(" Did you mean 'select'?")
@@ -47,7 +47,7 @@ def test_a_method_of_a_pipe_upstream_is_told_where_it_is() -> None:
         lonely.warm_up()
 
 
-def test_pipes_of_users_are_called_by_their_class_and_stock_pipes_as_torch_does() -> None:
+def test_users_pipes_are_named_by_class_stock_pipes_by_torch() -> None:
     class BirdReaderMapDataPipe(kdp.MapPipe):
         def __init__(self) -> None:
             self._name = "of the data"
@@ -67,7 +67,7 @@ def test_what_states_call_each_pipe_is_shown_as_it_is_written() -> None:
     assert shown_name("BirdReaderMap") == "BirdReaderMap"
 
 
-def test_states_still_call_pipes_what_they_were_called_in_those_that_are_kept() -> None:
+def test_states_keep_the_names_of_pipes_that_they_were_saved_by() -> None:
     pipe = photos().permute(0).select("x").deal(batch_size=1)
     with kdp.Loader(pipe) as loader:
         entries = loader.state_dict()["pipes"]

@@ -102,7 +102,7 @@ def test_every_public_name_has_a_docstring_of_its_own() -> None:
         assert public.__doc__.split("\n\n")[0].rstrip().endswith((".", ":", "`).")), name
 
 
-def test_every_pipe_says_its_functional_name_in_its_first_paragraph() -> None:
+def test_every_pipe_names_itself_in_its_first_paragraph() -> None:
     assert len(PIPES) >= 24
     for (name, _), pipe in PIPES.items():
         paragraph = " ".join(inspect.getdoc(pipe).split("\n\n")[0].split())
@@ -179,7 +179,7 @@ def test_a_misspelt_name_is_an_error_with_the_closest() -> None:
     assert not hasattr(kdp, "nothing_like_it")
 
 
-def test_names_of_the_last_release_are_deprecated_and_still_there() -> None:
+def test_names_of_the_last_release_are_deprecated_but_there() -> None:
     for name in kdp._DEPRECATED:
         with pytest.warns(FutureWarning, match=rf"`kdpipes\.{name}` is deprecated .* Write `"):
             assert isinstance(getattr(kdp, name), type)
@@ -204,7 +204,7 @@ def test_errors_about_arguments_are_in_the_words_of_the_call(call: Any, words: s
         call()
 
 
-def test_names_that_are_imported_on_use_are_those_that_type_checkers_see() -> None:
+def test_names_imported_on_use_are_those_type_checkers_see() -> None:
     source = ast.parse(Path(kdp.__file__).read_text(encoding="utf-8"))
     [block] = [node for node in source.body if isinstance(node, ast.If) and ast.unparse(node.test) == "_TYPE_CHECKING"]
     seen = {
@@ -226,7 +226,7 @@ def test_importing_it_leaves_out_what_few_chains_need() -> None:
 
 
 @needs_torchdata
-def test_the_names_of_torchdatas_pipes_are_those_that_it_registers() -> None:
+def test_torchdatas_pipe_names_are_those_it_registers() -> None:
     program = """
 import json
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -240,7 +240,7 @@ print(json.dumps(sorted({*IterDataPipe.functions, *MapDataPipe.functions} - befo
 
 
 @needs_torchdata
-def test_torchdata_is_imported_when_one_of_its_pipes_is_asked_for() -> None:
+def test_torchdata_is_imported_when_a_pipe_of_it_is_used() -> None:
     program = """
 import sys, threading
 import kdpipes as kdp

@@ -56,7 +56,7 @@ def test_any_key_is_told_as_far_as_there_is_room(file: int, key: str) -> None:
     assert doing.startswith("loading of sample")
 
 
-def test_no_moment_blames_a_sample_for_what_was_done_with_another(file: int) -> None:
+def test_no_sample_is_blamed_for_what_another_did(file: int) -> None:
     """A key is written in two steps at least, and a process may be killed between any two of them."""
     record, seen = Record(file), set()
 
@@ -71,7 +71,7 @@ def test_no_moment_blames_a_sample_for_what_was_done_with_another(file: int) -> 
     assert seen == {("", "")} | {(key, f"{what} of sample {key!r}") for key in "ab" for what in ("loading", "decoding")}
 
 
-def test_a_key_that_cannot_be_made_fails_for_its_own_sample_alone(file: int) -> None:
+def test_a_key_that_fails_fails_for_its_own_sample_alone(file: int) -> None:
     def key() -> str:
         raise OSError("there is no list")
 

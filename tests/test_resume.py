@@ -56,7 +56,7 @@ def number_states() -> list[Any]:
 
 @every_service
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_numbers_have_one_order_one_list_of_states_and_go_on_from_each(
+def test_numbers_have_one_order_and_resume_from_each_state(
     service: Any, num_ranks: int, number_epochs: Any, number_states: list[Any]
 ) -> None:
     rank = num_ranks - 1
@@ -67,9 +67,7 @@ def test_numbers_have_one_order_one_list_of_states_and_go_on_from_each(
         resumed_everywhere(loader, number_states, expected)
 
 
-def test_workers_that_are_not_forked_have_that_order_and_those_states_too(
-    number_epochs: Any, number_states: list[Any]
-) -> None:
+def test_spawned_workers_have_that_order_and_those_states(number_epochs: Any, number_states: list[Any]) -> None:
     with kdp.Loader(of_rank(number_chain(), 2, 0), reading_service=FRESH()) as loader:
         assert [without_seed(state) for state in states_of(loader)] == number_states
         resumed_everywhere(loader, number_states, number_epochs[2, 0])
@@ -147,9 +145,7 @@ SETUPS = [
 
 @every_chain
 @pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
-def test_a_run_that_changes_workers_and_ranks_after_every_batch_gives_what_one_process_gives(
-    chain: Any, uneven: Any, birds: Path
-) -> None:
+def test_a_run_with_changing_workers_equals_one_process(chain: Any, uneven: Any, birds: Path) -> None:
     pipe = chain(birds, global_batch_size=12, uneven=uneven)
     expected = [digest(item) for _ in range(2) for batch in pipe for item in batch]
     num_batches = 2 * (3 if uneven == "drop" else 4)

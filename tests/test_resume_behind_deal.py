@@ -49,7 +49,7 @@ def test_a_tail_without_memory_goes_on_from_each_of_its_items(tail: str) -> None
 
 
 @pytest.mark.parametrize("tail", ["unbatch", "flatmap"])
-def test_behind_the_last_item_of_an_only_batch_comes_the_next_epoch(tail: str) -> None:
+def test_after_the_last_item_of_an_only_batch_comes_an_epoch(tail: str) -> None:
     pipe = TAILS[tail](dealt(3))
     epochs = [list(pipe) for _ in range(2)]
     loader = kdp.Loader(TAILS[tail](dealt(3)))
@@ -69,7 +69,7 @@ MEMORIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("tail", MEMORIES)
-def test_a_tail_with_memory_goes_on_at_the_same_number_of_workers_only(tail: str) -> None:
+def test_a_tail_with_memory_resumes_with_equal_workers_only(tail: str) -> None:
     with kdp.Loader(MEMORIES[tail](dealt()), reading_service=FORKED[1]()) as loader:
         loader.seed(3)
         states = states_of(loader)
@@ -117,7 +117,7 @@ def test_a_service_inside_a_sequential_one_keeps_its_state() -> None:
         resumed_everywhere(ours, states_of(ours), epochs)
 
 
-def test_a_dataloader2_over_a_stock_chain_goes_on_in_the_order_that_it_had() -> None:
+def test_a_dataloader2_over_a_stock_chain_resumes_in_order() -> None:
     loader = DataLoader2(stock(), reading_service=kdp.ThreadReadingService(2))
     loader.seed(4)
     items = iter(loader)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not s
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_stock_chain_gives_all_once_in_one_order_and_goes_on_from_each_item(number: int) -> None:
+def test_a_stock_chain_resumes_in_one_order_from_each_item(number: int) -> None:
     with kdp.Loader(stock(), reading_service=processes(number)()) as loader:
         loader.seed(4)
         states = states_of(loader)
@@ -111,7 +111,7 @@ def test_no_sample_and_one_sample_are_epochs_too(size: int, service: Any) -> Non
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_stream_without_deal_goes_on_in_the_epoch_that_was_set_before(num_workers: int) -> None:
+def test_a_stream_without_deal_resumes_in_the_epoch_set_before(num_workers: int) -> None:
     def chain() -> Any:
         return IterableWrapper(range(6)).to_samples(fields="x").transform("x", jitter).select("x")
 
@@ -127,7 +127,7 @@ def test_a_stream_without_deal_goes_on_in_the_epoch_that_was_set_before(num_work
         assert list(loader) == expected[2:]
 
 
-def test_set_epoch_counts_from_0_also_for_a_stream_that_was_looked_at() -> None:
+def test_set_epoch_counts_from_0_also_after_a_look() -> None:
     pipe = IterableWrapper(range(6)).to_samples(fields="x").transform("x", jitter).select("x")
     epochs = [list(pipe) for _ in range(3)]
     with kdp.Loader(pipe) as loader:

@@ -134,7 +134,7 @@ def test_operations_get_names_of_their_own_also_after_a_fork() -> None:
     assert (sample.fork().claim_name("crop"), sample.claim_name("crop")) == ("crop_3", "crop_3")
 
 
-def test_reading_a_promised_entry_loads_its_field_alone_also_after_a_fork() -> None:
+def test_reading_a_promised_entry_loads_its_field_alone() -> None:
     loads = Loads()
     sample = Sample({"x": Lazy(lambda s: s.ctx.update(crop=4), what="cropping"), "y": loads.field("y")})
     sample.record()
@@ -146,7 +146,7 @@ def test_reading_a_promised_entry_loads_its_field_alone_also_after_a_fork() -> N
         assert (twin.ctx, loads.seen) == ({"crop": 4}, [])
 
 
-def test_an_entry_that_was_not_recorded_is_named_with_the_way_out() -> None:
+def test_an_entry_that_was_not_recorded_is_named_with_a_hint() -> None:
     sample = Sample({}, key="7")
     with pytest.raises(FieldError, match=r"^The ctx of sample '7' has no field 'crop'; .* Put `\.record_ctx"):
         sample.recorded("crop")
@@ -156,7 +156,7 @@ def test_an_entry_that_was_not_recorded_is_named_with_the_way_out() -> None:
         sample.recorded("crop")
 
 
-def test_dictionaries_pass_for_samples_and_other_items_are_refused() -> None:
+def test_dictionaries_pass_for_samples_other_items_fail() -> None:
     sample = Sample({"x": 1}, key="a")
     new = as_sample(sample, 3, "crop")
     new["x"] = 2
@@ -177,6 +177,6 @@ def test_a_fork_of_a_loaded_sample_keeps_what_was_recorded() -> None:
     assert sample.fork().recorded("crop") == 4
 
 
-def test_a_field_added_before_oversampling_is_computed_anew_for_each_repetition() -> None:
+def test_a_field_added_before_oversampling_is_new_each_time() -> None:
     stream = IterableWrapper([("a", 0)] * 3).to_samples(fields="x y").add_field("n", lambda sample, rng: rng.random())
     assert len({n for (n,) in stream.oversample(class_counts={0: 1, 1: 3}).select("n")}) == 9

@@ -123,7 +123,7 @@ def test_filled_parameters_are_not_arguments_of_the_pipe() -> None:
         indexed().test_add_rng(scale=1.0, rng=np.random.default_rng(0))
 
 
-def test_global_generators_stay_as_they_are_and_fixed_functions_draw() -> None:
+def test_global_generators_are_restored_and_fixed_functions_draw() -> None:
     random.seed(5)
     expected = random.Random(5).random()
     noisy(indexed(), "test_add_noise")[3]

@@ -171,14 +171,14 @@ def pickled(error: Exception) -> bytes:
 
 @pytest.mark.filterwarnings("always")
 @pytest.mark.parametrize("name", tries(Path()))
-@pytest.mark.parametrize("place", ["missing", "forbidden", "refused port", "broken"])
+@pytest.mark.parametrize("place", ["missing", "forbidden", "rejected port", "broken"])
 def test_errors_warnings_and_logs_hold_no_secret(
     name: str, place: str, served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "kdpipes")
     served.required = {"forbidden": "other"}.get(place, "")
-    served.refused = {"/a.tar": 500} if place == "broken" else {}
-    host = "http://127.0.0.1:1" if place == "refused port" else served.url
+    served.rejected = {"/a.tar": 500} if place == "broken" else {}
+    host = "http://127.0.0.1:1" if place == "rejected port" else served.url
     url = f"{host.replace('://', '://ada:HUNTER2@')}/a.tar?{SIGNED}"
     said = []
     with warnings.catch_warnings(record=True) as warned:

@@ -47,7 +47,7 @@ PROOFS = {
         "Shards, indexes, records": "test_files_have_the_modes_that_the_page_says",
     },
     "sources/test_stream_shards.py": {
-        "`pipe:` URLs, which would": "test_urls_that_would_run_a_command_are_refused_at_once",
+        "`pipe:` URLs, which would": "test_urls_that_would_run_a_command_are_rejectd_at_once",
         "A member of a stream takes": "test_a_member_that_is_too_large_is_an_error_that_names_it",
         "`stream_shards(verify=True)`": "test_members_that_come_damaged_are_read_again",
     },
@@ -55,15 +55,15 @@ PROOFS = {
         "Sizes in tar headers": "test_a_size_that_nothing_holds_is_an_error",
     },
     "storage/test_tar.py": {
-        "Links in tars are errors": "test_a_link_is_refused",
+        "Links in tars are errors": "test_a_link_is_rejected",
         "Zeros inside a tar": "test_zeros_in_place_of_members_are_an_error",
     },
     "work/test_jpeg.py": {
-        "Images above Pillow's limit": "test_a_bomb_is_refused_as_pillow_refuses_it",
+        "Images above Pillow's limit": "test_a_bomb_is_rejected_as_pillow_rejects_it",
     },
     "write/test_copy_to_local_zips.py": {
-        "A zip is unpacked only": "test_a_zip_that_reaches_out_of_the_folder_is_refused",
-        "A zip that claims to hold": "test_a_zip_that_would_fill_the_disk_is_refused",
+        "A zip is unpacked only": "test_a_zip_that_reaches_out_of_the_folder_is_rejected",
+        "A zip that claims to hold": "test_a_zip_that_would_fill_the_disk_is_rejected",
     },
     "storage/test_filesystems_private_hosts.py": {
         "HTTP redirects are not": "test_a_redirect_leads_to_no_network_that_is_more_private",
@@ -84,13 +84,13 @@ PROOFS = {
     },
     "cache/test_redis_store.py": {
         "Redis entries have a maximum": "test_entries_that_are_too_long_are_neither_kept_nor_read",
-        "A redis server that cannot be": "test_a_server_that_is_away_is_a_clear_error_without_the_password",
+        "A redis server that cannot be": "test_a_missing_server_is_a_clear_error_without_the_password",
     },
     "cache/test_cache_on_disk.py": {
         "The size of a database": "test_a_cut_database_is_an_error_at_the_next_epoch",
     },
-    "delivery/test_checkpoint_refusals.py": {
-        "Loading anything that is not": "test_garbage_is_refused_and_changes_nothing",
+    "delivery/test_checkpoint_rejections.py": {
+        "Loading anything that is not": "test_garbage_is_rejectd_and_changes_nothing",
     },
     "cache/test_lmdb_store.py": {
         "A folder in shared memory that": "test_a_folder_that_is_open_to_others_is_not_taken",

@@ -99,7 +99,7 @@ def test_a_part_of_a_permutation_agrees_with_the_whole(size: int, data: st.DataO
     assert permutation[part].tolist() == permutation[np.arange(size)][np.array(part, dtype=int)].tolist()
 
 
-def test_small_permutations_reach_every_order_about_equally_often() -> None:
+def test_small_permutations_reach_every_order_equally_often() -> None:
     orders = Counter(tuple(Permutation(4, key=str(seed).encode())[np.arange(4)].tolist()) for seed in range(2_400))
     assert len(orders) == 24
     assert min(orders.values()) > 60

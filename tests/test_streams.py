@@ -33,7 +33,7 @@ def epochs(pipe: Any, number: int = 2) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_stock_shuffle_that_is_read_again_loses_nothing_and_shuffles_anew(num_workers: int) -> None:
+def test_a_stock_shuffle_loses_nothing_and_shuffles_anew(num_workers: int) -> None:
     pipe = IterableWrapper([(number,) for number in range(60)]).shuffle().to_samples(fields="x")
     dealt = pipe.repeat_until(repetitions=2).select("x").deal(batch_size=10, seed=4)
     expected = epochs(dealt)
@@ -44,13 +44,13 @@ def test_a_stock_shuffle_that_is_read_again_loses_nothing_and_shuffles_anew(num_
         assert epochs(loader) == expected
 
 
-def test_a_cycle_of_a_random_pipe_is_refused() -> None:
+def test_a_cycle_of_a_random_pipe_is_rejected() -> None:
     with pytest.raises(kdp.ChainError, match=r"cycle.*repeat_until"):
         stream(4).shuffle().cycle(2).deal(batch_size=2)
     assert len(list(stream(4).cycle(2).deal(batch_size=2))) == 4
 
 
-def test_a_field_that_is_read_early_is_drawn_by_seed_epoch_and_repetition() -> None:
+def test_an_early_field_depends_on_seed_epoch_and_repetition() -> None:
     def drawn(seed: int, num_workers: int) -> list[list[float]]:
         pipe = stream(5).repeat_until(repetitions=2).transform("x", draw).touch_x().select("x")
         with kdp.Loader(pipe.deal(batch_size=2, seed=seed), num_workers=num_workers) as loader:
@@ -80,7 +80,7 @@ def test_samples_that_a_stock_pipe_keeps_are_not_changed(keep: Any, times: int) 
         assert [ordinal for _, _, ordinal in rows] == list(range(3 * times))
 
 
-def test_whole_samples_that_a_stock_pipe_repeats_are_samples_of_their_own() -> None:
+def test_repeated_whole_samples_are_separate_samples() -> None:
     (batch,) = stream(1).repeat(3).deal(batch_size=3)
     assert [sample.ordinal for sample in batch] == [0, 1, 2]
 
@@ -122,7 +122,7 @@ def test_a_rank_that_was_told_by_hand_stays_the_rank(num_workers: int) -> None:
     assert sorted(seen) == list(range(8))
 
 
-def test_epochs_go_on_when_a_chain_leaves_the_workers_of_a_dataloader() -> None:
+def test_epochs_continue_when_a_chain_leaves_a_dataloader() -> None:
     pipe = kdp.from_dataset([(number, 0) for number in range(9)]).select("x").deal(batch_size=2, shuffle=True)
     expected = epochs(pipe, 6)
     pipe.set_epoch(0)

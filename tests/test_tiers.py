@@ -22,7 +22,7 @@ def test_no_entry_is_listed_twice() -> None:
     assert len({*SLOW, *FULL}) == len(SLOW) + len(FULL)
 
 
-def test_make_test_checks_the_contract_the_order_and_the_golden_files() -> None:
+def test_make_test_checks_contract_order_and_golden_files() -> None:
     for module in ("test_contract.py", "test_elastic_order.py", "test_resume.py", "test_golden.py"):
         assert tier_of(f"tests/{module}") != "full"
 

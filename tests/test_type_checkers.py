@@ -34,7 +34,7 @@ def errors_of_pyright(path: Path) -> list[tuple[int, str]]:
     return [(each["range"]["start"]["line"] + 1, each["message"]) for each in wrong]
 
 
-def test_type_checkers_find_just_the_wrong_argument_in_the_readme(tmp_path: Path) -> None:
+def test_type_checkers_find_only_the_wrong_readme_argument(tmp_path: Path) -> None:
     lines = readme(tmp_path).read_text(encoding="utf-8").splitlines()
     [wrong] = [number for number, line in enumerate(lines, 1) if 'mode="exakt"' in line]
     assert {number for number, _ in errors_of_pyright(tmp_path / "readme.py")} == {wrong}

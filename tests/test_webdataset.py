@@ -155,7 +155,7 @@ def test_shuffles_of_webdataset_draw_from_the_seed_of_deal(photo_shards: str) ->
 
 
 def test_ranks_share_the_samples_out(photo_shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")  # which webdataset reads, and would refuse
+    monkeypatch.setenv("WORLD_SIZE", "2")  # which webdataset reads, and would reject
     keys = []
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
@@ -165,23 +165,23 @@ def test_ranks_share_the_samples_out(photo_shards: str, monkeypatch: pytest.Monk
     assert len({*keys[0], *keys[1]}) == 160
 
 
-def test_a_pipeline_that_repeats_itself_is_endless_or_as_long_as_it_says(photo_shards: str) -> None:
+def test_a_repeating_pipeline_is_endless_or_has_its_length(photo_shards: str) -> None:
     dataset = wds.WebDataset(photo_shards, shardshuffle=4).decode(only="cls")
     assert len(rows(chain(dataset.compose().with_epoch(200)))) == 200
     assert len(rows(islice(chain(dataset.compose().repeat()), 50))) == 350
 
 
-def refuse(urls: str, **options: Any) -> Any:
+def reject(urls: str, **options: Any) -> Any:
     return wds.WebDataset(urls, **{"shardshuffle": False, **options})
 
 
-REFUSED: dict[str, Callable[[str], Any]] = {
-    "every worker the same stream, but `ResampledShards` draws": lambda urls: refuse(urls, resampled=True),
-    "`batched` makes batches": lambda urls: refuse(urls).batched(4),
-    "`rsample` draws anew": lambda urls: refuse(urls).rsample(0.5),
-    "`halve` may split the shards": lambda urls: refuse(urls, nodesplitter=halve),
-    "`RandomMix` draws": lambda urls: wds.DataPipeline(wds.RandomMix([refuse(urls)])),
-    "`DataLoader` has workers": lambda urls: wds.WebLoader(refuse(urls), batch_size=None),
+REJECTED: dict[str, Callable[[str], Any]] = {
+    "every worker the same stream, but `ResampledShards` draws": lambda urls: reject(urls, resampled=True),
+    "`batched` makes batches": lambda urls: reject(urls).batched(4),
+    "`rsample` draws anew": lambda urls: reject(urls).rsample(0.5),
+    "`halve` may split the shards": lambda urls: reject(urls, nodesplitter=halve),
+    "`RandomMix` draws": lambda urls: wds.DataPipeline(wds.RandomMix([reject(urls)])),
+    "`DataLoader` has workers": lambda urls: wds.WebLoader(reject(urls), batch_size=None),
 }
 
 
@@ -189,19 +189,19 @@ def halve(source: Any) -> Any:
     return islice(source, 0, None, 2)
 
 
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_would_lose_samples_is_refused_at_once(words: str, photo_shards: str) -> None:
+@pytest.mark.parametrize("words", REJECTED)
+def test_what_would_lose_samples_is_rejectd_at_once(words: str, photo_shards: str) -> None:
     with pytest.raises(kdp.ChainError, match=words):
-        kdp.from_webdataset(REFUSED[words](photo_shards))
+        kdp.from_webdataset(REJECTED[words](photo_shards))
 
 
-def test_other_arguments_are_refused(photo_shards: str) -> None:
+def test_other_arguments_are_rejected(photo_shards: str) -> None:
     with pytest.raises(TypeError, match="`dataset` must be a pipeline of webdataset's, but is"):
         kdp.from_webdataset([{"__key__": "a"}])
     with pytest.raises(TypeError, match="`fields` must be names in one string"):
-        kdp.from_webdataset(refuse(photo_shards), ["jpg"])  # type: ignore[arg-type]
+        kdp.from_webdataset(reject(photo_shards), ["jpg"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"`kdp\.from_webdataset` reads its pipelines"):
-        kdp.from_dataset(refuse(photo_shards))
+        kdp.from_dataset(reject(photo_shards))
 
 
 def test_a_pipe_url_is_left_to_webdataset(photo_shards: str) -> None:

@@ -188,7 +188,7 @@ def answer_of(kappadata: ModuleType, case: Case) -> Any:
 def load_kappadata(folder: str) -> ModuleType:
     """Import KappaData from a folder, and mend what has nothing to do with positions.
 
-    Redis, which only its caches use, need not be installed. Newer releases of torch (2.13) refuse a `Subset` that
+    Redis, which only its caches use, need not be installed. Newer releases of torch (2.13) reject a `Subset` that
     overrides `__getitem__` alone, as all wrappers do; with a `__getitems__` they are made, and it is never called.
     """
     sys.path.insert(0, folder)

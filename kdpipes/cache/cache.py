@@ -181,9 +181,9 @@ class Cacher(Operation):
             value = _decoded(sample[name])
             operation = None if self.freezes else drawn()
         if operation is not None:
-            refuse_random(operation)
+            reject_random(operation)
         if not self.freezes and (private := moved()) is not None:
-            refuse_private(*private)
+            reject_private(*private)
         if not is_damaged and not self.store.takes_more() and type(value) in _AS_HITS:
             # A full cache costs nothing but the look-up: encoding a value that cannot be kept took 60 us.
             self.counters.count(misses=1)
@@ -273,7 +273,7 @@ def _settled(sample: Sample) -> Sample:
     return sample
 
 
-def refuse_random(operation: str) -> None:
+def reject_random(operation: str) -> None:
     """Raise the error for a cache downstream of an operation that draws random numbers."""
     raise ChainError(
         f"`{operation}` draws random numbers, and a cache behind it would give the same ones in every epoch. Put the "
@@ -281,7 +281,7 @@ def refuse_random(operation: str) -> None:
     )
 
 
-def refuse_private(operation: str, generator: str) -> None:
+def reject_private(operation: str, generator: str) -> None:
     """Raise the error for a cache downstream of a function that draws from its own generator."""
     raise ChainError(
         f"What `{operation}` calls draws random numbers from its own generator `{generator}`, and a cache behind it "
@@ -303,7 +303,7 @@ class _CachePipe(SampleMapper):
         operation = self._operation
         name = None if operation.freezes else Chain.of(self.source).random_name()
         if name is not None:
-            refuse_random(name)
+            reject_random(name)
         is_shared = operation.store.is_shared
         self._identity = Identity(self.source, operation.notes, is_shared=is_shared)
         self._calls = WatchedCalls(self.source, warns_of_changed=is_shared)

@@ -24,7 +24,7 @@ from kdpipes.cache.store import (
     CLAIMS,
     CacheStats,
     CacheStore,
-    Refusal,
+    Rejection,
     bound_to,
     check_key,
     claim_by,
@@ -77,7 +77,7 @@ class FileStore(CacheStore):
     """
 
     layout = "files"
-    of_process = ("_process", "_files", "_set_up", "_is_read_only", "refusal")
+    of_process = ("_process", "_files", "_set_up", "_is_read_only", "rejection")
 
     _is_read_only: bool
 
@@ -129,8 +129,8 @@ class FileStore(CacheStore):
             raise
         except Exception as error:  # of any file system: full, read-only, out of reach
             self._is_read_only = True
-            self.refusal = refusal = Refusal(f"cannot be written ({_message(error)})", hint_for(error))
-            self._warn(f"{refusal.reason}. What it has is used, and the rest is loaded each time.")
+            self.rejection = rejection = Rejection(f"cannot be written ({_message(error)})", hint_for(error))
+            self._warn(f"{rejection.reason}. What it has is used, and the rest is loaded each time.")
             return False
         return True
 
@@ -166,7 +166,7 @@ class FileStore(CacheStore):
         self._files: _LocalFolder | _RemoteFolder | None = None
         self._set_up: tuple[FileLayout, str | None] | None = None
         self._is_read_only = False
-        self.refusal = None
+        self.rejection = None
 
     def _folder(self) -> Any:
         if self._files is None or self._process != os.getpid():

@@ -18,7 +18,7 @@ import numpy as np
 
 from kdpipes.cache.metadata import create_metadata, read_metadata
 from kdpipes.cache.shared_folder import SharedFolder, free_bytes
-from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Refusal, bound_to, check_key, claim_in, hint_for
+from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Rejection, bound_to, check_key, claim_in, hint_for
 from kdpipes.core.errors import DataError, check_count, must_be
 from kdpipes.storage.urls import is_local
 
@@ -53,7 +53,7 @@ class LmdbStore(CacheStore):
     """
 
     layout = "lmdb"
-    of_process = ("_opened", "_is_full", "_is_off", "refusal")
+    of_process = ("_opened", "_is_full", "_is_off", "rejection")
     has_quick_stats = True
 
     _is_full: bool
@@ -126,8 +126,8 @@ class LmdbStore(CacheStore):
 
     def _stop(self, error: Exception) -> None:
         self._is_full = True
-        self.refusal = self._refusal(error)
-        self._warn(f"{self.refusal.reason}. It keeps what it has, and the rest is loaded each time.")
+        self.rejection = self._rejection(error)
+        self._warn(f"{self.rejection.reason}. It keeps what it has, and the rest is loaded each time.")
 
     def contains(self, key: bytes) -> bool:
         check_key(key)
@@ -161,7 +161,7 @@ class LmdbStore(CacheStore):
     def start(self) -> None:
         self._opened: _Environment | None = None
         self._is_full = self._is_off = False
-        self.refusal = None
+        self.rejection = None
 
     def _environment(self) -> _Environment | None:
         """Return the environment of this process, None if it cannot be opened."""
@@ -170,7 +170,7 @@ class LmdbStore(CacheStore):
                 self._opened = self._open()
             except OSError as error:  # a full or forbidden disk; shared memory whose owner is gone
                 self._is_off = True
-                self.refusal = Refusal(f"cannot be opened ({error})", hint_for(error))
+                self.rejection = Rejection(f"cannot be opened ({error})", hint_for(error))
                 self._warn(f"cannot be opened ({error}): samples are loaded as if there were no cache.")
         return self._opened
 
@@ -201,13 +201,13 @@ class LmdbStore(CacheStore):
             self._warn(f"cannot be read any more ({error}): samples are loaded as if there were no cache.")
             return otherwise
 
-    def _refusal(self, error: Exception) -> Refusal:
+    def _rejection(self, error: Exception) -> Rejection:
         if isinstance(error, lmdb.MapFullError):
             most = "" if self._opened is None else f" of {self._opened.max_bytes:,}"
-            return Refusal(f"is full: `max_bytes`{most} are reached", MORE_ROOM)
+            return Rejection(f"is full: `max_bytes`{most} are reached", MORE_ROOM)
         if free_bytes(self.folder) < _LEAST_BYTES:  # LMDB may call this "Input/output error"
-            return Refusal(f"takes no more (No space left on device: {error})", MORE_ROOM)
-        return Refusal(f"takes no more ({error})", hint_for(error))
+            return Rejection(f"takes no more (No space left on device: {error})", MORE_ROOM)
+        return Rejection(f"takes no more ({error})", hint_for(error))
 
     def _warn(self, text: str) -> None:
         """Warn once; for a cache in shared memory, one process does so for all."""

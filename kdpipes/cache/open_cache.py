@@ -16,7 +16,7 @@ from kdpipes.cache.key import key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import METADATA, layout_in
 from kdpipes.cache.store import CacheStore, bound_to
-from kdpipes.core.errors import DataError, check_flag, must_be, refuse_field
+from kdpipes.core.errors import DataError, check_flag, must_be, reject_field
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.masked import masked
 from kdpipes.core.registry import called_as
@@ -117,7 +117,7 @@ class CacheReaderMapDataPipe(MapPipe):
         if name == "key" and name not in notes["entries"]:
             return np.asarray(list(self._opened().keys))
         if name not in notes["entries"]:
-            refuse_field(name, f"The cache {self._url!r}", notes["entries"])
+            reject_field(name, f"The cache {self._url!r}", notes["entries"])
         is_column = notes["in_columns"][name] is True and isinstance(notes["columns"][name], np.ndarray)
         return notes["columns"][name] if is_column else super().read_column(name)
 
@@ -153,8 +153,8 @@ class CacheReaderMapDataPipe(MapPipe):
     def _opened(self) -> Contents:
         if self._contents is None:
             contents = read_contents(self._store)
-            if contents is None and (refusal := self._store.refusal) is not None:
-                raise DataError(f"The cache {self._url!r} {refusal.reason}. {refusal.hint}")
+            if contents is None and (rejection := self._store.rejection) is not None:
+                raise DataError(f"The cache {self._url!r} {rejection.reason}. {rejection.hint}")
             if contents is None:
                 raise DataError(
                     f"The cache {self._url!r} has {self._store.stats().entries:,} entries, but is not complete. An "

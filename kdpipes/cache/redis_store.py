@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from kdpipes.cache.store import MORE_ROOM, PATIENCE_S, CacheStats, CacheStore, Refusal, check_key, claim_by
+from kdpipes.cache.store import MORE_ROOM, PATIENCE_S, CacheStats, CacheStore, Rejection, check_key, claim_by
 from kdpipes.core.errors import check_choice, check_count, is_number, must_be
 from kdpipes.storage.codec import DamagedError
 
@@ -47,7 +47,7 @@ class RedisStore(CacheStore):
     """
 
     layout = "redis"
-    of_process = ("_client", "_closing", "_process", "_silent_until", "_full_until", "refusal")
+    of_process = ("_client", "_closing", "_process", "_silent_until", "_full_until", "rejection")
 
     _silent_until: float
     _full_until: float
@@ -101,7 +101,7 @@ class RedisStore(CacheStore):
             return self.asked(lambda client: self._set(client, name, content, replace), False)
         except full as error:
             self._full_until = time.monotonic() + _PAUSE_S
-            self.refusal = Refusal(f"takes no more ({error})", MORE_ROOM)
+            self.rejection = Rejection(f"takes no more ({error})", MORE_ROOM)
             self._warn(f"takes no more ({error}). It keeps what it has, and the rest is loaded each time.")
             return False
 
@@ -132,7 +132,7 @@ class RedisStore(CacheStore):
         self._client: Any = None
         self._closing: Callable[[], Any] = bool
         self._silent_until = self._full_until = 0.0
-        self.refusal = None
+        self.rejection = None
 
     def _name(self, key: bytes) -> bytes:
         return self._prefix + check_key(key)
@@ -155,13 +155,15 @@ class RedisStore(CacheStore):
         try:
             return ask(self._opened())
         except errors.AuthenticationError as error:
-            raise PermissionError(f"The redis server at {self._place()} refuses: {error}. See `url`.") from error
+            raise PermissionError(f"The redis server at {self._place()} rejects: {error}. See `url`.") from error
         except (errors.ConnectionError, errors.TimeoutError) as error:
             if not self._goes_on:
                 reason = f"The redis server at {self._place()} cannot be reached: {error}"
                 raise ConnectionError(f"{reason.rstrip('.')}. {_WAY_OUT}") from error
             self._silent_until = time.monotonic() + _PAUSE_S
-            self.refusal = Refusal(f"cannot be reached ({error})", "Start the server, and warm up again: it goes on.")
+            self.rejection = Rejection(
+                f"cannot be reached ({error})", "Start the server, and warm up again: it goes on."
+            )
             self._warn(f"cannot be reached ({error}): samples are loaded as if there were no cache, until it is back.")
             return otherwise
 

@@ -27,7 +27,7 @@ __all__ = [
     "CacheStats",
     "CacheStore",
     "Record",
-    "Refusal",
+    "Rejection",
     "bound_to",
     "check_key",
     "claim_by",
@@ -61,7 +61,7 @@ class CacheStats(NamedTuple):
     healed: int = 0
 
 
-class Refusal(NamedTuple):
+class Rejection(NamedTuple):
     """Why a store keeps no more entries in this process.
 
     Args:
@@ -95,7 +95,7 @@ class CacheStore(ABC):
 
     completes_itself = False  # whether the samples are listed after a full epoch: it looks for each entry
     is_shared = True  # whether other chains may find the entries
-    refusal: Refusal | None = None
+    rejection: Rejection | None = None
     _warned_in = 0  # the process that has warned
 
     @abstractmethod
@@ -134,7 +134,7 @@ class CacheStore(ABC):
 
     def takes_more(self) -> bool:
         """Return whether it makes sense to `put` a new entry: not if this process knows that the store is full."""
-        return self.refusal is None
+        return self.rejection is None
 
     def flush(self) -> None:  # noqa: B027 - most stores write at once
         """Write the entries that a store has gathered to write them together."""

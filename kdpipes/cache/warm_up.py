@@ -13,7 +13,7 @@ import numpy as np
 
 from kdpipes.cache.key import key_of
 from kdpipes.cache.open_cache import is_marked, write_contents
-from kdpipes.cache.store import MORE_ROOM, Refusal, bound_to
+from kdpipes.cache.store import MORE_ROOM, Rejection, bound_to
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count, check_flag
 from kdpipes.core.fingerprint import digest
@@ -81,7 +81,7 @@ def warm_up(pipe: Any, *, num_threads: int, num_workers: int, executor: Executor
         if is_done:
             break
     if not _is_written(pipe, [one for start in sorted(kept) for one in kept[start]]):
-        _refuse(pipe)
+        _reject(pipe)
 
 
 def complete(pipe: Any) -> bool:
@@ -166,7 +166,7 @@ class _Filler:
             missing = [key for index, make in samples for key in self._add(kept, index, make, loads=True)]
             store.flush()
             if not all(store.contains(key) for key in missing):
-                _refuse(self._pipe)
+                _reject(self._pipe)
         return kept
 
     def _add(self, kept: list[_Kept], index: int, make: Callable[[int], Sample], *, loads: bool) -> list[bytes]:
@@ -210,9 +210,9 @@ def _tolerates_nothing(error: Exception) -> bool:
     return False
 
 
-def _refuse(pipe: Any) -> NoReturn:
-    stats, refusal = pipe.stats(), pipe.operation.store.refusal
-    reason, hint = refusal or Refusal("takes no more", MORE_ROOM)
+def _reject(pipe: Any) -> NoReturn:
+    stats, rejection = pipe.stats(), pipe.operation.store.rejection
+    reason, hint = rejection or Rejection("takes no more", MORE_ROOM)
     raise DataError(
         f"The cache cannot keep all samples: it has {stats.entries} entries of {stats.bytes:,} bytes in all, and "
         f"{reason}. What it has stays. {hint}"

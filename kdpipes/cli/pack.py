@@ -10,7 +10,7 @@ import click
 from kdpipes.cli._as_options import field_options, naming_options
 from kdpipes.cli._chain_of import CHAIN_HELP, names_chain, samples_of
 from kdpipes.cli._commands import Answer, Command
-from kdpipes.core.errors import refuse_field
+from kdpipes.core.errors import reject_field
 
 __all__ = ["command"]
 
@@ -94,7 +94,7 @@ def command(
     with naming_options(is_folder=is_folder):
         chain = chain if seed is None else chain.permute(seed)
         chain = chain if on_error is None else _tolerant(chain, on_error, quarantine, is_folder=is_folder)
-        _refuse_strangers(chain, {**(encodings or {}), **(extensions or {})})
+        _reject_strangers(chain, {**(encodings or {}), **(extensions or {})})
         result = write_shards(
             chain,
             shards,
@@ -119,7 +119,7 @@ def _tolerant(chain: Any, action: str, quarantine: str | None, *, is_folder: boo
     return seen.on_error(action, path=quarantine)
 
 
-def _refuse_strangers(chain: Any, named: Iterable[str]) -> None:
+def _reject_strangers(chain: Any, named: Iterable[str]) -> None:
     """Raise for fields that no sample has, if the chain knows its fields."""
     from kdpipes.core.pipe import fields_of
 
@@ -128,4 +128,4 @@ def _refuse_strangers(chain: Any, named: Iterable[str]) -> None:
         return
     stranger = next((name for name in named if name not in known), None)
     if stranger is not None:
-        refuse_field(stranger, "SOURCE", known)
+        reject_field(stranger, "SOURCE", known)

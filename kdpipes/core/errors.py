@@ -163,7 +163,7 @@ def closest(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {found[0]!r}?" if found else ""
 
 
-def refuse_field(name: str, owner: str, fields: Iterable[str], hint: str = "") -> NoReturn:
+def reject_field(name: str, owner: str, fields: Iterable[str], hint: str = "") -> NoReturn:
     """Raise FieldError for a missing field, with the existing fields and a hint."""
     known = sorted(fields)
     hint = hint or _renaming(name, known)

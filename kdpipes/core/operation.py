@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from kdpipes.core.bulk import Bulk, BulkSource
-from kdpipes.core.errors import refuse_field
+from kdpipes.core.errors import reject_field
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.sample import Sample
 from kdpipes.core.traits import UNDECLARED, Traits
@@ -36,7 +36,7 @@ class Operation(Fingerprinted):
             known: The fields that every sample of the source has.
         """
         for name in sorted(self.traits.needs - known):
-            refuse_field(name, "The source", known)
+            reject_field(name, "The source", known)
 
     def read_fields(
         self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
@@ -76,7 +76,7 @@ class ErrorHandler(Operation):
         """Return whether a sample may be left out for `error`."""
         raise NotImplementedError
 
-    def refuse_many(self, num_skipped: int, num_seen: int, key: str, error: str) -> None:
+    def reject_many(self, num_skipped: int, num_seen: int, key: str, error: str) -> None:
         """Raise DataError if more samples were skipped than the limits allow.
 
         Args:
@@ -87,8 +87,8 @@ class ErrorHandler(Operation):
         """
         raise NotImplementedError
 
-    def refuse_all(self, key: str, error: str) -> NoReturn:
-        """Raise DataError because no sample could be made. The arguments are those of `refuse_many`."""
+    def reject_all(self, key: str, error: str) -> NoReturn:
+        """Raise DataError because no sample could be made. The arguments are those of `reject_many`."""
         raise NotImplementedError
 
     def begin_looking(self) -> None:

@@ -23,7 +23,7 @@ from kdpipes.core.traits import UNDECLARED, Traits
 __all__ = ["Pipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples", "show_by"]
 
 _NOT_ARGUMENTS = (CALLED, "traits")
-_REFUSED = "Not where the source is "  # the docstrings of names that a flavour lacks begin with it
+_REJECTED = "Not where the source is "  # the docstrings of names that a flavour lacks begin with it
 
 
 class UnknownPipeError(AttributeError):
@@ -181,14 +181,14 @@ class Pipe(Fingerprinted):
 
     def __dir__(self) -> list[str]:
         """Return the pipes that can follow, and the attributes meant for users: no hooks of kdpipes and torch."""
-        refused = {name for name, pipe in self.functions.items() if (pipe.__doc__ or "").startswith(_REFUSED)}
+        rejected = {name for name, pipe in self.functions.items() if (pipe.__doc__ or "").startswith(_REJECTED)}
         internal: set[str] = set()
         shown: set[str] = set()
         for owner in type(self).__mro__:
             if "for_users" in vars(owner) or not issubclass(owner, Pipe):
                 internal.update(name for name in vars(owner) if not name.startswith("_"))
                 shown.update(vars(owner).get("for_users", ()))
-        return sorted(({*object.__dir__(self), *self.functions} - internal | shown | {*self.functions}) - refused)
+        return sorted(({*object.__dir__(self), *self.functions} - internal | shown | {*self.functions}) - rejected)
 
     if not TYPE_CHECKING:  # checkers take the names of pipes from `_fluent.pyi`
 

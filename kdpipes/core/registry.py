@@ -19,10 +19,10 @@ __all__ = [
     "functional_pipe",
     "note_name",
     "pipe_name",
-    "refuse_flavour",
-    "refuse_taken",
     "register",
     "registered",
+    "reject_flavour",
+    "reject_taken",
     "short_name",
     "shown_name",
 ]
@@ -51,14 +51,14 @@ def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> No
     Raises:
         ValueError: Another pipe or method has that name.
     """
-    refuse_taken(name, function, flavour=flavour)
+    reject_taken(name, function, flavour=flavour)
     _BASES[flavour].register_function(name, _checked(name, function))
     _ours[name, flavour] = function
     if isinstance(function, type):
         note_name(function, name)
 
 
-def refuse_taken(name: str, function: Callable[..., Any], *, flavour: Flavour) -> None:
+def reject_taken(name: str, function: Callable[..., Any], *, flavour: Flavour) -> None:
     """Raise ValueError if another pipe or method has the name."""
     check_choice("flavour", flavour, ("map", "iter"))
     base = _BASES[flavour]
@@ -93,11 +93,11 @@ def registered() -> dict[tuple[str, str], Callable[..., Any]]:
     return dict(_ours)
 
 
-def refuse_flavour(name: str, *, flavour: Flavour, hint: str) -> None:
+def reject_flavour(name: str, *, flavour: Flavour, hint: str) -> None:
     """Register `.name()` on a flavour that does not support it, so that a call raises ChainError with a hint."""
     needs, is_what = {"map": ("a stream", "indexed"), "iter": ("an indexed source", "a stream")}[flavour]
 
-    def refuse(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
+    def reject(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
         from kdpipes.core.pipe import Pipe  # imported here because that module imports this one
 
         owner = f"`{pipe_name(source_datapipe)}`"
@@ -106,9 +106,9 @@ def refuse_flavour(name: str, *, flavour: Flavour, hint: str) -> None:
             raise ChainError(f"`.{name}()` takes samples, but {owner} gives batches. Put `.{name}()` before `.deal()`.")
         raise ChainError(f"`.{name}()` needs {needs}, but {owner} is {is_what}. {hint}")
 
-    refuse.__name__ = refuse.__qualname__ = name
-    refuse.__doc__ = f"Not where the source is {is_what}. {hint}"
-    register(name, refuse, flavour=flavour)
+    reject.__name__ = reject.__qualname__ = name
+    reject.__doc__ = f"Not where the source is {is_what}. {hint}"
+    register(name, reject, flavour=flavour)
 
 
 def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from kdpipes.core import activity
-from kdpipes.core.errors import ChainError, MissingMemberError, add_note, refuse_field
+from kdpipes.core.errors import ChainError, MissingMemberError, add_note, reject_field
 from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
 
 __all__ = ["UNLOADED", "Lazy", "Loaded", "Sample", "as_sample", "claim_name"]
@@ -322,7 +322,7 @@ class Sample(MutableMapping[str, Any]):
         except KeyError:
             if (missing := self.missing([name])) is not None:
                 return missing
-            refuse_field(name, f"Sample {self.key!r}", self._fields)
+            reject_field(name, f"Sample {self.key!r}", self._fields)
 
     def naming(self) -> Callable[[], str]:
         """Return a function that returns the sample's name for errors, and does not keep the sample in memory."""
@@ -372,10 +372,10 @@ class Sample(MutableMapping[str, Any]):
         there = ", ".join(map(repr, sorted(self._fields))) or "nothing"
         text = f"Sample {self.key!r} in {place} has no member {';'.join(names)!r}, as other samples have, but {there}."
 
-        def refuse(_: Sample) -> NoReturn:
+        def reject(_: Sample) -> NoReturn:
             raise MissingMemberError(text)
 
-        return Lazy(refuse, what=f"reading field {';'.join(names)!r}")
+        return Lazy(reject, what=f"reading field {';'.join(names)!r}")
 
     def key_of(self, operation: str) -> bytes:
         """Return the key of an operation, which depends only on the delivered sample and the operation's name."""
@@ -427,7 +427,7 @@ class Sample(MutableMapping[str, Any]):
         """
         rng = self.rng(operation)
         if isinstance(rng, _Unknown):
-            rng.refuse()
+            rng.reject()
         if self._origin.drawn is not None:
             self._origin.drawn.append((operation, None))
         early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
@@ -520,7 +520,7 @@ class Sample(MutableMapping[str, Any]):
         if name not in self.ctx:
             names = sorted({*self.ctx, *self._origin.promises})
             hint = "" if self.is_recording else "Put `.record_ctx()` before the operations to record."
-            refuse_field(name, f"The ctx of sample {self.key!r}", names, hint)
+            reject_field(name, f"The ctx of sample {self.key!r}", names, hint)
         return self.ctx[name]
 
 
@@ -530,14 +530,14 @@ class _Unknown:
     def __init__(self, operation: str) -> None:
         self._operation = operation
 
-    def refuse(self) -> NoReturn:
+    def reject(self) -> NoReturn:
         raise ChainError(
             f"`{self._operation}` draws random numbers, but the ctx does not contain them. Put `.record_ctx()` before "
             "it, or rebuild the whole batch with `kdp.rebuild_batch`."
         )
 
     def __getattr__(self, name: str) -> Any:
-        self.refuse()
+        self.reject()
 
 
 def _restore(

@@ -20,7 +20,7 @@ from kdpipes.core.map_pipe import BatchShares, MapPipe, is_key
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
-from kdpipes.core.registry import Named, refuse_taken, register
+from kdpipes.core.registry import Named, register, reject_taken
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.traits import UNDECLARED, Traits
 
@@ -382,7 +382,7 @@ def register_operation(
         return pipe
 
     indexed, stream = (bind(pipe_class) for pipe_class in pipes)
-    refuse_taken(name, stream, flavour="iter")
+    reject_taken(name, stream, flavour="iter")
     register(name, indexed, flavour="map")
     register(name, stream, flavour="iter")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, check_count, check_number, closest, must_be, refuse_field
+from kdpipes.core.errors import ChainError, DataError, check_count, check_number, closest, must_be, reject_field
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
@@ -91,7 +91,7 @@ class SampleMixing(BatchPipe):
     def _place(self, name: str, fields: Any) -> Any:
         """Return the key or the position of the field `name` in a batch."""
         if isinstance(fields, Mapping):
-            return name if name in fields else refuse_field(name, "The batch", fields)
+            return name if name in fields else reject_field(name, "The batch", fields)
         if isinstance(fields, tuple) and len(fields) == len(self._form.names):
             return self._form.names.index(name)
         raise ChainError(

@@ -80,7 +80,7 @@ class ByLength:
             return number if number >= num_ranks else 0
         return number * num_ranks
 
-    def refuse_long(self, source: Any, order: LengthOrder, num_ranks: int) -> None:
+    def reject_long(self, source: Any, order: LengthOrder, num_ranks: int) -> None:
         """Raise an error if a batch cannot hold a sample of the largest length for each rank."""
         if not len(order) or self.num_samples(order.length_at(0), num_ranks):
             return

@@ -18,7 +18,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, closest, must_be
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
-from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.core.sample import Sample
 from kdpipes.delivery.batch_memory import Allocate, allocate
 from kdpipes.delivery.batch_pipe import OneToOne
@@ -29,7 +29,7 @@ __all__ = ["SampleCollatorIterDataPipe", "collate", "row_places", "split_ctx"]
 _ROW_FIELDS = ("segment_ids", "positions")
 
 
-refuse_flavour("collate_samples", flavour="map", hint="Put `.deal(batch_size=...)` before it.")
+reject_flavour("collate_samples", flavour="map", hint="Put `.deal(batch_size=...)` before it.")
 
 
 @functional_pipe("collate_samples", flavour="iter")

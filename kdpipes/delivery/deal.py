@@ -14,7 +14,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.bulk import Bulk, BulkReader
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, check_count, check_flag, check_seed, must_be, refuse_field
+from kdpipes.core.errors import ChainError, DataError, check_count, check_flag, check_seed, must_be, reject_field
 from kdpipes.core.iter_pipe import seed_upstream
 from kdpipes.core.map_pipe import MapPipe, indexed
 from kdpipes.core.order import Order
@@ -85,7 +85,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         num_batches: The number of batches of an epoch, for each rank. The next epoch continues the permutation where
             this one has ended, so that each sample is seen once before any is seen twice. No batch is short.
         seed: Of the order and of every random operation upstream, from 0 up to 2**64.
-        uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (refused where a rank
+        uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (rejected where a rank
             would get nothing), "pad" it with samples from the epoch's start (with `batch_by`, with others as short),
             marked (`is_padding` can be selected), or "drop" it.
         ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
@@ -155,7 +155,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         is_by_class = any(argument is not None for argument in of_classes.values())
         is_by_length = not is_by_class and any(argument is not None for argument in (batch_by, *tokens.values()))
         if is_by_class:
-            _refuse_other_cuts(batch_by, of_classes, {**sizes, **tokens, "window": window}, uneven)
+            _reject_other_cuts(batch_by, of_classes, {**sizes, **tokens, "window": window}, uneven)
         column: Any = batch_by
         if window is not None and (shuffle != "shards" or is_by_length):
             raise ValueError('`window` must be given with `deal(shuffle="shards")`, and only there.')
@@ -165,7 +165,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         self._num_batches = None if num_batches is None else check_count("num_batches", num_batches)
         self._own_order = None if order is None else OwnOrder(order, check_seed(seed))
         self._first_order: Shared[NDArray[Any]] | None = None  # the user's order of epoch 0
-        _refuse_together(
+        _reject_together(
             {"order": order, "num_batches": num_batches, "batch_by": batch_by},
             {"order": order, "shuffle": shuffle or None},
         )
@@ -194,13 +194,13 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         self._by_source: Shared[SourceOrder] | None = None
         if self._shares is not None:
             others = {"batch_by": batch_by, "order": order, "num_batches": num_batches}
-            _refuse_for_mix(**others, shuffle="shards" if shuffle == "shards" else None)
+            _reject_for_mix(**others, shuffle="shards" if shuffle == "shards" else None)
         self._bulk_reader = BulkReader()
         self._is_fixed = False  # whether every epoch has the samples of epoch 0, because batches depend on lengths
         if isinstance(self._layout, ByLength | Packing):
             known = indexed(source_datapipe, "deal", takes_samples=False).field_names()
             if known is not None and column not in known:
-                refuse_field(column, "The source", known)
+                reject_field(column, "The source", known)
         self._configure(shuffle, seed, ranks)
 
     def __len__(self) -> int:
@@ -243,7 +243,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
 
     def _own_positions(self, order: OwnOrder, epoch: int) -> NDArray[Any]:
         """Return the positions of the user's order in an epoch; raise if epochs differ in length."""
-        order.refuse_ranks(self.sharding().num_ranks)
+        order.reject_ranks(self.sharding().num_ranks)
         if self._first_order is None:
             self._first_order = Shared(order.positions(0, len(self.source)))
         first = self._first_order.value
@@ -345,7 +345,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         if self._lengths is None:
             self._fix_plan("deal(batch_by=...)")
             self._lengths = Shared(read_lengths(self.source, layout.column))
-        layout.refuse_long(self.source, self._lengths.value, self.sharding().num_ranks)
+        layout.reject_long(self.source, self._lengths.value, self.sharding().num_ranks)
         return self._lengths.value
 
     def iterate(self) -> Iterator[Batch]:
@@ -363,7 +363,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
                 )
             warnings.warn(text, stacklevel=2)
         if epoch.num_batches:
-            epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is refused at its start
+            epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is rejected at its start
         self._starts_epoch(first)
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
         is_elsewhere = self.reads_ahead and isinstance(self.source, MapPipe)  # no stock pipe, which passes nothing on
@@ -428,7 +428,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             f"error is {type(skipper.last_error).__name__}: {skipper.last_error}."
         ) from skipper.last_error
 
-    def _refuse_substitutes(self) -> None:
+    def _reject_substitutes(self) -> None:
         if isinstance(self._layout, ByLength | Packing):
             raise ChainError(
                 '`on_error("substitute")` cannot be used with `deal(batch_by=...)`: a sample of another length would '
@@ -458,7 +458,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             len(self.source)
 
 
-def _refuse_other_cuts(batch_by: Any, of_classes: dict[str, Any], others: dict[str, Any], uneven: str) -> None:
+def _reject_other_cuts(batch_by: Any, of_classes: dict[str, Any], others: dict[str, Any], uneven: str) -> None:
     """Raise if arguments that cut batches of classes come with others, or not together."""
     missing = next((name for name, value in of_classes.items() if value is None), None)
     if missing is not None or batch_by != "class":
@@ -475,7 +475,7 @@ def _refuse_other_cuts(batch_by: Any, of_classes: dict[str, Any], others: dict[s
         )
 
 
-def _refuse_for_mix(**others: Any) -> None:
+def _reject_for_mix(**others: Any) -> None:
     """Raise if an argument would compose batches otherwise than a `mix` upstream does."""
     other = next((name for name, value in others.items() if value is not None), None)
     if other is not None:
@@ -485,7 +485,7 @@ def _refuse_for_mix(**others: Any) -> None:
         )
 
 
-def _refuse_together(*groups: dict[str, Any]) -> None:
+def _reject_together(*groups: dict[str, Any]) -> None:
     """Raise if two arguments are given that exclude each other."""
     for group in groups:
         given = [name for name, value in group.items() if value is not None]

@@ -481,7 +481,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         if (shards := shards_behind(self)) is not None:
             _ = shards.num_shards  # globs are written out once, for all workers alike
 
-    def _refuse_substitutes(self) -> None:
+    def _reject_substitutes(self) -> None:
         raise ChainError(
             '`on_error("substitute")` needs an indexed source, like `kdp.open_shards`, but '
             f'`{pipe_name(self.source)}` is a stream, which cannot return another sample. Use `on_error("skip")`.'

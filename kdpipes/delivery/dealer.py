@@ -25,7 +25,7 @@ from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
-from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, refuse_empty
+from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, reject_empty
 
 __all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "Resumable", "Shuffle", "fix_ranks"]
 
@@ -140,10 +140,10 @@ class Dealer(Resumable):
                 f"`.deal()` shards, but `{pipe_name(sharder)}` upstream does so as well, and samples would be lost. "
                 "Remove it."
             )
-        self._refuse_unseeded_rounds()
+        self._reject_unseeded_rounds()
         handler = Chain.of(self).error_handler()
         if handler is not None and handler.substitutes:
-            self._refuse_substitutes()
+            self._reject_substitutes()
 
     def __iter__(self) -> Iterator[Batch]:
         is_forwarded = "_fast_forward_iterator" in self.__dict__
@@ -167,11 +167,11 @@ class Dealer(Resumable):
         if is_empty and is_only_part and self._limits is not None:
             self._limits.end()
 
-    def _refuse_substitutes(self) -> None:
+    def _reject_substitutes(self) -> None:
         """Raise if `on_error("substitute")` cannot get another sample."""
 
-    def _refuse_unseeded_rounds(self) -> None:
-        """Refuse what reads a pipe that draws again and again: from the second round on it draws as it likes."""
+    def _reject_unseeded_rounds(self) -> None:
+        """Reject what reads a pipe that draws again and again: from the second round on it draws as it likes."""
         for cycler in Chain.of(self.source).pipes:
             if is_of_torchdata(cycler, "Cycler") and any(_draws(pipe) for pipe in Chain.of(cycler).pipes):
                 raise ChainError(
@@ -467,7 +467,7 @@ class Dealer(Resumable):
         try:
             items = [item for item in make() if item is not LEFT_OUT]
             if not items and sharding.num_ranks > 1:
-                refuse_empty(batch)
+                reject_empty(batch)
             self._stands, self._cursors = (epoch, batch + 1), (merged(*self._cursors), ())
             return items
         except BaseException as error:

@@ -10,12 +10,12 @@ import torch
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.errors import DataError
-from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
 
 __all__ = ["MixerUpIterDataPipe"]
 
-refuse_flavour("mixup", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
+reject_flavour("mixup", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
 
 @functional_pipe("mixup", flavour="iter")

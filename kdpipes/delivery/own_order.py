@@ -97,7 +97,7 @@ class OwnOrder(Fingerprinted):
         """Return what identifies the order: the function, or the type of a sampler, which may hold a whole dataset."""
         return type(self._order).__qualname__ if self._is_sampler else self._order
 
-    def refuse_ranks(self, num_ranks: int) -> None:
+    def reject_ranks(self, num_ranks: int) -> None:
         """Raise an error if `deal` would divide the part that a distributed sampler gives to one rank once more.
 
         Args:

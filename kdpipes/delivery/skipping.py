@@ -14,7 +14,7 @@ from kdpipes.core.operation import ErrorHandler
 from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample import Sample
 
-__all__ = ["LEFT_OUT", "Skip", "SkipLimits", "Skipper", "refuse_empty", "unrecorded"]
+__all__ = ["LEFT_OUT", "Skip", "SkipLimits", "Skipper", "reject_empty", "unrecorded"]
 
 LEFT_OUT: Any = object()
 
@@ -106,7 +106,7 @@ class SkipLimits:
         # The ordinal gives the number of samples so far, so that batches need not be counted after `deal`.
         share_here = (skip.batch + 1 - self._first_batch) / (skip.batch + 1)
         num_seen = max(round((skip.ordinal // self._num_parts + 1) * share_here), num_skipped)
-        self._handler.refuse_many(num_skipped, num_seen, skip.key, skip.error)
+        self._handler.reject_many(num_skipped, num_seen, skip.key, skip.error)
 
     def end(self) -> None:
         """End an epoch that has given no batch.
@@ -115,7 +115,7 @@ class SkipLimits:
             DataError: All of its samples were skipped.
         """
         if self._last is not None and not self._first_batch:
-            self._handler.refuse_all(self._last.key, self._last.error)
+            self._handler.reject_all(self._last.key, self._last.error)
 
 
 class Skipper:
@@ -206,8 +206,8 @@ class Skipper:
         return LEFT_OUT
 
 
-def refuse_empty(batch: int) -> NoReturn:
-    """Refuse a batch that has lost all of its samples, where other ranks wait for this one."""
+def reject_empty(batch: int) -> NoReturn:
+    """Reject a batch that has lost all of its samples, where other ranks wait for this one."""
     raise DataError(
         f"Every sample of batch {batch} had to be left out, and the other ranks would wait for it. The log says why; "
         "take larger batches, or remove the samples from the plan."

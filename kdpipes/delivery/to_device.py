@@ -9,13 +9,13 @@ import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from kdpipes.core.errors import ChainError, must_be
-from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.dealer import Resumable
 
 __all__ = ["DeviceMoverIterDataPipe"]
 
-refuse_flavour("to_device", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
+reject_flavour("to_device", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
 
 @functional_pipe("to_device", flavour="iter")

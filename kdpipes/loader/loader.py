@@ -77,7 +77,7 @@ _INSTEAD = {  # arguments of torch's DataLoader, and what replaces them
 }
 
 
-def _refuses_foreign_arguments(construct: Callable[Given, None]) -> Callable[Given, None]:
+def _rejects_foreign_arguments(construct: Callable[Given, None]) -> Callable[Given, None]:
     """Make a constructor explain what to write in place of an argument that only torch's DataLoader has."""
     known = [name for name in inspect.signature(construct).parameters if name != "self"]
 
@@ -136,7 +136,7 @@ class Loader:
     reading_service: Any = None  # `__del__` runs also if the constructor has raised
     _stream: Any = None
 
-    @_refuses_foreign_arguments
+    @_rejects_foreign_arguments
     def __init__(
         self,
         source_datapipe: Any,
@@ -165,7 +165,7 @@ class Loader:
                     "Only kdpipes' own reading services measure: `num_workers=`, or `ThreadReadingService`."
                 )
             own.is_profiled = True
-        _refuse_doubling(source_datapipe, _num_workers(self._service))
+        _reject_doubling(source_datapipe, _num_workers(self._service))
         self._progress = progress
         self._base_seed = int.from_bytes(os.urandom(7), "little")
         self._num_begun = 0
@@ -398,7 +398,7 @@ class Loader:
         if self._stream is not None and ranks != self._ranks:
             self.shutdown()
         self._ranks = ranks
-        _refuse_doubling(self._chain, _num_workers(self._service))
+        _reject_doubling(self._chain, _num_workers(self._service))
 
     def _count_by_ranks(self, checkpointer: Checkpointer) -> None:
         """Note the batch sizes with which the epoch that begins counts batches.
@@ -462,7 +462,7 @@ class Loader:
 
         Args:
             state_dict: What `state_dict` returned.
-            strict: Whether a state of another chain is refused; otherwise there is a warning.
+            strict: Whether a state of another chain is rejected; otherwise there is a warning.
 
         Raises:
             ValueError: The state does not fit (the error names the pipe that differs), or is damaged.
@@ -669,7 +669,7 @@ def _num_workers(service: Any) -> int:
     return max([getattr(service, "num_workers", 0), *nested])
 
 
-def _refuse_doubling(pipe: Any, num_workers: int) -> None:
+def _reject_doubling(pipe: Any, num_workers: int) -> None:
     parts = {"worker": max(num_workers, 1), "rank": ranks_now().num_ranks}
     crowd = next((f"{number} {part}s" for part, number in parts.items() if number > 1), None)
     if crowd is not None and not any(shards(upstream) for upstream in Chain.of(pipe).pipes):

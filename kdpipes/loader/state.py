@@ -133,7 +133,7 @@ class Checkpointer:
         return sizes
 
     def position_in(self, state: Any, *, strict: bool) -> Position:
-        """Return the position that a state names, or refuse a state that does not fit the chain.
+        """Return the position that a state names, or reject a state that does not fit the chain.
 
         Raises:
             ValueError: It is not a state, or belongs to another version, other batches or another chain; or one of its
@@ -153,7 +153,7 @@ class Checkpointer:
         if difference and strict:
             hint = "`load_state_dict(state, strict=False)` goes on all the same."
             raise ValueError(f"The state does not fit the chain: {difference} {hint}")
-        self._refuse_other_numbers(state)
+        self._reject_other_numbers(state)
         if difference:
             warnings.warn(f"The state does not fit the chain: {difference}", stacklevel=3)
         epoch = _count_in(state, "epoch", _MAX_EPOCHS)
@@ -162,7 +162,7 @@ class Checkpointer:
         num_batches = self.num_batches()
         if num_batches is not None and batch > num_batches:
             if not difference:
-                _refuse_entry("batch", f"at most {num_batches}, the number of batches in an epoch", batch)
+                _reject_entry("batch", f"at most {num_batches}, the number of batches in an epoch", batch)
             return Position(epoch + 1)  # another chain, of fewer batches
         return self._past_end(position)
 
@@ -172,7 +172,7 @@ class Checkpointer:
         if not isinstance(entries, list | tuple) or any(
             not isinstance(entry, list | tuple) or len(entry) != 5 for entry in entries
         ):
-            _refuse_entry("cursors", "lists of five integers each", entries)
+            _reject_entry("cursors", "lists of five integers each", entries)
         dealer = self._deal
         num_lanes = _MAX_LANES if dealer is not None and dealer.has_lanes else 1
         limits = (num_lanes, _MAX_PLACE, _MAX_PLACE, _MAX_COUNT, _MAX_COUNT)
@@ -184,9 +184,9 @@ class Checkpointer:
             cursors[lane] = Cursor(*cursor)
         return tuple(sorted(cursors.items()))
 
-    def _refuse_other_numbers(self, state: Mapping[str, Any]) -> None:
+    def _reject_other_numbers(self, state: Mapping[str, Any]) -> None:
         now = self.sizes()
-        _refuse_other_limits(state, now)
+        _reject_other_limits(state, now)
         size = state.get("global_batch_size")
         if size != now.get("global_batch_size"):
             raise ValueError(
@@ -249,17 +249,17 @@ def _count_in(state: Mapping[str, Any], name: str, limit: int) -> int:
     """Return an entry of a state that is an integer from 0 up to `limit`."""
     value = state[name]
     if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= operator.index(value) < limit:
-        _refuse_entry(name, f"an integer from 0 to {limit - 1}", value)
+        _reject_entry(name, f"an integer from 0 to {limit - 1}", value)
     return operator.index(value)
 
 
-def _refuse_entry(name: str, rule: str, value: Any) -> NoReturn:
+def _reject_entry(name: str, rule: str, value: Any) -> NoReturn:
     hint = "Load a state that `state_dict()` returned, unchanged."
     raise ValueError(must_be(f"state_dict[{name!r}]", rule, value, hint))
 
 
-def _refuse_other_limits(state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse the state of batches by length where this loader's are not the same, and the other way round."""
+def _reject_other_limits(state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Reject the state of batches by length where this loader's are not the same, and the other way round."""
     names = ("batch_by", "max_tokens", "global_max_tokens", "batch_size", "global_batch_size")
     then_cut, now_cut = ({name: of[name] for name in names if name in of} for of in (state, now))
     if then_cut != now_cut and "batch_by" in {*then_cut, *now_cut}:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kdpipes.core.errors import DataError, check_count, check_flag, check_seed
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.plan._classes import labels_of, shown
 from kdpipes.selection import UNLABELLED, class_counts, take_per_class
 
@@ -68,7 +68,7 @@ class FewShotTakerMapDataPipe(PlanPipe):
         return np.flatnonzero(is_rest).astype(chosen.dtype)
 
 
-refuse_flavour(
+reject_flavour(
     "few_shot",
     flavour="iter",
     hint="The classes of a stream cannot be counted in advance. `kdp.open_shards` is indexed.",

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.entries import field_of
-from kdpipes.core.errors import ChainError, DataError, check_choice, refuse_field
+from kdpipes.core.errors import ChainError, DataError, check_choice, reject_field
 from kdpipes.core.map_pipe import MapPipe, as_column, indexed
 from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import PlanPipe, warn_of_fixed
 from kdpipes.core.randomness import planning
-from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import smallest_int
 from kdpipes.storage.shared import Shared
@@ -93,17 +93,17 @@ class JoinerMapDataPipe(PlanPipe):
         added, known = self._added(), self.source.field_names()
         if added is not None:
             self.traits = replace(PlanPipe.traits, changes=added)
-            self._refuse_taken(added & (known or frozenset()))
+            self._reject_taken(added & (known or frozenset()))
 
     def _added(self) -> frozenset[str] | None:
         """Return the names of the added fields, where they are known before a sample is read."""
         known = self.other.field_names()
         missing = next((name for name in self._fields or () if known is not None and name not in known), None)
         if missing is not None:
-            refuse_field(missing, "The other source of `join`", known or ())
+            reject_field(missing, "The other source of `join`", known or ())
         return known if self._fields is None else frozenset(self._fields)
 
-    def _refuse_taken(self, taken: frozenset[str]) -> None:
+    def _reject_taken(self, taken: frozenset[str]) -> None:
         if taken:
             raise ChainError(
                 f"Both sources of `join` have a field {min(taken)!r}. Choose which fields to add with `fields=`, or "
@@ -169,7 +169,7 @@ class JoinerMapDataPipe(PlanPipe):
 
     def _names_in(self, other: Sample) -> tuple[str, ...]:
         if self._fields is None:
-            self._refuse_taken(frozenset(other) & (self.source.field_names() or frozenset()))
+            self._reject_taken(frozenset(other) & (self.source.field_names() or frozenset()))
         return tuple(other) if self._fields is None else self._fields
 
     def _is_added(self, name: str) -> bool:
@@ -214,4 +214,4 @@ class JoinerMapDataPipe(PlanPipe):
         return found
 
 
-refuse_flavour("join", flavour="iter", hint="Streams have no positions: `kdp.open_shards` is indexed.")
+reject_flavour("join", flavour="iter", hint="Streams have no positions: `kdp.open_shards` is indexed.")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kdpipes.core.errors import check_seed
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.selection import smallest_int
 
 __all__ = ["PermuterMapDataPipe"]
@@ -49,4 +49,4 @@ class PermuterMapDataPipe(PlanPipe):
         return positions.astype(smallest_int(size))
 
 
-refuse_flavour("permute", flavour="iter", hint="Use torch's `.shuffle(buffer_size=1000)` instead.")
+reject_flavour("permute", flavour="iter", hint="Use torch's `.shuffle(buffer_size=1000)` instead.")

@@ -13,7 +13,7 @@ from kdpipes.core.callback import Callback
 from kdpipes.core.errors import DataError, check_count, check_flag, check_one_of, check_seed, is_number, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.plan._classes import labels_of, to_labels
 from kdpipes.selection import UNLABELLED, by_label, class_counts, draw_weighted
 from kdpipes.storage.shared import Shared
@@ -165,7 +165,7 @@ def _parsed(weights: Any) -> tuple[NDArray[Any], tuple[Any, ...] | None]:
     return values, tuple(weights) if isinstance(weights, Mapping) else None
 
 
-refuse_flavour(
+reject_flavour(
     "sample_weighted",
     flavour="iter",
     hint="A stream cannot be drawn from in advance. `kdp.open_shards` is an indexed source.",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kdpipes.core.errors import must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.selection import Stretch, smallest_int
 from kdpipes.storage.shared import Shared
 
@@ -70,7 +70,7 @@ class SubsetterMapDataPipe(PlanPipe):
         return positions
 
 
-refuse_flavour(
+reject_flavour(
     "subset",
     flavour="iter",
     hint="`kdp.open_shards` and `kdp.from_dataset` are indexed sources. `.header(n)` takes n items of a stream.",

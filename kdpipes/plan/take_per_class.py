@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kdpipes.core.errors import check_count, check_number, check_one_of, check_seed
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.plan._classes import labels_of
 from kdpipes.selection import take_per_class
 
@@ -63,7 +63,7 @@ class PerClassTakerMapDataPipe(PlanPipe):
         return math.ceil(size * self._share) if self._share is not None else min(self._num_samples or 0, size)
 
 
-refuse_flavour(
+reject_flavour(
     "take_per_class",
     flavour="iter",
     hint="The classes of a stream cannot be counted in advance. `kdp.open_shards` is indexed.",

@@ -7,7 +7,7 @@ import math
 from kdpipes.core.errors import check_number
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.registry import functional_pipe, refuse_flavour
+from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.selection import Stretch
 
 __all__ = ["PercentTakerMapDataPipe"]
@@ -64,4 +64,4 @@ class PercentTakerMapDataPipe(PlanPipe):
         return Stretch(range(begin, end))
 
 
-refuse_flavour("take_percent", flavour="iter", hint="The length of a stream is unknown. `kdp.open_shards` is indexed.")
+reject_flavour("take_percent", flavour="iter", hint="The length of a stream is unknown. `kdp.open_shards` is indexed.")

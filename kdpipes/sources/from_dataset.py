@@ -16,7 +16,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, TensorDataset
 from kdpipes.core import activity
 from kdpipes.core.bulk import Bulk
 from kdpipes.core.callback import Callback, call_seeded
-from kdpipes.core.errors import ChainError, check_names, must_be, refuse_field
+from kdpipes.core.errors import ChainError, check_names, must_be, reject_field
 from kdpipes.core.fingerprint import settled_attributes
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.randomness import GlobalUse
@@ -352,10 +352,10 @@ class SampleSource(MapPipe):
         super().__init_subclass__(**kwargs)
         for name in vars(cls):
             if not callable(vars(cls)[name]):
-                _refuse_reserved(cls, name)
+                _reject_reserved(cls, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        _refuse_reserved(type(self), name)
+        _reject_reserved(type(self), name)
         super().__setattr__(name, value)
 
     def fetch(self, index: int) -> Sample:
@@ -368,7 +368,7 @@ class SampleSource(MapPipe):
         return Sample({name: _getter(self, name, index) for name in getters}, key=self.key_of(index), index=index)
 
     def fingerprint(self) -> Any:
-        """Return what tells this source from another, as plain data: a state is refused where it has changed."""
+        """Return what tells this source from another, as plain data: a state is rejected where it has changed."""
         getters = [(name, getattr(type(self), _PREFIX + name)) for name in _getters_of(self)]
         return type(self).__qualname__, len(self), getters
 
@@ -386,7 +386,7 @@ class SampleSource(MapPipe):
 
     def read_column(self, name: str) -> NDArray[Any]:
         if _getters_of(self) and name not in _getters_of(self) and name != "key":
-            refuse_field(name, type(self).__name__, _getters_of(self))
+            reject_field(name, type(self).__name__, _getters_of(self))
         return super().read_column(name)
 
     def field_names(self) -> frozenset[str]:
@@ -404,8 +404,8 @@ class SampleSource(MapPipe):
         return super().__reduce_ex__(protocol)
 
 
-def _refuse_reserved(owner: type, name: str) -> None:
-    """Refuse an attribute that would hide a method: Python finds the attribute first."""
+def _reject_reserved(owner: type, name: str) -> None:
+    """Reject an attribute that would hide a method: Python finds the attribute first."""
     if name in _RESERVED or name in owner.functions:  # type: ignore[attr-defined]
         raise AttributeError(
             f"`{name}` is a method of every source, which the attribute of {owner.__name__} would hide. Call it "

@@ -83,7 +83,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         keys = key or path
         self._keys = None if keys is None else _Texts(_one(rows.column(keys)))
         if key is not None and self._keys is not None:
-            self._keys.refuse_doubles(key)
+            self._keys.reject_doubles(key)
         self._num_rows = int(rows.num_rows)
         if path is None:
             super().__init__(range(self._num_rows), None, _no_file)
@@ -174,7 +174,7 @@ class _Texts(Sequence[str]):
         is_relative = self._folder and is_local(text) and not Path(text).is_absolute()
         return join_url(self._folder, text) if is_relative else text
 
-    def refuse_doubles(self, key: str) -> None:
+    def reject_doubles(self, key: str) -> None:
         """Raise DataError if a text occurs twice."""
         import pyarrow.compute as pc  # type: ignore[import-untyped]
 

@@ -28,7 +28,7 @@ __all__ = ["WebDatasetReaderIterDataPipe"]
 _OPENERS = tuple(getattr(cache, name) for name in ("StreamingOpen", "FileCache") if hasattr(cache, name))  # not in 0.2
 _KEPT = ("bufsize", "initial", "handler")
 _SPLITTERS = (shardlists.split_by_node, shardlists.split_by_worker, shardlists.single_node_only)
-_REFUSED_SOURCES: dict[type, str] = {
+_REJECTED_SOURCES: dict[type, str] = {
     shardlists.ResampledShards: "draws shards by the clock (`resampled=True`). Use `resampled=False` and `.repeat()`",
     shardlists.MultiShardSample: "draws shards by the clock. Make one of each dataset, and `.mix()` them",
     mix.RandomMix: "draws by the clock. Make one of each dataset, and `.mix()` them",
@@ -36,9 +36,9 @@ _REFUSED_SOURCES: dict[type, str] = {
     DataLoader: "has workers of its own. Give the dataset that it reads",
 }
 if hasattr(shardlists, "DirectoryShardList"):  # not in webdataset 0.2
-    _REFUSED_SOURCES[shardlists.DirectoryShardList] = "draws shards by the clock. Give it the shards' names"
+    _REJECTED_SOURCES[shardlists.DirectoryShardList] = "draws shards by the clock. Give it the shards' names"
 # Stages hold webdataset's filters, which have private names only, in their attribute `f`.
-_REFUSED_FILTERS: dict[Any, str] = {
+_REJECTED_FILTERS: dict[Any, str] = {
     filters._rsample: "draws anew in each worker (`.rsample()`). Leave it out",
     filters._batched: "makes batches. Leave that to `.deal(batch_size=...)`",
 }
@@ -90,7 +90,7 @@ class WebDatasetReaderIterDataPipe(IterPipe):
             raise TypeError(must_be("dataset", "a pipeline of webdataset's", dataset))
         if fields is not None and not isinstance(fields, str):
             raise TypeError(must_be("fields", 'names in one string, like "jpg cls"', fields))
-        _refuse(dataset)
+        _reject(dataset)
         self._dataset = Shared(dataset)
         self._names = Shared(_names_of(dataset))
         self._fields = fields
@@ -114,13 +114,13 @@ class WebDatasetReaderIterDataPipe(IterPipe):
         return self._class_names
 
 
-def _refuse(pipeline: DataPipeline) -> None:
-    """Refuse what would lose or double samples where several workers each read the whole stream."""
+def _reject(pipeline: DataPipeline) -> None:
+    """Reject what would lose or double samples where several workers each read the whole stream."""
     is_behind_splitters = False
     for stage in pipeline.pipeline:
         function = getattr(stage, "f", None)
-        reason = next((text for kind, text in _REFUSED_SOURCES.items() if isinstance(stage, kind)), None)
-        reason = reason or next((text for one, text in _REFUSED_FILTERS.items() if function is one), None)
+        reason = next((text for kind, text in _REJECTED_SOURCES.items() if isinstance(stage, kind)), None)
+        reason = reason or next((text for one, text in _REJECTED_FILTERS.items() if function is one), None)
         if reason is not None:
             raise ChainError(f"`from_webdataset` gives every worker the same stream, but {_named(stage)} {reason}.")
         is_behind_splitters |= isinstance(stage, (filters.FilterFunction, *_OPENERS))
@@ -130,7 +130,7 @@ def _refuse(pipeline: DataPipeline) -> None:
                 "samples would be lost. Make the dataset with `nodesplitter=None, workersplitter=None`."
             )
         if isinstance(stage, DataPipeline):
-            _refuse(stage)
+            _reject(stage)
 
 
 def _named(stage: Any) -> str:

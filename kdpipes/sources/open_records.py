@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.errors import DataError, check_choice, check_count, must_be, refuse_field
+from kdpipes.core.errors import DataError, check_choice, check_count, must_be, reject_field
 from kdpipes.core.map_pipe import MapPipe, is_key
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
@@ -133,7 +133,7 @@ class RecordReaderMapDataPipe(MapPipe):
         if is_key(name, records.fields):
             return np.asarray(list(records.keys))
         if name not in records.fields:
-            refuse_field(name, f"The records in {self._folder!r}", records.fields)
+            reject_field(name, f"The records in {self._folder!r}", records.fields)
         known = records.fields[name]
         return super().read_column(name) if isinstance(known, Places) else known
 

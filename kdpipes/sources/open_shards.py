@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.entries import value_of
-from kdpipes.core.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, refuse_field
+from kdpipes.core.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, reject_field
 from kdpipes.core.map_pipe import MapPipe, as_column, is_key
 from kdpipes.core.order import Order
 from kdpipes.core.progress import shown_if_slow
@@ -89,7 +89,7 @@ class ShardReaderMapDataPipe(MapPipe):
 
     Args:
         urls: Paths or fsspec URLs of uncompressed tars, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or
-            globs, `"birds-*.tar"`. `pipe:` is refused.
+            globs, `"birds-*.tar"`. `pipe:` is rejected.
         class_names: The names of the classes 0, 1, ...; by default those that `kdp.write_shards` has noted beside its
             shards, `NAME-shards.json`, if it has finished them and they are as it has left them.
         fetch: How shards elsewhere are read: "members", "shards" (whole), or "auto": whole in an epoch that goes shard
@@ -211,7 +211,7 @@ class ShardReaderMapDataPipe(MapPipe):
         if is_key(name, catalog.fields):
             return np.asarray([catalog.key(index) for index in range(len(self))])
         if name not in catalog.fields:
-            refuse_field(name, "`open_shards`", catalog.fields)
+            reject_field(name, "`open_shards`", catalog.fields)
         known = catalog.fields[name]
         if not isinstance(known, Places):
             return known

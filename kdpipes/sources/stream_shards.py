@@ -50,7 +50,7 @@ class ShardStreamerIterDataPipe(IterPipe):
 
     Args:
         urls: Paths or fsspec URLs, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or globs, `"birds-*.tar"`.
-            `pipe:` is refused: `kdp.from_webdataset(wds.WebDataset(...))` reads that.
+            `pipe:` is rejected: `kdp.from_webdataset(wds.WebDataset(...))` reads that.
         class_names: The names of the classes 0, 1, ...; by default, for local shards, those that `kdp.write_shards` has
             noted beside them, provided that it has finished the shards and they have not changed since.
         verify: Whether to check members against the checksums of the shard's index when they are read. True requires an
@@ -157,7 +157,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         is_from_start = (first, skipped) == (0, 0)
         own = self._own()
         if not are_given_up():
-            _refuse_missing(urls if part == 0 else [url for url, _ in own[first:]])
+            _reject_missing(urls if part == 0 else [url for url, _ in own[first:]])
         lost: list[Exception] = []
         ahead, self._ahead = self._ahead or self._streams_ahead(own[first:]), None
         with closing(ahead) as streams:
@@ -317,7 +317,7 @@ def _up_to_damage(groups: Iterator[_Group], lost: list[Exception]) -> Iterator[_
         lost.append(error)
 
 
-def _refuse_missing(urls: Sequence[str]) -> None:
+def _reject_missing(urls: Sequence[str]) -> None:
     """Say now which shard is missing, not when its turn comes; those elsewhere would cost a request each."""
     missing = next((url for url in urls if is_local(url) and not Path(url).exists()), None)
     if missing is not None:

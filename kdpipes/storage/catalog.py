@@ -34,7 +34,7 @@ from kdpipes.storage.files import (
 )
 from kdpipes.storage.memory import read_span
 from kdpipes.storage.remote import RangeReader, Span
-from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_refused, retried
+from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
 from kdpipes.storage.shard_index import IndexBuilder, JoinedIndexes, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar import Member, add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
@@ -206,7 +206,7 @@ def _found_or_made(
     try:
         version = seen or version_of(url, num_tries=NUM_TRIES if copy is None else NUM_TRIES_WITH_COPY)
     except DataError as error:
-        if copy is None or is_refused(error):
+        if copy is None or is_rejected(error):
             raise
         if not is_offline.is_set():
             is_offline.set()
@@ -501,7 +501,7 @@ def _content_of(place: str) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except DataError as error:
-        if is_local(place) or is_refused(error):
+        if is_local(place) or is_rejected(error):
             return None  # some stores answer "forbidden" for missing files
         raise
 

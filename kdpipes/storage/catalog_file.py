@@ -34,7 +34,7 @@ from kdpipes.storage.files import (
     version_of,
     write_url,
 )
-from kdpipes.storage.retries import is_refused
+from kdpipes.storage.retries import is_rejected
 from kdpipes.storage.shard_index import Places, ShardIndex, arrays_of, columns_in, packed, unpacked
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.urls import identity_of, is_local
@@ -278,7 +278,7 @@ def _version_of(place: str) -> Version | None:
     except FileNotFoundError:
         return None
     except DataError as error:
-        if not is_refused(error):
+        if not is_rejected(error):
             raise
         return None  # some stores answer "forbidden" for missing files
 

@@ -78,7 +78,7 @@ class ObjectFiles:
 
         Raises:
             FileNotFoundError: There is no such object.
-            PermissionError: The storage has refused the request.
+            PermissionError: The storage has rejected the request.
             TimeoutError: The storage was silent for too long.
             OSError: It has failed otherwise.
         """
@@ -148,8 +148,8 @@ def with_obstore(filesystem: Any) -> Any:
 
 def _translated(library: Any, error: Exception, text: str) -> Exception:
     """Return an error of obstore as one of the classes that the retries know, without its long description."""
-    refusals = library.exceptions.PermissionDeniedError, library.exceptions.UnauthenticatedError
-    if isinstance(error, refusals):
+    rejections = library.exceptions.PermissionDeniedError, library.exceptions.UnauthenticatedError
+    if isinstance(error, rejections):
         return PermissionError(_said(text))
     if _TIMEOUT.search(text):
         return TimeoutError(_said(text))

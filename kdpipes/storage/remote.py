@@ -329,7 +329,7 @@ class _Source:
         self._file: Any = None
         self._offset = 0
         if version is not None:
-            self._refuse_change(version)
+            self._reject_change(version)
 
     def _can_seek(self, info: dict[str, Any]) -> bool:
         """Return whether a part of a file costs one request, and no reading of what comes before."""
@@ -375,9 +375,9 @@ class _Source:
     def _check_again(self) -> None:
         """Raise if the file has been replaced."""
         self._filesystem.invalidate_cache(self._path)  # it may have cached a listing
-        self._refuse_change(version_in(ask(self._filesystem, "info", self._url, self._path)))
+        self._reject_change(version_in(ask(self._filesystem, "info", self._url, self._path)))
 
-    def _refuse_change(self, version: Version) -> None:
+    def _reject_change(self, version: Version) -> None:
         if version != self.version:
             raise _ChangedError("it has changed since it was opened")
 

@@ -31,7 +31,7 @@ __all__ = [
     "hedged",
     "in_time",
     "is_missing",
-    "is_refused",
+    "is_rejected",
     "retried",
     "waiting",
     "what_went_wrong",
@@ -52,8 +52,8 @@ _log = logging.getLogger(__name__)
 _told_at = -math.inf
 
 _URL = re.compile(r"\S+://\S+")
-_REFUSED_STATUSES = (401, 403, 407)
-_REFUSED_CLASSES = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")  # of botocore
+_REJECTED_STATUSES = (401, 403, 407)
+_REJECTED_CLASSES = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")  # of botocore
 _OF_S3 = (
     "Are there credentials (`AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, or `AWS_PROFILE`; for a public bucket "
     """`FSSPEC_S3='{{"anon": true}}'`), may they read this, and is the endpoint right (`AWS_ENDPOINT_URL`)?"""
@@ -83,7 +83,7 @@ def retried(
 ) -> Result:
     """Return the result of an action; on a temporary error, try again after growing, randomized waits.
 
-    Errors of any class are retried, because those of botocore and aiohttp are not OSErrors. Missing files and refused
+    Errors of any class are retried, because those of botocore and aiohttp are not OSErrors. Missing files and rejected
     requests are not. The last error is raised.
 
     Args:
@@ -99,7 +99,7 @@ def retried(
         except Exception as error:
             num_timeouts += isinstance(error, SilenceError)
             is_permanent = isinstance(error, _PERMANENT) and not _is_disguised(error)
-            if num_timeouts == num_silent or isinstance(error, final) or is_permanent or is_refused(error):
+            if num_timeouts == num_silent or isinstance(error, final) or is_permanent or is_rejected(error):
                 raise
             _log_retry(attempt, num_tries, error)
             time.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * _jitter.uniform(0.5, 1.5))
@@ -118,7 +118,7 @@ def _log_retry(attempt: int, num_tries: int, error: Exception) -> None:
 
 def is_missing(error: Exception) -> bool:
     """Return whether an error means that the file does not exist."""
-    return isinstance(error, FileNotFoundError) and not _is_disguised(error) and not is_refused(error)
+    return isinstance(error, FileNotFoundError) and not _is_disguised(error) and not is_rejected(error)
 
 
 def _is_disguised(error: Exception) -> bool:
@@ -132,25 +132,25 @@ def _is_disguised(error: Exception) -> bool:
     return type(cause).__module__.startswith("aiohttp") or isinstance(cause, TimeoutError | asyncio.TimeoutError)
 
 
-def is_refused(error: BaseException) -> bool:
-    """Return whether storage has refused a request (credentials, permissions), so that a retry cannot help."""
-    return any(_is_refusal(one) for one in _with_causes(error))
+def is_rejected(error: BaseException) -> bool:
+    """Return whether storage has rejected a request (credentials, permissions), so that a retry cannot help."""
+    return any(_is_rejection(one) for one in _with_causes(error))
 
 
 def what_went_wrong(url: str, error: BaseException) -> str:
-    """Return the reason for an error, with a hint if storage has refused the request; without a full stop."""
-    refusal = next((one for one in _with_causes(error) if _is_refusal(one)), None)
-    if refusal is None:
+    """Return the reason for an error, with a hint if storage has rejected the request; without a full stop."""
+    rejection = next((one for one in _with_causes(error) if _is_rejection(one)), None)
+    if rejection is None:
         return _reason_of(error)
-    if isinstance(refusal, PrivateHostError):
-        return str(refusal)
+    if isinstance(rejection, PrivateHostError):
+        return str(rejection)
     protocol = url.rpartition("::")[2].partition("://")[0]
     hint = _HINTS.get(protocol, _OF_ALL).format(protocol)
-    return f"it is refused ({str(refusal) or type(refusal).__name__}). {hint}".rstrip(".")
+    return f"it is rejected ({str(rejection) or type(rejection).__name__}). {hint}".rstrip(".")
 
 
 def _reason_of(error: BaseException) -> str:
-    """Return the text of an error; if that is only a URL, the text of its cause, such as a refused connection."""
+    """Return the text of an error; if that is only a URL, the text of its cause, such as a rejected connection."""
     texts = [str(one) or type(one).__name__ for one in _with_causes(error)]
     return next((text for text in texts if not _URL.fullmatch(text)), texts[0])
 
@@ -161,9 +161,9 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _is_refusal(error: BaseException) -> bool:
+def _is_rejection(error: BaseException) -> bool:
     status = getattr(error, "status", None) or getattr(error, "code", None)  # of aiohttp; of gcsfs
-    is_known = status in _REFUSED_STATUSES or type(error).__name__ in _REFUSED_CLASSES
+    is_known = status in _REJECTED_STATUSES or type(error).__name__ in _REJECTED_CLASSES
     return is_known or isinstance(error, PermissionError)
 
 

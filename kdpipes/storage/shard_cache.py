@@ -87,7 +87,7 @@ class ShardCache:
         fetcher = self._fetcher()
         needed = shard.version.size if num_bytes is None else num_bytes
         try:
-            if shard.name in fetcher.refused or needed > fetcher.folder.max_bytes():
+            if shard.name in fetcher.rejected or needed > fetcher.folder.max_bytes():
                 return False
         except OSError as error:
             fetcher.failure = error
@@ -128,7 +128,7 @@ class ShardCache:
         """
         fetcher = self._fetcher()
         fetcher.failure = None
-        fetcher.refused.clear()
+        fetcher.rejected.clear()
         self._set_order(shards, untils)
 
     def announce(self, shards: Sequence[Shard]) -> None:
@@ -174,13 +174,13 @@ class ShardCache:
             is_wanted = fetches and self.takes(shard)
             file = fetcher.file_of(shard, fetches=is_wanted)
             if file is None and is_wanted and fetcher.order.need(shard.name) is not None:
-                fetcher.refused.add(shard.name)  # in this epoch: all shards in the cache are needed sooner
+                fetcher.rejected.add(shard.name)  # in this epoch: all shards in the cache are needed sooner
             return file
         except ReplacedError:
             raise
         except DataError as error:  # reading single members may still work
             _log.warning("%s Its members are read one by one.", error)
-            fetcher.refused.add(shard.name)
+            fetcher.rejected.add(shard.name)
         except OSError as error:
             fetcher.failure = error
             self._is_able(fetcher)
@@ -216,7 +216,7 @@ class _Fetcher:
         self.folder = folder
         self.order = ShardOrder()
         self.failure: OSError | None = None  # of the local disk: nothing more is downloaded
-        self.refused: set[str] = set()  # shards whose storage fails, or that have no room in this epoch
+        self.rejected: set[str] = set()  # shards whose storage fails, or that have no room in this epoch
         self._num_ahead, self._num_ranges, self._range_size = num_ahead, num_ranges, range_size
         self._lock = threading.Lock()
         self._held: OrderedDict[str, HeldFile] = OrderedDict()
@@ -277,7 +277,7 @@ class _Fetcher:
     def _due(self, tried: set[str]) -> Shard | None:
         if self._is_stopped or self.failure is not None:
             return None
-        due = (shard for shard in self.order.ahead(self._num_ahead) if shard.name not in self.refused | tried)
+        due = (shard for shard in self.order.ahead(self._num_ahead) if shard.name not in self.rejected | tried)
         return next((shard for shard in due if not self.folder.has(shard)), None)
 
     def _fetched(self, shard: Shard, *, waits: bool) -> HeldFile | None:

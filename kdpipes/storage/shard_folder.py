@@ -310,7 +310,7 @@ def download(
             is_whole = _append_front_to_back(shard, file, is_wanted)
         if not is_whole:
             return False
-        _refuse_other(shard)
+        _reject_other(shard)
         # An MD5 costs 1.4 s of CPU per GB, more than the download. With checksums, readers verify each member anyway,
         # and fetch what is damaged once more.
         if due is None or shard.is_checked or shard.folder in _without_md5:
@@ -373,7 +373,7 @@ def _append_front_to_back(shard: Shard, file: HeldFile, is_wanted: Callable[[], 
     return True
 
 
-def _refuse_other(shard: Shard) -> None:
+def _reject_other(shard: Shard) -> None:
     """Raise if the shard has been replaced while it was read."""
     try:
         forget_listings([shard.url])

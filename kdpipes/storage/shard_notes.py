@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kdpipes.core.errors import DataError
 from kdpipes.storage.files import cache_folder, cached_name, make_cache_folder, read_url, replace_file
-from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_refused
+from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected
 from kdpipes.storage.urls import is_local
 
 __all__ = ["NotesPlace", "SavedNotes", "Seen", "class_names_of", "names_beside", "notes_beside", "notes_places"]
@@ -140,7 +140,7 @@ def _content_of(url: str) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         content = b""
     except DataError as error:
-        if not (is_local(url) or is_refused(error)):  # some stores answer "forbidden" for missing files
+        if not (is_local(url) or is_rejected(error)):  # some stores answer "forbidden" for missing files
             if known is None:
                 raise
             return known

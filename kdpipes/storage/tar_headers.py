@@ -226,13 +226,13 @@ class _Headers:
             try:
                 size = _checked_size(block)
             except HeaderError as error:
-                self._refuse(block, error)
+                self._reject(block, error)
             if block[156] == _PAX:
                 self._known = {**(self._known if len(self._known) < _MANY else {}), block: size}
         self._offset += _BLOCK
         return block, size
 
-    def _refuse(self, block: bytes, error: HeaderError) -> NoReturn:
+    def _reject(self, block: bytes, error: HeaderError) -> NoReturn:
         offset = self._offset
         if offset == 0:
             raise NoTarError(str(error) if block else "empty file") from None

@@ -34,7 +34,7 @@ def is_local(url: str) -> bool:
     return "://" not in url and "::" not in url
 
 
-def _refuse_shell(url: str) -> None:
+def _reject_shell(url: str) -> None:
     if url.startswith("pipe:"):
         raise ValueError(must_be("urls", "paths or fsspec URLs", url, _NO_SHELL))
 
@@ -52,7 +52,7 @@ def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
         raise ValueError(must_be("urls", "at least one path or URL", urls))
     texts = [os.path.expanduser(os.fspath(url).removeprefix("file://")) for url in given]  # noqa: PTH111
     for text in texts:
-        _refuse_shell(text)
+        _reject_shell(text)
     texts = [part for text in texts for part in ([text] if "://" in text else text.split("::"))]  # as webdataset joins
     expanded = [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
     twice = next((url for url, number in Counter(map(identity_of, expanded)).items() if number > 1), None)

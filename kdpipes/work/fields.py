@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.entries import field_of, lazy_entry
-from kdpipes.core.errors import FieldError, check_flag, must_be, refuse_field
+from kdpipes.core.errors import FieldError, check_flag, must_be, reject_field
 from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
 from kdpipes.core.sample import Lazy, Sample
@@ -118,7 +118,7 @@ class FieldRenamer(Operation):
                     break
             else:
                 missing = sample.missing(names)
-                values[new] = missing or refuse_field(";".join(names), f"Sample {sample.key!r}", sample)
+                values[new] = missing or reject_field(";".join(names), f"Sample {sample.key!r}", sample)
         for old in used:
             del sample[old]
         for new, value in values.items():
@@ -144,7 +144,7 @@ class FieldRenamer(Operation):
     def check(self, known: frozenset[str]) -> None:
         renamed = {
             next((name for name in names if name in known or field_of(name, known)), None)
-            or refuse_field(";".join(names), "The source", known)
+            or reject_field(";".join(names), "The source", known)
             for names in self._renames.values()
         }
         taken = next((new for new in self._renames if new in known - renamed), None)
@@ -285,12 +285,12 @@ class Selector(Operation):
     def check(self, known: frozenset[str]) -> None:
         for name in self.names:
             if name not in known and name not in _SPECIAL and not name.startswith(_CTX):
-                refuse_field(name, "The source", known)
+                reject_field(name, "The source", known)
 
 
 def _part(entry: Any, name: str) -> Any:
     if not isinstance(entry, Mapping) or name not in entry:
-        refuse_field(name, "That entry of the ctx", entry if isinstance(entry, Mapping) else ())
+        reject_field(name, "That entry of the ctx", entry if isinstance(entry, Mapping) else ())
     return entry[name]
 
 

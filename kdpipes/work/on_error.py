@@ -104,20 +104,20 @@ class OnError(ErrorHandler):
     def substitutes(self) -> bool:
         return self._action == "substitute"
 
-    def refuse_many(self, num_skipped: int, num_seen: int, key: str, error: str) -> None:
+    def reject_many(self, num_skipped: int, num_seen: int, key: str, error: str) -> None:
         if self.max_samples is not None and num_skipped > self.max_samples:
             what = f"{num_skipped} samples could not be made: more than `max_samples={self.max_samples}`"
-            self._refuse(what, key, error)
+            self._reject(what, key, error)
         if num_skipped > self.max_share * max(num_seen, _LEAST):
             what = (
                 f"{num_skipped} of about {num_seen} samples could not be made: more than `max_share={self.max_share}`"
             )
-            self._refuse(what, key, error)
+            self._reject(what, key, error)
 
-    def refuse_all(self, key: str, error: str) -> NoReturn:
-        self._refuse("No sample could be made", key, error)
+    def reject_all(self, key: str, error: str) -> NoReturn:
+        self._reject("No sample could be made", key, error)
 
-    def _refuse(self, what: str, key: str, error: str) -> NoReturn:
+    def _reject(self, what: str, key: str, error: str) -> NoReturn:
         listed = "" if self._path is None else f", and remove the samples that {str(self._path)!r} lists because of it"
         raise DataError(
             f"{what}. The last one is {key!r}: {error}. If a pipe has a bug, fix it{listed}. If the data are really "

@@ -441,7 +441,7 @@ class ToTensor(Fixed):
             array = np.asarray(pixels)
             pixels = _of_array(array / np.float32(65_535) if pixels.mode == "I;16" else array)
         if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
-            raise TypeError(_refused(pixels.dtype))
+            raise TypeError(_rejected(pixels.dtype))
         floats = pixels.to(torch.float32, memory_format=torch.contiguous_format).contiguous()
         return floats.div_(255) if pixels.dtype == torch.uint8 else floats
 
@@ -487,12 +487,12 @@ def _of_array(array: np.ndarray[Any, np.dtype[Any]]) -> torch.Tensor:
     if array.ndim not in {2, 3} or 0 in array.shape:
         raise ValueError(f"`ToTensor` takes arrays [H, W, C] or [H, W], but got one of shape {list(array.shape)}.")
     if array.dtype != np.uint8 and array.dtype.kind != "f":
-        raise TypeError(_refused(array.dtype))
+        raise TypeError(_rejected(array.dtype))
     pixels = torch.from_numpy(array.astype(np.uint8 if array.dtype == np.uint8 else np.float32))
     return (pixels[..., None] if array.ndim == 2 else pixels).permute(2, 0, 1)
 
 
-def _refused(dtype: Any) -> str:
+def _rejected(dtype: Any) -> str:
     return f"`ToTensor` takes pixels of uint8 or float, but got {dtype}. Convert them to floats from 0 to 1 first."
 
 

@@ -645,7 +645,7 @@ def _contents_of(archive: zipfile.ZipFile, url: str) -> tuple[list[str], dict[st
         else:
             reason = "it is encrypted" if info.flag_bits & _ENCRYPTED else ""
         if reason:
-            raise DataError(f"Member {path!r} of {url!r} is refused: {reason}.")
+            raise DataError(f"Member {path!r} of {url!r} is rejected: {reason}.")
         name = "/".join(part for part in info.filename.split("/") if part not in ("", "."))
         if not name or MARKERS & set(name.split("/")):
             continue
@@ -656,7 +656,7 @@ def _contents_of(archive: zipfile.ZipFile, url: str) -> tuple[list[str], dict[st
             folders |= _with_parents(posixpath.dirname(name))
     conflict = next((name for name in members if name in folders), None)
     if conflict is not None:
-        raise DataError(f"Member {conflict!r} of {url!r} is refused: it is a file, and a folder of others.")
+        raise DataError(f"Member {conflict!r} of {url!r} is rejected: it is a file, and a folder of others.")
     return sorted(folders), members
 
 

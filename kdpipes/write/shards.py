@@ -30,7 +30,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError, as_cause, check_count, must_be, refuse_field
+from kdpipes.core.errors import DataError, as_cause, check_count, must_be, reject_field
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.iter_pipe import seed_chain
 from kdpipes.core.map_pipe import MapPipe
@@ -143,7 +143,7 @@ def write_shards(
         encode: By field, what it is written as: "png", "jpg" (at quality 95), "webp" (lossless), "npy", "pth", "json",
             "txt", ...; or a function that returns bytes. What is encoded that way already stays as it is.
         extensions: By field, its extension, where the rules above do not fit.
-        key: Called with a sample, returns its key: taken as it is, or refused.
+        key: Called with a sample, returns its key: taken as it is, or rejected.
         num_workers: How many processes write shards; 0 writes in this one. With an executor, how many jobs it does at a
             time, where it does not say so itself.
         executor: Writes the shards instead: a process pool, Dask's `client.get_executor()`, mpi4py's
@@ -221,7 +221,7 @@ def _field_names(pipe: Any, fields: str | None) -> tuple[str, ...] | None:
     names = tuple(dict.fromkeys(fields.split()))
     unknown = None if known is None else next((name for name in names if name not in known), None)
     if unknown is not None:
-        refuse_field(unknown, "The chain", known or ())
+        reject_field(unknown, "The chain", known or ())
     return names
 
 

@@ -126,7 +126,7 @@ def test_equal_keys_of_mixed_sources_are_kept_apart() -> None:
         assert cached.stats().entries == 6
 
 
-def test_an_entry_that_is_made_of_the_label_knows_how_the_labels_are_mapped(tmp_path: Path) -> None:
+def test_an_entry_of_the_label_depends_on_the_label_mapping(tmp_path: Path) -> None:
     source = kdp.from_ids(["a", "b"], [0, 1], load=str.upper)
 
     def chain(mapping: dict[int, int]) -> Any:
@@ -163,14 +163,14 @@ class Declared:
     ("transform", "name"),
     [(noisy, "noisy"), (kdp.RandomResizedCrop(4), "random_resized_crop"), (Declared(), "declared")],
 )
-def test_a_cache_behind_what_is_known_to_be_random_is_refused_where_it_is_built(transform: Any, name: str) -> None:
+def test_a_cache_after_a_random_pipe_is_an_error_when_built(transform: Any, name: str) -> None:
     pipe = kdp.from_ids([1.5, 2.5], load=float).transform("x", transform)
     with pytest.raises(kdp.ChainError, match=rf"`{name}` draws random numbers.*freeze_randomness=True"):
         pipe.cache_in_memory()
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: __import__("torch").rand(())])
-def test_what_is_seen_to_move_a_global_generator_is_refused_when_it_is_read(draw: Any) -> None:
+def test_moving_a_global_generator_is_an_error_when_read(draw: Any) -> None:
     pipe = kdp.from_ids([1.5, 2.5], load=float).transform("x", lambda x: x + float(draw())).cache_in_memory()
     with pytest.raises(kdp.ChainError, match="draws random numbers"):
         pipe[0]["x"]
@@ -185,7 +185,7 @@ class RandomDataset:
         return index + random.random(), 0
 
 
-def test_a_dataset_that_draws_for_itself_is_refused() -> None:
+def test_a_dataset_that_draws_for_itself_is_rejected() -> None:
     with pytest.raises(kdp.ChainError, match="`dataset` draws random numbers"):
         kdp.from_dataset(RandomDataset()).cache_in_memory()[0]["x"]
 
@@ -206,7 +206,7 @@ def test_randomness_is_frozen_where_that_is_wanted() -> None:
         pipe.cache_in_memory(freeze_randomness=True).transform("x", noisy).cache_in_memory()
 
 
-def test_the_state_of_a_loader_fits_the_chain_with_and_without_a_cache() -> None:
+def test_a_loaders_state_fits_with_and_without_a_cache() -> None:
     pipe = kdp.from_ids(range(8), load=float).transform("x", lambda x: x + 1)
     dealt = [chain.select("x").deal(batch_size=2) for chain in (pipe, pipe.cache_in_memory())]
     with kdp.Loader(dealt[0]) as plain, kdp.Loader(dealt[1], num_workers=1) as cached:
@@ -216,7 +216,7 @@ def test_the_state_of_a_loader_fits_the_chain_with_and_without_a_cache() -> None
         assert [*first, *cached] == [[(1.0,), (2.0,)], [(3.0,), (4.0,)], [(5.0,), (6.0,)], [(7.0,), (8.0,)]]
 
 
-def test_a_replay_repeats_what_is_recorded_before_and_behind_a_cache() -> None:
+def test_a_replay_repeats_records_before_and_after_a_cache() -> None:
     photo = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
     from PIL import Image
 

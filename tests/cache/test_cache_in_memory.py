@@ -134,7 +134,7 @@ def test_entries_of_the_ctx_come_back_with_the_field() -> None:
     assert cached.stats()[:2] == (3, 3)
 
 
-def test_a_value_is_of_the_same_kind_when_it_is_loaded_and_when_it_comes_from_the_cache() -> None:
+def test_a_value_has_one_type_when_loaded_and_when_cached() -> None:
     values = [np.arange(3), torch.ones(2), {"a": (1, [2.5])}, "text", b"bytes", Image.new("L", (3, 2), 7), None, b""]
     cached = kdp.from_ids(range(len(values)), load=lambda number: values[number]).cache_in_memory()
     for index, value in enumerate(values):
@@ -151,7 +151,7 @@ class Thing:
     pass
 
 
-def test_what_is_no_plain_data_is_refused_or_pickled() -> None:
+def test_what_is_no_plain_data_is_rejectd_or_pickled() -> None:
     things = kdp.from_ids(["a"], load=lambda name: Thing())
     with pytest.raises(TypeError, match=r"Field 'x' cannot be cached.*allow_pickle=True"):
         things.cache_in_memory()[0]["x"]
@@ -295,7 +295,7 @@ def test_a_stream_is_cached_as_it_passes_and_stays_in_its_order(photo_shards: st
         assert [item for batch in loader for item in batch] == whole
 
 
-def test_samples_that_are_numbered_as_they_come_are_refused_where_the_order_changes() -> None:
+def test_numbered_samples_are_an_error_where_the_order_changes() -> None:
     stream = IterableWrapper([(number, 0) for number in range(5)]).shuffle()
     unnamed = stream.to_samples(fields="x y").transform("x", str).cache_in_memory()
     with pytest.raises(kdp.ChainError, match=r"to_samples\(key=\.\.\.\)"):
@@ -336,7 +336,7 @@ def test_a_field_that_is_loaded_before_the_cache_is_warned_of() -> None:
         ({"keep": True}, ValueError, "`keep` must be False without a name"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments: Any, error: type[Exception], said: str) -> None:
+def test_arguments_that_make_no_sense_are_rejected(arguments: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         kdp.from_ids(["a"]).cache_in_memory(**arguments)
 
@@ -380,7 +380,7 @@ def noise(x: bytes, rng: np.random.Generator) -> tuple[bytes, float]:
     return x[:9], rng.random()
 
 
-def test_a_field_that_was_never_read_comes_from_its_shard_when_it_is(photo_shards: str) -> None:
+def test_a_field_not_read_before_comes_from_its_shard(photo_shards: str) -> None:
     plain = kdp.stream_shards(photo_shards).transform("jpg", identical)
     cached = plain.cache_in_memory()
     assert list(cached.select("cls")) == list(plain.select("cls"))
@@ -389,7 +389,7 @@ def test_a_field_that_was_never_read_comes_from_its_shard_when_it_is(photo_shard
     assert cached.stats().entries == 321
 
 
-def test_bytes_come_as_views_where_that_is_wanted_from_the_first_epoch_on() -> None:
+def test_bytes_come_as_views_on_request_from_the_first_epoch() -> None:
     contents = {"a": b"heron" * 2000, "b": b"gull"}
     source = kdp.from_ids([*contents], load=contents.__getitem__)
     copied, viewed = source.cache_in_memory(), source.cache_in_memory(bytes_as_views=True)

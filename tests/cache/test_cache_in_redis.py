@@ -38,7 +38,7 @@ def test_chains_and_workers_share_what_one_has_loaded(redis_server: Any, namespa
     assert other.stats().entries == 10
 
 
-def test_a_damaged_entry_is_healed_and_an_evicted_one_loaded_again(redis_server: Any, namespace: str) -> None:
+def test_damaged_entries_heal_and_evicted_ones_load_again(redis_server: Any, namespace: str) -> None:
     cached = numbers().cache_in_redis(redis_server.url, namespace=namespace)
     expected = [int(sample["x"][0]) for sample in cached]
     with redis.Redis.from_url(redis_server.url) as client:
@@ -85,7 +85,7 @@ def test_a_chain_pickles_and_a_stream_is_cached_as_well(redis_server: Any, names
     assert cached.stats()[:2] == (2, 2)
 
 
-def test_arguments_that_make_no_sense_are_refused() -> None:
+def test_arguments_that_make_no_sense_are_rejected() -> None:
     with pytest.raises(ValueError, match="`url` must be"):
         numbers().cache_in_redis("http://localhost")
     with pytest.raises(ValueError, match="`namespace` must be"):

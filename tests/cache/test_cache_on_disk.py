@@ -312,7 +312,7 @@ def test_fields_that_only_some_samples_have_are_kept_apart(tmp_path: Path) -> No
     assert type(opened[0]["x"]) is int
 
 
-def test_a_sample_that_cannot_be_made_is_left_out_where_that_is_said(tmp_path: Path) -> None:
+def test_a_failing_sample_is_skipped_where_requested(tmp_path: Path) -> None:
     ones = kdp.from_ids([1, 0, 4], load=lambda number: 1 / number)
     with pytest.raises(ZeroDivisionError):
         ones.cache_on_disk(tmp_path / "raises").warm_up(progress=False)
@@ -322,13 +322,13 @@ def test_a_sample_that_cannot_be_made_is_left_out_where_that_is_said(tmp_path: P
 
 def test_a_cache_that_is_too_small_cannot_be_complete(tmp_path: Path, warned_once: Callable[[str], Any]) -> None:
     cached = Birds(tmp_path / "log").cache_on_disk(tmp_path / "cache", max_bytes=1 << 16)
-    refused = r"cannot keep all samples: .* is full: `max_bytes` of [\d,]+ are reached\. .*Give it more room"
-    with warned_once("is full"), pytest.raises(kdp.DataError, match=refused):
+    rejected = r"cannot keep all samples: .* is full: `max_bytes` of [\d,]+ are reached\. .*Give it more room"
+    with warned_once("is full"), pytest.raises(kdp.DataError, match=rejected):
         cached.warm_up(progress=False, num_threads=1)
 
 
 @pytest.mark.parametrize("layout", ["lmdb", "files"])
-def test_a_cache_that_cannot_be_written_says_so_when_it_is_warmed_up(
+def test_warm_up_of_an_unwritable_cache_is_an_error(
     tmp_path: Path, layout: Any, on_small_disk: Callable[..., Any]
 ) -> None:
     log = tmp_path / "log"
@@ -415,12 +415,12 @@ def test_a_remote_source_is_not_read_ahead_for_what_is_cached(
     assert prefetched == []
 
 
-def test_a_folder_without_a_name_is_refused() -> None:
+def test_a_folder_without_a_name_is_rejected() -> None:
     with pytest.raises(ValueError, match="`url` must be the name of a folder, but is '' instead"):
         kdp.from_dataset([(1, 0)]).cache_on_disk("")
 
 
-def test_a_database_in_a_zip_is_told_how_to_open_and_so_is_a_zip_without_its_protocol(tmp_path: Path) -> None:
+def test_a_database_in_a_zip_is_an_error_with_a_hint(tmp_path: Path) -> None:
     for layout in ("lmdb", "files"):
         cached = (
             kdp.from_dataset(["a", "b"], "x").transform("x", str.upper).cache_on_disk(tmp_path / layout, layout=layout)
@@ -434,7 +434,7 @@ def test_a_database_in_a_zip_is_told_how_to_open_and_so_is_a_zip_without_its_pro
     assert [sample["x"] for sample in kdp.open_cache(f"zip://::{packed}")] == ["A", "B"]
 
 
-def test_a_cache_that_is_moved_while_it_is_open_is_not_called_incomplete(tmp_path: Path) -> None:
+def test_a_cache_moved_while_open_is_not_called_incomplete(tmp_path: Path) -> None:
     cached = kdp.from_dataset(["a", "b"], "x").transform("x", str.upper).cache_on_disk(tmp_path / "before")
     cached.warm_up(progress=False)
     (tmp_path / "before").rename(tmp_path / "after")
@@ -508,7 +508,7 @@ def test_a_damaged_file_names_sample_cache_and_remedy(tmp_path: Path, compressio
     assert (chain()[1]["x"], kdp.open_cache(folder)[1]["x"]) == ("b" * 2000,) * 2
 
 
-def test_a_sparse_tensor_is_refused_with_the_remedy() -> None:
+def test_a_sparse_tensor_is_rejectd_with_the_remedy() -> None:
     sparse = torch.eye(3).to_sparse()
     chain = kdp.from_dataset([(sparse, 0), (sparse * 2, 1)]).transform("x", lambda x: x)
     with pytest.raises(TypeError, match=r"Field 'x' cannot be cached.*`\.to_dense\(\)`"):

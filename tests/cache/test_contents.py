@@ -61,7 +61,7 @@ def test_a_damaged_list_is_read_from_its_copy_and_healed(tmp_path: Path, damage:
     assert check_cache(str(tmp_path / "cache")) == (2, 0, 0)
 
 
-def test_a_list_that_is_damaged_with_its_copy_is_an_error_that_says_where(tmp_path: Path) -> None:
+def test_a_list_damaged_with_its_copy_is_an_error_with_place(tmp_path: Path) -> None:
     write_contents(FileStore(tmp_path / "cache"), ["heron"], {})
     paths = lists_in(tmp_path / "cache")
     for path in paths:
@@ -112,9 +112,9 @@ def test_what_cannot_be_written_stays_damaged(tmp_path: Path, monkeypatch: pytes
     write_contents(FileStore(tmp_path / "cache"), ["heron"], {})
     lists_in(tmp_path / "cache")[0].write_bytes(b"")
 
-    def refuse(*_: Any, **__: Any) -> None:
+    def reject(*_: Any, **__: Any) -> None:
         raise PermissionError("of somebody else")
 
-    monkeypatch.setattr(file_store._LocalFolder, "write", refuse)
+    monkeypatch.setattr(file_store._LocalFolder, "write", reject)
     with pytest.warns(UserWarning, match="cannot be written"):
         assert check_cache(str(tmp_path / "cache")) == (2, 1, 0)

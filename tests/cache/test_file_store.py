@@ -27,7 +27,7 @@ OnDisk = Callable[..., Any]
 
 
 def fill(store: FileStore, most: int) -> int:
-    """Put entries until one is refused; return how many were taken."""
+    """Put entries until one is rejected; return how many were taken."""
     return next((number for number in range(most) if not store.put(b"%d" % number, encode([number, "x" * 9000]))), most)
 
 
@@ -91,9 +91,7 @@ def test_every_compression_comes_back(tmp_path: Path, compression: str | None) -
         assert bytes(entry) == content
 
 
-def test_a_cache_is_moved_and_packed_and_opened_where_nothing_can_be_written(
-    tmp_path: Path, warned_once: Callable[[str], Any]
-) -> None:
+def test_a_moved_and_packed_cache_opens_on_a_read_only_disk(tmp_path: Path, warned_once: Callable[[str], Any]) -> None:
     store = FileStore(tmp_path / "cache")
     fill(store, 5)
     shutil.move(tmp_path / "cache", tmp_path / "moved")
@@ -137,12 +135,12 @@ def test_a_damaged_file_is_found_and_heals(tmp_path: Path, compression: str | No
     assert store.stats().entries == 2
 
 
-def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_version_is_rejected(tmp_path: Path) -> None:
     FileStore(tmp_path / "cache").put(b"a", [b"heron"])
     (tmp_path / "cache" / "METADATA").write_text('{"format": 0, "layout": "files"}')
-    refused = "cache of format 0 and layout 'files'. This version of kdpipes reads format 1.*another folder, or delete"
+    rejected = "cache of format 0 and layout 'files'. This version of kdpipes reads format 1.*another folder, or delete"
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""]), lambda s: s.contains(b"a"), lambda s: s.stats()):
-        with pytest.raises(DataError, match=refused):
+        with pytest.raises(DataError, match=rejected):
             call(FileStore(tmp_path / "cache"))
     (tmp_path / "cache" / "METADATA").write_bytes(b"\xff")
     with pytest.raises(DataError, match="METADATA file is damaged"):
@@ -150,7 +148,7 @@ def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["local", "memory"])
-def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path, place: str) -> None:
+def test_a_folder_that_holds_something_else_is_rejected(tmp_path: Path, place: str) -> None:
     url = str(tmp_path) if place == "local" else f"memory://{tmp_path.name}"
     with fsspec.open(f"{url}/heron.jpg", "wb") as file:
         file.write(b"photo")
@@ -244,7 +242,7 @@ def test_storage_that_is_out_of_reach_is_gone_without(
         ({"num_entries": 0}, "`num_entries` must be an integer of at least 1"),
     ],
 )
-def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_rejected(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FileStore(tmp_path, **options)
 
@@ -255,9 +253,7 @@ def test_an_unknown_kind_of_url_is_an_error(tmp_path: Path) -> None:
             call(FileStore("nowhere://bucket"))
 
 
-def test_a_compression_whose_package_is_missing_says_so_where_the_chain_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_compression_package_is_an_error_when_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(compr, "zstd", raising=False)
     with pytest.raises(ImportError, match=r"^Compression 'zstd' needs zstandard: `pip install zstandard`\.$"):
         kdp.from_dataset([(1, 0)]).cache_on_disk(tmp_path / "cache", compression="zstd")
@@ -265,9 +261,7 @@ def test_a_compression_whose_package_is_missing_says_so_where_the_chain_is_built
         FileStore(tmp_path / "cache", compression="zip")
 
 
-def test_a_cache_of_a_compression_that_is_not_there_is_neither_damaged_nor_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_of_a_missing_compression_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compr, "zstd", compr["gzip"])
     FileStore(tmp_path / "cache", compression="zstd").put(b"a", encode("heron"))
     assert decode(FileStore(tmp_path / "cache").get(b"a")) == "heron"

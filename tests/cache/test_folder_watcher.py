@@ -77,7 +77,7 @@ def test_named_memory_stays_while_another_process_has_it(name: str) -> None:
     assert bytes(store.get(b"a") or b"") == b"heron"
 
 
-def test_signals_to_all_processes_of_a_terminal_leave_the_watcher_alone() -> None:
+def test_signals_to_a_terminals_group_spare_the_watcher() -> None:
     folder = SharedFolder()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(watcher(), number)
@@ -178,11 +178,11 @@ def test_a_stopped_watcher_with_a_full_pipe_blocks_nobody() -> None:
 
 
 def test_where_no_process_can_be_started_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> int:
+    def reject(*_: Any, **__: Any) -> int:
         raise BlockingIOError("no more processes")
 
     gc.collect()
-    monkeypatch.setattr(folder_watcher.subprocess, "Popen", refuse)
+    monkeypatch.setattr(folder_watcher.subprocess, "Popen", reject)
     folder = SharedFolder()
     path = Path(folder.path)
     assert (path.is_dir(), watcher()) == (True, -1)

@@ -41,7 +41,7 @@ def name(namespace: str) -> Iterator[str]:
 
 
 def fill(store: LmdbStore, most: int = 1000) -> list[int]:
-    """Put entries until one is refused; return the numbers of those that were taken."""
+    """Put entries until one is rejected; return the numbers of those that were taken."""
     taken = []
     for number in range(most):
         if not store.put(b"%d" % number, encode(np.full(5000, number, dtype=np.int32))):
@@ -97,9 +97,7 @@ def test_memory_of_a_process_that_ends_is_gone(name: str, interpreter: Any) -> N
         clear_named(f"{name}-kept")
 
 
-def test_memory_of_a_process_that_was_killed_is_gone_with_the_next_start(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_a_killed_process_goes_at_the_next_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_watcher, "_CAN_WATCH", False)  # which has been killed, too
 
     def work(pipe: Any) -> None:
@@ -119,7 +117,7 @@ def test_memory_of_a_process_that_was_killed_is_gone_with_the_next_start(
     assert not any(folder.exists() for folder in folders)
 
 
-def test_named_memory_is_shared_and_goes_with_the_last_who_has_opened_it(name: str) -> None:
+def test_named_memory_is_shared_and_goes_with_the_last_user(name: str) -> None:
     first, second = LmdbStore.in_memory(name, max_bytes=1 << 20), LmdbStore.in_memory(name)
     folder = Path(first.folder)
     first.put(b"a", [b"heron"])
@@ -163,7 +161,7 @@ def test_a_worker_that_outlives_the_owner_goes_on_without() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", ".", "a/b", "_x", "ä", 3])
-def test_wrong_names_are_refused(wrong: Any) -> None:
+def test_wrong_names_are_rejected(wrong: Any) -> None:
     with pytest.raises(ValueError, match="`name` must be"):
         SharedFolder(wrong)
     with pytest.raises(ValueError, match="`keep` must be False without a name"):
@@ -233,7 +231,7 @@ def test_full_shared_memory_ends_no_process(on_small_disk: OnDisk) -> None:
 
 
 @pytest.mark.parametrize("is_set_up", [False, True])
-def test_shared_memory_that_is_full_from_the_start_is_gone_without(on_small_disk: OnDisk, is_set_up: bool) -> None:
+def test_without_free_shared_memory_there_is_no_cache(on_small_disk: OnDisk, is_set_up: bool) -> None:
     def work(folder: Path, remount: Any) -> Any:
         store = LmdbStore.in_memory()
         if is_set_up:
@@ -335,7 +333,7 @@ def test_large_entries_are_read_without_a_copy(tmp_path: Path) -> None:
     assert (view != GULL).sum() == 1
 
 
-def test_what_is_read_again_is_the_newest_entry_of_the_file_that_is_there(tmp_path: Path) -> None:
+def test_reading_again_returns_the_newest_entry_of_the_file(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     store = LmdbStore(folder, max_bytes=1 << 22, is_durable=False)
     assert store.get(b"a", is_known=True) is None
@@ -389,7 +387,7 @@ def test_one_who_asks_for_more_gets_it_and_others_follow(tmp_path: Path) -> None
     assert (view == GULL).all()
 
 
-def test_a_process_that_was_killed_while_it_read_takes_no_place_for_long(tmp_path: Path) -> None:
+def test_a_killed_reader_does_not_hold_space_for_long(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "cache", max_bytes=1 << 24, is_durable=False)
     store.put(b"a", encode(GULL))
 
@@ -409,28 +407,28 @@ def test_a_process_that_was_killed_while_it_read_takes_no_place_for_long(tmp_pat
     assert store._opened._env.reader_check() == 0
 
 
-def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_another_version_is_rejected(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     store = LmdbStore(folder)
     store.put(b"a", [b"heron"])
     (folder / "METADATA").write_text('{"format": 99, "layout": "lmdb"}')
-    refused = "cache of format 99 and layout 'lmdb'. This version of kdpipes reads format 1.*another folder, or delete"
+    rejected = "cache of format 99 and layout 'lmdb'. This version of kdpipes reads format 1.*another folder, or delete"
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""]), lambda s: s.stats()):
-        with pytest.raises(DataError, match=refused):
+        with pytest.raises(DataError, match=rejected):
             call(LmdbStore(folder))
     (folder / "METADATA").write_text("{")
     with pytest.raises(DataError, match="METADATA file is damaged"):
         LmdbStore(folder).get(b"a")
 
 
-def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_else_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "heron.jpg").touch()
     with pytest.raises(DataError, match=r"is no cache, but holds 'heron.jpg'"):
         LmdbStore(tmp_path).put(b"a", [b""])
     assert [path.name for path in tmp_path.iterdir()] == ["heron.jpg"]
 
 
-def test_a_file_that_was_cut_or_is_none_of_lmdb_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_was_cut_or_is_none_of_lmdb_is_rejected(tmp_path: Path) -> None:
     for number, damage in enumerate([lambda data: data[: len(data) // 2], lambda data: b"\1" * len(data)]):
         folder = tmp_path / str(number)
         store = LmdbStore(folder, max_bytes=1 << 24)
@@ -443,12 +441,12 @@ def test_a_file_that_was_cut_or_is_none_of_lmdb_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("wrong", "error"), [(10, ValueError), ("1", TypeError), (True, TypeError)])
-def test_wrong_sizes_are_refused(tmp_path: Path, wrong: Any, error: type[Exception]) -> None:
+def test_wrong_sizes_are_rejected(tmp_path: Path, wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="`max_bytes` must be an integer of at least 65536"):
         LmdbStore(tmp_path, max_bytes=wrong)
 
 
-def test_a_url_is_refused() -> None:
+def test_a_url_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"`folder` must be one of this machine.*`FileStore` takes URLs"):
         LmdbStore("s3://bucket/cache")
 

@@ -54,12 +54,14 @@ def test_entries_go_when_their_time_is_over(redis_server: Server, namespace: str
     assert client.pttl(f"{namespace}:b") == -1
 
 
-def test_a_server_that_is_away_is_a_clear_error_without_the_password(namespace: str) -> None:
+def test_a_missing_server_is_a_clear_error_without_the_password(namespace: str) -> None:
     store = RedisStore("redis://user:secret@127.0.0.1:1/0", namespace)
     for call in (lambda: store.get(b"a"), lambda: store.put(b"a", [b""]), store.stats, lambda: store.contains(b"a")):
-        with pytest.raises(ConnectionError, match=r"server at 127\.0\.0\.1:1 cannot be reached.*\"go_on\"") as refusal:
+        with pytest.raises(
+            ConnectionError, match=r"server at 127\.0\.0\.1:1 cannot be reached.*\"go_on\""
+        ) as rejection:
             call()
-        assert "secret" not in str(refusal.value)
+        assert "secret" not in str(rejection.value)
 
 
 def test_a_server_that_is_away_is_gone_without_on_request(namespace: str, warned_once: Callable[[str], Any]) -> None:
@@ -147,9 +149,9 @@ def test_a_wrong_password_is_no_absence(server: Server, namespace: str) -> None:
         client.config_set("requirepass", "right")
     for url in (server.url, server.url.replace("//", "//:secret@")):
         store = RedisStore(url, namespace, on_unreachable="go_on")
-        with pytest.raises(PermissionError, match=r"server at 127\.0\.0\.1:\d+ refuses") as refusal:
+        with pytest.raises(PermissionError, match=r"server at 127\.0\.0\.1:\d+ rejects") as rejection:
             store.get(b"a")
-        assert "secret" not in str(refusal.value)
+        assert "secret" not in str(rejection.value)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_a_wrong_password_is_no_absence(server: Server, namespace: str) -> None:
         (("redis://host", "a"), {"on_unreachable": "skip"}, "`on_unreachable` must be one of 'raise', 'go_on'"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: Any, options: Any, message: str) -> None:
+def test_wrong_arguments_are_rejected(arguments: Any, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RedisStore(*arguments, **options)
 

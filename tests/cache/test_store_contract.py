@@ -112,7 +112,7 @@ def test_every_key_is_its_own(open_store: Open, odd: bytes) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "error"), [(b"", ValueError), (b"a" * 256, ValueError), ("a", TypeError)])
-def test_other_keys_are_refused(open_store: Open, wrong: Any, error: type[Exception]) -> None:
+def test_other_keys_are_rejected(open_store: Open, wrong: Any, error: type[Exception]) -> None:
     store = open_store()
     for call in (store.get, store.contains, lambda k: store.put(k, [b""])):
         with pytest.raises(error, match="`key` must be"):
@@ -333,7 +333,7 @@ def test_processes_may_be_forked_while_threads_work(open_store: Open) -> None:
 
 
 @shared_only
-def test_processes_killed_in_the_middle_of_a_put_leave_every_entry_whole(open_store: Open) -> None:
+def test_processes_killed_during_a_put_leave_entries_whole(open_store: Open) -> None:
     store = open_store()
     context = multiprocessing.get_context("fork")
 

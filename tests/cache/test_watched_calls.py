@@ -94,7 +94,7 @@ def seen(pipe: Any, field: str = "x") -> list[Any]:
 
 
 @pytest.mark.parametrize(("function", "name"), PRIVATE)
-def test_a_generator_of_ones_own_that_draws_is_refused_by_name(function: Any, name: str) -> None:
+def test_a_generator_of_ones_own_that_draws_is_rejectd_by_name(function: Any, name: str) -> None:
     ids = [1.5, 2.5, 3.5]
     for pipe, field in (
         (kdp.from_ids(ids, load=float).transform("x", function), "x"),
@@ -120,12 +120,12 @@ class NoisySource(kdp.SampleSource):
         return index + self.rng.random()
 
 
-def test_a_generator_of_a_source_that_draws_is_refused() -> None:
+def test_a_generator_of_a_source_that_draws_is_rejected() -> None:
     with pytest.raises(kdp.ChainError, match=r"What `NoisySource` calls .*its own generator `rng`"):
         seen(NoisySource().cache_in_memory())
 
 
-def test_a_generator_of_a_dataset_that_draws_is_refused() -> None:
+def test_a_generator_of_a_dataset_that_draws_is_rejected() -> None:
     class Noisy:
         def __init__(self) -> None:
             self.rng = np.random.default_rng(0)
@@ -140,7 +140,7 @@ def test_a_generator_of_a_dataset_that_draws_is_refused() -> None:
         seen(kdp.from_dataset(Noisy()).cache_in_memory())
 
 
-def test_workers_refuse_it_too() -> None:
+def test_workers_reject_it_too() -> None:
     pipe = kdp.from_ids([1.5] * 8, load=float).transform("x", Holds(np.random.default_rng(5))).cache_in_memory()
     with (
         kdp.Loader(pipe.select("x").deal(batch_size=4), num_workers=1) as loader,
@@ -149,7 +149,7 @@ def test_workers_refuse_it_too() -> None:
         list(loader)
 
 
-def test_a_generator_that_does_not_draw_is_no_reason_to_refuse() -> None:
+def test_a_generator_that_does_not_draw_is_no_reason_to_reject() -> None:
     cached = kdp.from_ids([1.5, 2.5], load=float).transform("x", DrawsFirst()).cache_in_memory()
     assert seen(cached) == seen(cached)
     assert cached.stats()[:2] == (2, 2)
@@ -179,7 +179,7 @@ class CountsAside(Counts):
         return "upper"
 
 
-def test_what_changes_when_it_is_called_is_warned_of_where_others_would_look_for_its_entries(tmp_path: Path) -> None:
+def test_values_that_change_when_called_cause_a_warning(tmp_path: Path) -> None:
     source = kdp.from_ids(["a", "b"], load=str)
     with pytest.warns(UserWarning, match=r"A callable of `transform` has changed.*`fingerprinted\(\)`"):
         assert seen(source.transform("x", Counts()).cache_on_disk(tmp_path / "cache")) == ["A", "B"]
@@ -194,7 +194,7 @@ def test_what_says_what_it_is_known_by_may_change(tmp_path: Path) -> None:
         assert (seen(cached), cached.stats().hits, function.calls) == (["A", "B"], hits, 2)
 
 
-def test_a_chain_finds_its_entries_in_later_epochs_and_workers_whatever_has_changed(tmp_path: Path) -> None:
+def test_a_chain_finds_its_entries_in_later_epochs_and_workers(tmp_path: Path) -> None:
     cached = kdp.from_ids([*"abcdefgh"], load=str).transform("x", Counts()).cache_in_memory()
     assert cached[0]["x"] == "A"
     with kdp.Loader(cached.select("x").deal(batch_size=2), num_workers=2) as loader:

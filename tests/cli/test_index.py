@@ -88,9 +88,7 @@ def test_ctrl_c_while_storage_is_slow_ends_it_at_once(urls: str, tmp_path: Path,
     assert not list((tmp_path / "shards").glob("*.index"))
 
 
-def test_a_tar_that_another_client_has_replaced_is_indexed_as_it_is_now(
-    urls: str, s3: str, tmp_path: Path, run: Any
-) -> None:
+def test_a_tar_replaced_by_another_client_is_indexed_again(urls: str, s3: str, tmp_path: Path, run: Any) -> None:
     photos = [Path(urls).parent / f"photos-00{n}.tar" for n in range(2)]
     one_of_another_size = Path(write_photo_shards(tmp_path / "few", num_shards=20)).parent / "photos-000.tar"
     other = s3fs.S3FileSystem(skip_instance_cache=True)

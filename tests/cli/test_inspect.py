@@ -162,7 +162,7 @@ def test_names_in_data_do_not_steer_the_terminal(tmp_path: Path, run: Any) -> No
 
 
 def test_mistakes_are_told_in_one_line(folder: Path, run: Any) -> None:
-    refused = {
+    rejected = {
         "none.tar": "There is no file 'none.tar'",
         "users_chain.py": "The chain must be named as module:name or file.py:name",
         "users_chain:chian": "users_chain has no 'chian'. Did you mean 'chain'?",
@@ -171,7 +171,7 @@ def test_mistakes_are_told_in_one_line(folder: Path, run: Any) -> None:
         "shards/photos-000.tar.index": "cannot be read as a plain tar",
         "none-*.tar": "No file matches 'none-*.tar'",
     }
-    for words, line in refused.items():
+    for words, line in rejected.items():
         assert line in run("inspect", *words.split()).mistake()
 
 

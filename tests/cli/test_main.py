@@ -133,7 +133,7 @@ def wrong():
 """
 
 
-def test_an_error_is_one_line_that_names_the_class_where_the_text_alone_says_little(run: Any, tmp_path: Any) -> None:
+def test_an_error_is_one_line_with_its_class_where_needed(run: Any, tmp_path: Any) -> None:
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
     told = {"lines": "TwoLines: the first line", "silent": "EOFError", "wrong": "what is wrong"}
     for name, line in told.items():
@@ -163,7 +163,7 @@ def test_a_reader_that_leaves_ends_the_command_without_a_word(monkeypatch: Any, 
     assert capsys.readouterr() == ("", "")
 
 
-def test_status_and_text_are_those_of_the_arguments_of_this_process(monkeypatch: Any, capsys: Any) -> None:
+def test_status_and_text_are_those_of_this_process_arguments(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["kdpipes", "--version"])
     assert main() == 0
     assert capsys.readouterr().out.startswith("kdpipes ")

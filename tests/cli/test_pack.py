@@ -39,7 +39,7 @@ def test_the_shards_are_those_of_the_function(photo_folder: Path, tmp_path: Path
     assert [Path(url).name for url in told["urls"]] == [Path(url).name for url in expected.urls]
 
 
-def test_shards_without_a_limit_are_refused_in_one_line(photo_folder: Path, tmp_path: Path, run: Any) -> None:
+def test_shards_without_a_limit_are_rejectd_in_one_line(photo_folder: Path, tmp_path: Path, run: Any) -> None:
     told = run("pack", photo_folder, tmp_path / "p-%03d.tar").mistake()
     assert "`--max-samples` or `--max-bytes` must be given" in told
 
@@ -52,9 +52,7 @@ def broken(photo_folder: Path, place: Path) -> Path:
     return place
 
 
-def test_files_that_are_no_images_are_left_out_on_request_and_a_run_goes_on_so(
-    photo_folder: Path, tmp_path: Path, run: Any
-) -> None:
+def test_files_that_are_no_images_are_skipped_on_request(photo_folder: Path, tmp_path: Path, run: Any) -> None:
     photos, shards = broken(photo_folder, tmp_path / "photos"), tmp_path / "s" / "p-%02d.tar"
     number = len(kdp.image_folder(photos))
     told = run("pack", photos, shards, "--max-samples", 5).mistake()
@@ -70,9 +68,7 @@ def test_files_that_are_no_images_are_left_out_on_request_and_a_run_goes_on_so(
     assert contents(tmp_path / "s") == contents(tmp_path / "t") != {}
 
 
-def test_files_that_are_images_are_written_byte_by_byte_with_on_error(
-    photo_folder: Path, tmp_path: Path, run: Any
-) -> None:
+def test_image_files_are_written_byte_by_byte_with_on_error(photo_folder: Path, tmp_path: Path, run: Any) -> None:
     for name, options in {"a": (), "b": ("--on-error", "skip")}.items():
         assert run("pack", photo_folder, tmp_path / name / "p-%02d.tar", "--max-samples", 90, *options).status == 0
     assert contents(tmp_path / "a") == contents(tmp_path / "b") != {}
@@ -111,7 +107,7 @@ def test_mistakes_are_told_by_the_names_of_options(
     assert "a function" not in said
 
 
-def test_another_job_is_refused_by_the_names_of_options(photo_folder: Path, tmp_path: Path, run: Any) -> None:
+def test_another_job_is_rejectd_by_the_names_of_options(photo_folder: Path, tmp_path: Path, run: Any) -> None:
     shards = tmp_path / "p-%03d.tar"
     assert run("pack", photo_folder, shards, "--max-samples", 90).status == 0
     told = run("pack", photo_folder, shards, "--max-samples", 80, "--extension", "y=class").mistake()

@@ -79,7 +79,7 @@ def expected(folder: Path, **arguments: Any) -> bytes:
 
 
 @pytest.mark.parametrize("place", ["users_chains:chain", "users_chains:pipe", "users_chains.py:chain"])
-def test_a_chain_is_named_by_module_or_file_as_a_function_or_a_pipe(folder: Path, place: str, capsys: Any) -> None:
+def test_a_chain_is_named_by_module_or_file_or_pipe(folder: Path, place: str, capsys: Any) -> None:
     assert main(["replay", place]) == 0
     assert capsys.readouterr() == ("Batch 0 of epoch 0: grid.png\n", "")
     assert pixels("grid.png") == expected(folder)
@@ -103,7 +103,7 @@ def test_seed_and_field_are_passed_on(folder: Path) -> None:
     assert pixels("1.png") == expected(folder), "the chain's own seed is 3"
 
 
-REFUSED = {
+REJECTED = {
     "users_chains": "The chain must be named as module:name or file.py:name, but is 'users_chains' instead",
     "": "The chain must be named as module:name",
     "users_chains:": "The chain must be named as module:name",
@@ -123,13 +123,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.parametrize("words", REJECTED)
 def test_mistakes_are_told_in_one_line(folder: Path, words: str, capsys: Any) -> None:
     assert main(["replay", *(words.split() or [""])]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("kdpipes replay: ")
-    assert REFUSED[words] in err
+    assert REJECTED[words] in err
     assert err.count("\n") == 1
     assert not (folder / "grid.png").exists()
 

@@ -162,16 +162,16 @@ def test_chains_that_record_or_skip_are_read_sample_by_sample(reads_at_once: Any
 
 
 def test_an_error_names_its_sample() -> None:
-    def refuse(x: int) -> int:
+    def reject(x: int) -> int:
         if x == 33:
             raise ValueError("odd")
         return x
 
-    pipe = kdp.from_dataset(ITEMS).transform("x", refuse).select("x").deal(batch_size=20)
+    pipe = kdp.from_dataset(ITEMS).transform("x", reject).select("x").deal(batch_size=20)
     for num_workers in (0, 1):
         with kdp.Loader(pipe, num_workers=num_workers) as loader, pytest.raises(ValueError, match="odd") as caught:
             list(loader)
-        assert any("applying 'refuse' to field 'x' of sample '33'" in note for note in caught.value.__notes__)
+        assert any("applying 'reject' to field 'x' of sample '33'" in note for note in caught.value.__notes__)
 
 
 def test_none_as_a_result_names_its_sample() -> None:

@@ -398,7 +398,7 @@ def test_a_range_is_hashed_by_its_ends() -> None:
     assert len({digest(range(stop)) for stop in (10**18, 10**18 + 1)}) == 2
 
 
-def test_functions_that_call_themselves_and_each_other_have_a_fingerprint() -> None:
+def test_functions_that_call_each_other_have_a_fingerprint() -> None:
     def make(step: int) -> Callable[[int], int]:
         def down(x: int) -> int:
             return x if x <= 0 else up(x - step)
@@ -433,7 +433,7 @@ def test_a_chain_that_was_looked_at_is_what_it_was(number: int) -> None:
     assert kdp.Loader(looked_at).state_dict()["pipes"] == kdp.Loader(pipe).state_dict()["pipes"]
 
 
-def test_every_pipe_of_a_chain_counts_wherever_its_reader_keeps_it() -> None:
+def test_every_pipe_of_a_chain_counts_wherever_it_is_kept() -> None:
     def mixed(size: int) -> Any:
         source = IterableWrapper(range(size)).map(abs)
         return SampleMultiplexer({source: 1.0, IterableWrapper([0]): 2.0}, seed=1)

@@ -293,7 +293,7 @@ def test_a_cache_after_own_work_notices_arguments_and_code(tmp_path: Path) -> No
         assert hits(tmp_path, images(source.own_code())) == SIZE
 
 
-def test_a_cache_depends_on_labels_only_if_own_work_may_read_them(tmp_path: Path) -> None:
+def test_a_cache_depends_on_labels_only_if_work_reads_them(tmp_path: Path) -> None:
     source: Any = OwnSource(SIZE)
     mapped = [source.map_classes({0: 0, 1: 1, 2: 2}), source.map_classes({0: 2, 1: 0, 2: 1})]
     assert [hits(tmp_path, images(one.own_shift(by=1))) for one in mapped] == [0, SIZE]
@@ -305,7 +305,7 @@ def test_a_cache_depends_on_labels_only_if_own_work_may_read_them(tmp_path: Path
     assert [hits(tmp_path, images(one.own_unknown())) for one in mapped] == [0, 0]
 
 
-def test_a_cache_depends_on_an_own_plan_only_if_it_changes_fields(tmp_path: Path) -> None:
+def test_a_cache_depends_on_a_plan_only_if_it_changes_fields(tmp_path: Path) -> None:
     class Renumbering(OwnPlan):
         traits = replace(OwnPlan.traits, changes=frozenset({"image"}))
 
@@ -324,14 +324,14 @@ def test_a_cache_depends_on_an_own_plan_only_if_it_changes_fields(tmp_path: Path
     assert found == [0, SIZE, 0]
 
 
-def test_a_cache_after_an_own_join_knows_which_source_a_sample_is_of(tmp_path: Path) -> None:
+def test_a_cache_after_a_join_knows_the_source_of_a_sample(tmp_path: Path) -> None:
     shifted = OwnSource(SIZE).own_shift(by=1)  # type: ignore[attr-defined]
     assert hits(tmp_path, images(OwnSource(SIZE))) == 0
     assert hits(tmp_path, images(OwnJoin(OwnSource(SIZE), shifted))) == SIZE
     assert hits(tmp_path, images(OwnJoin(OwnSource(SIZE), shifted))) == 2 * SIZE
 
 
-def test_a_cache_refuses_own_random_work() -> None:
+def test_a_cache_rejects_own_random_work() -> None:
     source: Any = OwnSource(SIZE)
     with pytest.raises(kdp.ChainError, match="own_noise"):
         source.own_noise(strength=1.0).cache_in_memory()

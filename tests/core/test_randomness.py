@@ -72,7 +72,7 @@ def test_generators_of_the_same_key_agree_wherever_they_are_made() -> None:
 
 
 @given(st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, 5)), max_size=6))
-def test_a_borrowed_generator_draws_the_same_numbers_as_a_new_one(keys: list[tuple[bytes, int]]) -> None:
+def test_a_borrowed_generator_draws_what_a_new_one_draws(keys: list[tuple[bytes, int]]) -> None:
     for key, number in keys:
         borrowed, own = borrowed_generator(key), generator(key)
         for _ in range(number):
@@ -134,7 +134,7 @@ def test_the_globals_follow_the_key_and_leave_no_trace() -> None:
     assert [before, after] == undisturbed
 
 
-def test_numpys_global_generator_of_another_kind_is_seeded_and_restored() -> None:
+def test_numpys_other_global_generators_are_seeded_and_restored() -> None:
     before = np.random.get_bit_generator()  # type: ignore[attr-defined]
     np.random.set_bit_generator(np.random.PCG64(3))  # type: ignore[attr-defined]
     try:
@@ -150,7 +150,7 @@ def test_numpys_global_generator_of_another_kind_is_seeded_and_restored() -> Non
         np.random.set_bit_generator(before)  # type: ignore[attr-defined]
 
 
-def test_generators_that_are_spawned_are_the_same_in_every_process() -> None:
+def test_spawned_generators_are_the_same_in_every_process() -> None:
     def spawned() -> list[float]:
         return [float(one.random()) for one in generator(bytes(range(16))).spawn(2)]
 
@@ -209,7 +209,7 @@ def test_samples_take_the_key_in_use() -> None:
     assert kdp.Sample({}, index=4).draw == SampleKey(position=4)
 
 
-def test_epochs_count_up_from_0_or_from_where_they_are_set_and_seeds_do_not_count() -> None:
+def test_epochs_count_from_0_or_where_set_whatever_the_seed() -> None:
     counter, epochs = EpochCounter(), []
     for _ in range(3):
         counter.seeded()
@@ -218,7 +218,7 @@ def test_epochs_count_up_from_0_or_from_where_they_are_set_and_seeds_do_not_coun
     assert [*epochs, counter.begin(), counter.begin()] == [0, 1, 2, 7, 8]
 
 
-def test_a_counter_in_a_new_process_takes_seeds_for_epochs_that_nobody_ran_here() -> None:
+def test_a_new_process_takes_seeds_for_epochs_not_run_here() -> None:
     counter, epochs = EpochCounter(), []
     for _ in range(3):
         counter.seeded()

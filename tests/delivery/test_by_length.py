@@ -196,7 +196,7 @@ def test_padding_is_marked_and_keeps_to_the_limit() -> None:
         ]
 
 
-def test_the_field_may_be_computed_and_goes_through_plan_and_collate() -> None:
+def test_the_field_may_be_computed_and_passes_plan_and_collate() -> None:
     texts = [("to be or not to be", 0), ("that is the question", 1), ("ay", 0)]
     pipe = (
         kdp.from_dataset(texts)
@@ -220,7 +220,7 @@ def test_a_sample_that_is_too_long_is_named() -> None:
     assert epochs(kept.deal(batch_by="length", max_tokens=40)) == [[[0]]] * 2
 
 
-def test_lengths_that_are_none_are_refused() -> None:
+def test_lengths_that_are_none_are_rejected() -> None:
     for length in (0.5, None, "long", -1, [1]):
         pipe = Texts([1, 1]).add_field("size", lambda sample, length=length: length if sample.index else 1).select("x")
         with pytest.raises(kdp.DataError, match=r"integers of at least 0, but sample '1' has size .*add_field"):
@@ -229,7 +229,7 @@ def test_lengths_that_are_none_are_refused() -> None:
     assert epochs(floats.deal(batch_by="size", batch_size=1)) == [[[1], [0]]] * 2
 
 
-def test_a_field_that_is_none_is_refused_at_once() -> None:
+def test_a_field_that_is_none_is_rejectd_at_once() -> None:
     with pytest.raises(kdp.FieldError, match=r"no field 'lengths'.*Did you mean 'length'"):
         Texts().select("x").deal(batch_by="lengths", max_tokens=9)
 
@@ -265,7 +265,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "kind", "match"), BAD)
-def test_bad_arguments_are_refused_at_once(arguments: dict[str, Any], kind: type[Exception], match: str) -> None:
+def test_bad_arguments_are_rejectd_at_once(arguments: dict[str, Any], kind: type[Exception], match: str) -> None:
     with pytest.raises(kind, match=match):
         Texts().select("x").deal(**arguments)
 

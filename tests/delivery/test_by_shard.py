@@ -47,7 +47,7 @@ def epoch(pipe: Any) -> list[Any]:
     window=st.none() | st.integers(1, 90),
     key=st.tuples(st.integers(0, 3), st.integers(0, 3)),
 )
-def test_an_order_is_a_permutation_of_which_each_window_has_the_samples_of_neighbouring_shards(
+def test_windows_of_an_order_hold_samples_of_nearby_shards(
     numbers: list[int], window: int | None, key: tuple[int, int]
 ) -> None:
     shards = np.asarray(numbers)
@@ -96,7 +96,7 @@ def test_a_window_is_that_of_eight_shards_unless_told() -> None:
     assert [len(set(shards)) for shards in pipe] == [8] * 10
 
 
-def test_repeated_rounds_and_joined_sources_have_shards_of_their_own() -> None:
+def test_repeated_rounds_and_joined_sources_have_own_shards() -> None:
     source = Sharded([5, 5])
     assert source.repeat_until(repetitions=2).shard_numbers().tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5
     joined = kdp.concat(source, Sharded([2]), Sharded([]))
@@ -129,7 +129,7 @@ def test_plan_and_work_pipes_pass_the_shards_on() -> None:
         (lambda: Sharded([1]), {"shuffle": "shard"}, ValueError, "'shards', but is 'shard'"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_what_cannot_be_is_rejected(
     source: Callable[[], Any], arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -145,7 +145,7 @@ def test_an_empty_source_has_empty_epochs() -> None:
     assert list(Sharded([]).select("x").deal(batch_size=2, shuffle="shards")) == []
 
 
-def test_a_state_goes_on_and_one_of_another_window_is_refused() -> None:
+def test_a_state_goes_on_and_one_of_another_window_is_rejected() -> None:
     def chain(window: int) -> Any:
         return Sharded([9] * 9).select("index").deal(batch_size=8, shuffle="shards", window=window, seed=1)
 

@@ -136,7 +136,7 @@ def test_a_stateful_loader_resumes_in_any_epoch(way: dict[str, Any], epoch: int,
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_stateful_loader_resumes_a_chain_that_a_stock_pipe_ends(num_workers: int) -> None:
+def test_a_stateful_loader_resumes_after_a_final_stock_pipe(num_workers: int) -> None:
     def made() -> Any:
         return StatefulDataLoader(collated("iter").map(tuple), batch_size=None, num_workers=num_workers)
 
@@ -151,7 +151,7 @@ def test_a_stateful_loader_resumes_a_chain_that_a_stock_pipe_ends(num_workers: i
     assert values(fresh) == expected[1][1:] == values(batches)
 
 
-def test_workers_with_lanes_of_their_own_resume_when_one_has_ended(tmp_path_factory: Any) -> None:
+def test_workers_resume_lanes_when_one_has_ended(tmp_path_factory: Any) -> None:
     urls = expand_urls(write_photo_shards(str(tmp_path_factory.mktemp("shards"))))[:3]
 
     def made() -> Any:
@@ -172,7 +172,7 @@ def test_workers_with_lanes_of_their_own_resume_when_one_has_ended(tmp_path_fact
     assert sorted(fresh) == sorted(expected[1])
 
 
-def test_workers_of_torchs_loader_go_on_from_a_state_of_the_chain() -> None:
+def test_workers_of_torchs_loader_resume_from_a_chains_state() -> None:
     expected = epochs("map", 4)
     pipe = collated()
     pipe.set_epoch(2)

@@ -1,4 +1,4 @@
-"""The state of a loader: what it holds, when it is taken and loaded, and what it refuses."""
+"""The state of a loader: what it holds, when it is taken and loaded, and what it rejects."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_after_an_error_a_state_stands_at_the_batch_that_failed(num_workers: int
 
 
 @pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
-def test_a_short_last_batch_is_gone_on_with_whatever_becomes_of_it(uneven: Any) -> None:
+def test_a_run_resumes_from_a_short_last_batch(uneven: Any) -> None:
     epochs = epochs_of(chain(uneven=uneven))
     for number in range(len(epochs[0])):
         loader = kdp.Loader(chain(uneven=uneven))
@@ -245,7 +245,7 @@ main()
 """
 
 
-def test_a_script_goes_on_in_a_fresh_process_also_where_the_images_lie_elsewhere(tmp_path: Path) -> None:
+def test_a_script_resumes_in_a_fresh_process_with_moved_images(tmp_path: Path) -> None:
     for number, name in enumerate(["heron", "gull", "stork", "gull", "heron", "gull"]):
         (tmp_path / "here" / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / "here" / name / f"{number}.png").write_bytes(b"x" * number)

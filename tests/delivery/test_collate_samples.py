@@ -159,12 +159,12 @@ def test_a_batch_is_writable_and_no_view_of_the_source() -> None:
         (lambda pipe: pipe.collate_samples(pad=0), TypeError, "`pad` must be values by field name"),
     ],
 )
-def test_bad_arguments_are_refused(build: Any, error: type[Exception], words: str) -> None:
+def test_bad_arguments_are_rejected(build: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         build(kdp.from_dataset([(1, 2)]).select("x y").deal(batch_size=1))
 
 
-def test_items_that_are_no_batches_are_refused() -> None:
+def test_items_that_are_no_batches_are_rejected() -> None:
     with pytest.raises(kdp.ChainError, match=r"takes lists, but got int.*deal"):
         next(iter(IterableWrapper([1]).collate_samples()))
 
@@ -185,7 +185,7 @@ def test_padding_keeps_a_dtype_that_holds_all_values(values: list[Any], pad: flo
 
 
 @pytest.mark.parametrize(("dtype", "pad"), [(np.uint8, -1), (np.int64, 0.5)])
-def test_a_pad_that_the_dtype_cannot_hold_is_refused(dtype: Any, pad: float) -> None:
+def test_a_pad_that_the_dtype_cannot_hold_is_rejected(dtype: Any, pad: float) -> None:
     with pytest.raises(kdp.DataError, match=rf"cannot hold the `pad` {pad}"):
         kdp.collate([np.zeros(1, dtype), np.zeros(2, dtype)], name="x", pad=pad)
 
@@ -197,7 +197,7 @@ def test_a_stock_pipe_behind_select_makes_items_of_its_own() -> None:
     assert x.tolist() == [1, 3]
 
 
-def test_fields_that_only_some_samples_have_are_none_in_the_others() -> None:
+def test_fields_of_only_some_samples_are_none_in_others() -> None:
     stream = IterableWrapper([{"x": 1}, {"x": 2, "z": "b"}]).to_samples().deal(batch_size=2)
     batch = next(iter(stream.collate_samples()))
     assert (batch["x"].tolist(), batch["z"]) == ([1, 2], [None, "b"])
@@ -208,7 +208,7 @@ def test_collating_before_deal_says_so() -> None:
         kdp.from_dataset([(1, 2)]).select("x y").collate_samples()
 
 
-def test_a_pad_for_what_has_no_shape_is_refused() -> None:
+def test_a_pad_for_what_has_no_shape_is_rejected() -> None:
     with pytest.raises(kdp.DataError, match=r"Field 'x' holds list, which `pad` cannot fill up"):
         kdp.collate([[[1], [2]], [[3]]], name="x", pad=0)
 
@@ -279,6 +279,6 @@ def test_mixed_images_stay_channels_last(num_workers: int) -> None:
             assert x.is_contiguous(memory_format=LAST)
 
 
-def test_another_memory_format_is_refused() -> None:
+def test_another_memory_format_is_rejected() -> None:
     with pytest.raises(ValueError, match="`memory_format` must be"):
         photos().collate_samples(memory_format="channels_first")

@@ -61,7 +61,7 @@ def test_boxes_lie_in_the_image_and_are_cut_off_at_its_edges() -> None:
     assert ((4 * height <= width) & (width <= 4 * height + 6))[whole].all()  # the image's ratio, but for rounding
 
 
-def test_weights_are_the_areas_left_of_boxes_drawn_as_in_the_paper() -> None:
+def test_weights_are_the_areas_of_boxes_drawn_as_in_the_paper() -> None:
     weights = torch.cat([ctx["cutmix"]["weight"] for _, ctx in chain(np.zeros((4000, 64, 64)))]).numpy()
     rng = np.random.default_rng(5)
     half, kept = np.sqrt(1 - rng.beta(1, 1, 20000)) / 2, 1.0
@@ -77,6 +77,6 @@ def test_a_batch_that_is_not_mixed_has_empty_boxes() -> None:
         assert ctx["cutmix"]["height"].tolist() == ctx["cutmix"]["width"].tolist() == [0] * 8
 
 
-def test_what_has_no_height_and_width_is_refused() -> None:
+def test_what_has_no_height_and_width_is_rejected() -> None:
     with pytest.raises(kdp.DataError, match=r"`cutmix` takes images `\[B, \.\.\., H, W\]`, but got \[8, 4\]"):
         next(iter(chain(np.zeros((8, 4)))))

@@ -72,7 +72,7 @@ def test_a_rank_that_would_get_nothing_is_an_error_on_every_rank(flavour: str) -
             list(as_rank(source(flavour, 5).select("x").deal(batch_size=2), rank, 2))
 
 
-def test_shuffled_epochs_hold_every_sample_once_in_orders_of_their_own() -> None:
+def test_shuffled_epochs_hold_each_sample_once_in_own_orders() -> None:
     pipe = source("map", 50).select("x").deal(batch_size=8, shuffle=True, seed=1)
     epochs = [[x for batch in pipe for (x,) in batch] for _ in range(3)]
     assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
@@ -105,7 +105,9 @@ def test_a_sample_met_twice_in_an_epoch_is_augmented_twice(flavour: str) -> None
         ({"batch_size": 2, "uneven": "no"}, ValueError, "`uneven` must be one of"),
     ],
 )
-def test_bad_arguments_are_refused(flavour: str, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_bad_arguments_are_rejected(
+    flavour: str, arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         source(flavour, 3).deal(**arguments)
 
@@ -115,7 +117,7 @@ def test_shuffling_a_stream_says_the_way_out() -> None:
         source("iter", 3).deal(batch_size=2, shuffle=True)
 
 
-def test_a_chain_that_shards_twice_is_refused() -> None:
+def test_a_chain_that_shards_twice_is_rejected() -> None:
     with pytest.raises(kdp.ChainError, match="`sharding_filter` upstream does so as well"):
         source("iter", 3).sharding_filter().deal(batch_size=2)
 
@@ -181,7 +183,7 @@ def test_more_workers_than_batches_do_no_harm() -> None:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize("with_deal", [True, False])
-def test_a_stream_that_workers_would_double_is_refused(with_deal: bool) -> None:
+def test_a_stream_that_workers_would_double_is_rejected(with_deal: bool) -> None:
     pipe = source("iter", 4).select("x")
     pipe = pipe.deal(batch_size=1) if with_deal else pipe
     error = error_of(DataLoader(pipe, batch_size=None, num_workers=2))

@@ -72,9 +72,7 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], type[BaseException], str]] 
 
 @pytest.mark.parametrize("name", ERRORS)
 @services()
-def test_an_error_of_any_kind_arrives_with_its_text_and_the_next_epoch_runs(
-    service: Any, name: str, tmp_path: Path
-) -> None:
+def test_any_error_arrives_with_its_text_and_epochs_continue(service: Any, name: str, tmp_path: Path) -> None:
     make, kind, text = ERRORS[name]
 
     def explode() -> None:
@@ -106,7 +104,7 @@ def test_a_worker_that_would_end_names_sample_and_operation(service: Any, kind: 
 
 
 @pytest.mark.parametrize("kind", [ValueError, StopIteration])
-def test_an_error_while_a_spawned_worker_unpickles_the_chain_is_told(kind: type[Exception], tmp_path: Path) -> None:
+def test_errors_while_a_spawned_worker_unpickles_are_reported(kind: type[Exception], tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     flag.touch()
 
@@ -149,7 +147,7 @@ def test_an_error_in_the_length_of_a_source_is_told(tmp_path: Path) -> None:
         assert list(loader) == [[(0,)], [(1,)], [(2,)]]
 
 
-def test_what_cannot_be_pickled_is_an_error_under_spawn_each_time() -> None:
+def test_unpicklable_chains_are_an_error_under_spawn_each_time() -> None:
     class Source(kdp.SampleSource):
         def __init__(self) -> None:
             self.lock = threading.Lock()

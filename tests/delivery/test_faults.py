@@ -26,14 +26,14 @@ from tests.delivery.faults import end_process, numbers, services, wait_for_ever,
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "exit"])
 @pytest.mark.parametrize("at", [0, 9, 19])
-def test_a_worker_that_dies_once_is_replaced_and_nothing_else_changes(how: str, at: int, tmp_path: Path) -> None:
+def test_a_worker_that_dies_once_is_replaced_without_a_trace(how: str, at: int, tmp_path: Path) -> None:
     pipe = numbers(while_armed(tmp_path / "flag", at, lambda: end_process(how), once=True))
     with kdp.Loader(pipe, num_workers=2, start_method="fork") as loader:
         assert list(loader) == list(loader) == list(numbers())
         assert loader.stats()["worker_deaths"] == 1
 
 
-def test_a_spawned_worker_that_dies_is_replaced_in_the_same_order(tmp_path: Path) -> None:
+def test_a_dead_spawned_worker_is_replaced_in_the_same_order(tmp_path: Path) -> None:
     pipe = numbers(while_armed(tmp_path / "flag", 9, lambda: end_process("SIGSEGV"), once=True), shuffle=True)
     with kdp.Loader(pipe, num_workers=2, start_method="spawn") as loader:
         assert list(loader) == list(numbers(shuffle=True))
@@ -41,7 +41,7 @@ def test_a_spawned_worker_that_dies_is_replaced_in_the_same_order(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["one_to_one", "several_items", "stream"])
-def test_workers_killed_from_outside_at_any_moment_change_nothing(kind: str) -> None:
+def test_workers_killed_at_any_moment_change_nothing(kind: str) -> None:
     def chain() -> Any:
         if kind == "stream":
             source = IterableWrapper(range(40), deepcopy=False).to_samples(fields="x")
@@ -63,7 +63,7 @@ def test_workers_killed_from_outside_at_any_moment_change_nothing(kind: str) -> 
             assert same(delivered, list(reference))
 
 
-def test_a_sample_that_always_kills_is_named_and_the_loader_goes_on_without_it(tmp_path: Path) -> None:
+def test_a_sample_that_always_kills_is_named_and_left_out(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     service = kdp.ProcessReadingService(2, start_method="fork", num_deaths=2)
     with kdp.Loader(numbers(while_armed(flag, 5, lambda: end_process("SIGSEGV"))), reading_service=service) as loader:
@@ -158,13 +158,13 @@ def test_a_worker_that_always_gets_stuck_is_an_error(kind: str, tmp_path: Path) 
         assert list(loader) == list(numbers())
 
 
-def test_without_shared_memory_batches_arrive_and_the_log_says_so_once(
+def test_without_shared_memory_batches_arrive_with_one_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(file: int, start: int, size: int) -> None:
+    def reject(file: int, start: int, size: int) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(buffers, "_allocate", refuse)
+    monkeypatch.setattr(buffers, "_allocate", reject)
     pipe = numbers(lambda x: torch.full([50_000], x), size=8)
     with (
         caplog.at_level(logging.WARNING, "kdpipes"),
@@ -258,7 +258,7 @@ def test_batches_of_any_kind_and_size_travel(service: Any) -> None:
 
 
 @services()
-def test_epochs_that_are_broken_off_many_times_and_loaders_side_by_side_keep_their_order(service: Any) -> None:
+def test_interrupted_epochs_and_loaders_keep_their_order(service: Any) -> None:
     expected = list(numbers())
     with (
         kdp.Loader(numbers(), reading_service=service) as one,
@@ -273,7 +273,7 @@ def test_epochs_that_are_broken_off_many_times_and_loaders_side_by_side_keep_the
             next(first)
 
 
-def test_taking_the_first_batch_of_very_many_epochs_does_not_block() -> None:
+def test_the_first_batches_of_very_many_epochs_do_not_block() -> None:
     pipe = numbers(lambda x: torch.full([10_000], x), size=8)
     with kdp.Loader(pipe, num_workers=2, start_method="fork") as loader:
         first = within_patience(lambda: [next(iter(loader)) for _ in range(600)])
@@ -291,7 +291,7 @@ def test_an_iterator_that_outlives_its_loader_ends_with_an_error(service: Any) -
 
 
 @services()
-def test_ctrl_c_while_a_batch_is_awaited_surfaces_and_the_next_epoch_is_whole(service: Any, tmp_path: Path) -> None:
+def test_ctrl_c_while_waiting_surfaces_and_next_epoch_is_whole(service: Any, tmp_path: Path) -> None:
     main = os.getpid()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupt = while_armed(tmp_path / "flag", 9, lambda: os.kill(main, signal.SIGINT), once=True)
@@ -305,9 +305,7 @@ def test_ctrl_c_while_a_batch_is_awaited_surfaces_and_the_next_epoch_is_whole(se
 
 
 @services()
-def test_ctrl_c_ends_the_workers_and_the_iterator_goes_on_where_it_was(
-    service: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_the_workers_and_the_iterator_continues(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(merger: Merger) -> Any:
         raise KeyboardInterrupt
 
@@ -328,7 +326,7 @@ def test_ctrl_c_ends_the_workers_and_the_iterator_goes_on_where_it_was(
         assert (loader.epoch, loader.stats()["batches"]) == (2, 20)
 
 
-def test_an_iterator_that_was_interrupted_gives_way_to_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_iterator_gives_way_to_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(merger: Merger) -> Any:
         raise KeyboardInterrupt
 
@@ -345,7 +343,7 @@ def test_an_iterator_that_was_interrupted_gives_way_to_a_later_one(monkeypatch: 
         assert [first, *later] == list(numbers())
 
 
-def test_ctrl_c_in_the_midst_of_an_order_leaves_a_loader_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_within_an_order_leaves_a_working_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     def half(channel: Channel, content: bytes) -> None:
         channel.link.send(content[:40])
         raise KeyboardInterrupt

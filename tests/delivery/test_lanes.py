@@ -89,12 +89,12 @@ def cached(urls: list[str], others: list[str], damaged: list[str], **cut: Any) -
 
 
 def skipping(urls: list[str], others: list[str], damaged: list[str], **cut: Any) -> Any:
-    def refuse(sample: Any) -> int:
+    def reject(sample: Any) -> int:
         if sample.key.endswith("-05"):
             raise ValueError("bad")
         return 0
 
-    return drawn(kdp.stream_shards(damaged).on_error("skip", max_share=1.0).add_field("bad", refuse), **cut)
+    return drawn(kdp.stream_shards(damaged).on_error("skip", max_share=1.0).add_field("bad", reject), **cut)
 
 
 CHAINS = [plain, buffered, mixed, repeated, cached, skipping]
@@ -205,7 +205,7 @@ def test_a_stream_resumes_at_every_batch(chain: Any, service: str, data: Data) -
 @pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
 @pytest.mark.parametrize("chain", [plain, buffered], ids=lambda chain: chain.__name__)
 @pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
-def test_a_run_goes_on_under_other_workers_and_ranks_after_every_batch(chain: Any, uneven: Any, data: Data) -> None:
+def test_a_run_resumes_with_other_workers_and_ranks_anywhere(chain: Any, uneven: Any, data: Data) -> None:
     cut: dict[str, Any] = {"global_batch_size": 8, "lanes": 4, "max_ranks": 2, "uneven": uneven}
     batches = list(chain(*data, **cut))[:7]  # as many have pieces from both lanes
     setups = cycle([("0", 1), ("2", 2), ("2 threads", 1), ("0", 2), ("2", 1)])

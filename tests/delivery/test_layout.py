@@ -51,12 +51,12 @@ def test_a_rank_takes_a_contiguous_slice_of_the_global_batch() -> None:
     assert list(layout.ordinals(1, 100, Sharding(0, 1))) == list(range(8, 16))
 
 
-def test_a_short_batch_that_leaves_a_rank_with_nothing_is_refused() -> None:
+def test_a_short_batch_that_leaves_a_rank_empty_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"1 samples for 2 ranks.*uneven=\"pad\""):
         Layout(2, None, "keep").ordinals(1, 5, Sharding(0, 2))
 
 
-def test_a_global_batch_that_ranks_cannot_share_is_refused() -> None:
+def test_a_global_batch_that_ranks_cannot_share_is_rejected() -> None:
     with pytest.raises(ValueError, match="divisible by the number of ranks, 3, but is 8"):
         Layout(None, 8, "keep").size_of(3)
 
@@ -71,7 +71,7 @@ def test_a_global_batch_that_ranks_cannot_share_is_refused() -> None:
         ((4, None, "wrap"), "`uneven` must be one of 'keep', 'pad', 'drop', but is 'wrap'"),
     ],
 )
-def test_bad_arguments_are_refused(arguments: tuple[object, ...], words: str) -> None:
+def test_bad_arguments_are_rejected(arguments: tuple[object, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Layout(*arguments)  # type: ignore[arg-type]
 
@@ -97,7 +97,7 @@ def test_the_one_number_of_torchs_dataloader_is_taken_apart() -> None:
 
 @pytest.mark.parametrize(("local", "num_told"), [(None, 1), ("1", 1), ("2", 2), ("4", 4), ("3", 1), ("all", 1)])
 @pytest.mark.parametrize("first", [0, 2])
-def test_the_order_of_an_epoch_is_that_of_the_ranks_of_this_machine(
+def test_the_order_of_an_epoch_is_that_of_this_hosts_ranks(
     monkeypatch: pytest.MonkeyPatch, local: str | None, num_told: int, first: int
 ) -> None:
     if local is not None:
@@ -113,7 +113,7 @@ def test_the_order_of_an_epoch_is_that_of_the_ranks_of_this_machine(
 
 @pytest.mark.parametrize("batch_size", [1, 7, 300, 2_000])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_positions_do_not_depend_on_which_batches_were_asked_for_before(batch_size: int, shuffled: bool) -> None:
+def test_positions_are_independent_of_batches_read_before(batch_size: int, shuffled: bool) -> None:
     order = Permutation(5_000, key=b"") if shuffled else None
     layout = Layout(None, 2 * batch_size, "pad")
     for worker in range(3):

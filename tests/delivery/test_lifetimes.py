@@ -155,7 +155,7 @@ def test_a_script_that_ends_without_a_word_leaves_no_process(
     assert [is_gone(pid) for pid in pids] == [True, True]
 
 
-def test_workers_end_with_their_parent_even_while_a_child_of_its_own_lives_on(interpreter: Any) -> None:
+def test_workers_end_with_their_parent_though_a_child_lives_on(interpreter: Any) -> None:
     script = (
         HEAD
         + """
@@ -181,9 +181,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize(
     "action", ["sys.exit(0)", "loader.close()", "signal.alarm(5); list(loader)"], ids=["ends", "closes", "iterates"]
 )
-def test_a_forked_child_that_ends_or_uses_the_loader_leaves_the_parents_workers_alone(
-    action: str, interpreter: Any
-) -> None:
+def test_a_forked_child_leaves_the_parents_workers_alone(action: str, interpreter: Any) -> None:
     script = f"""
 child = os.fork()
 if child == 0:
@@ -225,7 +223,7 @@ def test_a_forked_child_cannot_go_on_with_an_iterator(kind: str) -> None:
     ],
     ids=["ignored", "killed and waited for"],
 )
-def test_a_loader_lives_where_somebody_else_waits_for_its_workers(trouble: str, interpreter: Any) -> None:
+def test_a_loader_works_where_others_wait_for_its_workers(trouble: str, interpreter: Any) -> None:
     script = (
         HEAD
         + f"""
@@ -270,7 +268,7 @@ def test_a_batch_that_a_forked_child_holds_is_not_written_over() -> None:
     os.close(say_go)
 
 
-def test_a_worker_that_dies_while_a_child_of_its_own_lives_on_is_replaced(tmp_path: Path) -> None:
+def test_a_dead_worker_is_replaced_though_its_child_lives_on(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     once = tmp_path / "once"
     once.touch()

@@ -60,7 +60,7 @@ def test_lambdas_closures_and_local_classes_reach_workers(start_method: str) -> 
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loader_goes_on_with_the_next_epoch_after_an_error_in_the_chain(num_workers: int, tmp_path: Any) -> None:
+def test_after_an_error_in_the_chain_comes_the_next_epoch(num_workers: int, tmp_path: Any) -> None:
     broken = tmp_path / "broken"
     broken.touch()
 
@@ -99,7 +99,7 @@ def test_a_dropped_loader_leaves_no_process() -> None:
     del loader  # the fixture of all tests looks for children
 
 
-def test_a_chain_that_workers_would_double_is_refused() -> None:
+def test_a_chain_that_workers_would_double_is_rejected() -> None:
     stream = IterableWrapper(range(4)).to_samples(fields="x")
     with pytest.raises(kdp.ChainError, match=r"Each of the 2 workers.*\.deal\(batch_size=\.\.\.\)"):
         kdp.Loader(stream, num_workers=2)
@@ -122,7 +122,7 @@ def test_a_chain_that_workers_would_double_is_refused() -> None:
         ("colour", "`Loader` takes no argument `colour`."),
     ],
 )
-def test_an_argument_of_torchs_loader_is_refused_with_what_says_the_same(name: str, words: str) -> None:
+def test_an_argument_of_torchs_loader_is_an_error_with_a_hint(name: str, words: str) -> None:
     with pytest.raises(TypeError, match=re.escape(words)):
         kdp.Loader(numbers().deal(batch_size=2), **{name: 4})
     assert "num_workers" in inspect.signature(kdp.Loader).parameters
@@ -147,12 +147,12 @@ def test_a_sharding_filter_is_a_sharding_point_too() -> None:
         ({"num_workers": 2, "reading_service": kdp.ProcessReadingService(2)}, ValueError, "must be given alone"),
     ],
 )
-def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_bad_arguments_are_rejected(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         kdp.Loader(numbers().deal(batch_size=2), **arguments)
 
 
-def test_what_is_no_chain_is_refused() -> None:
+def test_what_is_no_chain_is_rejected() -> None:
     with pytest.raises(TypeError, match="`source_datapipe` must be a datapipe, but is"):
         kdp.Loader([1, 2, 3])  # type: ignore[arg-type]
 
@@ -251,7 +251,7 @@ def test_the_epoch_can_be_set(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_a_source_inside_another_and_in_a_closure_reaches_workers(start_method: str) -> None:
+def test_nested_sources_and_closures_reach_workers(start_method: str) -> None:
     inner = kdp.from_ids(["a", "b", "c"], np.arange(3), load=str.upper)
 
     class Outer:
@@ -286,7 +286,7 @@ class Whole:
     def finalize(self) -> None: ...
 
 
-def test_an_epoch_that_is_set_after_iter_counts_under_other_services_too() -> None:
+def test_an_epoch_set_after_iter_counts_under_other_services() -> None:
     pipe = numbers(30).deal(batch_size=4, shuffle=True, seed=1)
     expected = [list(pipe) for _ in range(3)]
     pipe.set_epoch(0)

@@ -64,7 +64,7 @@ def test_a_warm_loader_gives_the_epoch_that_it_has_begun(service: Any) -> None:
         assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (5, 1)
 
 
-def test_a_progress_bar_counts_to_the_length_also_from_the_middle_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_reaches_the_length_from_the_middle(capsys: pytest.CaptureFixture[str]) -> None:
     with kdp.Loader(numbers(), progress=True) as loader:
         assert len(list(loader)) == 7
         assert "7/7" in capsys.readouterr().err
@@ -92,7 +92,7 @@ def test_a_state_makes_no_loader() -> None:
 
 
 @pytest.mark.parametrize("name", ["prefetch", "start_method", "timeout_s"])
-def test_what_is_for_workers_is_refused_without_them(name: str) -> None:
+def test_what_is_for_workers_is_rejectd_without_them(name: str) -> None:
     with pytest.raises(ValueError, match=f"`{name}` is for workers, but `num_workers` is 0"):
         kdp.Loader(numbers(), **{name: "fork" if name == "start_method" else 1})
 
@@ -110,7 +110,7 @@ def test_what_is_for_workers_is_refused_without_them(name: str) -> None:
         ({"num_workers": 1, "num_deaths": 0}, "`num_deaths`"),
     ],
 )
-def test_bad_arguments_of_a_service_are_refused(arguments: dict[str, Any], words: str) -> None:
+def test_bad_arguments_of_a_service_are_rejected(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         kdp.ProcessReadingService(**arguments)
     with pytest.raises(TypeError, match="`timeout_s` must be a number of seconds"):
@@ -171,7 +171,7 @@ def test_what_was_counted_outlives_an_error(service: Any, tmp_path: Any) -> None
         assert loader.stats()["batches"] == 2 + 3
 
 
-def test_small_batches_are_as_aligned_as_large_ones_and_are_not_called_slow() -> None:
+def test_small_batches_are_aligned_and_not_called_slow() -> None:
     def odd(x: int) -> Any:
         return np.zeros(3, dtype=np.uint8), np.arange(4.0), torch.arange(4), np.zeros(x, dtype=np.uint8)
 
@@ -215,6 +215,6 @@ def test_a_stream_has_no_length_and_says_what_has() -> None:
         ({"reading_service": kdp.ThreadReadingService}, r"Write `ThreadReadingService\(\.\.\.\)` to make one"),
     ],
 )
-def test_bad_arguments_of_a_loader_are_refused(arguments: dict[str, Any], words: str) -> None:
+def test_bad_arguments_of_a_loader_are_rejected(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         kdp.Loader(numbers(), **arguments)

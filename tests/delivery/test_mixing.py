@@ -99,14 +99,14 @@ def test_a_resumed_loader_goes_on_with_the_very_next_batch(method: str) -> None:
 
 
 @both
-def test_a_state_of_another_mix_is_refused(method: str) -> None:
+def test_a_state_of_another_mix_is_rejected(method: str) -> None:
     state = kdp.Loader(mixing(batches(), method)).state_dict()
     with pytest.raises(ValueError, match=f"`{method}` is not what it was"):
         kdp.Loader(mixing(batches(), method, alpha=0.7)).load_state_dict(state)
 
 
 @both
-def test_streams_of_shards_give_the_same_for_any_number_of_workers(method: str) -> None:
+def test_streams_mix_the_same_for_any_number_of_workers(method: str) -> None:
     def stream() -> Any:
         items = [{"x": IMAGES[number], "y": number % 3} for number in range(20)]
         samples = IterableWrapper(items, deepcopy=False).shuffle(buffer_size=7).to_samples().select("x y")
@@ -131,7 +131,7 @@ def test_the_ctx_is_enough_to_mix_the_batch_again(method: str) -> None:
 
 
 @both
-def test_the_parameters_are_plain_tensors_one_of_each_for_a_sample(method: str) -> None:
+def test_parameters_are_plain_tensors_with_one_per_sample(method: str) -> None:
     for (x, y), ctx in mixing(batches(), method):
         assert (x.dtype, y.dtype) == (torch.uint8, torch.float32)
         assert {value.shape for value in ctx[method].values()} == {(len(x),)}
@@ -142,7 +142,7 @@ def test_the_parameters_are_plain_tensors_one_of_each_for_a_sample(method: str) 
 
 
 @both
-def test_labels_are_shares_that_sum_to_one_but_for_the_unlabelled(method: str) -> None:
+def test_labels_sum_to_one_except_for_unlabelled_samples(method: str) -> None:
     for ((_, classes), _), ((_, y), ctx) in zip(batches(), mixing(batches(), method), strict=True):
         weight, partner = ctx[method]["weight"].numpy(), ctx[method]["partner"].numpy()
         known = (classes >= 0).numpy().astype(np.float64)
@@ -180,7 +180,7 @@ def test_a_batch_that_is_not_mixed_says_so(method: str) -> None:
 
 
 @both
-def test_p_is_the_share_of_batches_that_are_mixed_and_changes_nothing_in_those(method: str) -> None:
+def test_p_is_the_share_of_batches_that_are_mixed(method: str) -> None:
     plain = collated([(IMAGES[number % 23], 0) for number in range(400)], size=2)
     always = [x for x, _ in mixing(plain, method)]
     half = [x for x, _ in mixing(collated([(IMAGES[number % 23], 0) for number in range(400)], 2), method, p=0.5)]
@@ -257,7 +257,7 @@ def test_both_may_stand_in_one_chain() -> None:
         ({"classes": 3}, TypeError, "num_classes"),
     ],
 )
-def test_bad_arguments_are_refused(method: str, arguments: Any, error: type[Exception], words: str) -> None:
+def test_bad_arguments_are_rejected(method: str, arguments: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         mixing(batches(), method, **arguments)
 
@@ -283,7 +283,7 @@ def test_bad_arguments_are_refused(method: str, arguments: Any, error: type[Exce
         (lambda: batches().map(len).zip(batches()).map(len), "ZipperIterDataPipe may hold batches back"),
     ],
 )
-def test_chains_in_which_batches_cannot_be_told_apart_are_refused(method: str, build: Any, words: str) -> None:
+def test_chains_with_indistinguishable_batches_are_an_error(method: str, build: Any, words: str) -> None:
     with pytest.raises(kdp.ChainError, match=rf"`\.{method}\(\)` .*{re.escape(words)}"):
         mixing(build(), method)
 
@@ -294,7 +294,7 @@ def as_dictionary(batch: Any) -> Any:
 
 
 @both
-def test_a_stock_map_between_may_change_the_form_if_names_are_still_known(method: str) -> None:
+def test_a_stock_map_may_change_the_form_if_names_are_known(method: str) -> None:
     for mapped, ((x, y), _) in zip(
         mixing(batches().map(as_dictionary), method), mixing(batches(), method), strict=True
     ):
@@ -316,7 +316,7 @@ def test_a_stock_map_between_may_change_the_form_if_names_are_still_known(method
         ("cat", 3, kdp.DataError, r"Field 'y' must be a tensor `\[B, \.\.\.\]`, but is list"),
     ],
 )
-def test_labels_that_are_none_are_refused(
+def test_labels_that_are_none_are_rejected(
     method: str, y: Any, num_classes: int | None, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -324,7 +324,7 @@ def test_labels_that_are_none_are_refused(
 
 
 @both
-def test_images_that_are_no_batch_are_refused(method: str) -> None:
+def test_images_that_are_no_batch_are_rejected(method: str) -> None:
     with pytest.raises(kdp.DataError, match=r"Field 'x' must be a tensor `\[B, \.\.\.\]`, but is tuple"):
         next(iter(mixing(collated([((IMAGES[0], IMAGES[1]), 0)] * 2), method)))
     with pytest.raises(kdp.DataError, match="A batch has 2 images, but 1 labels"):

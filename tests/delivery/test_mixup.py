@@ -53,7 +53,7 @@ def test_bfloat16_stays_what_it_is() -> None:
     torch.testing.assert_close(mixed, (near * x.float() + far * x[[1, 0]].float()).bfloat16())
 
 
-def test_images_of_other_whole_numbers_are_refused() -> None:
+def test_images_of_other_whole_numbers_are_rejected() -> None:
     with pytest.raises(
         kdp.DataError, match=r"takes images of uint8 or floats, but got torch.int64. Convert them with `.float\(\)`"
     ):

@@ -113,7 +113,7 @@ def test_a_function_gives_the_order_of_each_epoch() -> None:
     assert [values(pipe) for _ in range(2)] == [[[0, 2], [4, 5]], [[5, 0], [2, 4]]]
 
 
-def test_an_order_with_rng_is_the_same_in_any_worker_and_other_in_each_epoch() -> None:
+def test_an_order_with_rng_is_new_in_each_epoch_in_any_worker() -> None:
     pipe = numbers(20).deal(batch_size=3, seed=4, order=lambda epoch, rng: rng.permutation(20))
     with kdp.Loader(pipe) as loader:
         epochs = [values(loader) for _ in range(2)]

@@ -30,7 +30,7 @@ print("after the loop")
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_a_worker_that_is_killed_is_an_error_and_the_next_epoch_runs(start_method: str, tmp_path: Path) -> None:
+def test_a_killed_worker_is_an_error_and_the_next_epoch_runs(start_method: str, tmp_path: Path) -> None:
     deadly = tmp_path / "deadly"
     deadly.touch()
 
@@ -83,7 +83,7 @@ class Mine(Exception):
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_an_error_of_the_user_arrives_with_its_type_its_arguments_and_the_traceback(start_method: str) -> None:
+def test_a_users_error_keeps_type_arguments_and_traceback(start_method: str) -> None:
     class Local(Exception):
         pass
 

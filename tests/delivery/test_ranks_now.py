@@ -160,12 +160,12 @@ def test_a_chain_for_all_ranks_is_not_dealt(name: str, be: Any) -> None:
 
 
 @pytest.mark.parametrize("ranks", [0, 2, True, None, "all"])
-def test_other_values_of_ranks_are_refused(ranks: Any) -> None:
+def test_other_values_of_ranks_are_rejected(ranks: Any) -> None:
     with pytest.raises(ValueError, match='`ranks` must be "auto" or 1, but is'):
         dealt(ranks=ranks)
 
 
-def test_ranks_without_a_deal_are_refused_when_they_appear(be: Any) -> None:
+def test_ranks_without_a_deal_are_rejectd_when_they_appear(be: Any) -> None:
     loader = kdp.Loader(kdp.from_dataset([1, 2], "x").to_iter_datapipe())
     assert len(list(loader)) == 2
     be(0, 2)
@@ -183,7 +183,7 @@ class Wrapped(IterableDataset[Any]):
         return iter(self.pipe)
 
 
-def test_workers_that_would_each_give_every_batch_are_refused() -> None:
+def test_workers_that_would_each_give_every_batch_are_rejected() -> None:
     with pytest.raises(
         kdp.ChainError, match=r"Each of the 2 workers would give every batch.*a Wrapped holds the chain"
     ):

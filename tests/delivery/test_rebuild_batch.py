@@ -112,7 +112,7 @@ def recorded(loader: Any) -> tuple[list[Any], list[list[Any]]]:
 
 @every_chain
 @pytest.mark.parametrize("service", SERVICES)
-def test_every_batch_of_two_epochs_is_built_again_whatever_made_it(name: str, service: str) -> None:
+def test_every_batch_of_two_epochs_can_be_built_again(name: str, service: str) -> None:
     chain = CHAINS[name]()
     with kdp.Loader(chain, **SERVICES[service]()) as loader:
         states, epochs = recorded(loader)
@@ -207,7 +207,7 @@ def test_no_other_sample_is_loaded() -> None:
                 assert loads == [index for (index,) in batch]
 
 
-def test_building_again_changes_nothing_of_the_chain_or_of_a_loader() -> None:
+def test_building_again_changes_no_chain_and_no_loader() -> None:
     chain = CHAINS["stream"]()
     expected = [[told(batch) for batch in chain] for _ in range(2)]
     with kdp.Loader(CHAINS["stream"]()) as loader:
@@ -222,7 +222,7 @@ def test_building_again_changes_nothing_of_the_chain_or_of_a_loader() -> None:
             assert seen == expected[epoch]
 
 
-def test_what_is_no_state_and_no_number_is_refused() -> None:
+def test_what_is_no_state_and_no_number_is_rejected() -> None:
     chain = CHAINS["indexed"]()
     with kdp.Loader(chain) as loader:
         state = loader.state_dict()
@@ -236,7 +236,7 @@ def test_what_is_no_state_and_no_number_is_refused() -> None:
             kdp.rebuild_batch(chain, state, number)  # type: ignore[arg-type]
 
 
-def test_the_state_of_another_chain_is_refused() -> None:
+def test_the_state_of_another_chain_is_rejected() -> None:
     with kdp.Loader(CHAINS["indexed"]()) as loader:
         state = loader.state_dict()
     for other in ("stream", "mixup", "indexed, padded"):

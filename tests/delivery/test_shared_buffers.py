@@ -77,7 +77,7 @@ def test_a_batch_arrives_in_the_memory_in_which_it_was_made(pair: Pair) -> None:
         pair.acknowledge()
 
 
-def test_tensors_sent_in_another_order_or_as_views_arrive_unchanged(pair: Pair) -> None:
+def test_tensors_sent_reordered_or_as_views_arrive_unchanged(pair: Pair) -> None:
     x, y = filled(pair, (1000,), 1), filled(pair, (1000,), 2)
     turned = filled(pair, (2, 3), 5)
     turned[0] = 4
@@ -87,7 +87,7 @@ def test_tensors_sent_in_another_order_or_as_views_arrive_unchanged(pair: Pair) 
     assert found[-1].tolist() == [[4, 5]] * 3
 
 
-def test_a_batch_that_outgrows_the_arena_keeps_what_was_made_before(pair: Pair) -> None:
+def test_a_batch_that_outgrows_the_arena_keeps_earlier_data(pair: Pair) -> None:
     x = filled(pair, (10,), 1)
     y = filled(pair, (1_000_000,), 2)
     assert [pair.is_shared(one) for one in (x, y)] == [True, False]
@@ -141,7 +141,7 @@ def test_arrays_are_collated_where_they_are_sent(pair: Pair, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [">f4", ">i8"])
-def test_arrays_of_another_byte_order_become_tensors_in_workers_too(pair: Pair, kind: str) -> None:
+def test_arrays_of_another_byte_order_become_worker_tensors(pair: Pair, kind: str) -> None:
     batch = collate([np.full((20, 30), number, dtype=kind) for number in range(3)], empty=pair.worker.empty)
     assert batch[:, 0, 0].tolist() == [0, 1, 2]
 

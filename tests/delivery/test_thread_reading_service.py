@@ -56,7 +56,7 @@ def test_nothing_is_pickled_and_the_data_is_shared() -> None:
     assert dataset.readers == {f"kdpipes worker {number}" for number in range(3)}
 
 
-def test_an_error_keeps_its_type_and_tells_the_worker_s_traceback_and_the_next_epochs_run() -> None:
+def test_an_error_keeps_type_and_traceback_and_epochs_continue() -> None:
     def invert(x: int) -> float:
         return 1 / (x - 5)
 
@@ -119,7 +119,7 @@ def test_threads_end_with_their_loader() -> None:
         assert not any(worker.is_alive() for worker in workers)
 
 
-def test_threads_that_begin_an_epoch_at_the_same_moment_do_not_disturb_each_other() -> None:
+def test_threads_that_begin_an_epoch_together_do_not_disturb() -> None:
     """torch's graph traversal sets hooks on classes, which two threads must not do at once."""
     pipe = numbers(size=32).map(list).map(list).map(list)
     expected = [-x for x in range(32)]
@@ -225,7 +225,7 @@ def test_copies_of_a_stream_do_not_touch_each_other(name: str) -> None:
     assert flat(one) == flat(other) == flat(make())
 
 
-def test_a_copy_of_a_stream_that_is_being_read_begins_anew_and_leaves_it_alone() -> None:
+def test_a_copy_of_a_stream_being_read_begins_anew() -> None:
     pipe = shuffled()
     items = iter(pipe)
     seen = [next(items) for _ in range(3)]
@@ -257,7 +257,7 @@ class Gated(Locked):
         return index
 
 
-def test_a_thread_that_makes_nothing_is_an_error_that_says_what_to_use() -> None:
+def test_a_thread_that_makes_nothing_is_an_error_with_a_hint() -> None:
     dataset = Gated()
     with threaded(dataset.select("x").deal(2), 1, timeout_s=0.05) as loader:
         with pytest.raises(kdp.WorkerError, match="Threads cannot be ended"):
@@ -286,6 +286,6 @@ def test_a_function_that_holds_a_lock_is_called_as_it_is() -> None:
         ({"num_threads": 1, "timeout_s": "1"}, TypeError, "`timeout_s` must be a number"),
     ],
 )
-def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_bad_arguments_are_rejected(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         kdp.ThreadReadingService(**arguments)

@@ -71,7 +71,7 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
         next(received)
 
 
-def test_the_state_knows_what_the_user_has_while_another_batch_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_ignores_a_batch_that_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     mover = DeviceMoverIterDataPipe
     monkeypatch.setattr(mover, "iterate", lambda self: _ahead(iter(self.source), StandIn()))
     for num_workers in (0, 2):
@@ -80,7 +80,7 @@ def test_the_state_knows_what_the_user_has_while_another_batch_is_on_its_way(mon
             assert loader.state_dict()["batch"] == 1
 
 
-def test_it_is_refused_in_a_worker_of_the_dataloader() -> None:
+def test_it_is_rejectd_in_a_worker_of_the_dataloader() -> None:
     loader = DataLoader(chain(), batch_size=None, num_workers=1)
     with pytest.raises(kdp.ChainError, match=r"`\.to_device\(\)` runs in the main process") as caught:
         list(loader)
@@ -90,12 +90,12 @@ def test_it_is_refused_in_a_worker_of_the_dataloader() -> None:
 @pytest.mark.parametrize(
     ("device", "error"), [("gpu", ValueError), (0, TypeError), (None, TypeError)], ids=["gpu", "0", "None"]
 )
-def test_what_is_no_device_is_refused(device: Any, error: type[Exception]) -> None:
+def test_what_is_no_device_is_rejected(device: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match='`device` must be a device like "cuda"'):
         IterableWrapper([1]).to_device(device)
 
 
-def test_a_device_that_is_not_there_is_refused_when_iteration_begins_and_not_before(
+def test_a_missing_device_is_an_error_when_iteration_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pipes = {name: chain().source.to_device(name) for name in ("cuda", "cuda:2", "xla")}
@@ -121,7 +121,7 @@ def test_batches_arrive_on_a_gpu() -> None:
     assert torch.stack([x.float().mean() for x in batches]).cpu().tolist() == [4 * n + 1.5 for n in range(10)]
 
 
-def test_what_stands_behind_it_runs_in_the_main_process_and_the_state_stays_right() -> None:
+def test_pipes_after_it_run_in_the_main_process_with_state() -> None:
     pipe = chain().map(_process_of).filter(_is_here)
     with kdp.Loader(pipe, num_workers=2) as loader:
         batches = iter(loader)
@@ -139,7 +139,7 @@ def test_batches_that_are_joined_behind_it_count_as_many() -> None:
         assert len(next(batches)) == 1
 
 
-def test_a_pipe_of_the_main_process_aside_is_refused_with_workers() -> None:
+def test_a_main_process_pipe_aside_is_an_error_with_workers() -> None:
     pipe = chain().zip(chain())
     for service in (None, InProcessReadingService()):
         with kdp.Loader(pipe, reading_service=service) as loader:

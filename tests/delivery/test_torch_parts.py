@@ -96,7 +96,7 @@ def test_skipping_batches_loads_none_of_them(tmp_path: Path) -> None:
     assert (tmp_path / "loaded").read_text().split() == ["6", "7"]
 
 
-def test_batches_are_skipped_behind_pipes_that_make_several_of_one() -> None:
+def test_batches_are_skipped_after_pipes_that_split_them() -> None:
     pipe = chain().map(lambda batch: batch[0].tolist()).unbatch()
     expected = list(pipe)
     with kdp.Loader(chain().map(lambda batch: batch[0].tolist()).unbatch()) as loader:

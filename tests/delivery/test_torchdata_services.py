@@ -141,7 +141,7 @@ class OtherService:
         self.calls.append("finalize")
 
 
-def test_a_loader_drives_a_service_through_the_methods_of_the_interface() -> None:
+def test_a_loader_uses_the_interface_of_a_reading_service() -> None:
     loader = kdp.Loader(dealt(), reading_service=OtherService())
     assert [read(loader), read(loader)] == epochs(2)
     loader.close()

@@ -10,7 +10,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 ROW = re.compile(r"^\| (\d)\. (?:The )?`?(\w+)`? .* \| `(kdpipes/loader/\w+)\.py` \|", re.MULTILINE)
 
 
-def test_the_stations_of_the_page_are_those_of_the_code_and_the_picture() -> None:
+def test_the_pages_stations_are_those_of_code_and_picture() -> None:
     stations = ROW.findall((DOCS / "what_runs_where.md").read_text())
     assert [number for number, *_ in stations] == ["1", "2", "3", "4", "5", "6"]
     from_code = importlib.import_module("kdpipes.loader.loader").__doc__ or ""

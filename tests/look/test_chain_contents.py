@@ -100,7 +100,7 @@ def test_classes_are_not_read_where_that_is_not_wanted() -> None:
     assert look_at_chain(Slow(), num_samples=0).classes is not None
 
 
-def test_samples_that_on_error_leaves_out_are_left_out_and_put_into_no_quarantine(tmp_path: Path) -> None:
+def test_samples_that_on_error_skips_are_not_quarantined(tmp_path: Path) -> None:
     path = tmp_path / "bad.txt"
     ones = kdp.from_dataset([(n, 0) for n in range(4)]).transform("x", lambda x: 1 // x)
     chain = ones.on_error("quarantine", path=path)

@@ -65,7 +65,7 @@ def test_of_many_classes_the_largest_are_shown() -> None:
     assert bars(figure) == ["27", "28", "28", "29", "29", "30", "and 27 classes more, with fewer samples"]
 
 
-def test_streams_are_refused_and_nothing_but_labels_is_read() -> None:
+def test_streams_are_rejectd_and_nothing_but_labels_is_read() -> None:
     with pytest.raises(kdp.ChainError, match="`plot_classes` needs an indexed chain"):
         kdp.plot_classes(IterableWrapper([(1, 0)]).to_samples(fields="x y"))
     with pytest.raises(TypeError, match="`source_datapipe` must be a datapipe"):
@@ -86,7 +86,7 @@ def test_a_figure_is_saved_as_a_file_of_its_own(tmp_path: Path) -> None:
         figure.save(tmp_path / "classes.png")
 
 
-def test_a_graph_has_a_box_for_each_pipe_and_an_arrow_for_each_source() -> None:
+def test_a_graph_has_boxes_for_pipes_and_arrows_for_sources() -> None:
     one, two = IterableWrapper(range(3)).fork(2)
     pipe = one.map(str).zip(two.map(abs)).to_samples(fields="x <y>").deal(batch_size=2)
     svg = kdp.draw(pipe).svg

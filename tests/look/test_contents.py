@@ -167,7 +167,7 @@ def broken_off(folder: Path) -> Any:
     return pipe
 
 
-def test_a_job_that_broke_off_is_told_with_the_size_that_it_is_to_have(tmp_path: Path) -> None:
+def test_an_interrupted_job_is_reported_with_its_final_size(tmp_path: Path) -> None:
     pipe = broken_off(tmp_path)
     found = inspect_data([str(tmp_path)])
     assert (found.num_samples, len(found.shards)) == (60, 2)
@@ -177,7 +177,7 @@ def test_a_job_that_broke_off_is_told_with_the_size_that_it_is_to_have(tmp_path:
     assert (done.num_samples, done.is_complete) == (100, True)
 
 
-def test_classes_of_shards_have_the_names_that_their_jobs_have_noted(tmp_path: Path) -> None:
+def test_classes_of_shards_have_the_names_that_jobs_noted(tmp_path: Path) -> None:
     birds = kdp.from_dataset([("a", 0), ("b", 1)], class_names=["heron", "stork"])
     for name in ("train", "val"):
         kdp.write_shards(birds, tmp_path / f"{name}-%03d.tar", max_samples=1)

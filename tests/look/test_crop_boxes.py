@@ -75,7 +75,7 @@ def test_an_encoded_image_is_decoded() -> None:
     assert box_of(kdp.crop_boxes(kdp.EncodedImage(content.getvalue()), {"crop": REGION})) == REGION
 
 
-def test_the_first_region_counts_and_each_view_has_one_of_its_own_colour() -> None:
+def test_the_first_region_counts_and_views_have_own_colours() -> None:
     later = {**REGION, "top": 12}
     other = {**REGION, "left": 20}
     assert num_colours(kdp.crop_boxes(black(), {"crop": REGION, "crop_2": later})) == 1
@@ -128,7 +128,7 @@ def test_a_region_behind_a_resize_is_drawn_where_it_was() -> None:
     assert box_of(kdp.crop_boxes(black(), ctx)) == {"top": 2, "left": 4, "height": 20, "width": 20}
 
 
-def test_the_ctx_of_a_batch_is_refused() -> None:
+def test_the_ctx_of_a_batch_is_rejected() -> None:
     with pytest.raises((TypeError, ValueError)):
         kdp.crop_boxes(black(), {"crop": {name: torch.tensor([value, 9]) for name, value in REGION.items()}})
 

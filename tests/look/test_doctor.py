@@ -59,7 +59,7 @@ def test_a_sound_chain_is_clean() -> None:
     assert "Nothing is wrong" in report._repr_html_()
 
 
-def test_an_indexed_chain_is_told_that_it_lacks_deal_and_shows_none_of_its_own(clock: Clock) -> None:
+def test_an_indexed_chain_without_deal_is_reported(clock: Clock) -> None:
     chain = numbers().transform("x", lambda x: clock.spend(0.01, x)).select("x y")
     report = kdp.doctor(chain, num_workers=0, seconds=0.5)
     (finding,) = report.findings
@@ -503,7 +503,7 @@ def test_a_sample_that_the_chain_leaves_out_is_no_error(large_photos: Path, monk
     assert found(chain) == [("slow-decoder", "hint")], "which the next sample tells"
 
 
-def test_labels_that_cannot_be_read_are_none_of_those_that_tell_a_sorted_source() -> None:
+def test_unreadable_labels_do_not_make_a_source_sorted() -> None:
     class Damaged(list[tuple[int, int]]):
         def __getitem__(self, index: Any) -> Any:
             if index in (0, 63):

@@ -80,7 +80,7 @@ def points_of(path: str) -> Points:
 
 
 @pytest.mark.parametrize("name", list(CHAINS))
-def test_no_line_runs_behind_a_box_and_no_two_lines_end_at_one_point(name: str) -> None:
+def test_no_line_runs_behind_a_box_and_ends_do_not_meet(name: str) -> None:
     boxes, lines = drawn(CHAINS[name]())
     assert len(lines) >= len(boxes) - 1
     for points in lines:
@@ -106,7 +106,7 @@ chains = st.integers(1, 12).flatmap(
 
 @settings(max_examples=100, deadline=None, database=None)
 @given(chains)
-def test_whatever_reads_from_what_each_slot_of_a_row_is_taken_once(reads: tuple[set[int], ...]) -> None:
+def test_readers_take_each_slot_of_a_row_once(reads: tuple[set[int], ...]) -> None:
     used = set().union(*reads)
     ends = [at for at in range(len(reads)) if at not in used]
     sources = [*map(tuple, map(sorted, reads)), tuple(ends)]

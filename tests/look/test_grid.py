@@ -55,7 +55,7 @@ def test_tensors_arrays_and_pillows_images_look_the_same() -> None:
         assert kdp.image_grid(images, tile=18).tobytes() == expected.tobytes()
 
 
-def test_grey_images_encoded_ones_and_a_batch_of_the_chain_are_shown(photo_folder: Any) -> None:
+def test_grey_and_encoded_images_and_batches_are_shown(photo_folder: Any) -> None:
     grey = np.full((8, 8), 77, dtype=np.uint8)
     for image in (grey, grey[..., None], torch.from_numpy(grey[None]), Image.fromarray(grey)):
         assert centre(kdp.image_grid([image], tile=20), 0, 0, 20, 20) == (77, 77, 77)
@@ -67,7 +67,7 @@ def test_grey_images_encoded_ones_and_a_batch_of_the_chain_are_shown(photo_folde
     assert kdp.image_grid([sample["x"] for sample in encoded], tile=18).size == (72, 18)
 
 
-def test_what_cannot_be_shown_is_refused() -> None:
+def test_what_cannot_be_shown_is_rejected() -> None:
     with pytest.raises(ValueError, match="`images` must hold at least one image"):
         kdp.image_grid([])
     with pytest.raises(ValueError, match="`captions` must be as many as the 2 images, but are 1"):

@@ -155,7 +155,7 @@ def test_help_shows_the_arguments_and_the_docstring(kernel: Kernel) -> None:
         assert words in shown
 
 
-def test_a_cell_runs_twice_with_lambdas_and_classes_of_the_notebook(kernel: Kernel) -> None:
+def test_a_cell_runs_twice_with_its_lambdas_and_classes(kernel: Kernel) -> None:
     kernel.run("import kdpipes as kdp")
     for _ in range(2):
         shown = kernel.run(PIPES)
@@ -175,7 +175,7 @@ def test_an_interrupted_cell_leaves_no_process_and_runs_again(kernel: Kernel, ce
     assert kernel.run(CHILDREN)["text"] == "0 []\n"
 
 
-def test_a_loader_that_was_interrupted_and_deleted_leaves_no_process(kernel: Kernel) -> None:
+def test_an_interrupted_deleted_loader_leaves_no_process(kernel: Kernel) -> None:
     kernel.run("import kdpipes as kdp")
     kernel.run(PIPES)
     assert was_interrupted(kernel.run(FORGOTTEN, interrupted_at="running"))

@@ -78,7 +78,7 @@ def test_the_items_are_those_that_come_next(name: str) -> None:
     assert str(list(running)) == str(list(CHAINS[name]())[1:]), "an epoch that runs goes on"
 
 
-def test_samples_are_counted_behind_deal_and_a_short_source_gives_what_it_has() -> None:
+def test_samples_are_counted_after_deal_up_to_a_short_source() -> None:
     dealt = indexed().deal(batch_size=4)
     assert [len(dealt.peek(n)) for n in (1, 4, 6, 99)] == [1, 4, 6, 10]
     collated = dealt.collate_samples()
@@ -183,7 +183,7 @@ def test_values_are_summed_up() -> None:
     assert summary({"a": b"xy", "b": torch.ones(1)}) == "{a: 2 bytes, b: tensor float32 [1], 1 … 1}"
 
 
-def test_a_sample_that_cannot_be_made_is_left_out_and_put_into_no_quarantine(tmp_path: Path) -> None:
+def test_a_failing_sample_is_skipped_and_not_quarantined(tmp_path: Path) -> None:
     path = tmp_path / "bad.txt"
     ones = kdp.from_dataset([(n, 0) for n in range(4)]).transform("x", lambda x: 1 // x)
     chain = ones.on_error("quarantine", path=path).select("x").deal(batch_size=2)

@@ -93,7 +93,7 @@ def test_a_stream_and_stock_pipes_are_measured_as_well(clock: Clock) -> None:
     assert by_kind == [("map", 0.002 * 2 * NUM), ("transform", 0.005 * 2 * NUM), ("map", 0.003 * 8)]
 
 
-def test_decoding_counts_for_decode_images_whoever_asks_for_pixels(
+def test_decoding_counts_for_decode_images_for_any_reader(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "gull").mkdir()
@@ -121,7 +121,7 @@ def test_the_callables_of_a_transform_are_told_apart(clock: Clock) -> None:
     assert re.search(r"\n  applying 'blur' to field 'x' +75.0% +36.0 ms", str(told))
 
 
-def test_a_cache_tells_its_hits_and_a_miss_counts_for_who_makes_the_value(clock: Clock) -> None:
+def test_a_cache_reports_hits_and_misses_count_for_the_maker(clock: Clock) -> None:
     chain = source(clock).transform("x", spends(clock, 0.01)).cache_in_memory().select("x").deal(batch_size=4)
     told = run(chain, epochs=3)
     (cache,) = [pipe for pipe in told.pipes if pipe.kind == "cache"]
@@ -145,7 +145,7 @@ def test_who_waits_for_whom(clock: Clock) -> None:
     assert dataclasses.replace(workers, wait_s=6.0).bound == "chain"
 
 
-def test_pipes_behind_the_workers_are_measured_in_the_main_process(clock: Clock) -> None:
+def test_pipes_after_the_workers_are_measured_in_the_main(clock: Clock) -> None:
     told = run(source(clock).select("y").deal(batch_size=4).collate_samples().to_device("cpu"), num_workers=1)
     assert [(pipe.pipe, pipe.is_main) for pipe in told.pipes][-3:] == [
         ("collate_samples", False),
@@ -191,7 +191,7 @@ def test_measuring_changes_no_batch(photo_folder: Path) -> None:
             assert (keys, str(ctx)) == (other[0][2], str(other[1]))
 
 
-def test_without_profile_nothing_is_measured_and_with_it_the_chain_stays_as_it_is(clock: Clock) -> None:
+def test_without_profile_nothing_is_measured_or_changed(clock: Clock) -> None:
     stock = IterableWrapper(range(NUM)).shuffle()
     chain = stock.to_samples(fields="x").transform("x", spends(clock, 1)).select("x").deal(batch_size=3)
     indexed = source(clock).transform("x", spends(clock, 1)).select("x").deal(batch_size=3)
@@ -291,7 +291,7 @@ def test_a_chain_is_run_for_some_seconds_epoch_after_epoch(clock: Clock) -> None
     assert told.names == ("(deal)", "select", "Slow")
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_bad_arguments_are_rejected() -> None:
     chain = kdp.from_dataset([(1, 0)]).deal(batch_size=1)
     with kdp.Loader(chain) as loader, pytest.raises(ValueError, match="profile=True"):
         kdp.profile(loader)

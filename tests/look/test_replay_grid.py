@@ -52,7 +52,7 @@ def shown(picture: Image.Image, number: int, num_each: int = 2) -> list[Any]:
 
 
 @pytest.mark.parametrize("end", ["deal", "collate_samples"])
-def test_each_sample_is_its_original_with_the_crop_and_the_very_image_of_the_batch(end: str) -> None:
+def test_each_sample_shows_original_crop_and_batch_image(end: str) -> None:
     dealt = chain()
     whole = dealt if end == "deal" else dealt.collate_samples()
     epochs = [list(dealt) for _ in range(2)]
@@ -65,7 +65,7 @@ def test_each_sample_is_its_original_with_the_crop_and_the_very_image_of_the_bat
                 assert np.array_equal(original, np.asarray(kdp.crop_boxes(photo(int(key)), ctx)))
 
 
-def test_another_seed_is_another_order_and_the_chain_stays_where_it_is() -> None:
+def test_another_seed_is_another_order_and_moves_no_chain() -> None:
     dealt = chain()
     pictures = [kdp.replay_grid(dealt, seed=seed, tile=TILE).tobytes() for seed in (None, 3, 4)]
     assert pictures[0] == pictures[1] != pictures[2]
@@ -74,7 +74,7 @@ def test_another_seed_is_another_order_and_the_chain_stays_where_it_is() -> None
     assert keys[0] == keys[1], "still epoch 0 of seed 3"
 
 
-def test_the_batch_need_not_be_the_next_one_and_nothing_else_is_loaded() -> None:
+def test_the_batch_need_not_be_the_next_and_loads_nothing_else() -> None:
     loads: list[str] = []
 
     def load(id: str) -> Image.Image:
@@ -133,7 +133,7 @@ def test_files_and_shards_are_shown(photo_folder: Path, photo_shards: str, end: 
             assert (np.asarray(picture)[:144, :130] == FIRST).all(axis=-1).any(), "as large as it is, with its crop"
 
 
-def test_arguments_that_make_no_sense_are_refused() -> None:
+def test_arguments_that_make_no_sense_are_rejected() -> None:
     with pytest.raises(kdp.ChainError, match="The chain has no `deal`, and so no batches"):
         kdp.replay_grid(kdp.from_dataset(PHOTOS))
     with pytest.raises(IndexError, match="Epoch 1 has no batch 3"):
@@ -163,7 +163,7 @@ def test_samples_that_are_made_of_a_stock_pipe_are_shown(wrap: Any) -> None:
         assert (np.any(is_box, axis=0) | ~difference).all()
 
 
-def test_the_original_of_a_random_source_is_the_one_that_was_cropped() -> None:
+def test_the_original_of_a_random_source_is_what_was_cropped() -> None:
     class Source(kdp.SampleSource):
         def __len__(self) -> int:
             return 4
@@ -213,7 +213,7 @@ def test_tensors_of_bytes_are_shown() -> None:
     assert picture.size == (4 * TILE, TILE + 14)
 
 
-def test_a_stock_pipe_before_deal_is_refused() -> None:
+def test_a_stock_pipe_before_deal_is_rejected() -> None:
     dealt = cropped(kdp.from_dataset(PHOTOS)).select("x").map(tuple).deal(batch_size=2)
     with pytest.raises(kdp.ChainError):
         kdp.replay_grid(dealt, tile=TILE)

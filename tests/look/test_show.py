@@ -127,7 +127,7 @@ def test_a_plan_that_cannot_be_made_is_shown_with_its_error() -> None:
     assert "deal(batch_size=2)" in repr(pipe)
 
 
-def test_to_look_opens_nothing_reads_no_sample_and_begins_no_epoch(
+def test_looking_opens_nothing_and_begins_no_epoch(
     photo_shards: str, photo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[Any] = []
@@ -177,7 +177,7 @@ def test_a_large_plan_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [node.length for node in views_of(pipe, find_out=True)] == [5, 3]
 
 
-def test_html_escapes_what_users_write_and_hides_what_they_must_not_show() -> None:
+def test_html_escapes_users_text_and_hides_secrets() -> None:
     named = kdp.from_dataset([(1, 0)], class_names=["<script>alert(1)</script>"]).select("x ctx.<b>")
     assert "<script" not in html(named)
     assert "&lt;script&gt;" in html(named)
@@ -187,7 +187,7 @@ def test_html_escapes_what_users_write_and_hides_what_they_must_not_show() -> No
         assert not [word for word in ("hunter2", "1f2e", "pw1") if word in shown]
 
 
-def test_branches_are_drawn_side_by_side_and_what_they_share_once() -> None:
+def test_branches_stand_side_by_side_and_share_once() -> None:
     one, two = IterableWrapper(range(3)).fork(2)
     pipe = one.map(str).zip(two).to_samples(fields="x y")
     words = Balanced(chain_html(pipe)).words
@@ -235,9 +235,7 @@ def test_completion_leaves_out_the_hooks_of_kdpipes_and_torch() -> None:
     assert {"step", "chosen_twice"} <= set(dir(Every()))
 
 
-def test_record_folders_are_not_opened_and_their_classes_are_told_once_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_record_folders_stay_closed_until_classes_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kdp.write_records(birds(), tmp_path / "records", num_parts=1)
     records = kdp.open_records(tmp_path / "records")
     with monkeypatch.context() as patch:

@@ -72,7 +72,7 @@ def test_the_chain_says_what_the_parts_are() -> None:
     assert kdp.show_batch(next(iter(collated)), collated, tile=TILE).tobytes() == shown.tobytes()
 
 
-def test_floats_are_denormalised_by_arguments_or_as_the_chain_says() -> None:
+def test_floats_are_denormalised_by_arguments_or_by_the_chain() -> None:
     pipe = source().transform("x", kdp.ToTensor(), kdp.Normalize(MEAN, STD)).select("x y")
     collated = pipe.deal(batch_size=5).collate_samples()
     given = next(iter(collated))
@@ -126,7 +126,7 @@ def test_without_what_crops_need_the_error_says_so() -> None:
         kdp.show_batch(next(iter(keyless)), originals=[photo(0)])
 
 
-def test_views_stand_side_by_side_and_mixed_labels_have_their_shares() -> None:
+def test_views_stand_side_by_side_with_shares_of_mixed_labels() -> None:
     views = source().transform("x", views=[[kdp.CenterCrop(32)], [kdp.Resize(32)], []]).select("x y")
     collated = views.deal(batch_size=4).collate_samples()
     assert kdp.show_batch(next(iter(collated)), collated, tile=TILE).size == (6 * TILE, 2 * (TILE + 14))
@@ -146,7 +146,7 @@ def test_encoded_images_of_a_folder_are_shown(photo_folder: Path) -> None:
         assert kdp.show_batch(next(iter(dealt)), dealt, tile=20).size == (160, 8 * 34), "64 of 70"
 
 
-def test_what_is_no_batch_of_images_is_refused() -> None:
+def test_what_is_no_batch_of_images_is_rejected() -> None:
     with pytest.raises(TypeError, match="`batch` must hold images"):
         kdp.show_batch((torch.zeros(3), torch.zeros(3)))
     with pytest.raises(ValueError, match="`mean` and `std` must be given together"):
@@ -159,7 +159,7 @@ def test_what_is_no_batch_of_images_is_refused() -> None:
         kdp.show_batch(batch(), [1, 2])
 
 
-def test_a_batch_of_another_chain_is_refused_by_the_name_of_its_sample() -> None:
+def test_a_batch_of_another_chain_is_an_error_with_its_sample() -> None:
     chains = [
         some.record_ctx()
         .transform("x", kdp.RandomResizedCrop(16))

@@ -87,7 +87,7 @@ def in_place(items: Items, mode: str) -> Items:
 
 
 def follow(pipe: Any, items: Items, step: Step, *, is_stream: bool) -> tuple[Any, Items]:
-    """Add one step to the chain and to the list; what an empty source refuses is left out."""
+    """Add one step to the chain and to the list; what an empty source rejects is left out."""
     name, value = step
     if not items and (name in {"min_size", "subset"} or (is_stream and name == "oversample")):
         return pipe, items

@@ -31,7 +31,7 @@ def test_an_array_is_counted_without_a_loop_over_it() -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, (label for label in [1, 2]), [(1, 0), (2, 1)], torch.zeros(2, 2), "cat", [[1]]])
-def test_anything_else_is_refused(wrong: Any) -> None:
+def test_anything_else_is_rejected(wrong: Any) -> None:
     with pytest.raises(TypeError, match="`labels` must be an indexed pipe with labels `y`"):
         kdp.class_counts(wrong)
     with pytest.raises(TypeError, match="`labels` must be an indexed pipe"):

@@ -34,7 +34,7 @@ def epochs(pipe: Any) -> list[list[Any]]:
 
 @FLAVOURS
 @pytest.mark.parametrize("param", ["valid", "invalid"])
-def test_exactly_the_chosen_classes_stay_in_order_and_keep_their_labels(make: Any, param: str) -> None:
+def test_the_chosen_classes_stay_in_order_and_keep_labels(make: Any, param: str) -> None:
     for classes in ([0], [2, 1], (1,), np.array([0, 2]), [], [9]):
         kept = [(x, y) for x, y in ITEMS if (y in list(classes)) == (param == "valid")]
         assert epochs(make(ITEMS).filter_classes(**{param: classes})) == [kept, kept], classes
@@ -46,7 +46,7 @@ def test_labels_that_are_names_themselves_are_chosen_by_name() -> None:
         assert epochs(make(items).filter_classes(valid="heron")) == [[items[0], items[2]]] * 2
 
 
-def test_an_indexed_source_reports_length_labels_and_class_names_of_what_is_left(letters: kdp.MapPipe) -> None:
+def test_an_indexed_source_reports_what_is_left(letters: kdp.MapPipe) -> None:
     pipe: Any = letters.filter_classes(invalid=["gull"])
     assert len(pipe) == 5
     assert pipe.column("y").tolist() == [0, 1, 0, 0, 1]
@@ -104,7 +104,7 @@ UNKNOWN: list[tuple[list[Any], str]] = [
 ]
 
 
-def test_an_unknown_class_is_refused_with_a_suggestion(letters: kdp.MapPipe, photo_shards: str) -> None:
+def test_an_unknown_class_is_rejectd_with_a_suggestion(letters: kdp.MapPipe, photo_shards: str) -> None:
     streamed = kdp.stream_shards(photo_shards, class_names=["heron", "stork", "gull"]).rename_fields(y="cls")
     for classes, message in UNKNOWN:
         for source in (letters, streamed):
@@ -113,13 +113,13 @@ def test_an_unknown_class_is_refused_with_a_suggestion(letters: kdp.MapPipe, pho
             assert message in str(error.value)
 
 
-def test_names_without_class_names_are_refused_with_the_way_out() -> None:
+def test_names_without_class_names_are_rejectd_with_the_way_out() -> None:
     for make in (indexed, stream):
         with pytest.raises(ValueError, match=r"does not know class names. Pass it `class_names=\[...\]`"):
             next(iter(make(ITEMS).filter_classes(invalid=["heron"])))
 
 
-def test_bad_arguments_are_refused_when_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejectd_when_the_chain_is_built() -> None:
     for make in (indexed, stream):
         for arguments in ({}, {"valid": [0], "invalid": [1]}):
             with pytest.raises(ValueError, match="Exactly one of `valid` or `invalid` must be given"):
@@ -147,7 +147,7 @@ def test_labels_that_are_names_are_checked_by_name() -> None:
         len(named.filter_classes(valid=["hron"]))
 
 
-def test_names_are_not_those_of_the_source_once_the_labels_have_changed(letters: kdp.MapPipe) -> None:
+def test_class_names_are_not_the_sources_once_labels_change(letters: kdp.MapPipe) -> None:
     assert letters.transform("x", str.upper).class_names() == ("heron", "stork", "gull")
     changed = letters.transform("y", lambda y: 2 - y)
     assert changed.class_names() is None
@@ -156,7 +156,7 @@ def test_names_are_not_those_of_the_source_once_the_labels_have_changed(letters:
 
 
 @pytest.mark.parametrize("label", [b"x", [1]])
-def test_labels_that_are_neither_numbers_nor_names_are_refused(label: object) -> None:
+def test_labels_that_are_neither_numbers_nor_names_are_rejected(label: object) -> None:
     pipe = kdp.from_dataset([("a", 0), ("b", label)])
     for plan in (pipe.filter_classes(valid=[0]), pipe.oversample()):
         with pytest.raises(kdp.DataError, match=rf"but sample '1' has {re.escape(repr(label))}"):

@@ -84,7 +84,7 @@ def test_on_says_what_of_a_key_counts() -> None:
     assert joined.column("caption").tolist() == ["caption of right/1.txt", "caption of right/2.txt"]
 
 
-def test_fields_of_the_same_name_are_an_error_that_says_what_to_do() -> None:
+def test_fields_of_the_same_name_are_an_error_with_a_hint() -> None:
     one, other = kdp.from_dataset([1, 2], "x"), kdp.from_dataset([3, 4], "x")
     with pytest.raises(kdp.ChainError, match=r"have a field 'x'.*rename_fields\(other_x='x'\)"):
         one.join(other)

@@ -216,7 +216,7 @@ DIFFERENCES = [  # the first that fits a case counts
     ),
     Difference(
         "ClassFilterWrapper",
-        "A single class is refused there unless it is in a list.",
+        "A single class is rejected there unless it is in a list.",
         lambda case: is_position(case.given.get("valid_classes")),
         lambda case: positions_of(case, {case.given["valid_classes"]}),
     ),
@@ -234,7 +234,7 @@ DIFFERENCES = [  # the first that fits a case counts
     ),
     Difference(
         "ClassFilterWrapper",
-        "A name is refused there with an assert; here, where the source knows no names, and with the way out.",
+        "A name is rejected there with an assert; here, where the source knows no names, and with the way out.",
         lambda case: any(isinstance(entry, str) for entry in case.given.get("invalid_classes", [])),
         "ValueError",
     ),
@@ -430,18 +430,18 @@ def streamed(case: Case) -> list[int]:
 
 
 @pytest.mark.parametrize("wrapper", ["ClassFilterWrapper", "OversamplingWrapper", "RepeatWrapper"])
-def test_a_stream_gives_the_same_samples_where_kappadata_is_right(wrapper: str) -> None:
+def test_a_stream_gives_kappadatas_samples_where_it_is_right(wrapper: str) -> None:
     cases = [case for case in CASES if case.wrappers == wrapper and difference_of(case) is None]
     for case in cases:
         if isinstance(case.answer, str):
-            continue  # both refuse the arguments, and of a stream nothing else is asked
+            continue  # both reject the arguments, and of a stream nothing else is asked
         if wrapper == "OversamplingWrapper":  # a sample's repetitions follow it directly
             assert streamed(case) == sorted(case.answer), case
         else:
             assert streamed(case) == case.answer, case
 
 
-def test_a_filter_that_keeps_nothing_warns_where_kappadata_is_silent() -> None:
+def test_an_empty_filter_warns_where_kappadata_is_silent() -> None:
     silent = [case for case in CASES if case.wrappers == "ClassFilterWrapper" and case.answer == [] and case.labels]
     chosen = [case for case in silent if case.given.get("valid_classes") != []]
     assert 0 < len(chosen) < len(silent)

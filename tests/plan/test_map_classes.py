@@ -41,7 +41,7 @@ def both(labels: list[Any], known: Any, mapping: Any, **given: Any) -> tuple[lis
     return [x for x, _ in found], [y for _, y in found], indexed.class_names()
 
 
-def test_classes_are_merged_and_numbered_as_the_mapping_names_them() -> None:
+def test_classes_are_merged_and_numbered_as_mapped() -> None:
     assert both([0, 1, 2, 3, 1], PETS, {"pony": "horse", "horse": "horse", "cat": "feline"}) == (
         ["0", "1", "3", "4"],
         [1, 0, 0, 0],
@@ -96,7 +96,7 @@ def test_pascal_voc_becomes_cifar_10() -> None:
         ({"cat": "dog"}, {"unmapped": "keep"}, ValueError, "`class_names` must include 'pony', which"),
     ],
 )
-def test_classes_that_have_no_name_are_refused(mapping: Any, given: Any, error: type[Exception], words: str) -> None:
+def test_classes_that_have_no_name_are_rejected(mapping: Any, given: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         both([0], PETS, mapping, class_names=["crow", "dog"], **given)
 
@@ -140,12 +140,12 @@ def test_the_plan_goes_on_behind_it() -> None:
         ({1.5: 0}, TypeError, "a dictionary of class numbers or names"),
     ],
 )
-def test_bad_mappings_are_refused(mapping: Any, error: type[Exception], words: str) -> None:
+def test_bad_mappings_are_rejected(mapping: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         kdp.from_dataset([(1, 0)]).map_classes(mapping)
 
 
-def test_an_unknown_class_is_refused_with_the_closest() -> None:
+def test_an_unknown_class_is_rejectd_with_the_closest() -> None:
     with pytest.raises(ValueError, match="Did you mean 'pony'"):
         both([0], PETS, {"poni": "horse"})
     with pytest.raises(ValueError, match="`unmapped` must be one of"):

@@ -66,7 +66,7 @@ def test_an_empty_source_ends_a_mix() -> None:
     assert mixed([0, 0], "iter", stop="all") == []
 
 
-def test_a_stream_that_is_read_again_is_shuffled_alike_in_every_worker() -> None:
+def test_a_stream_read_again_is_shuffled_alike_in_workers() -> None:
     def pipe() -> Any:
         short, long = sources([9, 60], "iter")
         mix = short.shuffle(buffer_size=9).to_samples().mix(long, stop="all")
@@ -81,7 +81,7 @@ def test_a_stream_that_is_read_again_is_shuffled_alike_in_every_worker() -> None
     assert all(len({*own[place : place + 9]}) == 9 for place in range(0, 54, 9))
 
 
-def test_the_plan_goes_on_behind_a_mix_and_batches_are_the_same_with_workers() -> None:
+def test_the_plan_continues_after_a_mix_with_any_workers() -> None:
     one = kdp.from_dataset(list("abc"), "x", labels=[0, 1, 0], class_names=["heron", "stork"])
     other = kdp.from_dataset(list("de"), "x", labels=[1, 1], class_names=["heron", "stork"])
     pipe = one.mix(other, stop="all").oversample(mode="exact")
@@ -103,7 +103,7 @@ def test_sources_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("join", [kdp.concat, lambda one, other: one.mix(other)])
-def test_sources_that_number_classes_differently_are_refused(join: Any) -> None:
+def test_sources_that_number_classes_differently_are_rejected(join: Any) -> None:
     one = kdp.from_dataset(["a"], "x", labels=[0], class_names=["heron", "stork"])
     other = kdp.from_dataset(["b"], "x", labels=[0], class_names=["stork", "heron"])
     with pytest.raises(kdp.ChainError, match=r"source 0 has heron, stork, but source 1 has stork, heron.*map_classes"):
@@ -154,7 +154,7 @@ def test_draws_follow_the_weights_and_the_seed() -> None:
         (lambda: kdp.concat([1, 2]), kdp.ChainError, "as separate arguments"),
     ],
 )
-def test_bad_arguments_are_refused(build: Any, error: type[Exception], words: str) -> None:
+def test_bad_arguments_are_rejected(build: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         build()
 
@@ -167,12 +167,12 @@ def test_bad_arguments_are_refused(build: Any, error: type[Exception], words: st
         (lambda pipe: pipe.shuffle(), r"`\.permute\(seed\)`"),
     ],
 )
-def test_stock_pipes_that_lose_the_columns_are_refused_with_the_name_of_ours(stock: Any, ours: str) -> None:
+def test_stock_pipes_that_lose_columns_are_an_error_with_ours(stock: Any, ours: str) -> None:
     with pytest.raises(kdp.ChainError, match=ours):
         kdp.concat(stock(kdp.from_dataset([(1, 0)])))
 
 
-def test_several_pipes_without_a_list_are_refused_with_the_way_out() -> None:
+def test_several_pipes_without_a_list_are_an_error_with_hint() -> None:
     one = kdp.from_dataset([(0, 0)])
     with pytest.raises(TypeError, match="Put the pipes into one list"):
         one.mix(one, one, weights=[1, 1, 1])  # type: ignore[call-arg]

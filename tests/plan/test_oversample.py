@@ -39,7 +39,7 @@ def naive_exact(items: list[Any]) -> str:
     return "".join((group * largest)[:largest][place] for group in groups for place in range(largest))
 
 
-def test_multiply_gives_all_samples_and_then_the_rarer_classes_again() -> None:
+def test_multiply_gives_all_samples_then_rare_classes_again() -> None:
     pipe: Any = kdp.from_dataset(ITEMS).oversample()
     assert naive_multiply(ITEMS) == "abcdefgbfddd"
     assert epochs(pipe) == [naive_multiply(ITEMS)] * 2
@@ -50,7 +50,7 @@ def test_multiply_gives_all_samples_and_then_the_rarer_classes_again() -> None:
     assert epochs(kdp.from_dataset(rare).oversample()) == ["abcdefghbfbf"] * 2
 
 
-def test_exact_gives_class_after_class_at_the_size_of_the_largest() -> None:
+def test_exact_gives_classes_in_turn_at_the_largest_size() -> None:
     items = [*ITEMS, ("h", 1)]
     pipe: Any = kdp.from_dataset(items).oversample(mode="exact")
     assert naive_exact(items) == "acegbfhbdddd"
@@ -78,7 +78,7 @@ def test_a_stream_repeats_other_samples_in_each_epoch() -> None:
         assert [list(loader), list(loader)] == expected == [list(dealt), list(dealt)]
 
 
-def test_exact_balances_a_stream_exactly_where_the_counts_are_true() -> None:
+def test_exact_balances_a_stream_if_the_counts_are_true() -> None:
     for num_rare in range(1, 8):
         items = [("a", 0)] * 7 + [("b", 1)] * num_rare
         pipe = stream(items).oversample(mode="exact", class_counts={0: 7, 1: num_rare})
@@ -151,7 +151,7 @@ def test_a_class_that_was_not_counted_names_the_sample() -> None:
             list(pipe)
 
 
-def test_bad_arguments_are_refused_when_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejectd_when_the_chain_is_built() -> None:
     for source, given in ((kdp.from_dataset(ITEMS), {}), (stream(ITEMS), {"class_counts": COUNTS})):
         with pytest.raises(ValueError, match="`mode` must be one of 'multiply', 'exact', but is 'exactly' instead"):
             source.oversample(mode="exactly", **given)

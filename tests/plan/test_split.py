@@ -51,7 +51,7 @@ def test_a_sample_stays_in_its_part_when_the_data_grows() -> None:
     assert set(before.test.column("key")) <= set(after.test.column("key"))
 
 
-def test_parts_by_key_have_about_their_shares_and_depend_on_the_seed() -> None:
+def test_parts_by_key_have_about_their_shares_by_seed() -> None:
     pipe = source([0] * 10_000)
     for seed in range(3):
         train = kdp.split(pipe, train=0.9, test=0.1, seed=seed).train

@@ -83,7 +83,7 @@ def test_a_repeated_sample_is_augmented_anew(pipe: Any) -> None:
     assert first != second
 
 
-def test_a_position_outside_is_refused_with_the_range(pipe: Any) -> None:
+def test_a_position_outside_is_rejectd_with_the_range(pipe: Any) -> None:
     for index in (12, -13):
         with pytest.raises(IndexError) as error:
             pipe[index]
@@ -95,7 +95,7 @@ def test_a_position_outside_is_refused_with_the_range(pipe: Any) -> None:
         kdp.from_dataset([])[0]
 
 
-def test_what_is_no_position_is_refused(pipe: Any) -> None:
+def test_what_is_no_position_is_rejected(pipe: Any) -> None:
     for index in (1.0, "1", True, None, (1, 2)):
         with pytest.raises(TypeError, match="`index` must be an integer, a slice or a sequence of integers"):
             pipe[index]
@@ -104,7 +104,7 @@ def test_what_is_no_position_is_refused(pipe: Any) -> None:
             pipe.subset(indices)
 
 
-def test_a_source_without_columns_and_a_selected_one_say_the_way_out(pipe: Any) -> None:
+def test_missing_columns_and_selected_sources_get_a_hint(pipe: Any) -> None:
     with pytest.raises(kdp.ChainError, match=r"`SequenceWrapper` has none. Make samples of it first: `.to_samples"):
         SequenceWrapper([1, 2]).subset([0])
     with pytest.raises(kdp.ChainError, match=r"Put `.subset\(\)` before `.select\(\)`"):

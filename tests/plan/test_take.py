@@ -114,7 +114,7 @@ def test_shares_may_be_numbers_of_numpys() -> None:
     assert len(pipe.take_per_class(share=np.float32(0.5))) == 1
 
 
-def test_keys_are_a_column_and_tell_that_splits_have_none_in_common() -> None:
+def test_keys_are_a_column_and_splits_have_none_in_common() -> None:
     pipe: Any = kdp.from_ids(list("abcdefgh"), [0] * 8, load=str.upper).permute(3)
     train, valid = pipe.take_percent(to_percent=0.75), pipe.take_percent(from_percent=0.75)
     assert sorted([*train.column("key"), *valid.column("key")]) == list("abcdefgh")
@@ -141,6 +141,6 @@ def test_unlabelled_samples_are_no_class_to_balance() -> None:
         (lambda pipe: pipe.few_shot(0), ValueError, "`shots` must be an integer of at least 1"),
     ],
 )
-def test_bad_arguments_are_refused_where_the_chain_is_built(build: Any, error: type[Exception], words: str) -> None:
+def test_bad_arguments_are_rejectd_where_the_chain_is_built(build: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         build(source([0, 1]))

@@ -74,7 +74,7 @@ def test_items_of_any_kind_get_names() -> None:
     assert list(kdp.from_dataset([])) == []
 
 
-def test_labels_are_taken_from_the_argument_or_the_dataset_and_no_item_is_loaded() -> None:
+def test_labels_come_from_argument_or_dataset_without_items() -> None:
     for dataset, labels, names in ((Labelled(), None, None), (Counting(), [0, 1, 0], ["heron", "stork"])):
         pipe = kdp.from_dataset(dataset, labels=labels, class_names=names)
         chain = pipe.filter_classes(valid=["heron"]).oversample()
@@ -100,7 +100,7 @@ def test_fields_with_methods_of_their_own_load_singly() -> None:
         assert caught.value.__notes__ == [f"kdpipes: while loading field 'x' of sample {source[1].key!r} (ordinal 1)"]
 
 
-def test_a_source_of_ones_own_names_its_samples_and_fields_and_travels() -> None:
+def test_an_own_source_names_its_samples_and_fields_and_travels() -> None:
     source = Rows()
     source.shift = 3
     with pytest.raises(kdp.FieldError, match=r"^Rows has no field 'z'; it has 'rows', 'x', 'y'\.$"):
@@ -111,8 +111,8 @@ def test_a_source_of_ones_own_names_its_samples_and_fields_and_travels() -> None
     assert (twin.shift, [sample.key for sample in twin]) == (3, ["row-0", "row-1", "row-2"])
 
 
-def test_bad_arguments_are_refused_at_once() -> None:
-    refused: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+def test_bad_arguments_are_rejectd_at_once() -> None:
+    rejected: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
         (("heron",), {}, TypeError, "`dataset` must be a dataset with a length and positions, but is 'heron'"),
         ((iter([1]),), {}, TypeError, "`dataset` must be a dataset with a length and positions"),
         (({"x": 1},), {}, TypeError, "`dataset` must be a dataset with a length and positions"),
@@ -120,12 +120,12 @@ def test_bad_arguments_are_refused_at_once() -> None:
         (([1], " "), {}, TypeError, "`fields` must be names in one string"),
         (([1, 2],), {"labels": [0]}, ValueError, "as long as `dataset`, but has 1 entries for 2 items"),
     ]
-    for arguments, options, kind, words in refused:
+    for arguments, options, kind, words in rejected:
         with pytest.raises(kind, match=words):
             kdp.from_dataset(*arguments, **options)
 
 
-def test_an_item_that_does_not_fit_the_names_is_an_error_with_the_way_out() -> None:
+def test_an_item_that_does_not_fit_is_an_error_with_a_hint() -> None:
     known = {
         "Item 0 has 3 parts, but `fields` names 2: 'x y'": [(1, 2, 3)],
         "Item 0 has no 'x'. Name what it has: `fields=\"image label\"`": [{"image": 1, "label": 2}],
@@ -160,7 +160,7 @@ def test_labels_may_be_tensors(targets: object) -> None:
         assert pipe.filter_classes(valid=["heron"]).column("x").tolist() == ["a", "c"]
 
 
-def test_targets_that_are_not_the_labels_of_the_items_are_not_taken_for_them() -> None:
+def test_targets_that_are_not_labels_are_not_taken_for_them() -> None:
     many = kdp.from_dataset(Items(np.zeros((3, 5))))
     assert many.column("y").tolist() == [0, 1, 0]
     changed = kdp.from_dataset(Items([0, 1, 0], target_transform=abs))
@@ -191,7 +191,7 @@ def test_reading_a_column_changes_no_sample() -> None:
     assert torch.equal(pipe[1]["y"], before)
 
 
-def test_a_source_of_ones_own_may_call_its_attributes_as_it_likes() -> None:
+def test_an_own_source_may_name_its_attributes_freely() -> None:
     class Mine(kdp.SampleSource):
         def __init__(self) -> None:
             self._labels, self._shared, self._positions, self.source = [1, 0], "s", "p", "o"
@@ -209,7 +209,7 @@ def test_a_source_of_ones_own_may_call_its_attributes_as_it_likes() -> None:
     assert source._labels == [1, 0]
 
 
-def test_attributes_that_would_hide_methods_are_refused() -> None:
+def test_attributes_that_would_hide_methods_are_rejected() -> None:
     class Named(kdp.SampleSource):
         def __init__(self) -> None:
             self.class_names = ["a"]
@@ -232,7 +232,7 @@ def test_a_source_without_getters_says_what_it_lacks() -> None:
         Bare().column("y")
 
 
-def test_a_column_of_another_length_is_refused() -> None:
+def test_a_column_of_another_length_is_rejected() -> None:
     class Short(kdp.SampleSource):
         def __len__(self) -> int:
             return 3
@@ -247,7 +247,7 @@ def test_a_column_of_another_length_is_refused() -> None:
         Short().filter_classes(valid=[0]).column("y")
 
 
-def test_random_datasets_and_getters_depend_on_the_delivered_sample_alone() -> None:
+def test_random_datasets_depend_on_the_delivered_sample_alone() -> None:
     class Noisy(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
             return 6

@@ -34,7 +34,7 @@ def test_without_labels_there_is_no_y() -> None:
         pipe.column("y")
 
 
-def test_the_loader_runs_when_x_is_read_and_its_error_names_the_sample() -> None:
+def test_the_loader_runs_when_x_is_read_and_names_the_sample() -> None:
     def load(name: str) -> Any:
         raise OSError(5, name)
 
@@ -63,7 +63,7 @@ def test_a_path_with_an_id_in_it_is_read_by_its_suffix(tmp_path: Path) -> None:
     assert (read[0], read[1].tolist(), read[2]["a"].tolist()) == (b"jpg", [0, 1, 2], [1, 1])
 
 
-def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
+def test_files_that_would_run_code_are_rejected(tmp_path: Path) -> None:
     torch.save(np.datetime64, tmp_path / "a.pt")
     np.save(tmp_path / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
     for suffix, reason in (("pt", "UnpicklingError: Weights only load failed"), ("npy", "the array holds objects")):
@@ -71,8 +71,8 @@ def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
             kdp.from_ids(["a"], load=f"{tmp_path}/{{id}}.{suffix}")[0]["x"]
 
 
-def test_bad_arguments_are_refused_at_once() -> None:
-    refused: list[tuple[tuple[Any, ...], type[Exception], str]] = [
+def test_bad_arguments_are_rejectd_at_once() -> None:
+    rejected: list[tuple[tuple[Any, ...], type[Exception], str]] = [
         (("id-1", None, str), TypeError, "`ids` must be a sequence of IDs, but is 'id-1' instead"),
         (({"id-1": 0}, None, str), TypeError, "`ids` must be a sequence of IDs"),
         ((iter(IDS), None, str), TypeError, "`ids` must be a sequence of IDs"),
@@ -81,6 +81,6 @@ def test_bad_arguments_are_refused_at_once() -> None:
         ((IDS, None, "id.jpg"), ValueError, "`load` must be a callable, or a path with '{id}' in it, but is 'id.jpg'"),
         ((IDS, None, 3), TypeError, "`load` must be a callable, but is 3 instead"),
     ]
-    for arguments, kind, words in refused:
+    for arguments, kind, words in rejected:
         with pytest.raises(kind, match=words):
             kdp.from_ids(*arguments)

@@ -71,7 +71,7 @@ def test_a_file_without_a_header(tmp_path: Path) -> None:
     assert kdp.from_table(path, label="f1", header=False).column("y").tolist() == [1, 0]
 
 
-def test_class_names_number_the_labels_and_unknown_ones_are_rejected() -> None:
+def test_class_names_number_labels_and_unknown_ones_fail() -> None:
     names = ["stork", "gull", "heron"]
     assert kdp.from_table(COLUMNS, label="bird", class_names=names).column("y").tolist() == [0, 2, -1]
     with pytest.raises(ValueError, match="`label` has 'heron', which is not among the classes stork, gull"):

@@ -1,4 +1,4 @@
-"""A folder of class folders: listed late, read late, and refused in words."""
+"""A folder of class folders: listed late, read late, and rejected in words."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_photos_come_sorted_by_class_with_key_bytes_and_number(photo_folder: Pat
     assert np.asarray(pipe.decode_images("x")[0]["x"]).shape[2] == 3
 
 
-def test_deeper_folders_belong_to_their_class_and_other_files_to_none(birds: Path) -> None:
+def test_deeper_folders_belong_to_their_class_files_to_none(birds: Path) -> None:
     expected = [("heron/10.jpg", 0), ("heron/2.JPG", 0), ("heron/old/1.jpg", 0), ("stork/2.png", 1)]
     for root in (birds, str(birds), f"{birds}/"):
         assert [(sample.key, sample["y"]) for sample in kdp.image_folder(root)] == expected
@@ -72,7 +72,7 @@ def test_plans_read_labels_and_open_no_file(birds: Path) -> None:
     assert [(sample.key, sample["y"]) for sample in chain[3:]] == [("stork/2.png", 1)] * 3
 
 
-def test_a_root_that_is_no_folder_is_refused_at_once(birds: Path) -> None:
+def test_a_root_that_is_no_folder_is_rejectd_at_once(birds: Path) -> None:
     for root in (birds / "gulls", birds / "stork/2.png"):
         with pytest.raises(FileNotFoundError, match=rf"^`root` must be a folder that exists, but is '{root}' instead"):
             kdp.image_folder(root)
@@ -82,7 +82,7 @@ def test_a_root_that_is_no_folder_is_refused_at_once(birds: Path) -> None:
         kdp.image_folder(3)  # type: ignore[arg-type]
 
 
-def test_a_folder_without_class_folders_of_images_is_refused(birds: Path) -> None:
+def test_a_folder_without_class_folders_of_images_is_rejected(birds: Path) -> None:
     (birds / "0.jpg").write_bytes(b"")
     with pytest.raises(kdp.DataError, match=r"^Image '0\.jpg' lies in '.*' itself, .* `FileLister\(root\)\.to_samples"):
         len(kdp.image_folder(birds))
@@ -91,7 +91,7 @@ def test_a_folder_without_class_folders_of_images_is_refused(birds: Path) -> Non
         len(kdp.image_folder(birds / "empty"))
 
 
-def test_bytes_that_are_no_image_are_an_error_that_names_the_sample(birds: Path) -> None:
+def test_bytes_that_are_no_image_are_an_error_with_the_sample(birds: Path) -> None:
     sample = kdp.image_folder(birds).decode_images("x")[1]
     with pytest.raises(kdp.DataError, match="11 bytes are not an image that Pillow can identify") as caught:
         sample["x"]

@@ -82,7 +82,7 @@ def _change(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     "spoil", [_gone, _cut, _of_other_kind, _of_another_version, _unfinished, _too_short, _replaced]
 )
-def test_notes_that_are_gone_damaged_or_of_other_shards_name_nothing(birds: Path, source: Any, spoil: Any) -> None:
+def test_missing_damaged_or_foreign_notes_name_no_class(birds: Path, source: Any, spoil: Any) -> None:
     spoil(birds)
     pipe = source(str(birds / "b-*.tar"))
     assert pipe.class_names() is None
@@ -95,7 +95,7 @@ def test_shards_of_several_jobs_have_no_names(birds: Path) -> None:
         assert source([str(birds / "b-*.tar"), str(birds / "again" / "b-*.tar")]).class_names() is None
 
 
-def test_a_pipe_is_told_by_its_names_whoever_has_said_them_and_whether_or_not_one_has_asked(birds: Path) -> None:
+def test_a_pipe_is_identified_by_its_class_names_from_anywhere(birds: Path) -> None:
     for source in SOURCES:
         asked, other = (source(str(birds / "b-*.tar")) for _ in range(2))
         assert asked.class_names() == NAMES
@@ -113,7 +113,7 @@ def test_workers_have_the_names_as_well(birds: Path) -> None:
         assert [y for batch in loader for (y,) in batch] == [0, 1, 0]
 
 
-def test_elsewhere_one_file_is_read_for_them_and_only_if_somebody_asks(birds: Path) -> None:
+def test_remote_class_names_cost_one_file_and_only_on_use(birds: Path) -> None:
     with faulty_storage(str(birds)) as files:
         pipe = kdp.open_shards("faulty://b-{000..002}.tar")
         assert len(pipe) == 5
@@ -124,7 +124,7 @@ def test_elsewhere_one_file_is_read_for_them_and_only_if_somebody_asks(birds: Pa
         assert kdp.stream_shards("faulty://b-{000..002}.tar").class_names() is None
 
 
-def test_elsewhere_shards_without_notes_are_not_opened_for_their_names(birds: Path) -> None:
+def test_remote_shards_without_notes_are_not_opened_for_names(birds: Path) -> None:
     _gone(birds)
     with faulty_storage(str(birds)) as files:
         assert kdp.open_shards("faulty://b-{000..002}.tar").class_names() is None

@@ -70,10 +70,10 @@ def test_positions_give_fields_keys_and_columns(birds: Path) -> None:
 def test_labels_keys_and_plans_need_no_part_to_be_read(birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = numbers(birds)
 
-    def refuse(*args: Any) -> Any:
+    def reject(*args: Any) -> Any:
         raise AssertionError("a part has been opened")
 
-    monkeypatch.setattr(memory, "_Map", refuse)
+    monkeypatch.setattr(memory, "_Map", reject)
     for path in birds.glob("*.mdb"):
         size = path.stat().st_size
         path.write_bytes(b"")
@@ -89,7 +89,7 @@ def test_labels_keys_and_plans_need_no_part_to_be_read(birds: Path, monkeypatch:
         records[0]["x"]
 
 
-def test_arrays_are_read_only_views_that_outlive_the_pipe_and_the_file(birds: Path) -> None:
+def test_arrays_are_read_only_views_that_outlive_the_pipe(birds: Path) -> None:
     records = kdp.open_records(birds)
     views = [(int(sample.key), sample["x"]) for sample in records]
     assert not any(view.flags.writeable for _, view in views)
@@ -152,7 +152,7 @@ def test_flipped_bytes_are_damage_of_the_sample_whose_they_are(birds: Path, veri
     assert kept == [key for key, _ in expected if key != str(victim)]
 
 
-def test_a_part_that_is_cut_is_named_when_it_is_opened_and_when_it_is_read(birds: Path) -> None:
+def test_a_cut_part_is_named_when_opened_and_when_read(birds: Path) -> None:
     records = kdp.open_records(birds)
     records[0]["x"]
     path = birds / "part-00000.mdb"
@@ -180,7 +180,7 @@ def test_another_part_of_the_same_length_is_not_taken_for_it(birds: Path) -> Non
         len(kdp.open_records(birds))
 
 
-def test_what_is_no_folder_of_whole_records_of_this_version_is_refused(birds: Path, tmp_path: Path) -> None:
+def test_a_folder_without_whole_records_is_an_error(birds: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"`folder` must be a local folder, .* `kdp\.copy_to_local\(url"):
         kdp.open_records("s3://bucket/birds")
     with pytest.raises(FileNotFoundError, match="`folder` must be a folder that exists"):
@@ -204,7 +204,7 @@ def test_what_is_no_folder_of_whole_records_of_this_version_is_refused(birds: Pa
         len(kdp.open_records(birds))
 
 
-def test_a_copy_and_a_folder_that_cannot_be_written_are_read_and_stay_as_they_are(birds: Path, tmp_path: Path) -> None:
+def test_a_copy_and_a_read_only_folder_are_read_unchanged(birds: Path, tmp_path: Path) -> None:
     local = kdp.copy_to_local(birds, tmp_path / "local").path
     for path in [*local.iterdir(), local]:
         path.chmod(path.stat().st_mode & ~0o222)
@@ -227,7 +227,7 @@ def plain(batches: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver", "threads"])
-def test_all_kinds_of_workers_read_them_also_after_this_process_has(birds: Path, method: str) -> None:
+def test_all_kinds_of_workers_read_them_after_this_process(birds: Path, method: str) -> None:
     pipe = chain(birds)
     expected = [plain(pipe) for _ in range(2)]
     service: Any = kdp.ThreadReadingService(3) if method == "threads" else None
@@ -260,7 +260,7 @@ def parts_in_windows(pipe: Any, seed: int) -> list[set[int]]:
     return [{index // 8 for index in epoch[start : start + 8]} for start in (0, 8, 16)]
 
 
-def test_windows_hold_the_samples_of_parts_or_of_blocks_from_anywhere(birds: Path) -> None:
+def test_windows_hold_samples_of_parts_or_blocks(birds: Path) -> None:
     records, blocks = kdp.open_records(birds), kdp.open_records(birds, block_size=3)
     assert records.shard_numbers().tolist() == [0] * 8 + [1] * 8 + [2] * 8
     starts = [0, 3, 6, 8, 11, 14, 16, 19, 22, NUMBER]
@@ -298,9 +298,7 @@ def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def test_nothing_stays_open_behind_a_pipe_and_few_parts_are_open_at_once(
-    birds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_stays_open_after_a_pipe_and_few_parts_at_once(birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = descriptors()
     copies = [pickle.loads(pickle.dumps(kdp.open_records(birds))) for _ in range(5)]
     for records in copies:

@@ -72,7 +72,7 @@ def test_a_folder_is_told_how_to_name_its_shards(name: str, tmp_path: Path) -> N
         next(iter(getattr(kdp, name)(f"{tmp_path}/")))
 
 
-def test_a_field_is_read_alone_and_damage_behind_the_index_is_named(write: Callable[..., Path]) -> None:
+def test_a_field_is_read_alone_and_damage_after_it_is_named(write: Callable[..., Path]) -> None:
     path = write(ROWS)
     pipe = kdp.open_shards(path)
     content = path.read_bytes()
@@ -85,7 +85,7 @@ def test_a_field_is_read_alone_and_damage_behind_the_index_is_named(write: Calla
     assert caught.value.__notes__ == ["kdpipes: while reading member 'jpg' of sample 'a.tar/birds/3' (ordinal 3)"]
 
 
-def test_cut_and_compressed_shards_are_refused(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_cut_and_compressed_shards_are_rejected(write: Callable[..., Path], tmp_path: Path) -> None:
     whole, packed = write(ROWS), write(ROWS, "b.tar.gz")
     cut = tmp_path / "cut.tar"
     cut.write_bytes(whole.read_bytes()[:9_000])
@@ -97,7 +97,7 @@ def test_cut_and_compressed_shards_are_refused(write: Callable[..., Path], tmp_p
         len(kdp.open_shards(packed))
 
 
-def test_bad_urls_are_refused_at_once() -> None:
+def test_bad_urls_are_rejectd_at_once() -> None:
     with pytest.raises(ValueError, match=r"`urls` must be paths or fsspec URLs, but is 'pipe:cat a\.tar' instead"):
         kdp.open_shards("pipe:cat a.tar")
     with pytest.raises(TypeError, match="`urls` must be a path or URL, or a sequence of them, but is 3 instead"):
@@ -113,7 +113,7 @@ def test_a_sample_may_lack_a_field_that_is_then_no_column(write: Callable[..., P
         pipe.column("clas")
 
 
-def test_a_member_that_cannot_be_decoded_is_named_when_it_is_read(write: Callable[..., Path]) -> None:
+def test_a_member_that_does_not_decode_is_named_when_read(write: Callable[..., Path]) -> None:
     sample = kdp.open_shards(write([{"__key__": "a", "jpg": b"1", "json": b"{"}]))[0]
     assert sample["jpg"] == b"1"
     with pytest.raises(
@@ -130,7 +130,7 @@ def test_an_empty_shard_has_no_samples(write: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize("is_renamed", [True, False], ids=["another file", "the same file"])
 @pytest.mark.parametrize("grows", [True, False])
-def test_a_shard_that_is_replaced_while_it_is_open_is_refused_until_it_is_opened_again(
+def test_a_shard_replaced_while_open_is_an_error_until_reopened(
     write: Callable[..., Path], is_renamed: bool, grows: bool
 ) -> None:
     path = write(ROWS)
@@ -179,7 +179,7 @@ def test_zeros_inside_a_shard_are_damage_and_lose_no_sample(tmp_path: Path) -> N
     assert len(kdp.open_shards(whole)) == len(kdp.open_shards(whole)) == len(list(kdp.stream_shards(whole))) == 20
 
 
-def test_a_tolerant_stream_goes_on_after_zeros_with_the_next_shard(tmp_path: Path) -> None:
+def test_a_tolerant_stream_continues_with_the_next_shard(tmp_path: Path) -> None:
     damaged(tmp_path / "0.tar")
     with TarWriter(str(tmp_path / "1.tar")) as writer:
         writer.write({"__key__": "0", "txt": "stork"})

@@ -47,7 +47,7 @@ def test_spawned_workers_give_what_the_disk_gives(elsewhere: str, small: str) ->
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_an_epoch_moves_each_sample_once_and_none_that_is_filtered_out(large: str, service: Service) -> None:
+def test_an_epoch_moves_each_sample_once_and_no_filtered_one(large: str, service: Service) -> None:
     with faulty_storage(large) as files:
         pipe = opened("faulty://").filter_classes(valid=[1])
         pipe[0]["x"], pipe[0]["y"]  # which tells what is used

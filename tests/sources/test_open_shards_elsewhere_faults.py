@@ -121,10 +121,10 @@ def test_a_shard_that_goes_missing_later_is_named(small: str) -> None:
         assert len(files.requests()) > 0
 
 
-def test_a_request_for_many_samples_that_fails_costs_none_of_them(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_request_for_many_samples_costs_none_of_them(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = remote.read_range
 
-    def refuse_long(span: Span) -> bytes:
+    def reject_long(span: Span) -> bytes:
         if span.stop - span.start > 500:
             raise DataError("It is too much at once.")
         return alone(span)
@@ -132,7 +132,7 @@ def test_a_request_for_many_samples_that_fails_costs_none_of_them(small: str, mo
     with faulty_storage(small):
         pipe = opened("faulty://")
         assert len(pipe) == 36
-        monkeypatch.setattr(remote, "read_range", refuse_long)
+        monkeypatch.setattr(remote, "read_range", reject_long)
         with kdp.Loader(dealt(pipe.on_error("skip"))) as loader:
             list(loader)
             assert loader.skipped == []
@@ -180,7 +180,7 @@ def test_a_shard_that_is_replaced_while_it_is_read_is_named(large: str) -> None:
         epochs(in_order(opened("faulty://")))
 
 
-def test_shards_whose_indexes_have_checksums_are_verified_beside_others_that_have_none(large: str) -> None:
+def test_shards_with_checksums_are_verified_beside_others(large: str) -> None:
     make_index(f"{large}/birds-0.tar")
     with faulty_storage(large, faults=[Fault("flip_bit", every=3, on="range")], seed=3) as files:
         pipe = opened("faulty://", fetch="members")

@@ -40,7 +40,7 @@ SPAWN = pytest.param(lambda: {"num_workers": 2, "start_method": "spawn"}, id="sp
 
 
 @pytest.mark.parametrize("service", [*SERVICES, SPAWN])
-def test_an_epoch_in_order_moves_each_shard_once_and_the_next_nothing(large: str, service: Service) -> None:
+def test_an_ordered_epoch_moves_each_shard_once_the_next_none(large: str, service: Service) -> None:
     want = epochs(in_order(opened(f"{large}/")))
     with faulty_storage(large) as files:
         chain = in_order(opened("faulty://"))
@@ -56,7 +56,7 @@ def test_an_epoch_in_order_moves_each_shard_once_and_the_next_nothing(large: str
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_an_epoch_shuffled_by_shards_moves_each_shard_once_and_the_next_nothing(large: str, service: Service) -> None:
+def test_an_epoch_by_shards_moves_each_once_the_next_none(large: str, service: Service) -> None:
     options: dict[str, Any] = {"shuffle": "shards", "window": 12, "seed": 1}
     want = epochs(in_order(opened(f"{large}/"), **options))
     assert want[0] != want[1]
@@ -73,7 +73,7 @@ def test_an_epoch_shuffled_by_shards_moves_each_shard_once_and_the_next_nothing(
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_chains_of_whole_shards_give_what_they_give_from_the_disk(
+def test_chains_of_whole_shards_give_what_the_disk_gives(
     elsewhere: str, small: str, tmp_path: Path, service: Service
 ) -> None:
     options: dict[str, Any] = {
@@ -248,14 +248,14 @@ def test_leaving_an_epoch_of_whole_shards_leaves_nothing_held(large: str, cache:
 
 
 @pytest.mark.parametrize("fetch", ["auto", "shards"])
-def test_files_of_this_machine_are_not_copied_whatever_they_are_called(small: str, cache: Path, fetch: str) -> None:
+def test_local_files_are_not_copied_by_any_name(small: str, cache: Path, fetch: str) -> None:
     for root in (f"{small}/", f"file://{small}/"):
         assert epochs(in_order(opened(root, fetch=fetch))) == epochs(in_order(opened(f"{small}/")))
     assert not (cache / "shards").exists()
 
 
 @pytest.mark.parametrize("fetch", ["auto", "shards"])
-def test_a_cache_that_is_too_small_for_a_window_does_not_move_shards_again_and_again(large: str, fetch: Any) -> None:
+def test_a_cache_too_small_for_a_window_moves_no_shard_twice(large: str, fetch: Any) -> None:
     want = epochs(in_order(opened(f"{large}/"), shuffle="shards", window=36))
     with faulty_storage(large) as files:
         pipe = opened("faulty://", max_cache_bytes=total(large) // 2, fetch=fetch)
@@ -265,9 +265,7 @@ def test_a_cache_that_is_too_small_for_a_window_does_not_move_shards_again_and_a
         assert body_bytes(files) - before < 2 * 2 * total(large)
 
 
-def test_workers_wait_until_one_of_them_has_chosen_how_to_read_an_epoch(
-    large: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_wait_until_one_has_chosen_how_to_read(large: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_storage(large) as files:
         source = opened("faulty://")
         assert len(source) == 36
@@ -290,7 +288,7 @@ def test_workers_wait_until_one_of_them_has_chosen_how_to_read_an_epoch(
         assert all(one.start == 0 for one in bodies(files, before)), "no member of theirs alone"
 
 
-def test_a_worker_that_is_late_does_not_choose_again_how_to_read_an_epoch(large: str) -> None:
+def test_a_late_worker_does_not_choose_again_how_to_read(large: str) -> None:
     with faulty_storage(large) as files:
         source = opened("faulty://")
         positions, before = np.arange(len(source)), len(files.requests())

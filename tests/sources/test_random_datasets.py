@@ -105,7 +105,7 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
 
 
 @every_source
-def test_each_delivery_is_drawn_anew_and_no_global_generator_moves(name: str) -> None:
+def test_each_delivery_is_drawn_anew_without_global_generators(name: str) -> None:
     pipe = chain(name)
     states = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()
     first = epochs(pipe)
@@ -127,7 +127,7 @@ def test_the_epochs_are_the_same_in_every_loader(name: str, loader: str) -> None
 
 
 @every_source
-def test_an_epoch_goes_on_with_the_same_numbers_and_a_batch_is_built_again(name: str) -> None:
+def test_an_epoch_resumes_and_batches_are_built_again_equally(name: str) -> None:
     pipe = chain(name)
     expected = epochs(pipe)
     with kdp.Loader(chain(name), 2) as loader:

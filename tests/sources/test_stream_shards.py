@@ -60,7 +60,7 @@ def test_samples_come_in_order_from_wherever_the_shards_lie(write: Callable[...,
         ]
 
 
-def test_each_epoch_begins_anew_also_after_one_that_was_abandoned(write: Callable[..., Path]) -> None:
+def test_each_epoch_begins_anew_after_an_abandoned_one(write: Callable[..., Path]) -> None:
     stream = kdp.stream_shards(write(ROWS, "a.tar"), class_names=["heron", "stork"])
     first = _read(stream)
     assert [sample.key for sample in itertools.islice(stream, 2)] == ["a.tar/birds/0", "a.tar/birds/1"]
@@ -77,12 +77,12 @@ def test_a_stream_has_neither_length_nor_positions(write: Callable[..., Path]) -
         stream[0]
 
 
-def test_urls_that_would_run_a_command_are_refused_at_once() -> None:
+def test_urls_that_would_run_a_command_are_rejectd_at_once() -> None:
     with pytest.raises(ValueError, match=r"`urls` must be paths or fsspec URLs, but is 'pipe:cat a\.tar' instead"):
         kdp.stream_shards("pipe:cat a.tar")
 
 
-def test_a_missing_shard_is_told_before_the_first_sample_and_elsewhere_in_its_turn(
+def test_a_missing_shard_is_reported_first_or_remote_in_turn(
     write: Callable[..., Path], memory: Any, tmp_path: Path
 ) -> None:
     paths = [write(ROWS[:1], "a.tar"), write([], "empty.tar"), tmp_path / "missing.tar"]
@@ -106,7 +106,7 @@ def test_a_cut_shard_gives_its_whole_samples_and_then_an_error(write: Callable[.
         assert keys == [f"{name}/birds/{n}" for n in range(len(keys))] != []
 
 
-def test_members_are_decoded_when_read_and_damage_names_the_sample(write: Callable[..., Path]) -> None:
+def test_members_are_decoded_on_read_and_damage_names_samples(write: Callable[..., Path]) -> None:
     (sample,) = kdp.stream_shards(write([{"__key__": "a", "jpg": b"1", "json": b"{"}], "a.tar"))
     assert sample["jpg"] == b"1"
     with pytest.raises(

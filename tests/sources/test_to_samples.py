@@ -54,7 +54,7 @@ def test_urls_of_fsspec_are_listed_and_read() -> None:
 
 
 @needs_torchdata
-def test_samples_of_torchdatas_webdataset_keep_their_contents_when_the_stream_has_gone_on(tmp_path: Path) -> None:
+def test_torchdatas_webdataset_samples_keep_their_contents(tmp_path: Path) -> None:
     path = str(tmp_path / "a.tar")
     with TarWriter(path) as writer:
         for n in range(3):
@@ -67,7 +67,7 @@ def test_samples_of_torchdatas_webdataset_keep_their_contents_when_the_stream_ha
         ]
 
 
-def test_a_pair_of_path_and_open_file_is_read_as_it_passes_and_closed() -> None:
+def test_a_pair_of_path_and_open_file_is_read_and_closed() -> None:
     files = [("heron/1.jpg", io.BytesIO(b"one")), ("heron/2.jpg", io.BytesIO(b"two"))]
     stream = iter(IterableWrapper(files, deepcopy=False).to_samples())
     first = next(stream)
@@ -130,14 +130,14 @@ def test_items_without_names_are_an_error_with_the_way_out() -> None:
             assert words in str(caught.value)
 
 
-def test_bad_arguments_are_refused_at_once() -> None:
-    refused: list[tuple[dict[str, Any], str]] = [
+def test_bad_arguments_are_rejectd_at_once() -> None:
+    rejected: list[tuple[dict[str, Any], str]] = [
         ({"fields": ["x", "y"]}, '`fields` must be names in one string, like "x y", or functions by name, but is'),
         ({"fields": {"x": 3}}, r"`fields\['x'\]` must be a callable, but is 3 instead"),
         ({"key": "x"}, "`key` must be a callable, but is 'x' instead"),
         ({"label": 3}, "`label` must be a callable, but is 3 instead"),
     ]
-    for arguments, words in refused:
+    for arguments, words in rejected:
         for wrap in (IterableWrapper, SequenceWrapper):
             with pytest.raises(TypeError, match=words):
                 wrap([1]).to_samples(**arguments)

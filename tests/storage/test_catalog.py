@@ -81,21 +81,19 @@ def test_a_copy_of_shard_and_index_needs_no_other(tmp_path: Path) -> None:
     assert catalog.fields["jpg"].checksums is not None, "the index of the original"
 
 
-def test_where_nothing_can_be_written_the_index_is_kept_in_the_cache(
-    tmp_path: Path, cache: Path, monkeypatch: Any
-) -> None:
+def test_where_nothing_can_be_written_the_cache_has_the_index(tmp_path: Path, cache: Path, monkeypatch: Any) -> None:
     url = write(tmp_path / "data" / "a.tar", rows(1, 2))
     from kdpipes.storage import catalog as module
 
     written, keep = [], module._write
 
-    def refuse_beside(place: str, content: bytes) -> None:
+    def reject_beside(place: str, content: bytes) -> None:
         if place == index_url(url):
             raise PermissionError(place)
         written.append(place)
         keep(place, content)
 
-    monkeypatch.setattr(module, "_write", refuse_beside)
+    monkeypatch.setattr(module, "_write", reject_beside)
     for _ in range(2):
         assert len(open_catalog([url], ["a.tar"])) == 2
     assert len(written) == 1
@@ -135,7 +133,7 @@ def test_classes_that_are_names_are_no_numbers(tmp_path: Path) -> None:
     assert kdp.open_shards(url).column("cls").tolist() == ["heron", 7]
 
 
-def test_shards_elsewhere_are_indexed_by_reading_them_with_checksums(tmp_path: Path) -> None:
+def test_remote_shards_are_indexed_by_reading_with_checksums(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/kdpipes-catalog/a.tar", Path(write(tmp_path / "a.tar", rows(1, 2))).read_bytes())
     try:
@@ -158,7 +156,7 @@ def test_globs_are_files_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_checksum", [True, False])
-def test_a_shard_that_came_damaged_is_read_again_if_its_tag_is_its_checksum(
+def test_a_damaged_shard_is_read_again_if_its_tag_is_its_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_checksum: bool
 ) -> None:
     content = Path(write(tmp_path / "a.tar", rows(*range(9)))).read_bytes()
@@ -180,7 +178,7 @@ def places(index: Any) -> tuple[list[int], list[int]]:
     return index.fields["jpg"].offsets.tolist(), index.fields["jpg"].sizes.tolist()
 
 
-def test_another_tar_of_the_same_size_that_is_older_than_the_index_is_indexed_again(tmp_path: Path) -> None:
+def test_an_older_tar_of_the_same_size_is_indexed_again(tmp_path: Path) -> None:
     url, new = write(tmp_path / "a.tar", rows(1, 2)), write(tmp_path / "new" / "a.tar", rows(3, 4))
     assert told(open_catalog([url], ["a.tar"])) == [("a.tar/k1", 1), ("a.tar/k2", 2)]
     os.utime(new, (1, 1))
@@ -189,7 +187,7 @@ def test_another_tar_of_the_same_size_that_is_older_than_the_index_is_indexed_ag
     assert told(open_catalog([url], ["a.tar"])) == [("a.tar/k3", 3), ("a.tar/k4", 4)]
 
 
-def test_an_index_beside_another_tar_elsewhere_is_not_taken_for_its_own(tmp_path: Path) -> None:
+def test_an_index_beside_another_remote_tar_is_not_used(tmp_path: Path) -> None:
     for name, numbers in (("then", ("01", "02")), ("now", ("05", "06"))):
         make_index(write(tmp_path / name / "a.tar", rows(*numbers)))
     memory = fsspec.filesystem("memory")

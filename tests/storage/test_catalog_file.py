@@ -75,7 +75,7 @@ def test_many_shards_open_with_a_handful_of_requests(s3: str, proxy: Proxy, cach
     assert shards[5]["jpg"] == bytes([1, 2] * 50)
 
 
-def test_the_index_of_a_data_set_gives_what_indexes_of_shards_give(s3: str, proxy: Proxy, cache: Path) -> None:
+def test_the_data_sets_index_equals_the_shards_indexes(s3: str, proxy: Proxy, cache: Path) -> None:
     alone = kdp.open_shards(urls_in(s3)).fingerprint()
     index(urls_in(s3))
     empty(cache)
@@ -142,9 +142,7 @@ def test_a_damaged_index_of_a_data_set_is_not_used(s3: str, proxy: Proxy, cache:
     assert len(kdp.open_shards(urls_in(s3))) == 3 * NUM_SHARDS
 
 
-def test_a_cache_that_cannot_be_written_does_not_keep_shards_from_opening(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_cache_does_not_keep_shards_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for shard in range(3):
         (tmp_path / f"birds-00{shard}.tar").write_bytes(tar(shard))
     (tmp_path / "file").write_bytes(b"")

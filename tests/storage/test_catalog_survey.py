@@ -61,7 +61,7 @@ def test_a_copy_of_shard_and_index_is_fresh(tar: Path, tmp_path: Path) -> None:
     assert not cache_folder("indexes").exists(), "nothing is written"
 
 
-def test_nothing_is_written_and_nothing_read_through_where_that_is_not_wanted(tar: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_or_read_through_unless_wanted(tar: Path, tmp_path: Path) -> None:
     other = tar.with_name("photos-001.tar")
     make_index(str(other))
     before = files_in(tmp_path)

@@ -192,7 +192,7 @@ def test_tensors_of_any_strides_come_back_as_copies() -> None:
         (torch.eye(2).to_sparse(), r"`\.to_dense\(\)`"),
     ],
 )
-def test_tensors_that_are_more_than_numbers_are_refused_with_the_way_out(tensor: torch.Tensor, way_out: str) -> None:
+def test_tensors_with_more_than_numbers_are_an_error_with_hint(tensor: torch.Tensor, way_out: str) -> None:
     with pytest.raises(TypeError, match=way_out):
         encode(tensor)
 
@@ -264,7 +264,7 @@ class Opaque:
         (Opaque(), "Opaque"),
     ],
 )
-def test_unknown_types_are_refused_by_name_and_subclasses_are_unknown(value: Any, name: str) -> None:
+def test_unknown_types_and_subclasses_are_an_error_by_name(value: Any, name: str) -> None:
     for each in (value, {"x": [value]}):
         with pytest.raises(TypeError, match=f"of type `?.*{name}.*cannot be kept.*allow_pickle=True"):
             encode(each)
@@ -273,12 +273,12 @@ def test_unknown_types_are_refused_by_name_and_subclasses_are_unknown(value: Any
 @pytest.mark.parametrize(
     "array", [np.array([None]), np.zeros(1, dtype=[("x", "O")]), np.array(["a"], dtype=np.dtypes.StringDType())]
 )
-def test_arrays_of_objects_are_refused_with_the_way_out(array: Any) -> None:
+def test_arrays_of_objects_are_rejectd_with_the_way_out(array: Any) -> None:
     with pytest.raises(TypeError, match="array of objects cannot be kept: make it one of numbers or strings"):
         encode(array)
 
 
-def test_a_value_in_itself_is_refused() -> None:
+def test_a_value_in_itself_is_rejected() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(ValueError, match="more than 64 levels deep, or in itself"):
@@ -288,9 +288,9 @@ def test_a_value_in_itself_is_refused() -> None:
 def test_pickles_are_written_and_read_only_on_request() -> None:
     entry = entry_of([1, Box(3)], allow_pickle=True)
     assert decode(entry, allow_pickle=True) == [1, Box(3)]
-    with pytest.raises(DataError, match=r"pickle, which could execute arbitrary code.*allow_pickle=True") as refusal:
+    with pytest.raises(DataError, match=r"pickle, which could execute arbitrary code.*allow_pickle=True") as rejection:
         decode(entry)
-    assert not isinstance(refusal.value, DamagedError)
+    assert not isinstance(rejection.value, DamagedError)
 
 
 @pytest.fixture
@@ -319,9 +319,9 @@ def test_a_type_that_is_not_registered_here_is_no_damage(registered: Any) -> Non
     from kdpipes.storage import codec
 
     del codec._by_tag["box"]
-    with pytest.raises(DataError, match="holds a 'box', which is not known here") as refusal:
+    with pytest.raises(DataError, match="holds a 'box', which is not known here") as rejection:
         decode(entry)
-    assert not isinstance(refusal.value, DamagedError)
+    assert not isinstance(rejection.value, DamagedError)
 
 
 EXAMPLE = {
@@ -403,12 +403,12 @@ def crafted(header: str) -> bytes:
         "",
     ],
 )
-def test_a_header_that_lies_is_refused(header: str) -> None:
+def test_a_header_that_lies_is_rejected(header: str) -> None:
     with pytest.raises(DamagedError):
         decode(crafted(header), verify=False)
 
 
-def test_an_entry_of_another_format_is_refused() -> None:
+def test_an_entry_of_another_format_is_rejected() -> None:
     for entry in (b"kdp\x03" + ENTRY[4:], b"xyz" + ENTRY[3:], os.urandom(8) + ENTRY[8:]):
         with pytest.raises(DamagedError, match="not of format 1 or 2"):
             decode(entry)

@@ -41,14 +41,14 @@ def test_ranges_and_sequences_of_urls_are_written_out_in_order() -> None:
     assert expand_urls(Path("x.tar")) == ["x.tar"]
 
 
-def test_what_is_no_url_is_refused() -> None:
-    refused: list[tuple[Any, type[Exception], str]] = [
+def test_what_is_no_url_is_rejected() -> None:
+    rejected: list[tuple[Any, type[Exception], str]] = [
         (3, TypeError, "`urls` must be a path or URL, or a sequence of them, but is 3 instead"),
         ([b"a.tar"], TypeError, "`urls` must be a path or URL, or a sequence of them"),
         ([], ValueError, "`urls` must be at least one path or URL, but is"),
         (["a.tar", "pipe:curl x"], ValueError, "`urls` must be paths or fsspec URLs, but is 'pipe:curl x' instead"),
     ]
-    for urls, kind, words in refused:
+    for urls, kind, words in rejected:
         with pytest.raises(kind, match=words):
             expand_urls(urls)
 
@@ -88,7 +88,7 @@ def test_what_is_missing_is_named(folder: str) -> None:
         list_files(f"{folder}/gulls", (".jpg",))
 
 
-def test_a_file_in_the_place_of_a_folder_and_the_reverse_are_named(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_and_reverse_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(b"")
     with pytest.raises(NotADirectoryError, match=r"a\.jpg' is a file; a folder is needed\.$"):

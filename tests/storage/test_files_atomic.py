@@ -69,20 +69,18 @@ def test_the_content_is_on_the_disk_before_the_name_is(
     assert told == [5, "name"]
 
 
-def test_where_there_are_no_hard_links_a_file_is_created_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*paths: Path) -> None:
+def test_without_hard_links_files_are_created_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reject(*paths: Path) -> None:
         raise PermissionError("no links here")
 
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", reject)
     create_file(tmp_path / "a", b"heron")
     assert (tmp_path / "a").read_bytes() == b"heron"
     assert names_in(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_draft_that_another_process_has_removed_is_an_error_unless_the_file_is_there(
+def test_a_draft_removed_by_another_process_is_an_error(
     is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = os.link
@@ -103,7 +101,7 @@ def test_a_draft_that_another_process_has_removed_is_an_error_unless_the_file_is
 
 
 @both
-def test_a_process_that_is_killed_leaves_a_hidden_draft_that_tells_whose_it_is(
+def test_a_killed_process_leaves_a_draft_with_its_name(
     write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").write_bytes(b"before")
@@ -115,7 +113,7 @@ def test_a_process_that_is_killed_leaves_a_hidden_draft_that_tells_whose_it_is(
     assert left.read_bytes() == b"after"
 
 
-def test_a_draft_lies_where_it_is_told_and_goes_unless_it_is_moved(tmp_path: Path) -> None:
+def test_a_draft_lies_where_asked_and_goes_unless_moved(tmp_path: Path) -> None:
     with draft_of(tmp_path / "a", tmp_path / "elsewhere") as draft:
         assert draft == tmp_path / "elsewhere"
         draft.write_bytes(b"heron")

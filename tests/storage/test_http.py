@@ -1,4 +1,4 @@
-"""Servers of HTTP: which version of a file they have is told by what they say, and what they refuse is named."""
+"""Servers of HTTP: which version of a file they have is told by what they say, and what they reject is named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.remote import RemoteStream, Span, read_range
-from kdpipes.storage.retries import is_refused, retried, what_went_wrong
+from kdpipes.storage.retries import is_rejected, retried, what_went_wrong
 from kdpipes.storage.shard_cache import ShardCache
 from tests.http_server import Served, serving, tar
 
@@ -32,7 +32,7 @@ def served() -> Iterator[Served]:
 
 @pytest.mark.parametrize("fetch", ["members", "shards"])
 @pytest.mark.parametrize("header", ["Last-Modified", "ETag"])
-def test_a_shard_of_the_same_size_and_another_date_is_another_one(
+def test_a_shard_of_equal_size_and_another_date_is_another(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetch: Any, header: str
 ) -> None:
     monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path))
@@ -54,26 +54,26 @@ def test_a_date_is_a_version_where_there_is_no_etag(served: Served) -> None:
     assert version_of(f"{served.url}/a") == (5, 'tag:"1"')
 
 
-def refusal(status: int) -> str:
-    return rf"it is refused \({status}, .*\)\. .*`fsspec\.config\.conf\[\"http\"\] = \{{\"client_kwargs\""
+def rejection(status: int) -> str:
+    return rf"it is rejected \({status}, .*\)\. .*`fsspec\.config\.conf\[\"http\"\] = \{{\"client_kwargs\""
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_what_is_refused_is_named_at_once_with_what_to_look_at(served: Served, status: int) -> None:
-    served.files["/a.tar"], served.refused["/a.tar"] = tar("a"), status
+def test_what_is_rejectd_is_named_at_once_with_what_to_look_at(served: Served, status: int) -> None:
+    served.files["/a.tar"], served.rejected["/a.tar"] = tar("a"), status
     url = f"{served.url}/a.tar"
     for read in (version_of, read_url, RemoteStream, lambda url: len(kdp.open_shards(url))):
         before = len(served.asked)
-        with pytest.raises(DataError, match=rf"^'{url}' cannot be read: {refusal(status)}"):
+        with pytest.raises(DataError, match=rf"^'{url}' cannot be read: {rejection(status)}"):
             read(url)
         assert len(served.asked) - before <= 2, "asking again is of no use"
-    with pytest.raises(DataError, match=rf"^Shard '{url}' cannot be read at offset 3: {refusal(status)}"):
+    with pytest.raises(DataError, match=rf"^Shard '{url}' cannot be read at offset 3: {rejection(status)}"):
         read_range(Span(url, 3, 5))
 
 
-def test_an_index_that_is_refused_is_none(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_is_rejectd_is_none(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path))
-    served.files["/a.tar"], served.refused["/a.tar.index"] = tar("a"), 403  # as buckets say that cannot be listed
+    served.files["/a.tar"], served.rejected["/a.tar.index"] = tar("a"), 403  # as buckets say that cannot be listed
     assert len(kdp.open_shards(f"{served.url}/a.tar")) == 10
 
 
@@ -87,7 +87,7 @@ def test_an_index_that_is_refused_is_none(served: Served, tmp_path: Path, monkey
 )
 def test_each_storage_has_a_hint_of_its_own(url: str, hint: str) -> None:
     text = what_went_wrong(url, PermissionError("Forbidden"))
-    assert text.startswith("it is refused (Forbidden). ")
+    assert text.startswith("it is rejected (Forbidden). ")
     assert re.search(hint, text)
     assert what_went_wrong(url, OSError("reset")) == "reset"
 
@@ -119,7 +119,7 @@ def test_whole_shards_come_from_a_server_without_ranges(
     assert len(served.asked) - before <= 2, "asking again is of no use"
 
 
-def test_a_refused_port_and_a_bad_certificate_are_named(served: Served, no_waits: None) -> None:
+def test_a_rejectd_port_and_a_bad_certificate_are_named(served: Served, no_waits: None) -> None:
     places = {
         "http://127.0.0.1:1": r"Cannot connect to host 127\.0\.0\.1:1",
         served.url.replace("http", "https"): "SSL|ssl",
@@ -164,4 +164,4 @@ def test_missing_credentials_are_not_asked_for_again() -> None:
 
     with pytest.raises(NoCredentialsError) as caught:
         retried(ask)
-    assert (len(calls), is_refused(caught.value)) == (1, True)
+    assert (len(calls), is_rejected(caught.value)) == (1, True)

@@ -109,7 +109,7 @@ def test_an_executor_does_the_same(executor: Executor) -> None:
     assert run(lambda job: job**power, range(30), executor=executor) == [job**2 for job in range(30)]
 
 
-def test_an_executor_that_is_told_much_with_each_job_is_a_warning() -> None:
+def test_an_executor_with_large_jobs_causes_a_warning() -> None:
     data = bytes(17 << 20)
     with ThreadPoolExecutor(1) as executor, pytest.warns(UserWarning, match="18 MB of the chain .* go with each job"):
         assert run(lambda job: data[job], [3], executor=executor) == [0]
@@ -146,7 +146,7 @@ def test_an_error_that_cannot_be_sent_comes_as_text() -> None:
         run(work, [1], num_workers=1)
 
 
-def test_classes_that_only_this_process_knows_come_back_as_they_are() -> None:
+def test_classes_that_only_this_process_knows_come_back() -> None:
     class Own(Exception):
         pass
 
@@ -229,7 +229,7 @@ def test_workers_end_with_a_parent_that_was_killed() -> None:
     assert len(done.stdout.split()) == 2
 
 
-def test_what_is_no_executor_is_refused_at_once() -> None:
+def test_what_is_no_executor_is_rejectd_at_once() -> None:
     with pytest.raises(TypeError, match=r"`executor` must be a concurrent.futures.Executor, but is 'dask' instead"):
         run_jobs(abs, [], executor="dask", num_workers=0, what="working")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`num_workers` must be an integer of at least 0"):
@@ -253,7 +253,7 @@ print("done")
 """
 
 
-def test_workers_do_not_wait_for_threads_that_only_their_parent_has() -> None:
+def test_workers_do_not_wait_for_threads_of_their_parent() -> None:
     done = subprocess.run(
         [sys.executable, "-c", AFTER_THREADS], capture_output=True, text=True, timeout=100, check=True
     )

@@ -24,7 +24,7 @@ def test_spans_are_read_and_end_with_the_file(tmp_path: Path) -> None:
     assert (read_span(str(path), 1, 3), read_span(str(path), 4, 1)) == (b"e", b"")
 
 
-def test_a_file_that_has_been_replaced_is_opened_anew_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
+def test_a_replaced_file_is_opened_anew_a_missing_one_fails(tmp_path: Path) -> None:
     path, new = tmp_path / "a", tmp_path / "b"
     path.write_bytes(b"heron")
     assert read_span(str(path), 0, 5) == b"heron"

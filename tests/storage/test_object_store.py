@@ -76,7 +76,7 @@ def test_threads_that_begin_together_share_one_client(s3: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("source", ["environment", "profile", "default profile"])
-def test_credentials_and_endpoints_are_found_where_aws_keeps_them(
+def test_credentials_and_endpoints_are_found_where_aws_has_them(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     fsspec.filesystem("s3").pipe(f"{s3}/a.bin", b"heron")
@@ -127,7 +127,7 @@ def test_without_obstore_s3fs_reads(s3: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_an_error_has_no_part_of_the_credentials(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**fsspec.config.conf["s3"], "secret": "heron-and-stork"}
     monkeypatch.setitem(fsspec.config.conf, "s3", options)
-    with pytest.raises(DataError, match="refused") as caught:
+    with pytest.raises(DataError, match="rejected") as caught:
         read_url(f"{s3}/a.bin")
     error: BaseException | None = caught.value
     while error is not None:

@@ -106,7 +106,7 @@ def test_every_span_lies_in_one_request_and_no_byte_in_two(spans: list[Span], ma
 
 
 @given(members())
-def test_any_spans_are_read_right_whether_or_not_they_were_announced(spans: list[Span]) -> None:
+def test_any_spans_are_read_right_prefetched_or_not(spans: list[Span]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remote, "read_range", lambda span: (CONTENT + CONTENT)[span.start : span.stop])
         reader = RangeReader(max_bytes=500, max_gap=50)
@@ -180,11 +180,11 @@ def test_what_cannot_pass_is_not_tried_again(
 ) -> None:
     calls: list[str] = []
 
-    def refuse(self: Any, path: str, **kwargs: Any) -> bytes:
+    def reject(self: Any, path: str, **kwargs: Any) -> bytes:
         calls.append(path)
         raise error(f"{path} is not to be had")
 
-    monkeypatch.setattr(FaultyFileSystem, "cat_file", refuse)
+    monkeypatch.setattr(FaultyFileSystem, "cat_file", reject)
     with pytest.raises(
         DataError, match=r"'faulty://a\.bin' cannot be read at offset 5: .*a\.bin is not to be had\)?\."
     ):
@@ -238,7 +238,7 @@ def test_what_is_announced_again_is_kept_as_if_it_were_new(storage: FaultyFileSy
     assert [found[place] for place in (first[0], *second[:4])] == [1] * 5
 
 
-def test_neighbours_in_one_request_are_kept_until_each_has_been_read(storage: FaultyFileSystem) -> None:
+def test_neighbours_in_one_request_are_kept_until_read(storage: FaultyFileSystem) -> None:
     reader = RangeReader(max_spent=0)
     places = [(start, start + 100) for start in range(0, 500, 100)]
     reader.announce(Span(URL, *place) for place in places)
@@ -311,7 +311,7 @@ def test_many_threads_announce_and_read_at_once(storage: FaultyFileSystem) -> No
         list(threads.map(work, range(8)))
 
 
-def test_a_thread_that_waits_gets_its_bytes_though_newer_ones_push_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_thread_gets_its_bytes_despite_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     is_open, waiting = threading.Event(), threading.Event()
 
     def slow(span: Span) -> bytes:
@@ -368,7 +368,7 @@ def test_a_child_forked_while_the_reader_was_held_does_not_hang(storage: FaultyF
     read(reader, (0, 100))
 
 
-def test_threads_of_a_child_begin_at_once_without_the_parents_lock(
+def test_threads_of_a_child_begin_without_the_parents_lock(
     storage: FaultyFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = RangeReader()
@@ -419,6 +419,6 @@ begun.wait()
 
 
 @pytest.mark.parametrize("seconds", ["0", "120"], ids=["idle", "hanging"])
-def test_a_process_ends_though_its_reader_is_idle_or_its_requests_hang(seconds: str, interpreter: Any) -> None:
+def test_a_process_ends_though_requests_are_idle_or_hang(seconds: str, interpreter: Any) -> None:
     status, _, told = interpreter.run(EXIT, seconds)
     assert status == 0, told

@@ -134,7 +134,7 @@ def test_a_forked_process_goes_on_with_threads_of_its_own(folder: str) -> None:
         assert begin + rest == CONTENT
 
 
-def test_a_forked_process_waits_for_no_lock_of_a_thread_of_its_parent(folder: str) -> None:
+def test_a_forked_process_waits_for_no_lock_of_a_thread(folder: str) -> None:
     streams = in_order(folder, "b.tar", "c.tar")
     with faulty_storage(folder), streams.open("faulty://b.tar") as stream:
         stream.read(10)
@@ -201,7 +201,7 @@ def test_the_next_file_has_the_places_that_are_free(folder: str, monkeypatch: py
             assert b"".join(iter(lambda: following.read(1 << 14), b"")) == CONTENT
 
 
-def test_a_next_file_that_cannot_be_opened_is_an_error_in_its_turn(folder: str) -> None:
+def test_a_next_file_that_fails_to_open_is_an_error_in_turn(folder: str) -> None:
     streams = in_order(folder, "b.tar", "c.tar")
     with faulty_storage(folder):
         (Path(folder) / "c.tar").unlink()
@@ -325,7 +325,7 @@ def _begin(handler: BaseHTTPRequestHandler, status: int, length: int) -> None:
     handler.end_headers()
 
 
-def refuses_and_breaks_off(handler: BaseHTTPRequestHandler, number: int) -> None:
+def rejects_and_breaks_off(handler: BaseHTTPRequestHandler, number: int) -> None:
     """Answer 503 at first, and break off in the middle of the first two bodies."""
     if number < 4:
         _begin(handler, 503, 0)
@@ -352,7 +352,7 @@ def is_not_there(handler: BaseHTTPRequestHandler, number: int) -> None:
 
 
 def test_http_servers_are_outlasted_too() -> None:
-    for answer in (refuses_and_breaks_off, gives_ranges):
+    for answer in (rejects_and_breaks_off, gives_ranges):
         with http_server(answer) as url:
             assert read(url) == CONTENT
     with http_server(is_not_there) as url, pytest.raises(FileNotFoundError, match="There is no file 'http://"):

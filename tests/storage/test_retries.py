@@ -77,7 +77,7 @@ def silent(**given: Any) -> Iterator[Silent]:
         server.close()
 
 
-def test_a_server_that_says_nothing_is_an_error_that_names_url_and_seconds() -> None:
+def test_a_silent_server_is_an_error_with_url_and_seconds() -> None:
     with silent() as server, using(Access(0.05)):
         url = f"http://{server.address}/a.tar"
         for ask in (version_of, read_url, RemoteStream):
@@ -171,14 +171,14 @@ def test_without_a_limit_nobody_looks_at_the_time() -> None:
 
 
 def test_errors_of_the_storage_come_as_they_are() -> None:
-    def refuse() -> None:
+    def reject() -> None:
         raise TimeoutError("of its own")
 
     with using(Access(5.0)), pytest.raises(TimeoutError, match="of its own"):
-        in_time(refuse, "x")
+        in_time(reject, "x")
 
 
-def test_limits_that_are_none_are_refused() -> None:
+def test_limits_that_are_none_are_rejected() -> None:
     for value in (0, -1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=r"`timeout_s` must be above 0 and finite, but is .*None waits for ever"):
             kdp.open_shards("a.tar", timeout_s=value)

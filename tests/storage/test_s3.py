@@ -66,7 +66,7 @@ def test_image_folders_come_as_from_the_disk(remote_folder: str, photo_folder: P
     assert epochs(orders[0], **workers) == epochs(orders[1])
 
 
-def test_a_store_that_this_process_has_used_is_used_on_after_workers_were_forked(remote_folder: str) -> None:
+def test_a_store_stays_usable_after_workers_were_forked(remote_folder: str) -> None:
     folder = kdp.image_folder(remote_folder).select("x y")
     before = [folder[index] for index in range(8)]
     with kdp.Loader(folder.deal(batch_size=16), num_workers=2, start_method="fork") as loader:
@@ -90,12 +90,12 @@ def test_what_is_missing_is_named(s3: str, read: Any) -> None:
 
 
 @pytest.mark.parametrize("read", READS, ids=["read", "open", "list"])
-def test_a_store_that_refuses_or_is_not_there_is_named(s3: str, monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
+def test_a_store_that_rejects_or_is_not_there_is_named(s3: str, monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
     monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
     options = fsspec.config.conf["s3"]
     nowhere = {"endpoint_url": "http://127.0.0.1:1", "config_kwargs": {"retries": {"max_attempts": 0}}}
     for wrong, words in (
-        ({"secret": "wrong"}, r"refused \(.*(Forbidden|signature).*\)\. .*`AWS_ACCESS_KEY_ID`"),
+        ({"secret": "wrong"}, r"rejected \(.*(Forbidden|signature).*\)\. .*`AWS_ACCESS_KEY_ID`"),
         (nowhere, "127.0.0.1:1"),
     ):
         monkeypatch.setitem(fsspec.config.conf, "s3", {**options, **wrong})
@@ -142,9 +142,7 @@ def test_shards_open_by_position_as_from_the_disk(
 
 
 @pytest.mark.parametrize("open_pipe", [kdp.open_shards, kdp.stream_shards])
-def test_a_glob_that_is_opened_again_sees_what_another_client_has_written(
-    remote_shards: str, tmp_path: Path, open_pipe: Any
-) -> None:
+def test_a_glob_opened_again_sees_another_clients_files(remote_shards: str, tmp_path: Path, open_pipe: Any) -> None:
     folder = remote_shards.rsplit("/", 1)[0]
     few = Path(write_photo_shards(tmp_path, num_shards=20)).parent
     other = s3fs.S3FileSystem(skip_instance_cache=True)
@@ -161,7 +159,7 @@ def test_a_glob_that_is_opened_again_sees_what_another_client_has_written(
     assert num_samples() == 8 + 2 * 40 + 8
 
 
-def test_a_glob_over_folders_sees_what_another_client_has_written(s3: str, photo_shards: str, tmp_path: Path) -> None:
+def test_a_glob_over_folders_sees_another_clients_files(s3: str, photo_shards: str, tmp_path: Path) -> None:
     shards = [write_photo_shards(tmp_path, num_shards=20), photo_shards]
     other = s3fs.S3FileSystem(skip_instance_cache=True)
     for urls, num_samples in zip(shards, (8, 40), strict=True):

@@ -58,7 +58,7 @@ def test_shards_that_are_read_side_by_side_stay_open(
     assert opened == [one.name for one in shards()]
 
 
-def test_where_there_is_little_room_who_is_behind_holds_up_nobody(storage: FaultyFileSystem, place: Path) -> None:
+def test_with_little_room_a_slow_reader_holds_up_nobody(storage: FaultyFileSystem, place: Path) -> None:
     ahead, behind = (made(place, 4 * SIZE) for _ in range(2))
     for cache in (ahead, behind):
         cache.expect(shards(), [2, 2, 2, 5, 5, 5])
@@ -176,7 +176,7 @@ def test_who_is_done_leaves_no_thread_and_no_lock(
             assert file.hold_alone()
 
 
-def test_a_child_forked_in_a_download_neither_hangs_nor_keeps_the_lock(
+def test_a_child_forked_in_a_download_keeps_no_lock(
     storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_go_on, honest, parent = threading.Event(), threading.Event(), FaultyFileSystem.cat_file, os.getpid()

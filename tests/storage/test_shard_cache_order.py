@@ -37,7 +37,7 @@ def test_every_sample_lies_in_a_visit_of_its_shard(shards: list[int], window: in
     assert all(shards[start] == shards[stop - 1] == one for one, start, stop in rows)
 
 
-def test_a_shard_that_is_needed_again_much_later_is_visited_again() -> None:
+def test_a_shard_needed_again_much_later_is_visited_again() -> None:
     twice = np.concatenate([IN_ORDER, IN_ORDER])
     assert survey(twice).visits().shards.tolist() == [*range(40), *range(40)]
     side_by_side = survey(SIDE_BY_SIDE).visits()

@@ -55,7 +55,7 @@ def test_many_processes_and_threads_fill_one_folder(origin: str, place: Path) ->
     assert kept(place, ".tar", ".part") == sorted(one.name for one in wanted)
 
 
-def test_what_is_not_needed_goes_first_and_then_what_is_needed_last(storage: FaultyFileSystem, place: Path) -> None:
+def test_what_is_not_needed_goes_first_then_what_is_last(storage: FaultyFileSystem, place: Path) -> None:
     a, b, c, d, old, older = shards()
     cache = made(place, 4 * SIZE)
     for age, one in enumerate((old, older), 1):
@@ -168,7 +168,7 @@ def test_half_of_what_is_free_is_taken_at_most(
     assert not cache.takes(b._replace(version=Version((30_000 + SIZE) // 2 + 1, "")))
 
 
-def test_a_process_killed_in_a_download_keeps_no_lock_through_its_children(
+def test_a_process_killed_in_a_download_keeps_no_lock(
     storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, sink = os.pipe()
@@ -188,7 +188,7 @@ def test_a_process_killed_in_a_download_keeps_no_lock_through_its_children(
     os.close(source)
 
 
-def test_a_download_that_somebody_holds_up_is_not_waited_for_without_end(
+def test_a_download_that_is_held_up_is_not_awaited_forever(
     storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard_folder, "_PATIENCE_S", 0.05)

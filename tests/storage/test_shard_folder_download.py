@@ -1,4 +1,4 @@
-"""Downloads of shards: breaks resumed, replaced shards refused, damage noticed by the tag."""
+"""Downloads of shards: breaks resumed, replaced shards rejected, damage noticed by the tag."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_killed_download_is_resumed(
     assert kept(place, ".tar", ".part") == [one.name]
 
 
-def test_a_shard_that_is_replaced_meanwhile_is_refused(origin: str, place: Path) -> None:
+def test_a_shard_that_is_replaced_meanwhile_is_rejected(origin: str, place: Path) -> None:
     for kind in ("new_etag", "new_size"):
         with faulty_storage(origin, faults=[Fault(kind, after=1, on="info")]):  # type: ignore[arg-type]
             with pytest.raises(ReplacedError, match=r"Shard 'faulty://0\.tar' has been replaced since its index was"):
@@ -78,7 +78,7 @@ def test_a_shard_that_is_replaced_meanwhile_is_refused(origin: str, place: Path)
             assert kept(place, ".tar", ".part") == []
 
 
-def test_a_shard_that_is_removed_meanwhile_is_refused(storage: FaultyFileSystem, origin: str, place: Path) -> None:
+def test_a_shard_that_is_removed_meanwhile_is_rejected(storage: FaultyFileSystem, origin: str, place: Path) -> None:
     one = shard(0)
     place.mkdir()
     (place / f"{one.name}.part").write_bytes(CONTENTS[0])
@@ -131,7 +131,7 @@ def test_damage_on_the_way_is_seen_by_the_tag(origin: str, place: Path, monkeypa
     assert len(kept(place)) == 1
 
 
-def test_a_tag_that_only_looks_like_a_checksum_costs_one_download(
+def test_a_tag_that_resembles_a_checksum_costs_one_download(
     storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tag_by(monkeypatch, lambda content: md5(content[::-1]))

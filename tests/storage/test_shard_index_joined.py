@@ -38,7 +38,7 @@ def told(index: ShardIndex, name: str, place: int) -> Any:
 
 
 @given(st.lists(indexes(), max_size=6))
-def test_joined_columns_are_those_of_the_indexes_one_after_the_other(parts: list[ShardIndex]) -> None:
+def test_joined_columns_are_the_indexes_columns_in_sequence(parts: list[ShardIndex]) -> None:
     joined = JoinedIndexes(len(parts))
     for part in parts:
         joined.add(part)

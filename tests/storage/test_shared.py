@@ -74,7 +74,7 @@ def test_a_forked_process_has_the_same_object() -> None:
     assert _in_children("fork", look, shared) == [(True, True)]
 
 
-def test_processes_that_are_not_forked_map_the_arrays_from_one_file() -> None:
+def test_processes_not_forked_map_arrays_from_one_file() -> None:
     arrays = {
         "labels": np.arange(100_000),
         "empty": np.zeros((0, 3), dtype=np.float32),
@@ -148,7 +148,7 @@ def test_packed_strings_are_joined_and_taken_apart(parts: list[list[str]]) -> No
     assert list(PackedStrings.of_arrays(*joined.arrays())) == list(joined)
 
 
-def test_strings_that_end_nowhere_are_refused() -> None:
+def test_strings_that_end_nowhere_are_rejected() -> None:
     letters = np.frombuffer(b"ab", dtype=np.uint8)
     for ends in ([1, 3], [-1, 2], [2, 1]):
         with pytest.raises(ValueError, match="do not end where they are said to"):

@@ -205,7 +205,7 @@ def test_threads_work_with_the_access_of_their_caller() -> None:
 
 
 @pytest.mark.parametrize("options", ["key=heron", [("key", "heron")], {1: "heron"}])
-def test_options_of_another_kind_are_an_error_that_does_not_show_them(options: Any) -> None:
+def test_options_of_another_kind_are_an_error_without_values(options: Any) -> None:
     with pytest.raises(TypeError, match=r"^`storage_options` must ") as caught:
         kdp.open_shards("memory://a.tar", storage_options=options)
     assert "heron" not in str(caught.value)
@@ -229,7 +229,7 @@ def test_a_missing_extra_is_an_error_where_the_chain_is_built(
         build(url)
 
 
-def test_an_unknown_protocol_is_an_error_where_the_chain_is_built() -> None:
+def test_an_unknown_protocol_is_an_error_when_built() -> None:
     with pytest.raises(ValueError, match=r"^`urls` must be a path, or a URL of a protocol that fsspec knows"):
         kdp.open_shards("heron://a.tar")
 

@@ -105,7 +105,7 @@ def test_a_cut_tar_is_an_error_that_names_it(write: Callable[..., str]) -> None:
                 read(url)
 
 
-def test_samples_before_the_cut_come_through_and_the_cut_member_is_named(write: Callable[..., str]) -> None:
+def test_samples_before_a_cut_come_through_with_its_member(write: Callable[..., str]) -> None:
     groups = read_groups(write(_tar(PHOTOS)[: 2 * 2_560 + 512 + 300]))
     assert next(groups) == ("birds/0", {"jpg": bytes(700), "cls": b"0"})
     with pytest.raises(DataError, match=r"is truncated in member 'birds/2\.jpg' at offset 5632"):
@@ -140,20 +140,20 @@ def test_any_number_of_zeros_ends_a_tar(write: Callable[..., str], num_zeros: in
         assert read(write(bytes(num_zeros), "empty.tar")) == []
 
 
-def test_a_repeated_field_is_refused(write: Callable[..., str]) -> None:
+def test_a_repeated_field_is_rejected(write: Callable[..., str]) -> None:
     url = write(_tar([("0.jpg", b"a"), ("0.cls", b"1"), ("0.JPG", b"b")]))
     for read in READERS:
         with pytest.raises(DataError, match=r"two members for field 'jpg' of sample '0': the second is '0\.JPG' at"):
             read(url)
 
 
-def test_an_index_refuses_a_sample_in_two_places(write: Callable[..., str]) -> None:
+def test_an_index_rejects_a_sample_in_two_places(write: Callable[..., str]) -> None:
     url = write(_tar([("0.jpg", b"a"), ("1.jpg", b"b"), ("0.cls", b"1")]))
     with pytest.raises(DataError, match=r"a\.tar' has members of sample '0' in two places; they must stand together"):
         index_shard(url, version_of(url))
 
 
-def test_what_is_no_tar_is_refused(write: Callable[..., str]) -> None:
+def test_what_is_no_tar_is_rejected(write: Callable[..., str]) -> None:
     url = write(b"heron " * 1000)
     with pytest.raises(DataError, match=rf"^'{url}' cannot be read as a tar: invalid header"):
         _streamed(url)
@@ -164,7 +164,7 @@ def test_what_is_no_tar_is_refused(write: Callable[..., str]) -> None:
         _streamed(packed)
 
 
-def test_compressed_tars_are_streamed_and_refused_by_the_index(tmp_path: Path) -> None:
+def test_compressed_tars_are_streamed_and_rejectd_by_the_index(tmp_path: Path) -> None:
     (tmp_path / "0.jpg").write_bytes(b"a")
     for suffix, kind in {"tar.gz": "gz", "tgz": "gz", "tar.bz2": "bz2", "tar.xz": "xz"}.items():
         url = str(tmp_path / f"a.{suffix}")
@@ -195,7 +195,7 @@ def test_the_index_names_the_cut_member(write: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
-def test_a_link_is_refused(write: Callable[..., str], kind: bytes) -> None:
+def test_a_link_is_rejected(write: Callable[..., str], kind: bytes) -> None:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
         info = tarfile.TarInfo("0.jpg")

@@ -174,7 +174,7 @@ def small(kind: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_tar_that_is_cut_gives_its_first_members_and_then_an_error(kind: int) -> None:
+def test_a_cut_tar_gives_its_first_members_then_an_error(kind: int) -> None:
     content = small(kind)
     whole, end = by_tarfile(content), len(content.rstrip(b"\0"))
     end = (-(-end // 512) + 1) * 512  # of the first block of zeros
@@ -195,7 +195,7 @@ def test_a_tar_that_is_cut_anywhere_is_an_error(content: bytes, data: st.DataObj
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("mask", [0x01, 0x80])
-def test_a_byte_that_is_changed_is_an_error_or_reads_as_with_tarfile(kind: int, mask: int) -> None:
+def test_a_changed_byte_is_an_error_or_reads_as_with_tarfile(kind: int, mask: int) -> None:
     content = small(kind)
     whole = by_tarfile(content)
     for place in range(len(content.rstrip(b"\0"))):
@@ -285,7 +285,7 @@ def test_many_extended_headers_are_read_one_after_the_other() -> None:
     assert ours(content) == [([("1.jpg", b"")], None)] * 2
 
 
-def test_extended_headers_that_nothing_follows_or_that_hold_for_all_are_an_error() -> None:
+def test_extended_headers_without_a_member_are_an_error() -> None:
     for tail, words in {END: "no member follows the extended header at offset 0", b"": "no end mark stands at"}.items():
         for _, error in ours(pax(b"14 path=1.jpg\n") + tail):
             assert words in str(error)
@@ -352,7 +352,7 @@ def told(path: Path, *, goes_back: bool) -> list[object]:
     return entries
 
 
-def test_headers_that_are_taken_at_once_tell_what_they_tell_one_by_one(tmp_path: Path) -> None:
+def test_headers_read_together_equal_headers_read_one_by_one(tmp_path: Path) -> None:
     draw, path = random.Random(0), tmp_path / "damaged.tar"
     with TarWriter(str(path)) as writer:
         for index in range(12):

@@ -139,7 +139,7 @@ def test_errors_of_s3fs_need_s3fs(root: str, monkeypatch: pytest.MonkeyPatch) ->
         FaultyFileSystem(root, errors="s3fs")
 
 
-def test_a_process_that_is_forked_during_a_request_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
+def test_a_process_forked_in_a_request_does_not_block_others(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(CONTENT)
     storage = FaultyFileSystem(str(tmp_path))
     context, children = multiprocessing.get_context("fork"), list[Any]()
@@ -192,7 +192,7 @@ def test_a_schedule_says_which_requests_of_a_path_are_hit(root: str) -> None:
     assert schedule("a.bin", "birds/b.bin", paths="*b.bin") == [[yes] * 6, [no] * 6]
 
 
-def test_chance_depends_on_the_seed_and_on_the_requests_of_the_path_alone(root: str) -> None:
+def test_chance_depends_on_seed_and_requests_of_the_path(root: str) -> None:
     def chance(seed: int, *, others: int = 0) -> list[bool]:
         storage = FaultyFileSystem(root, faults=[Fault("reset", probability=0.3)], seed=seed)
         outcomes(storage, others, "birds/b.bin")
@@ -295,8 +295,8 @@ def test_a_file_system_is_wrapped_with_its_own_paths(tmp_path: Path) -> None:
     assert storage.find(str(tmp_path)) == [f"{tmp_path}/a.bin"]
 
 
-def test_faults_that_make_no_sense_are_refused() -> None:
-    refused: list[tuple[dict[str, Any], type[Exception], str]] = [
+def test_faults_that_make_no_sense_are_rejected() -> None:
+    rejected: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"kind": "explode"}, ValueError, "`kind` must be one of 'latency', .* but is 'explode' instead"),
         ({"kind": "reset", "on": "write"}, ValueError, "`on` must be one of"),
         ({"kind": "reset", "every": 0}, ValueError, "`every` must be an integer of at least 1"),
@@ -308,7 +308,7 @@ def test_faults_that_make_no_sense_are_refused() -> None:
         ({"kind": "slow"}, ValueError, "`bytes_per_s` must be a number above 0"),
         ({"kind": "reset", "bytes_per_s": 5}, ValueError, "and None else, but is 5 instead"),
     ]
-    for arguments, error, words in refused:
+    for arguments, error, words in rejected:
         with pytest.raises(error, match=words):
             Fault(**arguments)
     with pytest.raises(ValueError, match="`errors` must be one of 'builtin', 's3fs'"):

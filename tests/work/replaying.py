@@ -63,7 +63,7 @@ def assert_replayed(pipe: Any, items: list[Any]) -> None:
         assert told(ctx) == before
 
 
-def assert_replayed_or_refused(item: Any, replay: Callable[[], Any]) -> None:
+def assert_replayed_or_rejected(item: Any, replay: Callable[[], Any]) -> None:
     """Accept the very item or an error of the chain's, and nothing in between."""
     try:
         again = replay()

@@ -188,7 +188,7 @@ def assert_repeats(folder: Path, make: Callable[[], Any]) -> list[dict[str, Any]
 
 
 @pytest.mark.parametrize("name", ALBUMENTATIONS)
-def test_what_albumentations_did_is_done_again_bit_for_bit_from_json(name: str, photo_folder: Path) -> None:
+def test_albumentations_is_replayed_bit_for_bit_from_json(name: str, photo_folder: Path) -> None:
     steps = assert_repeats(photo_folder, ALBUMENTATIONS[name])
     if name not in NESTED:
         assert {"params" in step for step in steps} == {name in BY_PARAMS}
@@ -212,7 +212,7 @@ def test_what_v2_did_is_done_again_bit_for_bit_from_json(name: str, photo_folder
 
 
 @pytest.mark.parametrize("name", ["crop", "flip", "elastic", "gauss_noise", "flat", "deep", "some_of", "channels"])
-def test_workers_and_other_objects_make_the_same_images_and_epochs_differ(name: str, photo_folder: Path) -> None:
+def test_workers_and_objects_make_equal_images_epochs_differ(name: str, photo_folder: Path) -> None:
     make = ALBUMENTATIONS[name]
     first = batches_of(photos(photo_folder, make()))
     assert set(first[:12]).isdisjoint(first[12:]) if name != "flip" else set(first[:12]) != set(first[12:])
@@ -231,7 +231,7 @@ def test_workers_make_the_same_images_with_v2(name: str, photo_folder: Path, v2:
     assert batches_of(photos(photo_folder, V2[name](v2), num=6), num_workers=2) == first
 
 
-def test_workers_that_are_not_forked_and_threads_make_the_same_images(photo_folder: Path) -> None:
+def test_spawned_workers_and_threads_make_the_same_images(photo_folder: Path) -> None:
     first = batches_of(photos(photo_folder, NESTED["deep"]()), num_epochs=1)
     assert (
         batches_of(photos(photo_folder, NESTED["deep"]()), num_epochs=1, num_workers=2, start_method="forkserver")
@@ -251,7 +251,7 @@ def test_a_sample_is_the_same_whatever_was_read_before_it(photo_folder: Path) ->
     assert pixels_of(unrecorded[7]["x"]) == alone, "recording changes no value"
 
 
-def test_the_users_object_and_the_global_generators_stay_as_they_are(photo_folder: Path, v2: Any) -> None:
+def test_the_users_object_and_global_generators_are_restored(photo_folder: Path, v2: Any) -> None:
     def states() -> Any:
         leaf = ours.transforms[0]
         own = leaf.random_generator.bit_generator.state, leaf.py_random.getstate(), dict(leaf.params)
@@ -275,7 +275,7 @@ def test_an_array_that_is_transformed_stays_as_it_is() -> None:
     assert (array == 100).all()
 
 
-def test_entries_are_named_after_the_class_and_say_what_was_done_in_its_order(photo_folder: Path, v2: Any) -> None:
+def test_entries_are_named_by_class_and_tell_the_steps_in_order(photo_folder: Path, v2: Any) -> None:
     chain = photos(photo_folder, A.HorizontalFlip(p=1)).transform("x", A.HorizontalFlip(p=0), NESTED["random_order"]())
     chain = chain.transform("x", v2.Compose([v2.RandomResizedCrop(32)]), v2.RandomHorizontalFlip(1.0))
     ctx = chain.select("x", return_ctx=True)[0][1]
@@ -307,7 +307,7 @@ def test_ctx_and_images_collate_whatever_was_done(photo_folder: Path) -> None:
                 assert [len(ctx[entry]["steps"]) for entry in ("random_resized_crop", "compose")] == [6, 6]
 
 
-def test_images_come_as_arrays_and_go_as_pillows_where_they_are_images() -> None:
+def test_images_come_as_arrays_and_go_back_to_pillow() -> None:
     seen = []
 
     def look(image: Any, **params: Any) -> Any:
@@ -366,28 +366,28 @@ def test_what_v2_cannot_record_is_a_callable_as_before(photo_folder: Path, v2: A
     assert batches_of(pipe) == batches_of(photos(photo_folder, v2.Lambda(turned)))
 
 
-def test_albumentations_before_two_is_refused() -> None:
+def test_albumentations_before_two_is_rejected() -> None:
     old = type("BasicTransform", (), {"__module__": "albumentations.core.transforms_interface"})
     with pytest.raises(ValueError, match=r"`transforms\[0\]` must be of albumentations 2 or later, .* Install"):
         kdp.from_dataset([(0, 0)]).transform("x", old())
 
 
-REFUSED: list[tuple[Callable[[], Any], str]] = [
+REJECTED: list[tuple[Callable[[], Any], str]] = [
     (lambda: A.Compose([A.Rotate()], bbox_params=A.BboxParams("coco", label_fields=[])), "Remove `bbox_params`"),
     (lambda: A.Compose([A.Rotate()], keypoint_params={"format": "xy"}), "Remove `keypoint_params`"),
     (lambda: A.Compose([A.OneOf([A.MaskDropout(), A.Rotate()])]), "`MaskDropout` also takes 'mask'"),
 ]
 
 
-@pytest.mark.parametrize(("make", "way_out"), REFUSED)
-def test_what_needs_more_than_the_image_is_refused_with_the_way_out(make: Callable[[], Any], way_out: str) -> None:
+@pytest.mark.parametrize(("make", "way_out"), REJECTED)
+def test_a_transform_needing_more_is_an_error_with_a_hint(make: Callable[[], Any], way_out: str) -> None:
     with pytest.raises(ValueError, match=r"(?s)`transforms\[1\]` must be a transform of images alone, .*" + way_out):
         kdp.from_dataset([(0, 0)]).transform("x", A.NoOp(), make())
     with pytest.raises(TypeError, match=r"Write `HorizontalFlip\(...\)` to make one"):
         kdp.from_dataset([(0, 0)]).transform("x", A.HorizontalFlip)
 
 
-def test_steps_of_another_transform_are_refused() -> None:
+def test_steps_of_another_transform_are_rejected() -> None:
     image, flip, crop = Image.new("RGB", (9, 9)), adapted(A.HorizontalFlip(p=1)), adapted(A.RandomCrop(4, 4))
     for params in (crop.draw(image, np.random.default_rng(0)), {"steps": [{"transform": "HorizontalFlip", "at": [1]}]}):
         with pytest.raises(ValueError, match="`params` must be recorded by the same transform"):

@@ -47,7 +47,7 @@ def test_the_function_sees_the_fields_as_of_its_place(make: Any) -> None:
         assert epochs(pipe.select(mode)) == [[tuple(item[name] for name in mode.split()) for item in expected]] * 2
 
 
-def test_a_field_of_that_name_is_replaced_and_seen_by_the_function() -> None:
+def test_a_field_of_that_name_is_replaced_and_seen_by_function() -> None:
     for make in (indexed, stream):
         pipe = make().add_field("x", lambda sample: sample["x"] + sample["y"]).select("x")
         assert epochs(pipe) == [[(1,), (3,), (3,)]] * 2
@@ -81,7 +81,7 @@ def noise(sample: kdp.Sample, rng: np.random.Generator) -> int:
     return int(rng.integers(1 << 60))
 
 
-def test_randomness_is_new_in_each_epoch_and_the_same_in_each_run() -> None:
+def test_randomness_is_new_in_each_epoch_but_not_in_each_run() -> None:
     def draws(source: Any, seed: int) -> list[int]:
         dealt = source.add_field("a", noise).add_field("b", noise).select("a b").deal(batch_size=2, seed=seed)
         return [number for _ in range(2) for batch in dealt for item in batch for number in item]
@@ -102,7 +102,7 @@ def test_ctx_is_handed_to_a_function_that_asks_for_it() -> None:
         assert epochs(make().add_field("z", note).select("z", return_ctx=True)) == [[((1,), {})] * 3] * 2
 
 
-def test_an_error_in_the_function_keeps_its_type_and_names_the_sample() -> None:
+def test_an_error_in_the_function_keeps_type_and_names_sample() -> None:
     for make in (indexed, stream):
         pipe = make().add_field("z", lambda sample: 1 // (sample["x"] - 2)).select("z")
         with pytest.raises(ZeroDivisionError) as error:
@@ -110,7 +110,7 @@ def test_an_error_in_the_function_keeps_its_type_and_names_the_sample() -> None:
         assert error.value.__notes__ == ["kdpipes: while computing field 'z' of sample '1' (ordinal 1)"]
 
 
-def test_bad_arguments_are_refused_when_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejectd_when_the_chain_is_built() -> None:
     for source in (indexed(), stream()):
         for name in ("", "a b", "1a", 3):
             with pytest.raises((TypeError, ValueError), match="`name` must be a valid name of a field"):

@@ -176,7 +176,7 @@ def test_images_of_any_size_become_pillows_and_stay_as_they_were(
     assert np.array_equal(np.asarray(image).reshape(pixels.shape), pixels)
 
 
-def test_a_batch_shares_its_factors_and_each_image_has_a_mean_of_its_own() -> None:
+def test_a_batch_shares_its_factors_but_images_have_own_means() -> None:
     batch = torch.stack([as_tensor(CAT)[:, :50, :60], as_tensor(CAT)[:, 50:100, 60:120]])[None]
     for tensors in (batch, batch / 255):
         params = JITTER.draw(tensors, rng(0))
@@ -185,7 +185,7 @@ def test_a_batch_shares_its_factors_and_each_image_has_a_mean_of_its_own() -> No
             assert torch.equal(results[0, place], JITTER.apply(tensors[0, place], params))
 
 
-def test_two_epochs_are_the_same_for_any_number_of_workers_and_their_ctx_is_a_batch(photo_folder: Path) -> None:
+def test_two_epochs_and_their_ctx_are_equal_for_any_workers(photo_folder: Path) -> None:
     source: Any = kdp.image_folder(photo_folder)[:24]
     work = source.decode_images().record_ctx().transform("x", kdp.Resize((24, 24)), JITTER)
     pipe = work.select("x", return_ctx=True).deal(batch_size=12, shuffle=True, seed=1).collate_samples()
@@ -211,7 +211,7 @@ def test_an_encoded_image_is_decoded() -> None:
 
 FACTOR_RULE = "must be a number of at least 0, or two of them, the smaller first, but is"
 HUE_RULE = "`hue` must be a number from 0 to 0.5, or two from -0.5 to 0.5, the smaller first, but is"
-REFUSED: list[tuple[Any, type[Exception], str]] = [
+REJECTED: list[tuple[Any, type[Exception], str]] = [
     (lambda: kdp.ColorJitter(-0.1), ValueError, f"`brightness` {FACTOR_RULE} -0.1 instead."),
     (lambda: kdp.ColorJitter(contrast=(0.5, 0.1)), ValueError, f"`contrast` {FACTOR_RULE} (0.5, 0.1) instead."),
     (lambda: kdp.ColorJitter(contrast=(-0.5, 0.1)), ValueError, f"`contrast` {FACTOR_RULE} (-0.5, 0.1)"),
@@ -242,14 +242,14 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-def test_bad_arguments_are_refused() -> None:
-    for make, error, message in REFUSED:
+def test_bad_arguments_are_rejected() -> None:
+    for make, error, message in REJECTED:
         with pytest.raises(error) as raised:
             make()
         assert message in str(raised.value)
 
 
-def test_floats_that_are_no_colours_are_refused() -> None:
+def test_floats_that_are_no_colours_are_rejected() -> None:
     image = kdp.Normalize([0.5] * 3, [0.2] * 3)(torch.rand(3, 8, 8))
     with pytest.raises(ValueError, match=r"floats from 0 to 1\. Put `Normalize` after it"):
         kdp.ColorJitter(brightness=0.1)(image, np.random.default_rng(0))

@@ -91,9 +91,7 @@ def test_other_loaders_leave_the_rest_out_and_say_so(folder: Path, caplog: pytes
 
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize("split", ["samples", "lanes"])
-def test_a_shard_in_quarantine_stands_there_once_and_its_good_samples_are_read(
-    folder: Path, service: str, split: Any
-) -> None:
+def test_a_quarantined_shard_stands_once_and_good_samples_come(folder: Path, service: str, split: Any) -> None:
     path = folder / "bad.jsonl"
     for _ in range(2):  # two runs of two epochs
         with kdp.Loader(chain(folder, "quarantine", path=path, split=split), **SERVICES[service]()) as loader:
@@ -104,7 +102,7 @@ def test_a_shard_in_quarantine_stands_there_once_and_its_good_samples_are_read(
     assert all(WORDS[entry["key"]] in entry["error"] for entry in entries)
 
 
-def test_damage_behind_a_shuffle_and_a_filter_is_the_same_in_all_workers(folder: Path) -> None:
+def test_damage_after_shuffle_and_filter_is_equal_in_workers(folder: Path) -> None:
     stream = kdp.stream_shards([folder / f"{shard}.tar" for shard in range(5)]).rename_fields(y="cls")
     pipe = stream.filter_classes(invalid=[1]).shuffle(buffer_size=5).on_error("skip").select("key y").deal(batch_size=3)
     found = []

@@ -44,7 +44,7 @@ FORMATS = [
 ]
 
 
-def test_the_name_of_an_image_is_made_when_an_error_needs_it_and_keeps_no_sample() -> None:
+def test_an_images_name_is_made_for_errors_and_keeps_no_sample() -> None:
     sample = indexed(b"no image")[0]
     sample["held"] = held = np.zeros(1)
     name, alive = sample.naming(), weakref.ref(held)
@@ -72,7 +72,7 @@ def test_every_format_becomes_rgb_as_pillow_reads_it() -> None:
                 assert image.to_pil().tobytes() == expected.tobytes(), "and again"
 
 
-def test_the_size_comes_from_the_header_and_pixels_are_decoded_late() -> None:
+def test_the_size_comes_from_the_header_and_pixels_come_late() -> None:
     for suffix in ("jpeg", "png"):
         content = encoded("RGB", suffix)
         image = indexed(content[: len(content) * 3 // 4]).decode_images()[0]["x"]
@@ -118,7 +118,7 @@ def test_nothing_is_decoded_for_a_label() -> None:
     assert pipe.select("y")[0] == (0,)
 
 
-def test_an_encoded_image_travels_as_its_bytes_and_gives_a_new_image_each_time() -> None:
+def test_an_encoded_image_travels_as_bytes_and_is_new_each_time() -> None:
     image = indexed(encoded()).decode_images()[0]["x"]
     copy = pickle.loads(pickle.dumps(image))
     assert copy.content == image.content
@@ -137,14 +137,14 @@ def test_an_encoded_image_is_kept_as_its_bytes() -> None:
     assert np.array_equal(np.asarray(twin), np.asarray(image))
 
 
-def test_a_field_that_is_not_there_is_refused_when_the_chain_is_built() -> None:
+def test_a_missing_field_is_an_error_when_the_chain_is_built() -> None:
     with pytest.raises(kdp.FieldError, match="The source has no field 'image'; it has 'x', 'y'"):
         indexed(b"").decode_images("image")
     with pytest.raises(TypeError, match="`field` must be the name of a field"):
         indexed(b"").decode_images(3)
 
 
-def test_what_a_transform_has_made_is_stored_as_pixels_and_an_encoded_image_with_its_backend() -> None:
+def test_transformed_images_are_stored_as_pixels_with_backend() -> None:
     image = kdp.EncodedImage(encoded(), "a", "pillow")
     crop = kdp.CenterCrop(40)(image)
     for one in (image, crop):

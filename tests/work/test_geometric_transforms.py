@@ -66,7 +66,7 @@ def test_a_call_is_draw_and_apply(transform: Any) -> None:
     assert len({image.tobytes() for image in results}) == (8 if isinstance(transform, kdp.RandomResizedCrop) else 2)
 
 
-def test_a_crop_is_pillows_own_crop_and_resize_but_for_its_border() -> None:
+def test_a_crop_is_pillows_crop_and_resize_but_for_its_border() -> None:
     crop = kdp.RandomResizedCrop(32)
     for params in ({"top": 3, "left": 7, "height": 50, "width": 41}, {"top": 30, "left": 0, "height": 20, "width": 90}):
         left, top = params["left"], params["top"]
@@ -124,7 +124,7 @@ def test_recorded_parameters_reproduce_the_pixels(photo_folder: Any) -> None:
             assert x.size == (24, 24)
 
 
-def test_the_draws_of_both_random_transforms_are_those_of_their_first_release() -> None:
+def test_draws_of_random_transforms_are_those_of_release_0_1() -> None:
     crop = kdp.RandomResizedCrop(32)
     assert crop.draw(IMAGE, rng(0)) == FIRST_CROP
     assert [kdp.HorizontalFlip().draw(IMAGE, rng(seed))["flipped"] for seed in range(8)] == FIRST_FLIPS
@@ -173,7 +173,7 @@ def test_a_centre_crop_is_pillows_own_with_black_around() -> None:
     assert not padded[:, -1].any()
 
 
-def test_a_size_is_the_shorter_edge_rounded_down_and_held_under_the_longest() -> None:
+def test_a_size_is_the_shorter_edge_rounded_down_and_limited() -> None:
     # (width, height) of the image, size, max_size, (height, width) of the result: those of torchvision's documentation
     cases: list[tuple[tuple[int, int], Any, int | None, tuple[int, int]]] = [
         ((640, 480), 256, None, (256, 341)),
@@ -201,9 +201,7 @@ def test_a_resized_image_is_pillows_own() -> None:
 
 
 @pytest.mark.parametrize(("name", "most", "mean"), [("nearest", 0, 0.0), ("bilinear", 1, 0.1), ("bicubic", 2, 0.1)])
-def test_tensors_of_photos_become_pillows_pixels_but_for_a_few_grey_levels(
-    photo_folder: Path, name: Any, most: int, mean: float
-) -> None:
+def test_tensors_of_photos_nearly_become_pillows_pixels(photo_folder: Path, name: Any, most: int, mean: float) -> None:
     differences, stretched = [], []
     for photo in photos(photo_folder):
         tensor, crop = as_tensor(photo), kdp.RandomResizedCrop(64, interpolation=name)
@@ -221,7 +219,7 @@ def test_tensors_of_photos_become_pillows_pixels_but_for_a_few_grey_levels(
         assert np.mean([difference.mean() for difference in measured]) <= mean
 
 
-def test_floats_and_half_floats_are_resized_as_bytes_are_but_for_rounding() -> None:
+def test_floats_and_half_floats_are_resized_as_bytes_are() -> None:
     tensor = as_tensor(Image.fromarray(data.chelsea()))
     for dtype, most in ((torch.float32, 1), (torch.float64, 1), (torch.float16, 1), (torch.bfloat16, 3)):
         for size in ((64, 48), (20, 1), (1, 1), (1, 20)):
@@ -256,7 +254,7 @@ def test_tensors_of_any_size_become_pillows_pixels(
 
 
 @pytest.mark.parametrize("num_channels", [1, 3])
-def test_tensors_with_any_strides_are_resized_as_their_copies_are(num_channels: int) -> None:
+def test_tensors_with_any_strides_are_resized_as_their_copies(num_channels: int) -> None:
     """Of a width of 1, torch 2.13 takes a transposed row for contiguous, and makes wrong values of it."""
     whole = (
         torch.arange(num_channels * 33 * 40, dtype=torch.int64).mul(97).to(torch.uint8).reshape(num_channels, 33, 40)
@@ -305,7 +303,7 @@ def test_a_batch_of_tensors_is_done_like_its_images_one_by_one() -> None:
         assert torch.equal(transform.apply(batch.transpose(-1, -3).contiguous().transpose(-1, -3), params), results)
 
 
-def test_masks_of_any_dtype_can_be_flipped_cropped_and_resized_by_nearest() -> None:
+def test_masks_of_any_dtype_are_flipped_cropped_and_resized() -> None:
     mask = torch.arange(12).reshape(1, 3, 4)
     assert kdp.HorizontalFlip(1)(mask, rng(0)).tolist() == mask.flip(-1).tolist()
     assert kdp.CenterCrop((3, 2))(mask > 5).tolist() == (mask > 5)[..., 1:3].tolist()
@@ -323,7 +321,7 @@ def chain(folder: Path) -> Any:
     return work.select("x y", return_ctx=True).deal(batch_size=16, shuffle=True, seed=3).collate_samples()
 
 
-def test_two_epochs_are_the_same_for_any_number_of_workers_and_their_ctx_is_a_batch(photo_folder: Path) -> None:
+def test_two_epochs_and_their_ctx_are_equal_for_any_workers(photo_folder: Path) -> None:
     runs = []
     for num_workers in (0, 2):
         with kdp.Loader(chain(photo_folder), num_workers=num_workers) as loader:
@@ -342,7 +340,7 @@ def test_two_epochs_are_the_same_for_any_number_of_workers_and_their_ctx_is_a_ba
     assert not torch.equal(runs[0][0][0][0][0], runs[0][1][0][0][0])
 
 
-REFUSED: list[tuple[Any, type[Exception], str]] = [
+REJECTED: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: kdp.RandomResizedCrop(0),
         ValueError,
@@ -385,8 +383,8 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-def test_bad_arguments_are_refused() -> None:
-    for make, error, message in REFUSED:
+def test_bad_arguments_are_rejected() -> None:
+    for make, error, message in REJECTED:
         with pytest.raises(error) as raised:
             make()
         assert message in str(raised.value)

@@ -383,7 +383,7 @@ def test_a_transform_of_ones_own_says_what_becomes_of_masks() -> None:
 
 
 BBOX = A.BboxParams("pascal_voc", label_fields=[])
-REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
+REJECTED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     "no such field": (kdp.FieldError, "no field 'maks'", lambda: indexed().transform("image maks", Own())),
     "the same twice": (ValueError, "must be names that differ", lambda: indexed().transform("mask mask", Own())),
     "kind": (
@@ -421,9 +421,9 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REJECTED)
 def test_what_makes_no_sense_is_an_error_when_built(name: str) -> None:
-    error, said, make = REFUSED[name]
+    error, said, make = REJECTED[name]
     with pytest.raises(error, match="(?s)" + said):
         make()
 

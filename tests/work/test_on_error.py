@@ -70,7 +70,7 @@ def test_bad_samples_are_left_out_in_every_loader(caplog: pytest.LogCaptureFixtu
     assert "Sample '9' is left out" in caplog.text
 
 
-def test_samples_that_no_select_has_loaded_are_tried_before_they_leave() -> None:
+def test_samples_that_no_select_loaded_are_tried_before_leaving() -> None:
     source = kdp.from_dataset([(number, 0) for number in range(12)]).transform("x", fail).on_error("skip")
     assert [x["x"].tolist() for x in source.deal(batch_size=3).collate_samples()] == EXPECTED
 
@@ -103,7 +103,7 @@ def test_a_batch_without_a_good_sample_is_left_out(num_workers: int) -> None:
             assert loader.stats()["samples"] in (6, 0)  # none where pipes behind `deal` hold batches back
 
 
-def test_a_batch_without_a_good_sample_is_an_error_where_other_ranks_wait_for_it() -> None:
+def test_a_batch_without_a_good_sample_is_an_error_with_ranks() -> None:
     def never(x: int) -> int:
         raise OSError("all are broken")
 
@@ -113,7 +113,7 @@ def test_a_batch_without_a_good_sample_is_an_error_where_other_ranks_wait_for_it
         list(pipe)
 
 
-def test_a_quarantine_that_cannot_be_read_or_written_is_told_at_once(tmp_path: Path) -> None:
+def test_an_unusable_quarantine_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="`path` must be in a folder that exists"):
         indexed("quarantine", path=tmp_path / "none" / "bad.jsonl")
     path = tmp_path / "bad.jsonl"
@@ -124,7 +124,7 @@ def test_a_quarantine_that_cannot_be_read_or_written_is_told_at_once(tmp_path: P
         list(indexed("quarantine", path=path))
 
 
-def test_workers_that_die_where_nothing_can_be_left_out_are_an_error_in_the_end() -> None:
+def test_workers_that_die_where_nothing_can_be_skipped_end_it() -> None:
     def die(x: int) -> int:
         if x == 7:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -184,7 +184,7 @@ def test_a_sample_at_which_workers_die_is_left_out(action: Any, tmp_path: Path) 
         (("skip", "bad.jsonl"), TypeError),
     ],
 )
-def test_bad_arguments_are_refused(given: Any, error: type[Exception]) -> None:
+def test_bad_arguments_are_rejected(given: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"`action`|`path`|on_error"):
         kdp.from_dataset([(1, 0)]).on_error(*given)
     with pytest.raises(ValueError, match="`path` must be given with"):

@@ -36,7 +36,7 @@ class HTTPScale(Shift):
     """Another name."""
 
 
-def test_entries_stand_under_the_operations_names_in_order_and_explain_the_value() -> None:
+def test_entries_are_named_by_operation_in_order() -> None:
     for make in (indexed, stream):
         pipe = make().record_ctx().transform("x", Shift(), HTTPScale(), Shift()).transform("y", Shift())
         for _ in range(2):

@@ -42,7 +42,7 @@ def test_named_fields_get_new_names_and_the_others_stay(make: Any) -> None:
         assert list(pipe.select(" ".join(expected))) == [tuple(expected.values())] * 2
 
 
-def test_of_several_old_names_each_sample_gives_the_first_that_it_has() -> None:
+def test_each_sample_gives_the_first_old_name_that_it_has() -> None:
     items = [{".jpg": "a", ".png": "b"}, {".png": "c"}, {".jpeg": "d"}]
     pipe = IterableWrapper(items).to_samples().rename_fields(x="jpg;jpeg;png")
     assert epochs(pipe) == [[{"x": "a", "png": "b"}, {"x": "c"}, {"x": "d"}]] * 2
@@ -71,7 +71,7 @@ def test_nothing_is_loaded() -> None:
         pipe[0]["x"]
 
 
-def test_a_column_is_read_under_its_old_name_and_no_sample_is_made(only_columns: Any) -> None:
+def test_a_column_is_read_by_its_old_name_without_samples(only_columns: Any) -> None:
     pipe = only_columns.rename_fields(x="jpg", y="cls")
     assert pipe.column("y").tolist() == ["cls0", "cls1"]
     assert pipe.column("txt").tolist() == ["txt0", "txt1"]
@@ -79,7 +79,7 @@ def test_a_column_is_read_under_its_old_name_and_no_sample_is_made(only_columns:
         only_columns.rename_fields(x="jpg;png").column("x")
 
 
-def test_a_name_that_is_not_there_is_refused_with_a_suggestion() -> None:
+def test_a_name_that_is_not_there_is_rejectd_with_a_suggestion() -> None:
     with pytest.raises(
         kdp.FieldError, match=r"The source has no field 'jpgs'; it has 'cls', 'jpg'\. Did you mean 'jpg'"
     ):
@@ -95,7 +95,7 @@ def test_a_field_is_never_overwritten() -> None:
             list(make([("a", 0)], "jpg cls").rename_fields(cls="jpg"))
 
 
-def test_bad_arguments_are_refused_when_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejectd_when_the_chain_is_built() -> None:
     for make in (indexed, stream):
         with pytest.raises(ValueError, match="`rename_fields` must be given at least one name"):
             make([("a", 0)], "jpg cls").rename_fields()

@@ -224,7 +224,7 @@ def test_a_sample_as_the_source_gives_it_is_made_again(make: Any) -> None:
 
 
 @both_flavours
-def test_a_sample_that_was_not_selected_is_made_again_as_a_sample(make: Any) -> None:
+def test_a_sample_that_was_not_selected_is_replayed(make: Any) -> None:
     pipe = make().record_ctx().transform("x", Shift(), plus_rng).add_field("z", lambda sample: sample["x"] + 1)
     for sample in delivered(pipe.deal(batch_size=4, seed=3)):
         values = dict(sample)

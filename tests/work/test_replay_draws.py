@@ -14,7 +14,7 @@ from kdpipes.core.randomness import seeded_globals
 from tests.work.replaying import (
     Shift,
     assert_replayed,
-    assert_replayed_or_refused,
+    assert_replayed_or_rejected,
     both_flavours,
     delivered,
     indexed,
@@ -64,7 +64,7 @@ def test_random_getters_of_a_source_are_drawn_again(make: Any) -> None:
         assert_replayed(dealt, delivered(dealt))
 
 
-def test_own_two_step_transforms_that_are_read_early_in_a_stream_are_made_again() -> None:
+def test_own_two_step_transforms_read_early_are_replayed() -> None:
     pipe = stream().shuffle().record_ctx().transform("x", Shift()).replay_test_read_x().transform("x", Shift())
     dealt = pipe.select("key x", return_ctx=True).deal(batch_size=4, seed=5)
     assert_replayed(dealt, delivered(dealt))
@@ -91,13 +91,13 @@ class Noisy(torch.utils.data.Dataset[Any]):
         return index + random.random() + np.random.rand() + torch.rand(()).item(), index % 2
 
 
-def test_random_transforms_of_a_dataset_are_drawn_again_or_refused() -> None:
+def test_random_transforms_of_a_dataset_are_redrawn_or_an_error() -> None:
     pipe = kdp.from_dataset(Noisy()).record_ctx().transform("x", Shift()).select("key x", return_ctx=True)
     for item in delivered(pipe.deal(batch_size=4, shuffle=True)):
-        assert_replayed_or_refused(item, lambda item=item: kdp.replay(item[0][0], item[1], pipe))  # type: ignore[misc]
+        assert_replayed_or_rejected(item, lambda item=item: kdp.replay(item[0][0], item[1], pipe))  # type: ignore[misc]
 
 
-def test_random_transforms_of_a_dataset_are_drawn_again_where_the_draw_is_recorded() -> None:
+def test_recorded_transforms_of_a_dataset_are_drawn_again() -> None:
     pipe = kdp.from_dataset(Noisy()).record_ctx().transform("x", plus_rng).select("key x", return_ctx=True)
     assert_replayed(pipe, delivered(pipe.deal(batch_size=4, shuffle=True)))
 
@@ -115,14 +115,14 @@ def test_the_largest_seeds_are_collated(seed: int, num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("function", [plus_rng, plus_random])
-def test_callables_that_are_read_early_in_a_stream_are_made_again_with_their_ctx(function: Any) -> None:
+def test_callables_read_early_are_replayed_with_their_ctx(function: Any) -> None:
     pipe = stream().shuffle().record_ctx().transform("x", function).replay_test_read_x()
     dealt = pipe.select("key x", return_ctx=True).deal(batch_size=4, seed=5)
     assert_replayed(dealt, delivered(dealt))
 
 
 @pytest.mark.parametrize("function", [plus_rng, plus_random])
-def test_callables_that_are_read_early_in_a_stream_give_the_same_values(function: Any) -> None:
+def test_callables_read_early_in_a_stream_give_equal_values(function: Any) -> None:
     pipe = stream().shuffle().record_ctx().transform("x", function).replay_test_read_x().transform("y", function)
     dealt = pipe.select("key x y", return_ctx=True).deal(batch_size=4, seed=5)
     for item, ctx in delivered(dealt):
@@ -147,7 +147,7 @@ def test_replaying_is_no_epoch() -> None:
     assert list(pipe) == list(expected)
 
 
-def test_samples_that_a_stream_repeats_have_early_draws_of_their_own() -> None:
+def test_samples_that_a_stream_repeats_have_own_early_draws() -> None:
     early = stream().record_ctx().transform("x", plus_rng).replay_test_read_x()
     pipe = early.oversample(class_counts={0: 1, 1: 3}).transform("y", plus_rng).replay_test_read_y()
     dealt = pipe.select("key x y", return_ctx=True).deal(batch_size=20)

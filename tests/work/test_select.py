@@ -97,7 +97,7 @@ def test_an_entry_of_the_ctx_loads_just_what_it_needs() -> None:
     assert entry != later
 
 
-def test_an_entry_that_nothing_records_is_refused_with_the_way_out() -> None:
+def test_an_entry_that_nothing_records_is_an_error_with_hint() -> None:
     for make in (Counting, stream):
         recorded = make().record_ctx().transform("x", Shift()).select("ctx.shfit")
         with pytest.raises(kdp.FieldError, match=r"The ctx of sample 'a' has no field 'shfit'.*Did you mean 'shift'\?"):
@@ -118,7 +118,7 @@ def test_a_field_of_a_special_name_comes_first() -> None:
     assert pipe.select("key ctx index")[0] == ("mine", 7, 0)
 
 
-def test_an_unknown_field_is_refused_when_the_chain_is_built_where_that_is_known() -> None:
+def test_an_unknown_field_is_an_error_when_built_if_known() -> None:
     with pytest.raises(kdp.FieldError, match=r"The source has no field 'yy'; it has 'x', 'y'\. Did you mean 'y'\?"):
         Counting().select("x yy")
     pipe = stream().select("x yy")
@@ -128,7 +128,7 @@ def test_an_unknown_field_is_refused_when_the_chain_is_built_where_that_is_known
     assert added.add_field("z", lambda sample: sample.key).rename_fields(w="x").select("z w")[1] == ("b", 10)
 
 
-def test_bad_arguments_are_refused_when_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejectd_when_the_chain_is_built() -> None:
     for make in (Counting, stream):
         for mode, error in ((("x", "y"), TypeError), (" ", ValueError)):
             with pytest.raises(error, match=r'`mode` must be .*like "x y"'):

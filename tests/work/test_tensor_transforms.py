@@ -63,7 +63,7 @@ def test_nothing_is_lost_and_nothing_is_shared_at_any_size(height: int, width: i
     assert np.array_equal(np.asarray(image), before)
 
 
-def test_normalized_is_less_the_mean_and_divided_by_the_deviation() -> None:
+def test_normalized_is_less_the_mean_divided_by_deviation() -> None:
     normalize = kdp.Normalize(MEAN, STD)
     result = normalize(FLOATS)
     for channel in range(3):
@@ -85,7 +85,7 @@ def test_both_record_nothing_and_need_no_generator() -> None:
         assert all(torch.equal(results[0], result) for result in results)
 
 
-def test_two_epochs_are_the_same_for_any_number_of_workers_and_their_ctx_is_a_batch(photo_folder: Path) -> None:
+def test_two_epochs_and_their_ctx_are_equal_for_any_workers(photo_folder: Path) -> None:
     source: Any = kdp.image_folder(photo_folder)[:24]
     transforms = [kdp.RandomResizedCrop(16), kdp.ToTensor(), kdp.HorizontalFlip(), kdp.Normalize(MEAN, STD)]
     work = source.decode_images().record_ctx().transform("x", *transforms)
@@ -102,7 +102,7 @@ def test_two_epochs_are_the_same_for_any_number_of_workers_and_their_ctx_is_a_ba
     assert not torch.equal(runs[0][0][0][0][0], runs[0][1][0][0][0])
 
 
-def test_normalizing_what_is_no_float_names_the_way_out_and_the_sample(photo_folder: Path) -> None:
+def test_normalizing_a_non_float_names_hint_and_sample(photo_folder: Path) -> None:
     pipe = kdp.image_folder(photo_folder).decode_images().transform("x", kdp.Normalize(MEAN, STD)).select("x")
     with pytest.raises(TypeError, match=r"Put `kdp\.ToTensor\(\)` before it") as raised:
         pipe[0]
@@ -110,7 +110,7 @@ def test_normalizing_what_is_no_float_names_the_way_out_and_the_sample(photo_fol
 
 
 NUMBERS = "must be a sequence of numbers, one for each channel"
-REFUSED: list[tuple[Any, type[Exception], str]] = [
+REJECTED: list[tuple[Any, type[Exception], str]] = [
     (lambda: kdp.Normalize(0.5, 0.5), TypeError, f"`mean` {NUMBERS}, but is 0.5 instead."),
     (lambda: kdp.Normalize("abc", [1]), TypeError, f"`mean` {NUMBERS}, but is 'abc' instead."),
     (lambda: kdp.Normalize([], []), ValueError, f"`mean` {NUMBERS}, but is [] instead."),
@@ -154,8 +154,8 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-def test_bad_arguments_are_refused() -> None:
-    for make, error, message in REFUSED:
+def test_bad_arguments_are_rejected() -> None:
+    for make, error, message in REJECTED:
         with pytest.raises(error) as raised:
             make()
         assert message in str(raised.value)

@@ -57,7 +57,7 @@ def test_callables_are_applied_in_order_to_one_field() -> None:
 
 
 @pytest.mark.parametrize("function", [from_rng, from_random, from_numpy, from_torch])
-def test_randomness_follows_seed_epoch_and_ordinal_alone_and_globals_are_restored(function: Any) -> None:
+def test_randomness_follows_seed_epoch_and_ordinal_alone(function: Any) -> None:
     def draws(source: Any, seed: int) -> list[Any]:
         dealt = source.transform("x", function).select("x").deal(batch_size=3, seed=seed)
         return [item for _ in range(2) for batch in dealt for (item,) in batch]
@@ -105,7 +105,7 @@ def test_the_globals_are_restored_after_an_error_as_well() -> None:
     assert error.value.__notes__ == ["kdpipes: while applying 'lambda' to field 'x' of sample '2' (ordinal 2)"]
 
 
-def test_a_callable_that_fails_on_the_bytes_of_an_image_is_told_to_decode_first(photo_folder: Any) -> None:
+def test_a_callable_that_fails_on_bytes_gets_a_decode_hint(photo_folder: Any) -> None:
     photos = kdp.image_folder(photo_folder)
     with pytest.raises(AttributeError) as error:
         photos.transform("x", lambda image: image.resize((4, 4))).select("x")[0]
@@ -129,7 +129,7 @@ def test_two_transforms_of_one_name_draw_different_numbers() -> None:
     assert alone[1] == first, "what follows a transform does not change its numbers"
 
 
-def test_ctx_is_the_samples_own_after_record_ctx_and_empty_without() -> None:
+def test_ctx_is_the_samples_after_record_ctx_else_empty() -> None:
     for make in (indexed, stream):
 
         def note(x: int, ctx: dict[str, Any]) -> int:
@@ -142,7 +142,7 @@ def test_ctx_is_the_samples_own_after_record_ctx_and_empty_without() -> None:
         assert list(plain) == [((n + 2,), {}) for n in range(4)]
 
 
-def test_an_image_arrives_as_pillows_and_is_not_decoded_for_other_fields(photo_folder: Any) -> None:
+def test_an_image_arrives_as_pillows_and_only_if_transformed(photo_folder: Any) -> None:
     for make in (indexed, stream):
         content = next(photo_folder.rglob("*.jpg")).read_bytes()
         pipe = (
@@ -183,7 +183,7 @@ class AtOnce(Shift):
         return params, ("at once", self.apply(value, params))
 
 
-def test_a_transform_that_draws_and_applies_at_once_is_asked_once() -> None:
+def test_a_transform_that_draws_and_applies_is_called_once() -> None:
     for make in (indexed, stream):
         pipe = make().record_ctx().transform("x", AtOnce()).select("x", return_ctx=True)
         for _ in range(2):
@@ -191,7 +191,7 @@ def test_a_transform_that_draws_and_applies_at_once_is_asked_once() -> None:
                 assert x == ("at once", n + ctx["at_once"]["by"])
 
 
-REFUSED: list[tuple[tuple[Any, ...], str]] = [
+REJECTED: list[tuple[tuple[Any, ...], str]] = [
     ((Shift,), r"`transforms\[0\]` must be a transform, .* Write `Shift\(...\)` to make one"),
     ((Scale(), Scale), r"`transforms\[1\]` must be a callable, .* Write `Scale\(...\)` to make one"),
     (([Scale()],), r"`transforms\[0\]` must be a callable, .* Pass the callables as separate arguments"),
@@ -199,14 +199,14 @@ REFUSED: list[tuple[tuple[Any, ...], str]] = [
 ]
 
 
-def test_what_is_no_callable_is_refused_with_the_way_out() -> None:
-    for transforms, message in REFUSED:
+def test_what_is_no_callable_is_rejectd_with_the_way_out() -> None:
+    for transforms, message in REJECTED:
         for source in (indexed(), stream()):
             with pytest.raises(TypeError, match=message):
                 source.transform("x", *transforms)
 
 
-def test_a_missing_callable_or_field_is_refused_when_the_chain_is_built() -> None:
+def test_a_missing_callable_or_field_is_an_error_when_built() -> None:
     with pytest.raises(ValueError, match="`transform` must be given at least one callable"):
         indexed().transform("x")
     with pytest.raises(TypeError, match="`field` must be the name of a field"):
@@ -215,7 +215,7 @@ def test_a_missing_callable_or_field_is_refused_when_the_chain_is_built() -> Non
         indexed().transform("image", Scale())
 
 
-def test_a_module_gets_the_ctx_and_generator_that_its_forward_takes() -> None:
+def test_a_module_gets_the_ctx_and_generator_of_its_forward() -> None:
     class Crop(torch.nn.Module):
         def forward(self, x: int, ctx: Any = None) -> int:
             ctx["crop_parameters"] = int(torch.randint(100, ()).item())
@@ -235,7 +235,7 @@ def test_a_module_gets_the_ctx_and_generator_that_its_forward_takes() -> None:
     ]
 
 
-def test_a_callable_that_says_that_it_draws_nothing_is_called_without_seeded_generators(
+def test_a_callable_that_draws_nothing_is_not_seeded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Double:
@@ -253,10 +253,10 @@ def test_a_callable_that_says_that_it_draws_nothing_is_called_without_seeded_gen
         def __getitem__(self, index: int) -> tuple[int, int]:
             return index, 0
 
-    def refuse(key: bytes) -> Any:
+    def reject(key: bytes) -> Any:
         raise AssertionError("seeded")
 
-    monkeypatch.setattr(randomness, "seeded_globals", refuse)
+    monkeypatch.setattr(randomness, "seeded_globals", reject)
     pipe = kdp.from_dataset(Numbers()).transform("x", Double()).select("x")
     assert [x for (x,) in pipe] == [0, 2, 4, 6]
     with pytest.raises(AssertionError, match="seeded"):

@@ -87,7 +87,7 @@ def test_each_view_draws_for_itself(make: Any, step: Any) -> None:
 
 
 @both_flavours
-def test_the_ctx_has_one_entry_for_each_view_with_the_operations_in_it(make: Any) -> None:
+def test_the_ctx_has_one_entry_for_each_view_with_operations(make: Any) -> None:
     recipes = [[Shift(), Shift(), noted], [], [noted], [lambda x: x + 1]]
     pipe = make().record_ctx().transform("x", Shift()).transform("x", views=recipes).select("x", return_ctx=True)
     for _ in range(2):
@@ -147,7 +147,7 @@ def test_parts_of_the_ctx_are_selected_by_their_path(make: Any) -> None:
 
 
 @both_flavours
-def test_a_part_that_is_not_recorded_is_an_error_that_names_what_is(make: Any) -> None:
+def test_an_unrecorded_part_is_an_error_that_names_the_others(make: Any) -> None:
     pipe = make(PHOTOS).record_ctx().transform("x", views=[[kdp.RandomResizedCrop(8)], []])
     for name, message in {
         "ctx.view_2": "has no field 'view_2'",
@@ -244,7 +244,7 @@ def test_decoding_is_each_views_own_and_none_without_pixels(monkeypatch: pytest.
         decoded.clear()
 
 
-def test_bad_arguments_are_refused_where_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejectd_where_the_chain_is_built() -> None:
     for make in (indexed, stream):
         for views in ((), [], "crop", [Shift()], [Shift], {"a": [Shift()]}, 3, [[Shift()], Shift()], [{Shift()}]):
             with pytest.raises(TypeError, match="`views` must be lists of callables, one list for each view"):
@@ -265,14 +265,14 @@ def test_bad_arguments_are_refused_where_the_chain_is_built() -> None:
             list(make().transform("image", views=[[Shift()]]))
 
 
-def test_the_recipes_may_be_tuples_and_what_is_given_stays_as_it_is() -> None:
+def test_recipes_may_be_tuples_and_arguments_stay_unchanged() -> None:
     recipes = ([str], (str, len))
     pipe = indexed().transform("x", views=recipes).select("x")
     recipes[0].append(len)
     assert pipe[3] == (("3", 1),)
 
 
-def test_a_mixture_of_views_is_refused() -> None:
+def test_a_mixture_of_views_is_rejected() -> None:
     pipe = indexed().transform("x", views=[[float], [float]]).select("x y").deal(batch_size=2)
     with pytest.raises(kdp.DataError, match="Field 'x' must be a tensor"):
         next(iter(pipe.collate_samples().mixup(num_classes=2)))

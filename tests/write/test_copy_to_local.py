@@ -39,7 +39,7 @@ def test_only_a_part_is_copied(origin: Path, local: Path) -> None:
     assert read(local / "val/heron") == {"3.jpg": b""}
 
 
-def test_what_has_changed_or_gone_since_it_was_copied_is_not_looked_at(origin: Path, local: Path) -> None:
+def test_changes_after_copying_are_not_looked_at(origin: Path, local: Path) -> None:
     copy_to_local(origin, local)
     write(origin, {"labels.csv": b"changed", "new": b""})
     assert not copy_to_local(origin, local).was_copied
@@ -78,7 +78,7 @@ def test_a_broken_copy_of_an_older_state_is_removed(origin: Path, local: Path, m
     assert read(local) == read(origin)
 
 
-def test_a_broken_copy_of_kappadata_is_removed_and_a_complete_one_is_used(origin: Path, local: Path) -> None:
+def test_kappadatas_broken_copy_is_removed_complete_one_used(origin: Path, local: Path) -> None:
     write(local, {"autocopy_start.txt": b"this file indicates that an attempt was started", "labels.csv": b"4,5"})
     assert copy_to_local(origin, local).was_deleted
     assert read(local) == CONTENTS
@@ -86,7 +86,7 @@ def test_a_broken_copy_of_kappadata_is_removed_and_a_complete_one_is_used(origin
     assert not copy_to_local(origin, other).was_copied
 
 
-def test_what_is_asked_for_in_a_broken_copy_of_the_whole_is_completed_with_it(
+def test_a_part_of_a_broken_whole_copy_completes_the_whole(
     origin: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted(monkeypatch, 3, origin, local)
@@ -129,7 +129,7 @@ def test_one_of_several_processes_copies_and_the_others_wait(origin: Path, local
     assert len(list(tmp_path.glob("done-False-*"))) == 2
 
 
-def test_the_next_one_goes_on_where_one_was_killed_while_it_waited(origin: Path, local: Path) -> None:
+def test_the_next_copy_continues_where_a_waiting_one_was_killed(origin: Path, local: Path) -> None:
     began, begin = os.pipe()
 
     def stopped(seconds: float) -> None:
@@ -205,7 +205,7 @@ def _often(init: Any) -> Any:
         (("g", "l"), {"num_workers": 0}, ValueError, "`num_workers` must be an integer of at least 1"),
     ],
 )
-def test_mistakes_are_refused(arguments: Any, options: Any, error: Any, text: str) -> None:
+def test_mistakes_are_rejected(arguments: Any, options: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         copy_to_local(*arguments, **options)
 

@@ -116,7 +116,7 @@ def test_links_are_followed_but_not_in_circles(origin: Path, local: Path) -> Non
         copy_to_local(origin, local, relative_path="train")
 
 
-def test_a_full_disk_is_told_in_numbers_before_anything_is_copied(
+def test_a_full_disk_is_reported_in_numbers_before_copying(
     origin: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

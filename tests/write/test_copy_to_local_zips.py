@@ -86,7 +86,7 @@ HARMFUL: dict[str, tuple[Any, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", HARMFUL)
-def test_a_zip_that_reaches_out_of_the_folder_is_refused(origin: Path, local: Path, case: str) -> None:
+def test_a_zip_that_reaches_out_of_the_folder_is_rejected(origin: Path, local: Path, case: str) -> None:
     member, content, reason = HARMFUL[case]
     name = member if isinstance(member, str) else member.filename
     write(origin, {"bad.zip": zipped({"good": b"g", member: content, "evil/below": b"x"})})
@@ -120,8 +120,8 @@ DAMAGED = {
     "damaged": (ONE[:60] + b"\xff" + ONE[61:], "'member.bin' of .* cannot be unpacked"),
     "larger than stated": (bomb(ONE, 100), "'member.bin' of .* cannot be unpacked"),
     "smaller than stated": (bomb(ONE, 100_000), "12800 came"),
-    "encrypted": (encrypted(ONE), "'member.bin' of .* is refused: it is encrypted"),
-    "file and folder": (zipped({"a": b"", "a/b": b""}), "'a' of .* is refused"),
+    "encrypted": (encrypted(ONE), "'member.bin' of .* is rejected: it is encrypted"),
+    "file and folder": (zipped({"a": b"", "a/b": b""}), "'a' of .* is rejected"),
 }
 
 
@@ -137,7 +137,7 @@ def test_a_zip_that_cannot_be_read_is_named(origin: Path, local: Path, case: str
     assert read(local / "bad") == {"member.bin": bytes(range(256)) * 50}
 
 
-def test_a_zip_that_would_fill_the_disk_is_refused(origin: Path, local: Path) -> None:
+def test_a_zip_that_would_fill_the_disk_is_rejected(origin: Path, local: Path) -> None:
     write(origin, {"bad.zip": bomb(zipped({str(number): b"" for number in range(9)}), 1 << 31)})
     huge = bytearray((origin / "bad.zip").read_bytes())
     with zipfile.ZipFile(io.BytesIO(huge)) as archive:

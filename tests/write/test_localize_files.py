@@ -111,13 +111,13 @@ def test_without_a_root_the_whole_path_is_kept(origin: Path, local: Path, monkey
         ("zip://x::s3://birds.zip", "zip://::s3://other.zip"),
     ],
 )
-def test_a_path_that_would_lie_elsewhere_is_refused(local: Path, path: str, root: str | None) -> None:
+def test_a_path_that_would_lie_elsewhere_is_rejected(local: Path, path: str, root: str | None) -> None:
     with pytest.raises(ValueError, match="`path` must be a file below"):
         FileLocalizer(local, root)(path)
     assert not local.exists()
 
 
-def test_mistakes_are_refused(origin: Path, local: Path) -> None:
+def test_mistakes_are_rejected(origin: Path, local: Path) -> None:
     with pytest.raises(TypeError, match="`local_root` must be a folder of this machine"):
         SequenceWrapper([]).localize_files("s3://birds")
     with pytest.raises(TypeError, match="`global_root` must be"):
@@ -131,9 +131,7 @@ def test_mistakes_are_refused(origin: Path, local: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["reset", "reset_midway", "truncate"])
-def test_faults_that_pass_are_not_noticed_and_those_that_stay_leave_no_file(
-    origin: Path, local: Path, kind: Any
-) -> None:
+def test_passing_faults_go_unnoticed_lasting_ones_leave_no_file(origin: Path, local: Path, kind: Any) -> None:
     with faulty_storage(str(origin), faults=[Fault(kind, every=2)]):
         for name in NAMES:
             assert Path(FileLocalizer(local, "faulty://")(f"faulty://{name}")).read_text() == name * 100

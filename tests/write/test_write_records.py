@@ -82,7 +82,7 @@ def whole(tmp_path: Path) -> dict[str, bytes]:
     return contents(tmp_path / "whole")
 
 
-def test_all_samples_come_back_as_they_were_from_parts_of_like_size(tmp_path: Path) -> None:
+def test_all_samples_come_back_from_parts_of_similar_size(tmp_path: Path) -> None:
     result = kdp.write_records(Birds(), tmp_path / "new" / "records", num_parts=3)
     assert result[1:4] == (40, 3, 3)
     assert result.num_bytes == sum(path.stat().st_size for path in result.path.glob("*.mdb"))
@@ -93,7 +93,7 @@ def test_all_samples_come_back_as_they_were_from_parts_of_like_size(tmp_path: Pa
     assert {path.suffix for path in result.path.iterdir()} == {".mdb", ".index", ".json"}
 
 
-def test_samples_are_shuffled_over_parts_by_the_seed_or_keep_their_order(tmp_path: Path) -> None:
+def test_samples_are_shuffled_over_parts_by_seed_or_in_order(tmp_path: Path) -> None:
     orders = []
     for number, options in enumerate([{"shuffle": False}, {}, {"seed": 1}]):
         kdp.write_records(Birds(), tmp_path / str(number), **options)
@@ -103,7 +103,7 @@ def test_samples_are_shuffled_over_parts_by_the_seed_or_keep_their_order(tmp_pat
     assert all(sorted(order, key=int) == orders[0] for order in orders)
 
 
-def test_any_number_of_workers_and_any_executor_writes_the_same_bytes(tmp_path: Path, whole: dict[str, bytes]) -> None:
+def test_any_workers_and_any_executor_write_the_same_bytes(tmp_path: Path, whole: dict[str, bytes]) -> None:
     kdp.write_records(Birds(), tmp_path / "processes", num_parts=3, num_workers=2)
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         kdp.write_records(Birds(), tmp_path / "threads", num_parts=3, executor=threads)
@@ -175,7 +175,7 @@ def test_a_run_that_is_killed_within_a_part_is_gone_on_with(
     assert contents(folder).keys() == whole.keys()
 
 
-def test_what_is_complete_is_not_written_again_even_where_nothing_can_be_written(
+def test_complete_records_are_not_written_again_when_read_only(
     tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "write_part", None)
@@ -202,7 +202,7 @@ def test_an_error_leaves_the_parts_before_it_and_no_draft(tmp_path: Path) -> Non
         lambda folder: kdp.write_records(Birds().transform("x", np.negative), folder, num_parts=3),
     ],
 )
-def test_the_records_of_another_input_are_refused_and_kept(
+def test_the_records_of_another_input_are_rejectd_and_kept(
     other: Callable[[Path], Any], tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
     with pytest.raises(kdp.DataError, match=r"holds records of another input: .* Give another folder, or delete"):
@@ -210,7 +210,7 @@ def test_the_records_of_another_input_are_refused_and_kept(
     assert contents(tmp_path / "whole") == whole
 
 
-def test_an_input_that_fails_at_once_does_not_stand_in_the_way_of_the_mended_one(tmp_path: Path) -> None:
+def test_a_failed_input_does_not_block_the_mended_one(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("path label")
     with pytest.raises(kdp.DataError, match="An item must be a path and the number of a class"):
         kdp.write_records(tmp_path / "list.txt", tmp_path / "r", num_parts=1)
@@ -219,7 +219,7 @@ def test_an_input_that_fails_at_once_does_not_stand_in_the_way_of_the_mended_one
     assert contents(tmp_path / "r") == contents(tmp_path / "whole")
 
 
-def test_a_folder_that_somebody_writes_into_is_not_taken_though_it_has_no_parts_yet(tmp_path: Path) -> None:
+def test_a_folder_that_another_run_writes_into_is_not_taken(tmp_path: Path) -> None:
     (begun, begin), (due, go_on) = os.pipe(), os.pipe()
 
     def slowly(n: int) -> dict[str, int]:
@@ -233,7 +233,7 @@ def test_a_folder_that_somebody_writes_into_is_not_taken_though_it_has_no_parts_
         signal.alarm(30)
         os._exit(kdp.write_records(range(4), tmp_path / "r", num_parts=1, shuffle=False, encode=slowly).num_written)
     os.read(begun, 1)
-    threading.Timer(0.2, os.write, (go_on, b"-")).start()  # while the other waits, or before: it is refused
+    threading.Timer(0.2, os.write, (go_on, b"-")).start()  # while the other waits, or before: it is rejected
     with pytest.raises(kdp.DataError, match="holds records of another input"):
         kdp.write_records(Birds(), tmp_path / "r", num_parts=3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
@@ -254,7 +254,7 @@ def test_an_interrupt_leaves_no_drafts_of_workers(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "r").iterdir()} <= {HEADER, "part-00000.mdb", "part-00000.mdb.index"}
 
 
-def test_a_folder_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_rejectd_and_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("done")
     with pytest.raises(kdp.DataError, match=r"holds no records, but 'thesis\.txt'\. Give an empty folder"):
         kdp.write_records(Birds(), tmp_path)
@@ -310,7 +310,7 @@ def test_a_data_list_of_paths_and_labels_needs_no_function(tmp_path: Path) -> No
     assert kdp.open_records(tmp_path / "txt").class_names() == ("heron", "stork")
 
 
-def test_a_function_of_ones_own_makes_records_of_lines_cells_and_items(tmp_path: Path) -> None:
+def test_an_own_function_makes_records_of_lines_and_items(tmp_path: Path) -> None:
     paths = photos(tmp_path)
     (tmp_path / "list.txt").write_text("\n".join(f"{n};{path};größe" for n, path in enumerate(paths)), "utf-8")
     (tmp_path / "list.csv").write_text("\n".join(f"{n},{path},größe" for n, path in enumerate(paths)), "utf-8")
@@ -329,7 +329,7 @@ def test_a_function_of_ones_own_makes_records_of_lines_cells_and_items(tmp_path:
     assert contents(tmp_path / "a")["part-00002.mdb"] == contents(tmp_path / "c")["part-00002.mdb"]
 
 
-def test_random_functions_and_transforms_are_drawn_by_position_for_any_workers(tmp_path: Path) -> None:
+def test_random_functions_are_drawn_by_position_in_any_worker(tmp_path: Path) -> None:
     def noisy(sample: Any) -> dict[str, Any]:
         return {"x": np.random.rand(3), "own": sample["x"], "z": random.random()}
 
@@ -382,7 +382,7 @@ def test_there_may_be_fewer_samples_than_parts(size: int, tmp_path: Path) -> Non
     assert (len(records), sorted(sample["y"] for sample in records)) == (size, list(range(size)))
 
 
-def test_mistakes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_mistakes_are_rejectd_before_anything_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "none"
     wrong: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
         (TypeError, "`encode` must be a function from item to fields", [1, 2], {}),
@@ -425,17 +425,17 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch
     assert [path.name for path in (tmp_path / "r").iterdir()] == [HEADER]
 
 
-def test_complete_records_in_a_folder_that_cannot_be_written_are_found(
+def test_complete_records_in_a_read_only_folder_are_found(
     tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "r"
     kdp.write_records(Birds(), folder, num_parts=3)
 
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+    def reject(*args: Any, **kwargs: Any) -> Any:
         raise PermissionError("the folder cannot be written")
 
     monkeypatch.setattr(module.os, "access", lambda path, mode: False)
-    monkeypatch.setattr(module, "locked", refuse)
+    monkeypatch.setattr(module, "locked", reject)
     assert kdp.write_records(Birds(), folder, num_parts=3).num_written == 0
     assert contents(folder) == whole
     with pytest.raises(PermissionError):

@@ -204,7 +204,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "told"), BAD, ids=[str(arguments) for arguments, *_ in BAD])
-def test_bad_arguments_are_refused_before_anything_is_written(
+def test_bad_arguments_are_rejectd_before_anything_is_written(
     letters: Any, tmp_path: Path, arguments: dict[str, Any], error: type[Exception], told: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -214,7 +214,7 @@ def test_bad_arguments_are_refused_before_anything_is_written(
     assert not names_in(tmp_path)
 
 
-def test_chains_that_give_no_samples_are_refused(letters: Any, photo_shards: str, tmp_path: Path) -> None:
+def test_chains_that_give_no_samples_are_rejected(letters: Any, photo_shards: str, tmp_path: Path) -> None:
     with pytest.raises(ChainError, match=r"Put `\.write_shards\(\)` before `\.select\(\)`"):
         write(letters.select("x y"), tmp_path)
     with pytest.raises(ChainError, match="made batches of them"):

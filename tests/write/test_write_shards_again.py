@@ -1,4 +1,4 @@
-"""Shards of a run that broke off, or was complete: it goes on where it was, and another job is refused."""
+"""Shards of a run that broke off, or was complete: it goes on where it was, and another job is rejected."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ OTHERS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("other", "told"), OTHERS, ids=[told for _, told in OTHERS])
-def test_another_job_is_refused(photo_folder: Path, tmp_path: Path, other: Any, told: str) -> None:
+def test_another_job_is_rejected(photo_folder: Path, tmp_path: Path, other: Any, told: str) -> None:
     folder = kdp.image_folder(photo_folder)
     write(folder, tmp_path)
     before = tars_in(tmp_path)
@@ -257,7 +257,7 @@ def test_shards_that_nobody_knows_are_not_overwritten(photo_folder: Path, tmp_pa
     assert names_in(tmp_path) == {"train-000007.tar"}
 
 
-def test_a_mistake_in_the_first_call_does_not_stand_in_the_way_of_the_second(tmp_path: Path) -> None:
+def test_a_mistake_in_the_first_call_does_not_block_the_second(tmp_path: Path) -> None:
     pixels = kdp.from_dataset([(np.zeros((4, 4, 3), np.uint8), 0)]).transform("x", lambda x: x.view(np.recarray))
     with pytest.raises(ValueError, match="`encode"):
         write(pixels, tmp_path, encode={"x": "pgn"})
@@ -266,7 +266,7 @@ def test_a_mistake_in_the_first_call_does_not_stand_in_the_way_of_the_second(tmp
     assert write(pixels, tmp_path, encode={"x": "png"}).num_samples == 1
 
 
-def test_notes_that_are_none_are_refused(photo_folder: Path, tmp_path: Path) -> None:
+def test_notes_that_are_none_are_rejected(photo_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "train-shards.json").write_text("[1]")
     with pytest.raises(DataError, match=r"train-shards\.json' cannot be read as notes of shards"):
         write(kdp.image_folder(photo_folder), tmp_path)

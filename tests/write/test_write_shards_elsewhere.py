@@ -199,7 +199,7 @@ def test_a_run_that_fails_leaves_the_notes_beside_shards_of_another(
     assert store.exists(f"{s3}/birds-shards.json")
 
 
-def test_storage_that_cannot_keep_jobs_apart_reports_them_at_the_end(
+def test_storage_that_cannot_separate_jobs_reports_them_late(
     letters: Any, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls = f"memory://{s3[5:]}/birds-%d.tar"

@@ -52,7 +52,7 @@ def test_what_a_stream_leaves_out_is_left_out_when_it_goes_on(photo_shards: str,
     assert tars_in(tmp_path) == before
 
 
-def test_a_sample_whose_key_cannot_be_made_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+def test_a_sample_without_a_key_does_not_block_a_resumed_run(tmp_path: Path) -> None:
     def key(sample: kdp.Sample) -> str:
         if sample["y"] == 1:
             raise DataError("no name")

@@ -95,13 +95,13 @@ def test_arrays_and_pixels_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["a.b", "", "a/", "../a", "/a", "a\n"])
-def test_a_key_that_a_tar_cannot_hold_is_refused(letters: Any, tmp_path: Path, key: str) -> None:
+def test_a_key_that_a_tar_cannot_hold_is_rejected(letters: Any, tmp_path: Path, key: str) -> None:
     with pytest.raises(DataError, match="cannot stand in a tar"):
         write(letters, tmp_path, key=lambda sample: key)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_key_that_comes_twice_is_refused(letters: Any, tmp_path: Path, num_workers: int) -> None:
+def test_a_key_that_comes_twice_is_rejected(letters: Any, tmp_path: Path, num_workers: int) -> None:
     twice = letters.repeat_until(repetitions=2)
     with pytest.raises(DataError, match=r"Two samples have the key '[0-5]', in shards 0 and 1: keys must be unique"):
         write(twice, tmp_path / "across", max_samples=6, num_workers=num_workers)

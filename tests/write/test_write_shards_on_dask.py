@@ -34,9 +34,7 @@ def tars_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix == ".tar"}
 
 
-def test_a_cluster_writes_the_same_bytes_and_goes_on_with_what_is_there(
-    photo_folder: Path, tmp_path: Path, dask: Executor
-) -> None:
+def test_a_cluster_writes_the_same_bytes_and_resumes(photo_folder: Path, tmp_path: Path, dask: Executor) -> None:
     scale = 1
     chain = kdp.image_folder(photo_folder).transform("y", lambda y: y * scale)  # a closure travels, too
     for name, limits in LIMITS.items():

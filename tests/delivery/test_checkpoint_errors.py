@@ -1,4 +1,4 @@
-"""A state is refused by another chain, with the name of the pipe that differs, and taken by one that gives the same."""
+"""A state of another chain is an error that names the pipe that differs; an equal chain takes it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def looked_up(*labels: int) -> Any:
     return kdp.from_ids(list("abcd"), labels, load=len).filter_classes(valid=[0]).select("x").deal(1)
 
 
-REFUSALS: dict[str, tuple[str, Any, Any]] = {
+REJECTIONS: dict[str, tuple[str, Any, Any]] = {
     "seed": ("`deal` is not", chain(seed=1), chain(seed=2)),
     "uneven": ("`deal` is not", chain(uneven="pad"), chain(uneven="drop")),
     "size": ("`from_dataset` is not", chain(22), chain(23)),
@@ -79,9 +79,9 @@ REFUSALS: dict[str, tuple[str, Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSALS)
-def test_a_state_of_another_chain_is_refused_by_the_name_of_the_pipe_unless_one_insists(what: str) -> None:
-    words, then, now = REFUSALS[what]
+@pytest.mark.parametrize("what", REJECTIONS)
+def test_the_state_of_another_chain_is_an_error_unless_forced(what: str) -> None:
+    words, then, now = REJECTIONS[what]
     state = kdp.Loader(then).state_dict()
     kdp.Loader(then).load_state_dict(state)
     loader = kdp.Loader(now)
@@ -92,7 +92,7 @@ def test_a_state_of_another_chain_is_refused_by_the_name_of_the_pipe_unless_one_
     assert len(list(loader)) == len(now) - 1
 
 
-def test_files_that_were_renamed_or_have_another_class_are_refused(tmp_path: Path) -> None:
+def test_renamed_files_or_other_classes_are_an_error(tmp_path: Path) -> None:
     for name in ("a/1.png", "a/2.png", "b/3.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -110,7 +110,7 @@ def test_files_that_were_renamed_or_have_another_class_are_refused(tmp_path: Pat
         make().load_state_dict(state)
 
 
-def test_another_global_batch_is_refused_with_the_size_that_fits() -> None:
+def test_another_global_batch_is_rejectd_with_the_size_that_fits() -> None:
     state = kdp.Loader(chain(batch_size=4)).state_dict()
     with pytest.raises(ValueError, match=r"batches of 4 samples.*have 8.*deal\(global_batch_size=4\)"):
         kdp.Loader(chain(batch_size=8)).load_state_dict(state)
@@ -151,7 +151,7 @@ def test_a_wrong_entry_of_a_state_is_named(name: str, value: Any) -> None:
     assert loader.state_dict() == state
 
 
-def test_a_state_of_kdpipes_0_1_is_loaded_if_the_chain_is_not_to_be_compared() -> None:
+def test_states_of_kdpipes_0_1_load_without_comparison() -> None:
     loader = kdp.Loader(chain())
     state = {**loader.state_dict(), "version": 1, "batch": 1}
     with pytest.raises(ValueError, match=r"it is of version 1, .*strict=False"):
@@ -162,7 +162,7 @@ def test_a_state_of_kdpipes_0_1_is_loaded_if_the_chain_is_not_to_be_compared() -
 
 
 @pytest.mark.parametrize("name", ["epoch", "batch", "seed", "pipes", "version"])
-def test_a_state_that_lacks_an_entry_is_refused(name: str) -> None:
+def test_a_state_that_lacks_an_entry_is_rejected(name: str) -> None:
     loader = kdp.Loader(chain())
     state = loader.state_dict()
     with pytest.raises(ValueError, match="`state_dict"):
@@ -171,7 +171,7 @@ def test_a_state_that_lacks_an_entry_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=str)
-def test_garbage_is_refused_and_changes_nothing(garbage: Any) -> None:
+def test_garbage_is_rejectd_and_changes_nothing(garbage: Any) -> None:
     loader = kdp.Loader(chain())
     state = loader.state_dict()
     if isinstance(garbage, dict) and set(garbage) & set(state):
@@ -202,7 +202,7 @@ def test_a_callable_that_remembers_changes_no_state() -> None:
         assert len(list(loader)) == 4
 
 
-def test_on_error_may_be_added_where_a_state_was_taken_without_it() -> None:
+def test_on_error_may_be_added_to_a_state_without_it() -> None:
     def pipe(*, is_tolerant: bool) -> Any:
         source = kdp.from_dataset([(number, 0) for number in range(9)])
         return (source.on_error("skip") if is_tolerant else source).select("x").deal(batch_size=2)

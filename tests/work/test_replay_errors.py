@@ -1,4 +1,4 @@
-"""`replay` refuses what it cannot make again: with the way out, and never with another sample."""
+"""`replay` rejects what it cannot make again: with the way out, and never with another sample."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import kdpipes as kdp
 from tests.work.replaying import (
     Shift,
     assert_replayed,
-    assert_replayed_or_refused,
+    assert_replayed_or_rejected,
     both_flavours,
     delivered,
     indexed,
@@ -24,7 +24,7 @@ from tests.work.replaying import (
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
 
-def is_refused(build: Callable[[], Any]) -> bool:
+def is_rejected(build: Callable[[], Any]) -> bool:
     try:
         build()
     except (kdp.ChainError, ValueError):
@@ -33,7 +33,7 @@ def is_refused(build: Callable[[], Any]) -> bool:
 
 
 @both_flavours
-def test_the_ctx_of_a_batch_is_refused_with_the_way_out(make: Any) -> None:
+def test_the_ctx_of_a_batch_is_rejectd_with_the_way_out(make: Any) -> None:
     pipe = make().record_ctx().transform("x", Shift()).select("key x", return_ctx=True).deal(batch_size=3)
     _, ctx = next(iter(pipe.collate_samples()))
     for key in ("0", next(iter(make()))):
@@ -43,7 +43,7 @@ def test_the_ctx_of_a_batch_is_refused_with_the_way_out(make: Any) -> None:
 
 @both_flavours
 @pytest.mark.parametrize("function", [plus_rng, plus_random, Shift()], ids=["rng", "random", "two steps"])
-def test_a_draw_of_which_the_ctx_knows_nothing_is_refused(make: Any, function: Any) -> None:
+def test_a_draw_of_which_the_ctx_knows_nothing_is_rejected(make: Any, function: Any) -> None:
     for pipe in (make().transform("x", function), make().transform("x", function).record_ctx()):
         selected = pipe.select("key x", return_ctx=True)
         for (key, _), ctx in delivered(selected.deal(batch_size=3)):
@@ -63,7 +63,7 @@ def test_a_key_that_is_not_there_is_an_error(make: Any) -> None:
         kdp.replay("0", {}, make([]).record_ctx().select("x"))
 
 
-def test_what_is_no_key_no_ctx_and_no_chain_is_refused() -> None:
+def test_what_is_no_key_no_ctx_and_no_chain_is_rejected() -> None:
     pipe = indexed().record_ctx().transform("x", Shift())
     sample = pipe[0]
     with pytest.raises(kdp.ChainError, match="as its source makes it, but this one has been changed"):
@@ -77,7 +77,7 @@ def test_what_is_no_key_no_ctx_and_no_chain_is_refused() -> None:
             kdp.replay("0", {}, chain)
 
 
-def test_a_sample_of_one_of_several_sources_is_refused() -> None:
+def test_a_sample_of_one_of_several_sources_is_rejected() -> None:
     pipe = kdp.concat(indexed(), indexed()).record_ctx().select("x")
     with pytest.raises(kdp.ChainError, match=r"has several sources\. Pass the key of a sample instead"):
         kdp.replay(indexed()[0], {}, pipe)
@@ -93,7 +93,7 @@ def test_an_operation_may_be_called_draw(make: Any, others: Any) -> None:
     def chain() -> Any:
         return make().record_ctx().transform("x", Draw(), *others).select("key x", return_ctx=True)
 
-    if not is_refused(chain):
+    if not is_rejected(chain):
         assert_replayed(chain(), delivered(chain().deal(batch_size=4)))
 
 
@@ -112,7 +112,7 @@ def note_early_draws(x: int, ctx: Any) -> int:
 def test_a_user_may_write_an_entry_draw_or_is_told(make: Any, note: Any) -> None:
     pipe = make().record_ctx().transform("x", note, Shift()).select("key x", return_ctx=True)
     for item in delivered(pipe.deal(batch_size=4)):
-        assert_replayed_or_refused(item, lambda item=item: kdp.replay(item[0][0], item[1], pipe))  # type: ignore[misc]
+        assert_replayed_or_rejected(item, lambda item=item: kdp.replay(item[0][0], item[1], pipe))  # type: ignore[misc]
 
 
 class Shift_2(Shift):
@@ -132,11 +132,11 @@ def add_100(sample: kdp.Sample) -> kdp.Sample:
     return sample
 
 
-def test_a_stock_map_of_samples_is_done_to_a_raw_sample_or_refused() -> None:
+def test_a_stock_map_of_samples_is_replayed_or_an_error() -> None:
     pipe = stream().map(add_100).record_ctx().transform("x", Shift()).select("key x", return_ctx=True)
     raw = {sample.key: sample for sample in stream()}
     for item in delivered(pipe.deal(batch_size=3)):
-        assert_replayed_or_refused(item, lambda item=item: kdp.replay(raw[item[0][0]], item[1], pipe))  # type: ignore[misc]
+        assert_replayed_or_rejected(item, lambda item=item: kdp.replay(raw[item[0][0]], item[1], pipe))  # type: ignore[misc]
 
 
 def negated(item: Any) -> Any:
@@ -145,10 +145,10 @@ def negated(item: Any) -> Any:
 
 
 @both_flavours
-def test_a_stock_map_before_deal_is_done_or_refused(make: Any) -> None:
+def test_a_stock_map_before_deal_is_done_or_rejected(make: Any) -> None:
     pipe = make().record_ctx().transform("x", Shift()).select("key x", return_ctx=True).map(negated)
     for item in delivered(pipe.deal(batch_size=3)):
-        assert_replayed_or_refused(item, lambda item=item: kdp.replay(item[0][0], item[1], pipe))  # type: ignore[misc]
+        assert_replayed_or_rejected(item, lambda item=item: kdp.replay(item[0][0], item[1], pipe))  # type: ignore[misc]
 
 
 OTHERS = [(100 + number, 1) for number in range(6)]
@@ -159,7 +159,7 @@ CLASHES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("clash", CLASHES)
-def test_keys_that_two_sources_share_are_told_apart_or_refused(clash: str) -> None:
+def test_keys_that_two_sources_share_are_told_apart_or_rejected(clash: str) -> None:
     pipe = CLASHES[clash]().record_ctx().transform("x", Shift()).select("key x", return_ctx=True)
     for item in delivered(pipe.deal(batch_size=3)):
-        assert_replayed_or_refused(item, lambda item=item: kdp.replay(item[0][0], item[1], pipe))  # type: ignore[misc]
+        assert_replayed_or_rejected(item, lambda item=item: kdp.replay(item[0][0], item[1], pipe))  # type: ignore[misc]
