@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from kdpipes.core.errors import KdpipesError, closest
 from kdpipes.core.masked import masked
 
-__all__ = ["INTERRUPTED", "Answer", "Command", "Commands"]
+__all__ = ["INTERRUPTED", "Answer", "Command", "Commands", "wants_json"]
 
 INTERRUPTED = 130  # 128 plus the number of the signal, as shells do
 _EXPLAINED = (
@@ -37,6 +37,11 @@ class Answer(NamedTuple):
     data: Any
     text: str | Iterable[str]
     status: int = 0
+
+
+def wants_json() -> bool:
+    """Return whether the command that runs was called with `--json`."""
+    return click.get_current_context().get_parameter_source("as_json") is ParameterSource.COMMANDLINE
 
 
 class _Suggesting(click.Command):
@@ -73,10 +78,11 @@ class Command(_Suggesting):
         answer = super().invoke(ctx)
         if not isinstance(answer, Answer):
             return answer
-        if ctx.get_parameter_source("as_json") is not ParameterSource.DEFAULT:
+        if wants_json():
             click.echo(json.dumps(_masked(answer.data), indent=2))  # in ASCII: names in data need not be UTF-8
         else:
-            click.echo(answer.text if isinstance(answer.text, str) else "\n".join(answer.text))
+            for line in [answer.text] if isinstance(answer.text, str) else answer.text:
+                click.echo(line)
         return answer.status
 
 

@@ -93,7 +93,7 @@ def verify_caches(places: tuple[str, ...]) -> Answer:
 
 @command.command("clear")
 @click.argument("places", nargs=-1, required=True)
-def clear_caches(places: tuple[str, ...]) -> None:
+def clear_caches(places: tuple[str, ...]) -> Answer:
     """Remove caches, with their folders.
 
     PLACES are folders, URLs, or name=NAME for caches in memory. A folder without a cache is left alone.
@@ -101,13 +101,24 @@ def clear_caches(places: tuple[str, ...]) -> None:
     \b
     Examples:
       kdpipes cache clear cache/birds
-      kdpipes cache clear name=birds
+      kdpipes cache clear name=birds --json
+
+    \b
+    JSON: a list of
+      {"place": "cache/birds"}
     """
     from kdpipes.cache.admin import clear_cache
 
-    for place in places:
-        clear_cache(place)
-        click.echo(f"{place}: removed")
+    removed: list[str] = []
+    try:
+        for place in places:
+            clear_cache(place)
+            removed.append(place)
+    except Exception:
+        for place in removed:  # caches that are gone are reported even if a later one fails
+            click.echo(f"{place}: removed")
+        raise
+    return Answer([{"place": place} for place in removed], [f"{place}: removed" for place in removed])
 
 
 def _counted(number: int, one: str, many: str = "") -> str:

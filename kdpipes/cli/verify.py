@@ -36,6 +36,9 @@ def command(receipts: tuple[str, ...]) -> Answer:
     for path in receipts:
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            hint = "Write one after each rank's epoch: `json.dump(loader.receipt(), file)`."
+            raise FileNotFoundError(f"There is no receipt {path!r}. {hint}") from error
         except ValueError as error:
             raise ValueError(f"{path} does not hold JSON: {error}.") from error
         found += content if isinstance(content, list) else [content]

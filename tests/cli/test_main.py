@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import sys
 from importlib.metadata import version
@@ -167,3 +168,10 @@ def test_status_and_text_are_those_of_this_process_arguments(monkeypatch: Any, c
     monkeypatch.setattr(sys, "argv", ["kdpipes", "--version"])
     assert main() == 0
     assert capsys.readouterr().out.startswith("kdpipes ")
+
+
+def test_every_command_has_a_json_form() -> None:
+    groups = {name: importlib.import_module(module).command for name, module in COMMANDS.items()}
+    commands = {**groups.pop("cache").commands, **groups}
+    lacking = [name for name, command in commands.items() if not any("--json" in one.opts for one in command.params)]
+    assert lacking == []

@@ -47,4 +47,8 @@ def test_files_that_hold_no_receipt_are_errors(tmp_path: Path, run: Any) -> None
     (tmp_path / "b.json").write_text("{}")
     assert "a.json does not hold JSON" in run("verify", tmp_path / "a.json").mistake()
     assert "`receipt` must be what `receipt()` of a Loader returns" in run("verify", tmp_path / "b.json").mistake()
-    assert "No such file" in run("verify", tmp_path / "c.json").mistake()
+
+
+def test_a_missing_file_says_how_to_write_one(tmp_path: Path, run: Any) -> None:
+    said = run("verify", tmp_path / "c.json").mistake()
+    assert f"There is no receipt '{tmp_path / 'c.json'}'. Write one after each rank's epoch" in said

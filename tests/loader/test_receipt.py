@@ -64,6 +64,25 @@ def test_the_parts_of_a_resumed_epoch_fit_together() -> None:
     assert not kdp.verify_receipts(rest).is_complete
 
 
+def test_four_ranks_with_killed_workers_and_a_resume_deliver_once() -> None:
+    receipts: list[Any] = []
+    for rank in range(4):
+        with as_rank(rank, 4), kdp.Loader(chain(), num_workers=2) as loader:
+            batches = iter(loader)
+            next(batches)
+            assert kill_one_worker()
+            for _ in range(3):
+                next(batches)
+            state = loader.state_dict()
+            receipts.append(loader.receipt())
+        with as_rank(rank, 4), kdp.Loader(chain(), num_workers=1) as loader:
+            loader.load_state_dict(state)
+            list(loader)
+            receipts.append(loader.receipt())
+    assert kdp.verify_receipts(receipts) == (True, 40, 0, (0,), ())
+    assert not kdp.verify_receipts(receipts[:-1]).is_complete
+
+
 def test_batches_after_a_state_that_is_loaded_count_once() -> None:
     with kdp.Loader(chain()) as loader:
         batches = iter(loader)
