@@ -15,16 +15,13 @@ from kdpipes.demo import write_photo_shards
 from kdpipes.storage.shard_index import ShardIndex
 
 INTERRUPTED = """
-import threading, time
+import time
 from kdpipes.cli import main
 from kdpipes.testing import Fault, faulty_storage
 
-is_first = threading.Lock()  # shards are read side by side, and Ctrl-C is pressed once
-
 
 def interrupt(seconds):
-    if is_first.acquire(blocking=False):
-        os.killpg(0, signal.SIGINT)
+    os.killpg(0, signal.SIGINT)
     time.sleep(seconds)
 
 
