@@ -283,8 +283,12 @@ class Loader:
             else:
                 self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
                 own.seed_epochs(functools.partial(_seed_of, self._base_seed))
+                sizes = self._sizes
                 self._count_by_ranks(self._checkpointer)
-                self._open_at(own, self._start or own.next_start, seed)
+                start = self._start or own.next_start
+                if start is not None and sizes not in (None, self._sizes):
+                    start = start._replace(cursors=())  # they are those of other lanes, for other ranks
+                self._open_at(own, start, seed)
             self._is_begun = True
 
     def _open_whole(self, seed: int) -> None:

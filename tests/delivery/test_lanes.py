@@ -543,3 +543,18 @@ def test_lanes_that_are_too_short_for_a_batch_warn_once(tmp_path: Path) -> None:
     assert len(list(stream.deal(global_batch_size=12, lanes=8, max_ranks=2, uneven="drop"))) == 4
     with pytest.warns(UserWarning, match="drops all 48 samples: a global batch has 49"):
         assert list(stream.deal(batch_size=49, uneven="drop", split="samples")) == []
+
+
+def test_num_batches_follow_ranks_that_change_between_epochs(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def pipe() -> Any:
+        return drawn(kdp.stream_shards(urls), batch_size=3, lanes=3, num_batches=6)  # 4 lanes on 2 ranks
+
+    with kdp.Loader(pipe(), num_workers=1) as loader:
+        for _ in range(4):
+            list(loader)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "1")
+        found = list(loader)
+    other = pipe()
+    other.set_epoch(4)
+    assert found == list(other)
