@@ -163,7 +163,7 @@ def test_importing_is_quick() -> None:
     assert found["collects"]
 
 
-def test_importing_leaves_the_garbage_collector_off_where_it_was_off() -> None:
+def test_importing_leaves_the_garbage_collector_off_if_it_was() -> None:
     assert python("-c", "import gc; gc.disable(); import kdpipes; print(gc.isenabled())") == ("False\n", "")
 
 

@@ -77,7 +77,7 @@ SLOW = [
     "test_golden.py::test_golden_files_hold_in_another_process",
     "test_progress.py::test_a_bar_does_not_choose_how_processes_start",
     "test_public_api.py::test_importing_is_quick",
-    "test_public_api.py::test_importing_leaves_the_garbage_collector_off_where_it_was_off",
+    "test_public_api.py::test_importing_leaves_the_garbage_collector_off_if_it_was",
     "test_public_api.py::test_importing_prints_no_warning_and_imports_nothing_heavy",
     "test_public_api.py::test_no_name_of_torch_or_torchdata_is_replaced_or_hidden",
     "test_public_api.py::test_torchdatas_hugging_face_reader_imports_datasets_on_use",

@@ -218,7 +218,7 @@ def _warm_up(log: Path, folder: Path, layout: Any, barrier: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", ["lmdb", "files"])
-def test_processes_that_fill_a_cache_at_once_load_each_sample_once(tmp_path: Path, layout: Any) -> None:
+def test_processes_that_fill_a_cache_share_the_work_exactly(tmp_path: Path, layout: Any) -> None:
     log, folder = tmp_path / "log", tmp_path / "cache"
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(3)

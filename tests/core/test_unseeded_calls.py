@@ -110,7 +110,7 @@ def test_a_function_that_does_not_draw_is_never_seeded(monkeypatch: pytest.Monke
     assert items == [(2 * y + 1, y) for y in range(SIZE)]
 
 
-def test_only_the_first_batch_of_a_function_that_draws_is_made_twice() -> None:
+def test_only_the_first_batch_of_a_drawing_function_comes_twice() -> None:
     calls: list[int] = []
 
     def change(x: int) -> float:
@@ -121,7 +121,7 @@ def test_only_the_first_batch_of_a_function_that_draws_is_made_twice() -> None:
     assert len(calls) == SIZE + 16
 
 
-def test_a_seeded_function_next_to_an_unseeded_one_keeps_its_numbers() -> None:
+def test_a_seeded_function_beside_an_unseeded_one_is_unchanged() -> None:
     def epoch(batch_size: int, other: Any) -> list[Any]:
         pipe = kdp.from_dataset(Numbers()).transform("x", draws_by_random).transform("y", other)
         return [x for batch in pipe.select("x y").deal(batch_size=batch_size) for x, _ in batch]
@@ -129,7 +129,7 @@ def test_a_seeded_function_next_to_an_unseeded_one_keeps_its_numbers() -> None:
     assert epoch(16, lambda y: y) == epoch(1, lambda y: y) == epoch(16, draws_by_random) == epoch(16, draws_by_torch)
 
 
-def test_a_function_that_reads_a_chain_gets_its_own_random_numbers() -> None:
+def test_a_function_that_reads_a_chain_has_own_random_numbers() -> None:
     inner = kdp.from_dataset(Numbers()).transform("x", draws_by_numpy)
 
     def read(x: int) -> Any:
@@ -148,7 +148,7 @@ def test_draws_of_the_training_loop_do_not_matter() -> None:
     assert [item for batch in chain(change) for item in batch] == one_by_one(lambda x: 2 * x)
 
 
-def test_an_error_of_a_function_that_does_not_draw_is_raised_once() -> None:
+def test_an_error_of_a_function_without_draws_is_raised_once() -> None:
     calls: list[int] = []
 
     def change(x: int) -> float:

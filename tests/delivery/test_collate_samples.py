@@ -240,7 +240,7 @@ def test_channels_last_changes_only_the_strides(num_workers: int) -> None:
                     assert not batch.is_contiguous()
 
 
-def test_channels_last_applies_to_tensors_and_not_to_arrays_or_labels() -> None:
+def test_channels_last_applies_to_tensors_not_arrays_or_labels() -> None:
     item = torch.arange(24.0).reshape(2, 3, 4), np.zeros((2, 3, 4)), 1, torch.zeros(3, 4)
     pipe = kdp.from_dataset([item] * 3, "x array y mask").select("x array y mask").deal(batch_size=3)
     x, array, y, mask = next(iter(pipe.collate_samples(memory_format="channels_last")))

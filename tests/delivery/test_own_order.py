@@ -169,7 +169,7 @@ def test_the_batches_of_a_batch_sampler_can_be_dealt() -> None:
     assert values(pipe) == list(batches)
 
 
-def test_weighted_samplers_draw_anew_in_each_epoch_and_the_same_anywhere() -> None:
+def test_weighted_samplers_draw_anew_and_the_same_anywhere() -> None:
     def chain() -> Any:
         return numbers(20).deal(batch_size=5, order=WeightedRandomSampler([1.0] * 10 + [0.0] * 10, 15), seed=1)
 

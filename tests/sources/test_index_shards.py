@@ -154,7 +154,7 @@ def test_damage_of_an_indexed_member_makes_the_index_anew(tmp_path: Path) -> Non
     assert kdp.open_shards(urls)[0]["json"]["width"] == 999
 
 
-def test_a_sample_without_the_value_is_an_error_as_it_is_without_columns(tmp_path: Path) -> None:
+def test_a_sample_without_the_value_is_the_same_error(tmp_path: Path) -> None:
     lacking = tar(1).replace(b'"width": 50', b'"wodth": 50')
     urls = local(tmp_path, tar(0), lacking)
 
@@ -167,9 +167,7 @@ def test_a_sample_without_the_value_is_an_error_as_it_is_without_columns(tmp_pat
         kdp.index_shards(urls, columns="json.width")
 
 
-def test_a_misspelt_column_is_an_error_that_names_those_that_exist(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_misspelt_column_is_an_error_naming_existing_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     urls = local(tmp_path, tar(0))
     with pytest.raises(kdp.FieldError, match=r"'json.widht'. It has 'json.label', 'json.size', 'json.width'"):
         kdp.index_shards(urls, columns="json.widht")

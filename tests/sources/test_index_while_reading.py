@@ -129,7 +129,7 @@ def test_a_damaged_shard_is_not_recorded(folder: Path, cache: Path) -> None:
     assert len(recorded(cache)) == 1
 
 
-def test_a_recorded_index_names_members_that_have_changed_without_a_trace(folder: Path) -> None:
+def test_a_recorded_index_names_members_that_changed_silently(folder: Path) -> None:
     with faulty_storage(str(folder)):
         list(kdp.stream_shards(URLS))
         flip = Fault("flip_bit", every=1, on="range", paths="*.tar")

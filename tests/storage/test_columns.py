@@ -103,7 +103,7 @@ def test_arrays_that_make_no_column_are_an_error(change: Any) -> None:
         Column.of_arrays(arrays)
 
 
-def test_json_members_are_looked_up_and_what_cannot_be_kept_is_named() -> None:
+def test_json_members_are_looked_up_and_odd_values_are_named() -> None:
     builder = ColumnBuilder("a.tar", ["json.size.w", "cls", "seg.json.n"])
     builder.add("k0", {"json": b'{"size": {"w": 3}}', "cls": b"heron", "seg.json": b'{"n": null}'})
     builder.add("k1", {"json": b'{"size": 7}', "jpg": b"pixels"})

@@ -176,7 +176,7 @@ def test_notes_that_another_run_removed_are_put_back(letters: Any, s3: str) -> N
     assert (result.num_found, len(result.urls)) == (1, 2)
 
 
-def test_a_run_that_fails_leaves_the_notes_beside_shards_of_another(
+def test_a_failed_run_leaves_the_notes_of_anothers_shards(
     letters: Any, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls, store, listings = f"{s3}/birds-%d.tar", fsspec.filesystem("s3"), []
