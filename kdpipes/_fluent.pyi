@@ -48,7 +48,11 @@ class MapChain(MapDataPipe[Any]):
         class_names: Sequence[str] | None = None,
     ) -> MapChain: ...
     def localize_files(
-        self, local_root: str | os.PathLike[str], *, global_root: str | os.PathLike[str] | None = None
+        self,
+        local_root: str | os.PathLike[str],
+        *,
+        global_root: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> MapChain: ...
     def filter_classes(self, *, valid: _Classes | None = None, invalid: _Classes | None = None) -> MapChain: ...
     def oversample(self, *, mode: Literal["multiply", "exact"] = "multiply", redraw: bool = True) -> MapChain: ...
@@ -283,7 +287,11 @@ class IterChain(IterDataPipe[Any]):
         class_names: Sequence[str] | None = None,
     ) -> IterChain: ...
     def localize_files(
-        self, local_root: str | os.PathLike[str], *, global_root: str | os.PathLike[str] | None = None
+        self,
+        local_root: str | os.PathLike[str],
+        *,
+        global_root: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> IterChain: ...
     def filter_classes(self, *, valid: _Classes | None = None, invalid: _Classes | None = None) -> IterChain: ...
     def filter_samples(self, *, columns: str | Sequence[str], keep: Callable[..., Any]) -> IterChain: ...
@@ -393,6 +401,7 @@ class IterChain(IterDataPipe[Any]):
         global_max_tokens: int | None = None,
         shuffle: bool | Literal["shards"] = False,
         window: int | None = None,
+        num_batches: int | None = None,
         seed: int = 0,
         uneven: _Uneven = "keep",
         split: Literal["auto", "lanes", "samples"] = "auto",

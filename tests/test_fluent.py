@@ -116,7 +116,7 @@ def test_both_flavours_of_a_name_agree_in_their_parameters() -> None:
         shared = [entry for entry in real_shape(streamed[name]) if entry[0] not in only_streams]
         only_indexed = {
             "mix": {"redraw", "temperature", "num_samples", "batches"},
-            "deal": {"order", "num_batches", "classes_per_batch", "samples_per_class", "pack"},
+            "deal": {"order", "classes_per_batch", "samples_per_class", "pack"},
         }.get(name, set())
         assert shared == [entry for entry in real_shape(indexed[name]) if entry[0] not in only_indexed], name
 

@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any, NoReturn
 
-import numpy as np
-
 from kdpipes.core.masked import masked
 
 __all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
@@ -79,7 +77,9 @@ def _shown(value: object) -> str:
 def check_count(param: str, value: Any, *, minimum: int = 1) -> int:
     """Return `value` as an int; raise unless it is an integer of at least `minimum`."""
     rule = f"an integer of at least {minimum}"
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):  # NumPy 1 and 2.2 take it for an index
+    # NumPy up to 2.2 takes its own booleans for indices. NumPy is not imported here: the help of commands must be fast.
+    is_flag = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
+    if is_flag or not hasattr(value, "__index__"):
         raise TypeError(must_be(param, rule, value))
     count = operator.index(value)
     if count < minimum:

@@ -185,15 +185,15 @@ def pread(descriptor: int, size: int, offset: int) -> bytes:
     return content
 
 
-if hasattr(os, "pread"):
-    _pread = os.pread
-else:  # Windows
-    _seeking = threading.Lock()
+_seeking = threading.Lock()
 
-    def _pread(descriptor: int, size: int, offset: int, /) -> bytes:
-        with _seeking:  # threads share the descriptor, and with it the place in the file
-            os.lseek(descriptor, offset, os.SEEK_SET)
-            return os.read(descriptor, size)
+
+def _pread(descriptor: int, size: int, offset: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, offset)
+    with _seeking:  # threads share the descriptor, and with it the place in the file
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, size)
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
