@@ -509,7 +509,7 @@ class CacherInMemory(Cacher):
             is full, it keeps what it has, and the rest is loaded each time, with one warning.
         keep: Whether a named cache stays when nobody has it any more, until `kdpipes cache clear`.
         verify: When checksums are compared: "once" per process and entry, "always" or "never".
-        version: Anything else that tells these entries from others, a string or an integer.
+        version: A string or an integer that distinguishes these entries from others.
         freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
         allow_pickle: Whether to pickle values that are no numbers, strings, bytes, arrays, tensors, images, or lists
             and dictionaries of these.
@@ -570,7 +570,7 @@ class CacherOnDisk(Cacher):
 
     Args:
         url: A folder, by path or by any URL that fsspec knows. It need not be there.
-        layout: "lmdb", one file, for folders of this machine (no network file system); "files", one per entry, in any
+        layout: "lmdb", one file, for local folders (no network file system); "files", one per entry, in any
             storage. By default that of the cache that is there, else "lmdb" for paths and "files" for URLs.
         max_bytes: How large an LMDB file may become; by default half of what is free on the disk.
         is_durable: Whether LMDB waits for the disk after each group of entries: if the machine goes down, the last
@@ -580,7 +580,7 @@ class CacherOnDisk(Cacher):
         compression: Of the layout "files": None, "zlib" (quick), "gzip", "bz2", "lzma"; or what takes a package: "zstd"
             (zstandard), "lz4" (lz4), "snappy" (python-snappy).
         verify: When checksums are compared: "always", "once" per process and entry, or "never".
-        version: Anything else that tells these entries from others, a string or an integer.
+        version: A string or an integer that distinguishes these entries from others.
         freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
         allow_pickle: Whether to pickle values that are no plain data, and to execute what the cache says then.
         storage_options: Of URLs: the arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`. They are
@@ -672,7 +672,7 @@ class CacherInRedis(Cacher):
         max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry, which another writer must have
             put there, is not read; its value is loaded again and the entry replaced.
         verify: When checksums are compared: "always", "once" per process and entry, or "never".
-        version: Anything else that tells these entries from others, a string or an integer.
+        version: A string or an integer that distinguishes these entries from others.
         freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
         allow_pickle: Whether to pickle values that are no plain data, and to execute what the server says then.
 

@@ -61,7 +61,7 @@ class Counters:
     def totals(self) -> dict[str, int]:
         """Return hits, misses and healed entries of all processes."""
         rows = [tuple(self._counts)] if self._row is None else []
-        for path in Path(self._folder.path).glob("tally-*") if self._folder is not None else []:
+        for path in Path(self._folder.path).glob("counts-*") if self._folder is not None else []:
             content = path.read_bytes()
             rows += [_ROW.unpack(content)] if len(content) == _ROW.size else []
         return dict(zip(("hits", "misses", "healed"), map(sum, zip((0, 0, 0), *rows, strict=True)), strict=True))
@@ -70,7 +70,7 @@ class Counters:
         if self._folder is None:
             return None
         try:
-            path = Path(self._folder.path, f"tally-{os.getpid()}-{secrets.token_hex(4)}")
+            path = Path(self._folder.path, f"counts-{os.getpid()}-{secrets.token_hex(4)}")
             path.write_bytes(bytes(_ROW.size))
             with path.open("r+b") as file:
                 return mmap.mmap(file.fileno(), _ROW.size)

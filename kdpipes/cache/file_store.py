@@ -59,7 +59,7 @@ class FileStore(CacheStore):
     """A `CacheStore` of files: a folder that can be moved, packed and opened anywhere (`zip://::cache.zip`).
 
     Each file is written whole or not at all, by any number of processes at once. The file METADATA records the layout
-    of folders and the compression: they hold for all who open the cache later, whatever they ask for.
+    of folders and the compression: they hold for everyone who opens the cache later.
 
     Args:
         url: A folder, by path or by any URL that fsspec knows. It need not exist.
@@ -184,7 +184,7 @@ class FileStore(CacheStore):
                 names = folder.names()
                 if names and METADATA not in names and folder.read(METADATA) is None:
                     raise DataError(
-                        f"{self._url!r} is no cache, but holds {names[0]!r}. Give an empty folder, or a new one."
+                        f"{self._url!r} is not a cache, but holds {names[0]!r}. Give an empty folder, or a new one."
                     )
                 folder.create(METADATA, metadata_bytes(self.layout, self._options))
                 found = parse_metadata(folder.read(METADATA), self._url, self.layout)

@@ -72,7 +72,7 @@ class _Watcher:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", __file__],
                     stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,  # whoever reads the output of this process must not wait for the helper
+                    stdout=subprocess.DEVNULL,  # readers of this process's output must not wait for the helper
                     stderr=subprocess.DEVNULL,
                     cwd="/",
                     bufsize=0,
@@ -109,7 +109,7 @@ _watcher = _Watcher()
 
 
 def watch(path: str, *, is_named: bool) -> None:
-    """Have a folder of this process removed when the process ends, in whatever way."""
+    """Have a folder of this process removed when the process ends, even if it is killed."""
     if _CAN_WATCH:
         _watcher.add(path, is_named=is_named)
 

@@ -25,7 +25,7 @@ _FORMAT = 3  # version of the entries' format; 2: checksums include keys; 3: oth
 
 
 class Identity:
-    """Says of samples what tells their values from all others'. It is computed once per process, or before a fork.
+    """Identifies the values of samples. It is computed once per process, or before a fork.
 
     Args:
         source: What the cache reads from.

@@ -1,4 +1,4 @@
-"""A cache in LMDB: in shared memory, one copy for all processes of this machine, or in a folder on disk."""
+"""A cache in LMDB: in shared memory, one copy for all processes of the machine, or in a folder on disk."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LmdbStore(CacheStore):
         self._holder = folder if isinstance(folder, SharedFolder) else None
         path = folder.path if isinstance(folder, SharedFolder) else os.fspath(folder)
         if not is_local(path):
-            raise ValueError(must_be("folder", "one of this machine", path, "A `FileStore` takes URLs."))
+            raise ValueError(must_be("folder", "a local folder", path, "A `FileStore` takes URLs."))
         self.folder = str(Path(path).expanduser().absolute())
         self._max_bytes = None if max_bytes is None else check_count("max_bytes", max_bytes, minimum=_LEAST_BYTES)
         self.completes_itself = self._holder is None
@@ -443,7 +443,7 @@ class _Environment:
                 max_readers=_NUM_READERS,
             )
         except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
-            raise DataError(f"{self.folder!r} is no cache, or a damaged one ({error}). Delete it.") from error
+            raise DataError(f"{self.folder!r} is not a cache, or is damaged ({error}). Delete it.") from error
         self._env, self._page_size = env, env.stat()["psize"]
         file = _file_id(data)
         if file != self._file:
@@ -511,11 +511,11 @@ class _Views:
         return whole[place[0] : place[1]] if place is not None and place[1] <= len(whole) else None
 
     def forget(self) -> None:
-        """Forget all places: an entry may soon be elsewhere."""
+        """Forget all places, because entries may move."""
         self._places = {}
 
     def of(self, found: memoryview, key: bytes) -> memoryview | None:
-        """Return a view of what LMDB has found, None if its place in the file is unknown (only Linux tells it)."""
+        """Return a view of what LMDB has found; None if its place in the file is unknown (Linux reports it)."""
         if self._descriptor is None:
             return None
         address = int(np.frombuffer(found, np.uint8).__array_interface__["data"][0])

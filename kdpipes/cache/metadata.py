@@ -40,7 +40,7 @@ def parse_metadata(content: bytes | None, place: str, layout: str | None = None)
     except (ValueError, TypeError, RecursionError):  # RecursionError: JSON nested too deeply
         is_whole = False
     if not is_whole:
-        raise DataError(f"{place!r} is no cache, or its {METADATA} file is damaged. {_HINT}")
+        raise DataError(f"{place!r} is not a cache, or its {METADATA} file is damaged. {_HINT}")
     written = found["format"], found["layout"]
     if layout is not None and written != (_FORMAT, layout):
         ours = f"This version of kdpipes reads format {_FORMAT}, here of layout {layout!r}"
@@ -89,7 +89,7 @@ def create_metadata(folder: Path, layout: str, options: dict[str, Any]) -> dict[
     others = [path.name for path in folder.iterdir() if not path.name.startswith((".", METADATA))]
     found = read_metadata(folder, layout)  # after the listing: another process may be making the cache just now
     if found is None and others:
-        raise DataError(f"{str(folder)!r} is no cache, but holds {others[0]!r}. Give an empty folder, or a new one.")
+        raise DataError(f"{str(folder)!r} is not a cache, but holds {others[0]!r}. Give an empty folder, or a new one.")
     if found is None:
         create_file(folder / METADATA, metadata_bytes(layout, options))
     return found or read_metadata(folder, layout) or {}

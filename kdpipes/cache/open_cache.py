@@ -140,8 +140,8 @@ class CacheReaderMapDataPipe(MapPipe):
             if content is not None:
                 value, ctx = decode(content, allow_pickle=self._allow_pickle, key=bound_to(key))
         except DamagedError as error:
-            way_out = "An epoch of the chain that fills the cache repairs it."
-            raise DataError(f"Field {name!r} of {sample.key!r} in {self._url!r}: {error} {way_out}") from error
+            hint = "An epoch of the chain that fills the cache repairs it."
+            raise DataError(f"Field {name!r} of {sample.key!r} in {self._url!r}: {error} {hint}") from error
         if content is None:
             raise DataError(
                 f"The cache {self._url!r} no longer has field {name!r} of sample {sample.key!r}. Fill it again."

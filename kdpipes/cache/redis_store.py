@@ -24,7 +24,7 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_./-]+")
 MOST_VALUE_BYTES = 512 << 20  # the limit of redis itself
 _CLAIM_MS = int(2 * PATIENCE_S * 1000)
 _PAUSE_S = 5.0  # before a server that was away, or full, is asked again
-_WAY_OUT = 'Start it, or go on without a cache while it is away: `on_unreachable="go_on"`.'
+_HINT = 'Start it, or go on without a cache while it is away: `on_unreachable="go_on"`.'
 
 
 class RedisStore(CacheStore):
@@ -159,7 +159,7 @@ class RedisStore(CacheStore):
         except (errors.ConnectionError, errors.TimeoutError) as error:
             if not self._goes_on:
                 reason = f"The redis server at {self._place()} cannot be reached: {error}"
-                raise ConnectionError(f"{reason.rstrip('.')}. {_WAY_OUT}") from error
+                raise ConnectionError(f"{reason.rstrip('.')}. {_HINT}") from error
             self._silent_until = time.monotonic() + _PAUSE_S
             self.rejection = Rejection(
                 f"cannot be reached ({error})", "Start the server, and warm up again: it goes on."

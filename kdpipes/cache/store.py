@@ -237,7 +237,7 @@ def claim_by(record: Record, *, waits: bool) -> Iterator[bool]:
                 record.replace(token)
                 break
             time.sleep(_POLL_S)
-    except Exception:  # of any storage: whoever cannot write claims loads the samples
+    except Exception:  # of any storage: a process that cannot write claims loads the samples
         content = token
     if content != token and not waits:
         yield False

@@ -288,7 +288,7 @@ def sample_pipe(
     it, or a class whose `__init__` takes the arguments of `.name(...)` and whose `__call__(sample)` does the work. A
     class declares what it changes and reads itself: `traits = kdp.Traits(changes={"x"}, reads={"x"})`, as an attribute
     of the class or of the object. If it subclasses `kdp.Operation`, missing fields that the traits need raise
-    `FieldError` when the chain is built, and `fingerprint()` may return what tells one operation from another.
+    `FieldError` when the chain is built, and `fingerprint()` may return plain data that identify the operation.
 
     The function, or `__call__` of the class, may take `rng`, a `numpy.random.Generator` that depends only on (seed,
     epoch, ordinal, operation), and `ctx`, the sample's ctx; callers of `.name(...)` do not pass these. Without `rng`,

@@ -68,7 +68,7 @@ def load_torchdata(module: str = _PIPES) -> Any:
         # torchdata 0.10 and later, which has wheels for newer Pythons, has neither DataPipes nor DataLoader2.
         if importlib.util.find_spec("torchdata") is None or importlib.util.find_spec("torchdata.datapipes") is None:
             return None
-        # The message tells every importer that DataPipes are deprecated. Users of kdpipes cannot act on it.
+        # The message says at each import that DataPipes are deprecated. Users of kdpipes cannot act on it.
         warnings.filterwarnings("ignore", message=r"\s*#+\s*WARNING!\s*The 'datapipes', 'dataloader2' modules")
         delays = "datasets" not in sys.modules and importlib.util.find_spec("datasets") is not None
         if delays:

@@ -67,14 +67,14 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             `max_tokens`. `batch_size`, 1 by default, or `global_batch_size` is then the number of rows.
             `collate_samples(pad={"x": 0})` joins the samples of a row (see there).
         global_max_tokens: With `batch_by`, in place of `max_tokens`: how large the batches of all ranks may be
-            together, whatever their number. Ranks share out samples evenly: a part may exceed its share of tokens by
+            together, for any number of ranks. Ranks share out samples evenly: a part may exceed its share of tokens by
             less than a sample. `global_batch_size`, in its place or besides, limits the samples.
         classes_per_batch: With `batch_by="class"`: the number of classes in a batch of one rank.
         samples_per_class: With `batch_by="class"`: the number of samples of each of these classes.
         shuffle: Whether each epoch has an order of its own: True, a seeded permutation of all samples that takes no
-            memory; "shards", one that reads shard after shard, for shards elsewhere or larger than memory (see Mixing).
-            With `batch_by`, True lets batches come in an order of their own, of samples that are drawn anew from those
-            of like length (longer by up to a tenth, or more where there are few).
+            memory; "shards", one that reads shard after shard, for remote shards or shards larger than memory (see
+            Mixing). With `batch_by`, True lets batches come in an order of their own, of samples that are drawn anew
+            from those of like length (longer by up to a tenth, or more where there are few).
         window: With `shuffle="shards"`: how many samples, at least, are mixed at a time; by default those of 8 shards.
             A cache of whole shards (`open_shards`) must hold those of a window.
         order: The order of an epoch, instead of `shuffle`: a function that takes the epoch number, and `rng` if it has
@@ -85,7 +85,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         num_batches: The number of batches of an epoch, for each rank. The next epoch continues the permutation where
             this one has ended, so that each sample is seen once before any is seen twice. No batch is short.
         seed: Of the order and of every random operation upstream, from 0 up to 2**64.
-        uneven: What becomes of a last global batch that is short: "keep" it, shared out evenly (rejected where a rank
+        uneven: What happens to a short last global batch: "keep" it, shared out evenly (an error if a rank
             would get nothing), "pad" it with samples from the epoch's start (with `batch_by`, with others as short),
             marked (`is_padding` can be selected), or "drop" it.
         ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
@@ -366,19 +366,19 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is rejected at its start
         self._starts_epoch(first)
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
-        is_elsewhere = self.reads_ahead and isinstance(self.source, MapPipe)  # no stock pipe, which passes nothing on
-        is_elsewhere = is_elsewhere and any(node.traits.is_remote for node in Chain.of(self.source))
+        is_remote = self.reads_ahead and isinstance(self.source, MapPipe)  # no stock pipe, which passes nothing on
+        is_remote = is_remote and any(node.traits.is_remote for node in Chain.of(self.source))
         planned = 0 if self._is_fixed else number  # the epoch whose samples are delivered
-        if is_elsewhere:
+        if is_remote:
             with planning(planned):
                 self.source.prefetch(Order(partial(epoch.windows, first), is_epoch=True))
         for place, batch in enumerate(batches):
-            if is_elsewhere:
+            if is_remote:
                 for later in batches[place + (_AHEAD if place else 0) : place + _AHEAD + 1]:
                     with planning(planned):
                         self.source.prefetch(Order.of_next(epoch.positions(later)))
             ordinals = epoch.ordinals(batch)
-            self._announce(Dealt(batch, len(ordinals)))
+            self._report(Dealt(batch, len(ordinals)))
             make = partial(self._items, epoch.positions(batch), number, ordinals, size, batch)
             if self._skipper is None and len(ordinals) >= _FEW:
                 make = partial(try_unseeded, make)  # it may make the items twice, so none of them may be skipped

@@ -277,7 +277,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                         size = plan.piece_size // self._sharding.num_ranks
                         parts = parts[size * self._sharding.rank : size * (self._sharding.rank + 1)]
                     places = ((lane.number, lane.cursor) for lane in group)
-                    self._announce(Dealt(batch, len(parts), tuple((lane, at) for lane, at in places if at is not None)))
+                    self._report(Dealt(batch, len(parts), tuple((lane, at) for lane, at in places if at is not None)))
                     if made := self._made(epoch, batch, parts):
                         yield made
                 if not lanes:
@@ -369,7 +369,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             self._cursors = cursors, ()
 
     def _agree_on_end(self) -> Callable[[int, Any], None] | None:
-        """Return what tells other ranks which lanes have ended; None if no rank waits for this one.
+        """Return the function that reports to other ranks which lanes have ended; None if no rank waits for this one.
 
         Raises:
             ValueError: The ranks would wait for each other.
@@ -433,7 +433,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             if number and taken is not None and not (is_last and self._layout.uneven == "drop"):
                 start, ordinals = num_samples - number, self._layout.ordinals(batch, num_samples, sharding)
                 places = () if shards is None else ((0, Cursor(*shards.cursor, num_batches=batch + 1)),)
-                self._announce(Dealt(batch, len(ordinals), places))
+                self._report(Dealt(batch, len(ordinals), places))
                 if ordinals.stop > num_samples:
                     taken += self._padding(epoch, global_size - number)
                 keys = (self._sample_key(epoch, place, is_padding=place >= num_samples) for place in ordinals)

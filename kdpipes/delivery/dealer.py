@@ -132,7 +132,7 @@ class Dealer(Resumable):
         self._sharding = Sharding()  # for the last epoch begun
         self._is_rank_fixed = False
         self._is_in_group = False  # if the rank is fixed: whether ranks of a process group wait for each other
-        self._dealt_elsewhere: tuple[int, Ranks] | None = None  # process id, and the ranks of its workers
+        self._dealt_by_workers: tuple[int, Ranks] | None = None  # process id, and the ranks of its workers
         self._batch_key = SampleKey()
         sharder = next(filter(shards, Chain.of(self.source).pipes), None)
         if sharder is not None:
@@ -253,9 +253,9 @@ class Dealer(Resumable):
     def _note_ranks_of_workers(self) -> None:
         """Note the ranks that the workers of torch's DataLoader deal to; persistent workers cannot change them."""
         ranks, process = self._checked_sharding().ranks(), os.getpid()
-        if self._dealt_elsewhere is not None and self._dealt_elsewhere[0] == process:
-            check_ranks(self._dealt_elsewhere[1], ranks, NEW_LOADER)
-        self._dealt_elsewhere = process, ranks
+        if self._dealt_by_workers is not None and self._dealt_by_workers[0] == process:
+            check_ranks(self._dealt_by_workers[1], ranks, NEW_LOADER)
+        self._dealt_by_workers = process, ranks
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0; a state that was loaded for it stays valid."""
@@ -387,7 +387,7 @@ class Dealer(Resumable):
 
     def _begin(self) -> tuple[int, int]:
         """Return the epoch that begins and its first batch."""
-        self._sharding, self._dealt_elsewhere = self._checked_sharding(), None
+        self._sharding, self._dealt_by_workers = self._checked_sharding(), None
         epoch = self._epochs.begin()
         if self._resumed not in (None, epoch):  # another epoch was set, or the resumed one was abandoned
             self._first_batch, self._resume_cursors = 0, ()
@@ -403,7 +403,7 @@ class Dealer(Resumable):
         else:
             self._stands = epoch, max(self.position()[1], 1)
 
-    def _announce(self, dealt: Dealt) -> None:
+    def _report(self, dealt: Dealt) -> None:
         self._cursors = self._cursors[0], dealt.cursors
         if self._listener is not None:
             self._listener(dealt)

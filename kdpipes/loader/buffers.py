@@ -38,7 +38,7 @@ class Array(NamedTuple):
 
     Args:
         content: Its bytes.
-        start: Where it already lies in the buffer that is being filled; None if it lies elsewhere.
+        start: Where it already lies in the buffer that is being filled; None if it is not in the buffer.
     """
 
     content: memoryview

@@ -110,8 +110,8 @@ class Loader:
         start_method: How workers start, "fork", "spawn" or "forkserver"; by default, the platform's way.
         timeout_s: After how long without a batch a worker is replaced; never by default.
         progress: Whether to show a progress bar.
-        profile: Whether to measure where the time goes; `kdp.profile(loader)` tells. It takes less than 2 % where a
-            batch takes some milliseconds; without it, nothing asks whether it is to be measured.
+        profile: Whether to measure where the time goes; `kdp.profile(loader)` reports it. It takes less than 2 % where
+            a batch takes some milliseconds; without it, nothing asks whether it is to be measured.
         reading_service: `ProcessReadingService` with more arguments, `ThreadReadingService`, one of torchdata's, or
             one of your own, in place of the arguments from `num_workers` to `timeout_s`.
 
@@ -373,8 +373,8 @@ class Loader:
                 pipe.end_epoch(in_worker=False)
             raise
         except KeyboardInterrupt:
-            # In a notebook the last traceback holds the loader, whatever the user deletes: so the workers end with the
-            # interrupt, and start again when the next batch is asked for, or the next epoch.
+            # In a notebook the last traceback holds the loader, even if the user deletes it. So the workers end with
+            # the interrupt, and start again when the next batch is asked for, or the next epoch.
             own = self._own
             if own is not None and own.has_workers:
                 with uninterrupted():

@@ -305,7 +305,7 @@ class Agreement:
 
     def fail(self, plan: LanePlan) -> None:
         """Tell the other ranks that this one has failed, without waiting: they may not get to this turn."""
-        if self._has_failed:  # another rank has told all
+        if self._has_failed:  # another rank has reported it
             return
         table = torch.zeros(plan.num_lanes + 1, 6, dtype=torch.int64)
         table[-1] = 1

@@ -151,7 +151,7 @@ class WorkerProcess:
         return bool(connection.wait([self.end], max(timeout_s, 0.0)))
 
     def status(self) -> int | None:
-        """Return the exit code of a process that is ending; None if it was reaped elsewhere."""
+        """Return the exit code of a process that is ending; None if another thread has reaped it."""
         self.has_ended(_PATIENCE_S)
         # The fork server reports the code a moment after the end.
         self.process.join(_PATIENCE_S if getattr(self.process, "_start_method", "") == "forkserver" else 0)
@@ -171,7 +171,7 @@ class WorkerProcess:
         _forget(self.process)
         if self.end != self.process.sentinel:
             os.close(self.end)
-        with contextlib.suppress(ValueError):  # it was reaped elsewhere: its status is not known
+        with contextlib.suppress(ValueError):  # another thread has reaped it: its status is not known
             self.process.close()
         self.channel.close()
         self.buffers.arena = None
@@ -262,7 +262,7 @@ class DeathPolicy:
     Args:
         is_restarted: Whether it gets a successor.
         num_deaths: How many workers may die at the same sample.
-        max_worker_deaths: How many may die without a batch in between, whatever the cause.
+        max_worker_deaths: How many may die without a batch in between, for any reason.
         handler: The operation of `on_error`, if it lets samples be left out.
     """
 
@@ -534,7 +534,7 @@ _HINTS = {"fork": _PRINTED, "spawn": _GUARD, "forkserver": _GUARD}
 
 def _cause(code: int | None) -> str:
     if code is None:
-        return "exited (exit status unknown: it was reaped elsewhere)"
+        return "exited (exit status unknown: another thread reaped it)"
     if code >= 0:
         return f"ended with status {code} before its work was done"
     end = f"was ended by signal {signal.Signals(-code).name}"

@@ -41,7 +41,7 @@ __all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "S
 
 
 class ReadingService:
-    """What kdpipes' reading services share: one order, whatever the number and the kind of workers; and their state.
+    """What kdpipes' reading services share: one order for any number and kind of workers; and their state.
 
     The methods are those of torchdata's `CheckpointableReadingServiceInterface`, by which DataLoader2 calls them.
     """
@@ -144,7 +144,7 @@ class ReadingService:
         self._seed_of = seed_of
 
     def finalize_iteration(self) -> None:
-        """Called by DataLoader2 at the end of an epoch: there is nothing to do."""
+        """Called by DataLoader2 at the end of an epoch; does nothing."""
 
     def finalize(self) -> None:
         """Called by DataLoader2 at the end: end the workers."""
@@ -259,7 +259,7 @@ class ReadingService:
         return Merger(self._workers, orders, self.counters, self._passed, plan=plan, agreement=agreement, limits=limits)
 
     def _pause(self, pause_fn: Any = None) -> Any:
-        """Called by DataLoader2's `limit`. There is nothing to halt: the state is right at any moment."""
+        """Called by DataLoader2's `limit`; does nothing, because the state is right at any moment."""
         return pause_fn
 
     def _resume(self, resume_fn: Any = None) -> Any:
@@ -314,7 +314,7 @@ class ProcessReadingService(ReadingService):
     Batches come through shared memory that is used again: the tensors that the loader gives are views of it, and give
     it back when they are dropped; who keeps many gets copies. A worker that dies is replaced at the batch that it was
     dealt, so that what is delivered does not change. Errors come with their own type and the worker's traceback.
-    Nothing is left in /dev/shm, whatever happens.
+    Nothing is left in /dev/shm.
 
     Args:
         num_workers: The number of worker processes.
@@ -325,7 +325,7 @@ class ProcessReadingService(ReadingService):
         on_worker_death: "restart" puts another worker in the place of one that dies, until `num_deaths` of them have
             died at the same sample; "raise" raises `WorkerError` at once.
         num_deaths: How many workers may die at the same sample, before that is an error, or left to `on_error`.
-        max_worker_deaths: How many workers may die without a batch in between, whatever the cause, before that is an
+        max_worker_deaths: How many workers may die without a batch in between, for any reason, before that is an
             error. At least `num_deaths`.
         timeout_s: After how long without a batch a worker is taken for stuck, and ended; None is never.
         threads_per_worker: How many threads torch's operations use in a worker.
@@ -404,7 +404,7 @@ class ProcessReadingService(ReadingService):
 def check_process(owner: int) -> None:
     """Raise RuntimeError in a process that was forked from the one that owns an iterator.
 
-    A forked child shares the sockets and open files of its parent, which would miss whatever the child reads.
+    A forked child shares the sockets and open files of its parent, which would miss what the child reads.
     """
     if owner != os.getpid():
         raise RuntimeError(

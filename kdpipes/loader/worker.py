@@ -125,7 +125,7 @@ class Worker(ABC):
 
     @abstractmethod
     def begin(self, order: Order) -> None:
-        """Let the worker begin an epoch, whatever it was doing."""
+        """Let the worker begin an epoch, even if it is in another one."""
 
     @abstractmethod
     def peek(self) -> Message:

@@ -46,7 +46,7 @@ class FileReader:
             for due in self._habit.due(positions):
                 files = files_at(due)
                 with using(self.access):
-                    self._ahead.announce(_span(url, size) for url, size in files if not is_local(url))
+                    self._ahead.prefetch(_span(url, size) for url, size in files if not is_local(url))
 
     def read(self, url: str, size: int = -1) -> bytes:
         """Return the content of a file."""

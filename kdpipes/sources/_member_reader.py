@@ -122,7 +122,7 @@ class MemberReader:
     def prefetch_fields(self, catalog: Catalog, indices: list[int], fields: set[str]) -> None:
         """Start to read some fields by ranges."""
         with using(self._access):
-            self._ranges.announce(span for index in indices for span in _spans(catalog, index, fields))
+            self._ranges.prefetch(span for index in indices for span in _spans(catalog, index, fields))
 
     def read(self, catalog: Catalog, index: int, field: str, places: Places) -> bytes:
         """Return the content of a member whose place is among `places`; less if a local shard ends early.
@@ -221,7 +221,7 @@ class MemberReader:
             self._soon.append(distinct)
             if not self._is_ordered:
                 soon = dict.fromkeys(number for some in list(self._soon) for number in some)
-                self._cache.announce([_shard(catalog, number) for number in soon])
+                self._cache.prefetch([_shard(catalog, number) for number in soon])
             here = [number for number in distinct if self._cache.takes(_shard(catalog, number))]
         else:
             here = [number for number in distinct if self._cache.has(_shard(catalog, number))]

@@ -121,7 +121,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         return type(self._dataset.value).__qualname__, len(self), self._fields, self._class_names, self._known_labels()
 
     def value_fingerprint(self) -> Any:
-        """Return what caches tell it by: the dataset's class and attributes."""
+        """Return what identifies values in caches: the dataset's class and attributes."""
         dataset = self._dataset.value
         return dataset.value_fingerprint() if isinstance(dataset, SampleSource) else self._dataset, self._fields
 
@@ -368,12 +368,12 @@ class SampleSource(MapPipe):
         return Sample({name: _getter(self, name, index) for name in getters}, key=self.key_of(index), index=index)
 
     def fingerprint(self) -> Any:
-        """Return what tells this source from another, as plain data: a state is rejected where it has changed."""
+        """Return plain data that identify this source. If they change, a state of the chain is an error."""
         getters = [(name, getattr(type(self), _PREFIX + name)) for name in _getters_of(self)]
         return type(self).__qualname__, len(self), getters
 
     def value_fingerprint(self) -> Any:
-        """Return what caches tell this source by, as plain data: by default its methods and attributes."""
+        """Return plain data that identify values in caches: by default, the methods and attributes."""
         return (
             type(self).__qualname__,
             own_members(type(self)),

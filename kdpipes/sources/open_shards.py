@@ -39,7 +39,7 @@ _AT_ONCE = 512  # how many members of a column are asked for at a time
 
 
 def _stamp_of(catalog: Catalog, index: int) -> str:
-    """Return what tells a sample's shard from every other and from what it was before."""
+    """Return what distinguishes a sample's shard from all others and from earlier versions."""
     number = int(catalog.shards[index])
     url, (size, tag) = catalog.urls[number], catalog.versions[number]
     where = os.path.abspath(url) if is_local(url) else identity_of(url)  # noqa: PTH100 - links stay
@@ -76,25 +76,25 @@ class ShardReaderMapDataPipe(MapPipe):
     the shard's name, a slash and the sample's key. Members without an extension are ignored, as in webdataset. If a
     sample lacks a member that others have, reading it is an error, and `.on_error("skip")` skips the sample.
 
-    Each shard has an index, `NAME.tar.index`, with the place of each member and the classes. It is read from beside the
-    shard; where there is none, or one of another version of the shard, the shard is indexed once, and the index kept
-    beside it, or in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`) where nothing can be written there.
+    Each shard has an index, `NAME.tar.index`, with the places of its members and the classes. It is read from beside
+    the shard. If it is missing, or belongs to another version of the shard, the shard is indexed once, and the index is
+    kept beside it, or in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`) if that is not writable.
 
-    Shards elsewhere are read ahead of need, with retries, and verified if the index has checksums, as those have that
-    are made of shards elsewhere, or by `kdpipes index`: only the members
-    that the next batches of `deal` need, neighbours in one request, or whole shards, which stay in the local cache for
-    later epochs and runs, and for all local processes; complete shards are read there even if their storage cannot be
-    reached. Whole shards are downloaded in ranges, and continued after an interruption;
-    their size and ETag are verified; the shards that the plan needs last are removed first to make room.
+    Remote shards are read ahead of need, with retries. Members are verified if the index has checksums, as those of
+    remote shards and of `kdpipes index` have. Either only the members that the next batches of `deal` need are read,
+    neighbours in one request, or whole shards, which stay in the local cache for later epochs and runs, and for all
+    local processes; complete shards are read from there even if their storage cannot be reached. Whole shards are
+    downloaded in ranges, resumed after an interruption, and verified by size and ETag. To make room, the shards that
+    the plan needs last are removed first.
 
     Args:
         urls: Paths or fsspec URLs of uncompressed tars, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or
             globs, `"birds-*.tar"`. `pipe:` is rejected.
         class_names: The names of the classes 0, 1, ...; by default those that `kdp.write_shards` has noted beside its
             shards, `NAME-shards.json`, if it has finished them and they are as it has left them.
-        fetch: How shards elsewhere are read: "members", "shards" (whole), or "auto": whole in an epoch that goes shard
-            by shard and needs at least half of their bytes, if the cache holds all that are read side by side (those of
-            a window) and one more; else by members, unless they are in the cache.
+        fetch: How remote shards are read: "members", "shards" (whole), or "auto": whole in an epoch that goes shard by
+            shard and needs at least half of their bytes, if the cache holds all shards of a window and one more;
+            otherwise by members, unless they are in the cache.
         cache_dir: The folder for whole shards; None is `shards` in the local cache.
         max_cache_bytes: How large it may be, with what is being downloaded; None is half of what is free on its disk.
             A shard for which there is no room is read by members.
@@ -103,17 +103,17 @@ class ShardReaderMapDataPipe(MapPipe):
         decode: Whether to decode texts, JSON, arrays and tensors; False returns their bytes. Numbers are always
             decoded.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
-            `{"anon": True}` of S3, for all URLs. Workers get them; no `repr`, state, fingerprint or error
-            contains them.
-        hedge_s: After how many seconds a read that has no answer is requested a second time; the first answer counts.
+            `{"anon": True}` for S3, for all URLs. Workers get them; no `repr`, state, fingerprint or error contains
+            them.
+        hedge_s: The seconds after which a read without an answer is requested a second time; the first answer counts.
 
     Memory: the length of the keys, 12 bytes a sample, 12 to 16 bytes a member and 8 a class, shared by all workers;
-        with shards elsewhere, in each worker what is read ahead, up to 256 MB, of which 32 MB may have been read.
+        for remote shards, also up to 256 MB in each worker that are read ahead.
 
     Raises:
         FileNotFoundError: A shard is missing.
-        DataError: A shard is truncated, compressed, or no tar, cannot be reached, or a member is not what it was when
-            it was indexed; it names the shard, the member and the offset.
+        DataError: A shard is truncated, compressed, not a tar, or cannot be reached; or a member has changed since it
+            was indexed. The message names the shard, the member and the offset.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ShardReaderMapDataPipe(MapPipe):
         self._class_names = check_names("class_names", class_names)
         check_choice("fetch", fetch, get_args(Fetch))
         if not isinstance(cache_dir, str | os.PathLike | None) or (cache_dir and not is_local(os.fspath(cache_dir))):
-            raise ValueError(must_be("cache_dir", "a folder of this machine", cache_dir))
+            raise ValueError(must_be("cache_dir", "a local folder", cache_dir))
         max_bytes = None if max_cache_bytes is None else check_count("max_cache_bytes", max_cache_bytes)
         self._catalog: Shared[Catalog] | None = None
         self._found: Shared[list[str]] | None = None

@@ -41,12 +41,12 @@ class ShardStreamerIterDataPipe(IterPipe):
     Fields, keys and decoding are those of `kdp.open_shards`; compressed tars (`.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.xz`)
     are read as well. Members are grouped into samples as webdataset groups them: neighbours with the same key.
 
-    Shards elsewhere are read ahead, and read on, with growing waits, where a request has failed. A shard that cannot be
-    read on for good is an error. Behind `.on_error("skip")` or `"quarantine"`, `deal` gets the samples before that
-    place, as far as they are known to be whole; the rest is left out and listed, as one entry under the shard's name,
-    and the next shard follows. A shard in quarantine is tried again: what comes before the damage is good. That no
-    shard gives any sample is an error. A member that a sample lacks, but an earlier sample had, is damage of that
-    sample alone.
+    Remote shards are read ahead. After a failed request, reading continues at the same place, with growing waits. A
+    shard that cannot be read to its end is an error. With `.on_error("skip")` or `"quarantine"`, `deal` gets the
+    samples before that place, as far as they are known to be whole; the rest of the shard is left out and listed as
+    one entry under the shard's name, and the next shard follows. A shard in quarantine is tried again, because its
+    first samples are good. It is an error if no shard yields a sample. A member that one sample lacks, but an earlier
+    sample had, is damage of that sample only.
 
     Args:
         urls: Paths or fsspec URLs, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or globs, `"birds-*.tar"`.
@@ -112,7 +112,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self.cursor = self._start
         self._ahead: StreamsAhead | None = None  # what `start_reading` has started
         self.num_lost = 0  # shards that were given up in this epoch
-        self._stamps: dict[str, str] = {}  # of the shards, those elsewhere for as long as this process runs
+        self._stamps: dict[str, str] = {}  # of the shards; those of remote ones are kept as long as this process runs
 
     @property
     def num_shards(self) -> int:
@@ -290,7 +290,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         return () if self._decode else "bytes"
 
     def _stamp_of(self, url: str) -> str:
-        """Return what tells a shard from what it was before, as it is in this epoch."""
+        """Return what distinguishes a shard from earlier versions, as it is in this epoch."""
         if url not in self._stamps:
             with using(self._access):
                 self._stamps[url] = file_stamp(url) if is_local(url) else f"{identity_of(url)} {version_of(url)}"
@@ -318,7 +318,7 @@ def _up_to_damage(groups: Iterator[_Group], lost: list[Exception]) -> Iterator[_
 
 
 def _reject_missing(urls: Sequence[str]) -> None:
-    """Say now which shard is missing, not when its turn comes; those elsewhere would cost a request each."""
+    """Raise now if a local shard is missing, not when its turn comes; remote ones would cost a request each."""
     missing = next((url for url in urls if is_local(url) and not Path(url).exists()), None)
     if missing is not None:
         raise FileNotFoundError(f"There is no file {missing!r}.")

@@ -130,7 +130,7 @@ def open_catalog(
 
 
 def _shared(urls: Sequence[str], has_copy: HasCopy, copy_of: CopyOf) -> Joined:
-    """Return the joined indexes of remote shards, made by one process of this machine and mapped by the others."""
+    """Return the joined indexes of remote shards, made by one process of the machine and mapped by the others."""
     file, versions = CatalogFile(urls), dict[str, Version]()
 
     @cache
@@ -371,7 +371,7 @@ def _read_columns(url: str, index: ShardIndex, names: Sequence[str]) -> dict[str
     for sample in range(num_samples):
         if sample % _AT_ONCE == 0 and not is_local(url):
             coming = range(sample + _AT_ONCE if sample else 0, min(sample + 2 * _AT_ONCE, num_samples))
-            ranges.announce(span for later in coming for _, span in spans(later))
+            ranges.prefetch(span for later in coming for _, span in spans(later))
         contents = {}
         for name, span in spans(sample):
             is_here = is_local(url)

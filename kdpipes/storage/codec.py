@@ -225,10 +225,8 @@ class _Writer:
     def _unknown(self, value: Any) -> list[Any]:
         if not self._allow_pickle:
             name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-            way_out = (
-                "Make a dict, list or array of it, or pass `allow_pickle=True`, where all that is read is trusted."
-            )
-            raise TypeError(f"A value of type `{name}` cannot be kept as plain data. {way_out}")
+            hint = "Make a dict, list or array of it, or pass `allow_pickle=True`, where all that is read is trusted."
+            raise TypeError(f"A value of type `{name}` cannot be kept as plain data. {hint}")
         return ["pickle", *_bytes_node(self, pickle.dumps(value, protocol=5))[1:]]
 
 
@@ -366,8 +364,8 @@ def _registered_plan(tag: str, node: Any) -> _Plan:
 def _pickle_plan(start: int, size: int) -> _Plan:
     def make(contents: _Contents) -> Any:
         if not contents.allow_pickle:
-            way_out = "If you trust everything that is read, pass `allow_pickle=True`."
-            raise PickledError(f"The entry holds a pickle, which could execute arbitrary code. {way_out}")
+            hint = "If you trust everything that is read, pass `allow_pickle=True`."
+            raise PickledError(f"The entry holds a pickle, which could execute arbitrary code. {hint}")
         return pickle.loads(contents.span(start, size))  # noqa: S301 - which the user has asked for
 
     return make
@@ -452,7 +450,7 @@ def _checked(description: Any) -> Any:
     """Return the description of a dtype as NumPy needs it: with tuples instead of lists, and without objects."""
     if isinstance(description, str):
         if not _DTYPE.fullmatch(description):
-            raise ValueError(f"{description!r} is no dtype")
+            raise ValueError(f"{description!r} is not a dtype")
         return description
     return [
         (tuple(name) if isinstance(name, list) else name, _checked(kind), *map(tuple, shape))
@@ -483,7 +481,7 @@ def _read_tensor(span: Span, dtype: str, shape: list[int], start: int) -> torch.
     """Return the tensor, a copy of the bytes that `span(start, size)` returns."""
     kind = getattr(torch, dtype)
     if not isinstance(kind, torch.dtype) or dtype in _QUANTIZED or len(shape) > _MOST_DIMENSIONS:
-        raise ValueError(f"{dtype!r} is no dtype of torch's")
+        raise ValueError(f"{dtype!r} is not a dtype of torch")
     num_bytes = _num_bytes(shape, kind.itemsize, start)
     if not num_bytes:
         return torch.empty(shape, dtype=kind)

@@ -71,7 +71,7 @@ _POLL_S = 0.01  # between two attempts to get a lock
 
 
 class Version(NamedTuple):
-    """What tells the contents of a file from earlier ones.
+    """What distinguishes the contents of a file from earlier ones.
 
     Args:
         size: In bytes; -1 if it is unknown.
@@ -128,7 +128,7 @@ def _user_cache() -> Path:
 
 
 def cached_name(url: str, *details: str) -> str:
-    """Return the name under which the local cache keeps something of a URL, whoever has signed it."""
+    """Return the name under which the local cache keeps something of a URL, without its signature."""
     text = "\n".join([identity_of(url), *details]).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 

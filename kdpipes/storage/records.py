@@ -270,7 +270,7 @@ def _starts(env: Any, path: Path) -> NDArray[np.int64]:
                 ):
                     return starts
                 found = content.find(first, found + 1)  # the first match was an older copy of a page
-    raise DataError(f"{str(path)!r} is not what LMDB was told to write.")
+    raise DataError(f"{str(path)!r} differs from what was written to LMDB.")
 
 
 def _values(transaction: Any) -> Iterator[memoryview]:

@@ -117,25 +117,25 @@ def _read_once(span: Span) -> Content:
 
 @dataclass
 class _Request:
-    """A request under way or done, and how many announced reads of it are still to come."""
+    """A request under way or done, and how many prefetched reads of it are still to come."""
 
     coming: Future[Content]
     num_due: int = 0
 
 
 class RangeReader:
-    """Reads spans; announced ones are read ahead by threads, with near neighbours in one request.
+    """Reads spans. Threads read prefetched spans ahead, with near neighbours in one request.
 
-    Spans are kept until they have been read as often as they were announced, and then until `max_spent` bytes of others
-    have been read. Safe for threads and for forked processes. A copy starts empty.
+    Spans are kept until they have been read as often as they were prefetched, and then until `max_spent` bytes of
+    others have been read. Safe for threads and for forked processes. A copy starts empty.
 
     Args:
-        max_gap: How many bytes between two announced spans are read along, to make one request of both.
+        max_gap: How many bytes between two prefetched spans are read along, to make one request of both.
         max_span: The maximum size in bytes of a request for several spans.
-        max_bytes: The maximum number of bytes kept; beyond that, spans that were announced first are dropped.
-        max_spent: The maximum number of bytes kept that have been read as often as they were announced.
+        max_bytes: The maximum number of bytes kept; beyond that, spans that were prefetched first are dropped.
+        max_spent: The maximum number of bytes kept that have been read as often as they were prefetched.
         num_threads: The maximum number of requests under way.
-        read: Reads a span that was announced, in place of `read_range`: its whole file, if all spans are whole files.
+        read: Reads a span that was prefetched, in place of `read_range`: its whole file, if all spans are whole files.
     """
 
     def __init__(
@@ -163,13 +163,13 @@ class RangeReader:
         """Start over, without threads and spans."""
         self._lock = threading.Lock()
         self._threads: Threads | None = None
-        self._ahead: OrderedDict[Span, _Request] = OrderedDict()  # as they were announced
+        self._ahead: OrderedDict[Span, _Request] = OrderedDict()  # as they were prefetched
         self._spent: OrderedDict[Span, None] = OrderedDict()  # as they were read
         self._by_url: dict[str, list[Span]] = {}  # sorted
         self._longest = 0
         self._num_bytes = self._num_spent = 0
 
-    def announce(self, spans: Iterable[Span]) -> None:
+    def prefetch(self, spans: Iterable[Span]) -> None:
         """Start to read spans that will be needed, as far as there is room for them."""
         with self._lock:
             due: set[Span] = set()
@@ -249,7 +249,7 @@ class RangeReader:
         self._forget_spent(known)
 
     def _note_read(self, known: Span, request: _Request) -> None:
-        request.num_due = max(request.num_due - 1, 0)  # reads that were not announced do not count
+        request.num_due = max(request.num_due - 1, 0)  # reads that were not prefetched do not count
         if request.num_due:
             return
         self._forget_spent(known)

@@ -131,7 +131,7 @@ class ShardCache:
         fetcher.rejected.clear()
         self._set_order(shards, untils)
 
-    def announce(self, shards: Sequence[Shard]) -> None:
+    def prefetch(self, shards: Sequence[Shard]) -> None:
         """Set which shards will be read soon, where the order of the epoch is not known."""
         self._set_order(shards, None)
 

@@ -183,7 +183,7 @@ def unpacked(magic: bytes, content: Buffer, url: str) -> tuple[dict[str, Any], d
     """
     view, head = memoryview(content), len(magic) + 8
     if view[: len(magic)] != magic or len(view) < head + 4:
-        raise DataError(f"{url!r} is no index of a shard.")
+        raise DataError(f"{url!r} is not the index of a shard.")
     number, length = np.frombuffer(view, dtype="<u4", count=2, offset=len(magic)).tolist()
     if number not in _FORMATS:
         raise DataError(f"Index {url!r} is of format {number}, but this kdpipes reads formats up to {_FORMATS[-1]}.")

@@ -1,4 +1,4 @@
-"""Paths and URLs as text: what is written short is written out, and what belongs together is told apart."""
+"""Paths and URLs as text: expand them, compare them, and find what distinguishes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAS = re.compile(r"s(ig|[etpvrs]|rt|ip|pr|dd|aoid|uoid|cid|koid|ktid|kt|ke|ks|k
 
 
 def is_local(url: str) -> bool:
-    """Return whether `url` is a path of this machine's file system."""
+    """Return whether `url` is a local path."""
     return "://" not in url and "::" not in url
 
 
@@ -112,7 +112,7 @@ def join_url(root: str, path: str) -> str:
 
 
 def relative_names(urls: Sequence[str]) -> list[str]:
-    """Return what tells the URLs apart: their file names, or also the folders that not all of them share.
+    """Return what distinguishes the URLs: their file names, and the folders that not all of them share.
 
     >>> relative_names(["s3://birds/0.tar", "s3://birds/1.tar"])
     ['0.tar', '1.tar']

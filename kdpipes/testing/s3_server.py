@@ -142,7 +142,7 @@ def _running(key: str, secret: str) -> Iterator[tuple[Any, str, Path]]:
         finally:
             process.kill()  # what it would save takes it half a minute
             process.wait()
-            for part in _PARTS:  # which weed puts there whatever it is told
+            for part in _PARTS:  # which weed puts there in any case
                 Path(f"/tmp/seaweedfs-{part}-grpc-{ports[f'{part}.port.grpc']}.sock").unlink(missing_ok=True)
 
 

@@ -98,7 +98,7 @@ def copy_to_local(
     num_workers: int = 8,
     storage_options: Mapping[str, Any] | None = None,
 ) -> CopyResult:
-    """Copy a data set from slow storage to a folder of this machine, unless it is there.
+    """Copy a data set from slow storage to a local folder, unless it is there.
 
     KappaData's rules: a folder that is missing (or empty) is copied; one that was copied is used, whatever has become
     of the source; one that a user put there is used as it is; of a copy that was broken off, what is missing is copied,
@@ -130,7 +130,7 @@ def copy_to_local(
     num_workers = check_count("num_workers", num_workers)
     access = Access(storage_options=storage_options)
     if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):
-        raise TypeError(must_be("local_root", "a folder of this machine", local_root))
+        raise TypeError(must_be("local_root", "a local folder", local_root))
     if not isinstance(global_root, str | os.PathLike):
         raise TypeError(must_be("global_root", "a path or an fsspec URL", global_root))
     root, url = Path(local_root).expanduser().absolute(), os.fspath(global_root)
@@ -621,7 +621,7 @@ def _opened_zip(file: SourceFile) -> Iterator[zipfile.ZipFile]:
         except DataError:
             raise
         except (*_UNREADABLE, ValueError) as error:
-            raise DataError(f"{file.url!r} is no zip that can be read: {error}.") from error
+            raise DataError(f"{file.url!r} is not a zip file that can be read: {error}.") from error
         with archive:
             yield archive
 

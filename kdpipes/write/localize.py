@@ -1,4 +1,4 @@
-"""Files by path or URL, copied to a folder of this machine when they are first asked for."""
+"""Copy files to a local folder when they are first read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FileLocalizer(Fingerprinted):
 
     What `.localize_files()` calls with each; also for a field of its own, so that labels cost no copy:
     `.to_samples(label=..., fields={"x": kdp.FileLocalizer("local")})`. A file appears whole, verified by its size;
-    one that is there is used, whatever has become of the source. Processes and threads share one copy.
+    an existing one is used, even if the source has changed. Processes and threads share one copy.
 
     Args:
         local_root: The folder for the files.
@@ -55,7 +55,7 @@ class FileLocalizer(Fingerprinted):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):
-            raise TypeError(must_be("local_root", "a folder of this machine", local_root))
+            raise TypeError(must_be("local_root", "a local folder", local_root))
         if global_root is not None and not isinstance(global_root, str | os.PathLike):
             raise TypeError(must_be("global_root", "a path or an fsspec URL", global_root))
         self._access = Access(storage_options=storage_options)
@@ -132,8 +132,8 @@ def localize_files(
     """Copies files that pass as paths or URLs to a local folder, once (functional name: ``localize_files``).
 
     Gives the local paths. A file is copied when it is first asked for, by the worker that needs it, under its path
-    below `global_root`; it appears whole, verified by its size, and is used from then on, whatever has become of the
-    source. Processes and threads share one copy. `kdp.copy_to_local` copies everything beforehand.
+    below `global_root`; it appears whole, verified by its size, and is used from then on, even if something happens to
+    the source. Processes and threads share one copy. `kdp.copy_to_local` copies everything beforehand.
 
     Args:
         source_datapipe: Any indexed pipe or stream of paths, like `FSSpecFileLister("s3://birds")`.

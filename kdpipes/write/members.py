@@ -138,7 +138,7 @@ class MemberEncoder(Fingerprinted):
             )
         if not _EXTENSION.fullmatch(extension):
             raise ChainError(
-                f"The name of field {field!r} is no extension. Give it one: `extensions={{{field!r}: 'txt'}}`."
+                f"The name of field {field!r} is not an extension. Give it one: `extensions={{{field!r}: 'txt'}}`."
             )
         return extension.lower(), content
 
@@ -285,7 +285,7 @@ def _as_pil(value: Any) -> Image.Image:
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3):
         return Image.fromarray(np.ascontiguousarray(value[..., 0] if value.shape[2:] == (1,) else value))
     shown = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-    raise ChainError(f"{shown} is no image: tensors are [C, H, W] uint8, arrays [H, W, C] uint8.")
+    raise ChainError(f"{shown} is not an image: tensors are [C, H, W] uint8, arrays [H, W, C] uint8.")
 
 
 def _kind_of_bytes(content: bytes) -> str:

@@ -59,7 +59,7 @@ from kdpipes.write.members import make_or_leave_out
 __all__ = ["RecordsResult", "write_records"]
 
 Encode = Callable[[Any], Any]
-_PREFETCHED = 256  # positions that a remote source is told to prefetch at a time
+_PREFETCHED = 256  # positions that a remote source prefetches at a time
 _LOCK = ".records.lock"
 _LISTS = (".txt", ".csv")
 
@@ -110,7 +110,7 @@ def write_records(
     Args:
         source: An indexed chain of samples; or a data list: a `.txt` or `.csv` file with one item per line, or a
             sequence of items.
-        folder: A folder of this machine, made if need be.
+        folder: A local folder; it is made if it does not exist.
         num_parts: How many files. Of data larger than memory, some should fit into it.
         shuffle: Whether samples are shuffled over the parts; if not, they keep their order.
         seed: Of that.
@@ -128,7 +128,7 @@ def write_records(
 
     Raises:
         DataError: The folder holds something else, or the records of another input; or a sample cannot be read.
-        TypeError: A field is no plain data.
+        TypeError: A field does not hold plain data.
         OSError: The folder cannot be written.
 
     Example:
@@ -154,8 +154,8 @@ def write_records(
         raise TypeError(must_be("folder", "a path", folder))
     path = os.fspath(folder).removeprefix("file://")
     if not is_local(path):
-        way_out = "Write here, and copy the folder; or write tars: `kdp.write_shards`."
-        raise ValueError(must_be("folder", "a folder of this machine", path, way_out))
+        hint = "Write here, and copy the folder; or write tars: `kdp.write_shards`."
+        raise ValueError(must_be("folder", "a local folder", path, hint))
     num_parts = check_count("num_parts", num_parts)
     check_workers(executor, num_workers)
     check_flag("shuffle", shuffle)
@@ -354,17 +354,17 @@ def _items_of(source: Any, encode: Encode | None, access: Access) -> _Items:
         return _Items(gives_samples(source, "write_records"), encode, type(source).__name__, access)
     if isinstance(source, IterDataPipe | MapDataPipe):
         is_stream = isinstance(source, IterDataPipe)
-        way_out = "`kdp.open_shards` is indexed." if is_stream else "Make samples first: `.to_samples(...)`."
+        hint = "`kdp.open_shards` is indexed." if is_stream else "Make samples first: `.to_samples(...)`."
         raise ChainError(
             f"`write_records` needs an indexed chain of samples, but {type(source).__name__} is "
-            f"{'a stream' if is_stream else 'none'}. {way_out}"
+            f"{'a stream' if is_stream else 'none'}. {hint}"
         )
     if isinstance(source, str | os.PathLike):
         return _items_of_list(os.fspath(source), encode, access)
     rule = "an indexed chain, the path of a .txt or .csv file, or a sequence of items"
     if not isinstance(source, Sequence | np.ndarray) or isinstance(source, bytes):
-        way_out = "`kdp.from_dataset` makes a chain of a dataset." if hasattr(source, "__getitem__") else ""
-        raise TypeError(must_be("source", rule, source, way_out))
+        hint = "`kdp.from_dataset` makes a chain of a dataset." if hasattr(source, "__getitem__") else ""
+        raise TypeError(must_be("source", rule, source, hint))
     if encode is None:
         raise TypeError(must_be("encode", "a function from item to fields, as `source` holds no samples", encode))
     return _Items(source if isinstance(source, Sequence) else list(source), encode, "the sequence", access)
@@ -372,7 +372,7 @@ def _items_of(source: Any, encode: Encode | None, access: Access) -> _Items:
 
 def _items_of_list(path: str, encode: Encode | None, access: Access) -> _Items:
     if not path.lower().endswith(_LISTS) or not is_local(path):
-        raise ValueError(must_be("source", "a .txt or .csv file of this machine, one item per line", path))
+        raise ValueError(must_be("source", "a local .txt or .csv file, one item per line", path))
     with Path(path).expanduser().open(encoding="utf-8-sig", errors="surrogateescape") as file:
         lines = PackedStrings([line.rstrip("\n") for line in file if line.strip()])
     is_csv = path.lower().endswith(".csv")
@@ -398,7 +398,7 @@ class _Rows(Sequence[list[str]], Fingerprinted):
         return next(csv.reader([self._lines[index]], skipinitialspace=True))
 
     def fingerprint(self) -> Any:
-        """Return what tells it from another."""
+        """Return the data that identify the rule."""
         return self._lines
 
 

@@ -67,7 +67,7 @@ Made = TypeVar("Made")
 Coming = tuple[int, Callable[[], Sample]]  # a position in the chain, and a function that makes the sample, or fails
 _NUMBER = re.compile(r"%(?:0\d+)?d")
 _NUM_THREADS = 16
-_AHEAD = 64  # samples that a remote source is told to prefetch at a time
+_AHEAD = 64  # samples that a remote source prefetches at a time
 _MEASURED = 512  # samples that one job measures
 _PATIENCE_S = 0.5  # for the lock: workers of a killed run may hold it until they notice, after some milliseconds
 _END: Any = object()
@@ -154,7 +154,7 @@ def write_shards(
     `.on_error("skip")` and `"quarantine"` hold here as well: samples that cannot be made are left out, logged and
     counted. With `max_samples`, their shard is the smaller for it.
 
-    Memory: a sample for each worker, and 12 bytes a sample here. Shards elsewhere take their size in the system's
+    Memory: a sample for each worker, and 12 bytes a sample here. Remote shards take their size in the system's
         folder for temporary files, one for each worker.
 
     Raises:
@@ -186,8 +186,8 @@ def write_shards(
     if is_stream and (num_workers or executor is not None):
         value = num_workers or executor
         name = "num_workers" if num_workers else "executor"
-        way_out = "An indexed source is written by many: `kdp.open_shards`."
-        raise ValueError(must_be(name, "left out for a stream, which one process reads front to back", value, way_out))
+        hint = "An indexed source is written by many: `kdp.open_shards`."
+        raise ValueError(must_be(name, "left out for a stream, which one process reads front to back", value, hint))
     size = None if is_stream else len(recipe.pipe)
     job = {
         "pipes": Chain.of(pipe).fingerprints(),
@@ -425,7 +425,7 @@ def _begin_notes(
         if existing:
             raise FileExistsError(
                 f"There are shards already, {existing[0]!r} for one, and no {places.notes_url!r} that says which job "
-                "they are of. Write elsewhere, or remove them."
+                "they are of. Write to another place, or remove them."
             )
         notes = SavedNotes(job, class_names)
         if not places.is_local:
@@ -466,11 +466,11 @@ def _check_job(places: ShardPlaces, notes: SavedNotes, job: dict[str, Any], *, h
     if has_shards:
         raise FileExistsError(
             f"{places.notes_url!r} says that the shards beside it are of another job: {differences}. Give what was "
-            "given then, to go on; or write elsewhere; or remove them, and it, to begin anew."
+            "given then, to go on; or write to another place; or remove them, and it, to begin anew."
         )
     raise FileExistsError(
-        f"{places.notes_url!r} says that another job has begun to write here: {differences}. Write elsewhere; or, if "
-        "that job is not running, remove this file."
+        f"{places.notes_url!r} says that another job has begun to write here: {differences}. Write to another place; "
+        "or, if that job is not running, remove this file."
     )
 
 
@@ -546,7 +546,7 @@ class _Recipe(NamedTuple):
     key: Callback | None
 
     def samples(self, start: int, stop: int) -> Iterator[Coming]:
-        """Yield the samples of an indexed chain; its source is told two blocks ahead which ones it will need."""
+        """Yield the samples of an indexed chain; its source prefetches two blocks ahead."""
         prefetched = start
         for index in range(start, stop):
             if isinstance(self.pipe, MapPipe) and (index - start) % _AHEAD == 0 and prefetched < stop:
@@ -559,7 +559,7 @@ class _Recipe(NamedTuple):
         return _as_sample(self.pipe[index], index)
 
     def stream(self) -> Iterator[Coming]:
-        """Yield the samples of epoch 0 of a stream, whatever its position is."""
+        """Yield the samples of epoch 0 of a stream, wherever it stands."""
         copied = Chain.of(self.pipe).copy_streams()
         seed_chain(copied, 0, 0)
         return ((index, partial(_as_sample, item, index)) for index, item in enumerate(copied))

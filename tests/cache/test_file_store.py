@@ -154,7 +154,7 @@ def test_a_folder_that_holds_something_else_is_rejected(tmp_path: Path, place: s
         file.write(b"photo")
     store = FileStore(url)
     assert store.get(b"a") is None
-    with pytest.raises(DataError, match=r"is no cache, but holds 'heron.jpg'\. Give an empty folder"):
+    with pytest.raises(DataError, match=r"is not a cache, but holds 'heron.jpg'\. Give an empty folder"):
         store.put(b"a", [b""])
     assert list(tmp_path.iterdir()) == ([tmp_path / "heron.jpg"] if place == "local" else [])
 

@@ -423,7 +423,7 @@ def test_a_folder_of_another_version_is_rejected(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something_else_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "heron.jpg").touch()
-    with pytest.raises(DataError, match=r"is no cache, but holds 'heron.jpg'"):
+    with pytest.raises(DataError, match=r"is not a cache, but holds 'heron.jpg'"):
         LmdbStore(tmp_path).put(b"a", [b""])
     assert [path.name for path in tmp_path.iterdir()] == ["heron.jpg"]
 
@@ -447,7 +447,7 @@ def test_wrong_sizes_are_rejected(tmp_path: Path, wrong: Any, error: type[Except
 
 
 def test_a_url_is_rejected() -> None:
-    with pytest.raises(ValueError, match=r"`folder` must be one of this machine.*`FileStore` takes URLs"):
+    with pytest.raises(ValueError, match=r"`folder` must be a local folder.*`FileStore` takes URLs"):
         LmdbStore("s3://bucket/cache")
 
 

@@ -64,7 +64,7 @@ def test_the_parts_of_a_resumed_epoch_fit_together() -> None:
     assert not kdp.verify_receipts(rest).is_complete
 
 
-def test_four_ranks_with_killed_workers_and_a_resume_deliver_once() -> None:
+def test_four_ranks_with_kills_and_a_resume_deliver_once() -> None:
     receipts: list[Any] = []
     for rank in range(4):
         with as_rank(rank, 4), kdp.Loader(chain(), num_workers=2) as loader:

@@ -167,8 +167,8 @@ def test_globs_within_another_file_keep_its_url(small: str, tmp_path: Path) -> N
     ("options", "message"),
     [
         ({"fetch": "all"}, r"^`fetch` must be one of 'auto', 'members', 'shards', but is 'all' instead\.$"),
-        ({"cache_dir": "s3://bucket/cache"}, r"^`cache_dir` must be a folder of this machine, but is 's3://bucket/ca"),
-        ({"cache_dir": 3}, "`cache_dir` must be a folder of this machine, but is 3 instead"),
+        ({"cache_dir": "s3://bucket/cache"}, r"^`cache_dir` must be a local folder, but is 's3://bucket/ca"),
+        ({"cache_dir": 3}, "`cache_dir` must be a local folder, but is 3 instead"),
         ({"max_cache_bytes": 0}, "`max_cache_bytes` must be an integer of at least 1, but is 0 instead"),
     ],
 )

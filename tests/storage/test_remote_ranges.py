@@ -65,7 +65,7 @@ def read(reader: RangeReader, *places: tuple[int, int]) -> None:
 
 @st.composite
 def members(draw: st.DrawFn) -> list[Span]:
-    """Return members of two files, as tars have them: side by side, some announced twice, in any order."""
+    """Return members of two files, as tars have them: side by side, some prefetched twice, in any order."""
     found = []
     for url in ("faulty://a.bin", "faulty://b.bin"):
         place = 0
@@ -87,7 +87,7 @@ def test_every_span_lies_in_one_request_and_no_byte_in_two(spans: list[Span], ma
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remote, "read_range", note)
         reader = RangeReader(max_gap=max_gap, max_span=max_span)
-        reader.announce(spans)
+        reader.prefetch(spans)
         for span in spans:
             assert reader.read(span) == (CONTENT + CONTENT)[span.start : span.stop]
     holders = [
@@ -97,7 +97,7 @@ def test_every_span_lies_in_one_request_and_no_byte_in_two(spans: list[Span], ma
     for one in requests:
         inside = sorted({span for span, found in zip(spans, holders, strict=True) if found == [one]})
         assert inside[0].start == one.start
-        assert inside[-1].stop == one.stop, "nothing is read beyond what was announced"
+        assert inside[-1].stop == one.stop, "nothing is read beyond what was prefetched"
         assert all(after.start - before.stop <= max_gap for before, after in pairwise(inside))
         assert len(inside) == 1 or one.stop - one.start <= max_span
     for url in {span.url for span in requests}:
@@ -111,44 +111,44 @@ def test_any_spans_are_read_right_prefetched_or_not(spans: list[Span]) -> None:
         patch.setattr(remote, "read_range", lambda span: (CONTENT + CONTENT)[span.start : span.stop])
         reader = RangeReader(max_bytes=500, max_gap=50)
         for number, span in enumerate(spans):
-            reader.announce(spans[number : number + 3 : 2])
+            reader.prefetch(spans[number : number + 3 : 2])
             assert reader.read(span) == (CONTENT + CONTENT)[span.start : span.stop]
 
 
 def test_neighbours_come_in_one_request_and_are_read_from_it(storage: FaultyFileSystem) -> None:
     reader = RangeReader(max_gap=100)
     places = [(0, 50), (150, 200), (301, 400), (400, 410)]
-    reader.announce(Span(URL, *place) for place in places)
+    reader.prefetch(Span(URL, *place) for place in places)
     read(reader, *places, (20, 180))
     assert asked(storage) == [(0, 200), (301, 410)]
     read(reader, (1_000, 1_100))
-    assert asked(storage)[2:] == [(1_000, 1_100)], "what was not announced is read when it is asked for"
+    assert asked(storage)[2:] == [(1_000, 1_100)], "what was not prefetched is read when it is asked for"
 
 
-def test_what_was_announced_is_not_asked_for_again(storage: FaultyFileSystem) -> None:
+def test_what_was_prefetched_is_not_asked_for_again(storage: FaultyFileSystem) -> None:
     reader = RangeReader(max_gap=0)
     for _ in range(2):
-        reader.announce([Span(URL, 0, 50), Span(URL, 100, 150)])
+        reader.prefetch([Span(URL, 0, 50), Span(URL, 100, 150)])
     read(reader, (0, 50), (100, 150), (0, 50))
     assert asked(storage) == [(0, 50), (100, 150)]
 
 
 def test_a_new_neighbour_of_known_bytes_is_asked_for_alone(storage: FaultyFileSystem) -> None:
     reader = RangeReader()
-    reader.announce([Span(URL, 0, 50)])
-    reader.announce([Span(URL, 0, 50), Span(URL, 60, 100)])
+    reader.prefetch([Span(URL, 0, 50)])
+    reader.prefetch([Span(URL, 0, 50), Span(URL, 60, 100)])
     read(reader, (0, 50), (60, 100))
     assert asked(storage) == [(0, 50), (60, 100)]
 
 
 @pytest.mark.parametrize("errors", ["builtin", "s3fs"])
 @pytest.mark.parametrize("kind", ["reset", "reset_midway", "timeout", "unavailable", "too_many_requests", "truncate"])
-@pytest.mark.parametrize("is_announced", [False, True])
-def test_what_passes_is_outlasted(folder: str, waits: Waits, kind: Any, errors: Any, is_announced: bool) -> None:
+@pytest.mark.parametrize("is_prefetched", [False, True])
+def test_what_passes_is_outlasted(folder: str, waits: Waits, kind: Any, errors: Any, is_prefetched: bool) -> None:
     with faulty_storage(folder, faults=[Fault(kind, times=TRIES - 1)], errors=errors) as storage:
         reader = RangeReader()
-        if is_announced:
-            reader.announce([Span(URL, 100, 300)])
+        if is_prefetched:
+            reader.prefetch([Span(URL, 100, 300)])
         read(reader, (100, 300))
     assert storage.stats().faults == {kind: TRIES - 1}
     assert len(waits) == TRIES - 1
@@ -201,13 +201,13 @@ def test_a_file_that_is_missing_is_not_tried_again(folder: str, waits: Waits) ->
 def test_the_oldest_bytes_go_when_newer_ones_come(storage: FaultyFileSystem) -> None:
     reader = RangeReader(max_gap=0, max_bytes=250)
     for start in (0, 1_000, 2_000):
-        reader.announce([Span(URL, start, start + 100)])
+        reader.prefetch([Span(URL, start, start + 100)])
         read(reader, (start, start + 100))
     read(reader, (1_000, 1_100), (2_000, 2_100))
     assert len(asked(storage)) == 3
     read(reader, (0, 100))
     assert asked(storage) == [(0, 100), (0, 100), (1_000, 1_100), (2_000, 2_100)]
-    reader.announce([Span(URL, 5_000, 9_000)])
+    reader.prefetch([Span(URL, 5_000, 9_000)])
     read(reader, (5_000, 9_000), (6_000, 7_000))
     assert len(asked(storage)) == 5, "one span may be larger"
 
@@ -215,10 +215,10 @@ def test_the_oldest_bytes_go_when_newer_ones_come(storage: FaultyFileSystem) -> 
 def test_what_has_been_read_goes_before_what_is_due(storage: FaultyFileSystem) -> None:
     reader = RangeReader(max_gap=0, max_bytes=1_000, max_spent=250)
     places = [(start, start + 100) for start in range(0, 2_000, 200)]
-    reader.announce(Span(URL, *place) for place in places)
+    reader.prefetch(Span(URL, *place) for place in places)
     for place in places * 3:
         read(reader, place)
-        reader.announce([Span(URL, *place)])
+        reader.prefetch([Span(URL, *place)])
     read(reader, *places)
     assert asked(storage) == places, "each was due once more than it had been read"
     read(reader, *places[-2:])
@@ -227,12 +227,12 @@ def test_what_has_been_read_goes_before_what_is_due(storage: FaultyFileSystem) -
     assert len(asked(storage)) == 2 * len(places) - 2
 
 
-def test_what_is_announced_again_is_kept_as_if_it_were_new(storage: FaultyFileSystem) -> None:
+def test_what_is_prefetched_again_is_kept_as_if_it_were_new(storage: FaultyFileSystem) -> None:
     """Else the second epoch of more than is kept would wait for every span that the first one has left."""
     reader = RangeReader(max_gap=0, max_bytes=500)
     first, second = ([(start, start + 100) for start in range(begin, begin + 1_000, 200)] for begin in (0, 1_000))
-    reader.announce(Span(URL, *place) for place in first)
-    reader.announce(Span(URL, *place) for place in (first[0], *second[:4]))
+    reader.prefetch(Span(URL, *place) for place in first)
+    reader.prefetch(Span(URL, *place) for place in (first[0], *second[:4]))
     read(reader, first[0], *second[:4])
     found = Counter(asked(storage))
     assert [found[place] for place in (first[0], *second[:4])] == [1] * 5
@@ -241,7 +241,7 @@ def test_what_is_announced_again_is_kept_as_if_it_were_new(storage: FaultyFileSy
 def test_neighbours_in_one_request_are_kept_until_read(storage: FaultyFileSystem) -> None:
     reader = RangeReader(max_spent=0)
     places = [(start, start + 100) for start in range(0, 500, 100)]
-    reader.announce(Span(URL, *place) for place in places)
+    reader.prefetch(Span(URL, *place) for place in places)
     read(reader, *places)
     assert asked(storage) == [(0, 500)]
     read(reader, places[0])
@@ -251,9 +251,9 @@ def test_neighbours_in_one_request_are_kept_until_read(storage: FaultyFileSystem
 def test_who_comes_back_takes_nothing_from_those_that_wait(storage: FaultyFileSystem) -> None:
     reader = RangeReader(max_spent=300)
     places, other = [(start, start + 100) for start in (0, 100, 200)], (5_000, 5_100)
-    reader.announce(Span(URL, *place) for place in places)
+    reader.prefetch(Span(URL, *place) for place in places)
     read(reader, *places, *[places[0]] * 3)
-    reader.announce(Span(URL, *place) for place in (*places, other))
+    reader.prefetch(Span(URL, *place) for place in (*places, other))
     read(reader, places[0], (150, 150), (150, 150), other, *places[1:])
     assert asked(storage) == [(0, 300), other]
 
@@ -261,7 +261,7 @@ def test_who_comes_back_takes_nothing_from_those_that_wait(storage: FaultyFileSy
 def test_more_than_is_kept_is_read_once_all_the_same(storage: FaultyFileSystem) -> None:
     reader = RangeReader(max_gap=0, max_bytes=500)
     places = [(start, start + 100) for start in range(0, 10_000, 200)]
-    reader.announce(Span(URL, *place) for place in places)
+    reader.prefetch(Span(URL, *place) for place in places)
     read(reader, *places)
     assert asked(storage) == places
 
@@ -269,16 +269,16 @@ def test_more_than_is_kept_is_read_once_all_the_same(storage: FaultyFileSystem) 
 def test_what_failed_once_is_tried_when_it_is_asked_for_later(folder: str) -> None:
     with faulty_storage(folder, faults=[Fault("unavailable", times=TRIES)]):
         reader = RangeReader()
-        reader.announce([Span(URL, 0, 100)])
+        reader.prefetch([Span(URL, 0, 100)])
         read(reader, (0, 100))
-        reader.announce([Span(URL, 0, 100)])
+        reader.prefetch([Span(URL, 0, 100)])
         read(reader, (0, 100))
 
 
 def test_each_reader_gets_an_error_of_its_own(folder: str) -> None:
     with faulty_storage(folder, faults=[Fault("unavailable")]):
         reader = RangeReader()
-        reader.announce([Span(URL, 0, 100), Span(URL, 100, 200)])
+        reader.prefetch([Span(URL, 0, 100), Span(URL, 100, 200)])
         errors = []
         for start in (0, 100):
             with pytest.raises(DataError, match=f"at offset {start}:") as caught:
@@ -297,14 +297,14 @@ def test_an_empty_part_of_an_s3_object_is_empty(s3: str) -> None:
     assert read_range(Span(f"{s3}/a.bin", 7, 7)) == b""
 
 
-def test_many_threads_announce_and_read_at_once(storage: FaultyFileSystem) -> None:
+def test_many_threads_prefetch_and_read_at_once(storage: FaultyFileSystem) -> None:
     reader = RangeReader(max_gap=64, max_span=2_000, num_threads=4)
     places = [(start, start + 90) for start in range(0, 19_900, 100)]
 
     def work(seed: int) -> None:
         order = random.Random(seed).sample(places, len(places))
         for number in range(0, len(order), 10):
-            reader.announce(Span(URL, *place) for place in order[number : number + 10])
+            reader.prefetch(Span(URL, *place) for place in order[number : number + 10])
             read(reader, *order[number : number + 10])
 
     with ThreadPoolExecutor(8) as threads:
@@ -320,7 +320,7 @@ def test_a_waiting_thread_gets_its_bytes_despite_newer_ones(monkeypatch: pytest.
 
     monkeypatch.setattr(remote, "read_range", slow)
     reader = RangeReader(max_gap=0, max_bytes=250, num_threads=1)
-    reader.announce([Span(URL, 0, 100), Span(URL, 1_000, 1_100)])
+    reader.prefetch([Span(URL, 0, 100), Span(URL, 1_000, 1_100)])
     known = reader._ahead[Span(URL, 1_000, 1_100)].coming
     result = known.result
 
@@ -332,7 +332,7 @@ def test_a_waiting_thread_gets_its_bytes_despite_newer_ones(monkeypatch: pytest.
     with ThreadPoolExecutor(1) as threads:
         got = threads.submit(reader.read, Span(URL, 1_000, 1_100))
         assert waiting.wait(20)
-        reader.announce([Span(URL, start, start + 100) for start in (2_000, 3_000)])
+        reader.prefetch([Span(URL, start, start + 100) for start in (2_000, 3_000)])
         is_open.set()
         assert got.exception() is None
         assert got.result() == CONTENT[1_000:1_100]
@@ -340,15 +340,15 @@ def test_a_waiting_thread_gets_its_bytes_despite_newer_ones(monkeypatch: pytest.
 
 def test_a_child_reads_on_with_threads_of_its_own(storage: FaultyFileSystem) -> None:
     reader = RangeReader()
-    reader.announce([Span(URL, 0, 100)])
+    reader.prefetch([Span(URL, 0, 100)])
 
     def work() -> None:
         read(reader, (0, 100), (500, 600))
-        reader.announce([Span(URL, 1_000, 1_100)])
+        reader.prefetch([Span(URL, 1_000, 1_100)])
         read(reader, (1_000, 1_100))
 
     assert in_child(work) == 0
-    assert in_child(lambda: (reader.announce([Span(URL, 200, 300)]), read(reader, (200, 300)))[1]) == 0
+    assert in_child(lambda: (reader.prefetch([Span(URL, 200, 300)]), read(reader, (200, 300)))[1]) == 0
     read(reader, (0, 100))
 
 
@@ -356,13 +356,13 @@ def test_a_child_reads_on_with_threads_of_its_own(storage: FaultyFileSystem) -> 
     "first",
     [
         "read",
-        "announce",
+        "prefetch",
     ],
 )
 def test_a_child_forked_while_the_reader_was_held_does_not_hang(storage: FaultyFileSystem, first: str) -> None:
     reader = RangeReader()
-    argument: Any = [Span(URL, 0, 9)] if first == "announce" else Span(URL, 0, 9)
-    reader.announce([Span(URL, 0, 100)])
+    argument: Any = [Span(URL, 0, 9)] if first == "prefetch" else Span(URL, 0, 9)
+    reader.prefetch([Span(URL, 0, 100)])
     with reader._lock:
         assert in_child(lambda: getattr(reader, first)(argument) and None) == 0
     read(reader, (0, 100))
@@ -393,11 +393,11 @@ def test_threads_of_a_child_begin_without_the_parents_lock(
 
 def test_a_copy_knows_the_sizes_and_nothing_else(storage: FaultyFileSystem) -> None:
     reader = RangeReader(max_gap=1, max_span=300, max_bytes=400, num_threads=2)
-    reader.announce([Span(URL, 0, 100)])
+    reader.prefetch([Span(URL, 0, 100)])
     read(reader, (0, 100))
     twin: RangeReader = pickle.loads(pickle.dumps(reader))
     read(twin, (0, 100))
-    twin.announce([Span(URL, 500, 600), Span(URL, 602, 700), Span(URL, 701, 790)])
+    twin.prefetch([Span(URL, 500, 600), Span(URL, 602, 700), Span(URL, 701, 790)])
     read(twin, (500, 600), (602, 700), (701, 790))
     assert Counter(asked(storage)) == Counter({(0, 100): 2, (500, 600): 1, (602, 790): 1})
 
@@ -413,7 +413,7 @@ def cat_file(self, path, start=None, end=None, **kwargs):
 begun = threading.Event()
 MemoryFileSystem.cat_file = cat_file
 reader = RangeReader(max_gap=0, num_threads=1)
-reader.announce([Span("memory://a.bin", start, start + 5) for start in range(0, 100, 10)])
+reader.prefetch([Span("memory://a.bin", start, start + 5) for start in range(0, 100, 10)])
 begun.wait()
 """
 

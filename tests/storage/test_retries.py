@@ -141,7 +141,7 @@ def test_members_that_were_asked_for_ahead_are_no_reason_to_wait(tmp_path: Path,
     hanging = Fault("latency", seconds=1)
     with faulty_storage(str(tmp_path), faults=[hanging], sleep=gate) as files, using(Access(0.05)):
         reader = RangeReader()
-        reader.announce([Span("faulty://a.bin", 0, 10)])
+        reader.prefetch([Span("faulty://a.bin", 0, 10)])
         with pytest.raises(DataError, match=r"'faulty://a\.bin' cannot be read at offset 0: .* within 0\.05\d* s"):
             reader.read(Span("faulty://a.bin", 0, 10))
         assert files.stats().requests == 2

@@ -98,7 +98,7 @@ def test_a_full_disk_is_told_once_and_left_as_it_was(
             assert not has_read(cache, shard(0))
         assert kept(place, ".tar", ".part") == []
         before = len(storage.requests())
-        cache.announce(shards())
+        cache.prefetch(shards())
         assert not has_read(cache, shard(1))
         assert moved(storage, before) == 0, "not again in this epoch"
     cache.expect(shards())

@@ -198,7 +198,7 @@ def _often(init: Any) -> Any:
     ("arguments", "options", "error", "text"),
     [
         ((1, "l"), {}, TypeError, "`global_root` must be a path or an fsspec URL"),
-        (("g", "s3://l"), {}, TypeError, "`local_root` must be a folder of this machine"),
+        (("g", "s3://l"), {}, TypeError, "`local_root` must be a local folder"),
         (("g", "l"), {"relative_path": "../a"}, ValueError, "`relative_path` must be a path below both folders"),
         (("g", "l"), {"relative_path": "/a"}, ValueError, "`relative_path`"),
         (("g", "l"), {"relative_path": 3}, ValueError, "`relative_path`"),

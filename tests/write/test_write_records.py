@@ -399,7 +399,7 @@ def test_mistakes_are_rejectd_before_anything_is_written(tmp_path: Path) -> None
     for kind, text, source, options in wrong:
         with pytest.raises(kind, match=text):
             kdp.write_records(source, folder, **options)
-    with pytest.raises(ValueError, match=r"`folder` must be a folder of this machine, but is 's3://b'"):
+    with pytest.raises(ValueError, match=r"`folder` must be a local folder, but is 's3://b'"):
         kdp.write_records(Birds(), "s3://b")
     assert not folder.exists()
 

@@ -261,7 +261,7 @@ def test_a_mistake_in_the_first_call_does_not_block_the_second(tmp_path: Path) -
     pixels = kdp.from_dataset([(np.zeros((4, 4, 3), np.uint8), 0)]).transform("x", lambda x: x.view(np.recarray))
     with pytest.raises(ValueError, match="`encode"):
         write(pixels, tmp_path, encode={"x": "pgn"})
-    with pytest.raises(ChainError, match="is no extension"):
+    with pytest.raises(ChainError, match="is not an extension"):
         write(kdp.from_dataset([(b"a", 0)], fields="b/c y"), tmp_path)
     assert write(pixels, tmp_path, encode={"x": "png"}).num_samples == 1
 
