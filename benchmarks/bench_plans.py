@@ -119,7 +119,8 @@ def in_new_process(name: str, size: int) -> dict[str, float]:
 
 def report(sizes: list[int], rounds: int, run: Callable[[str, int], dict[str, float]]) -> str:
     lines = [
-        f"plans and batches of {', '.join(f'{size:,}' for size in sizes)} samples, medians of {rounds} rounds",
+        "a shuffled deal alone vs kdpipes' plans and batches",
+        f"{', '.join(f'{size:,}' for size in sizes)} samples, medians of {rounds} rounds",
         machine(load(), NumPy=np.__version__),
         "",
         f"{'':<32}{'seconds':>10}{'us/sample':>11}{'bytes kept':>12}{'at peak':>10}{'exponent':>10}",

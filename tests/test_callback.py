@@ -54,7 +54,7 @@ def test_a_closure_travels_with_what_it_closes_over() -> None:
     assert (twin.name, twin.parameters) == ("lambda", {"x", "rng"})
 
 
-def test_what_cannot_be_called_is_rejectd_by_the_arguments_name() -> None:
+def test_what_cannot_be_called_is_rejected_by_the_arguments_name() -> None:
     with pytest.raises(TypeError, match=r"`load` must be a callable, but is 3 instead\."):
         Callback("load", 3)
     with pytest.raises(TypeError, match=r"Write `RandomCrop\(\.\.\.\)` to make one\."):

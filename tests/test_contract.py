@@ -122,7 +122,7 @@ def test_torch_finds_the_source_behind_a_pipe(name: str, flavour: str) -> None:
 
 
 @every_pipe
-def test_what_is_no_pipe_is_rejectd_where_the_chain_is_built(name: str, flavour: str) -> None:
+def test_what_is_no_pipe_is_rejected_where_the_chain_is_built(name: str, flavour: str) -> None:
     function = registered()[name, flavour]
     arguments = {
         "add_field": ("z", len),

@@ -177,7 +177,7 @@ def test_what_is_wrong_on_a_page_is_found(tmp_path: Path) -> None:
 def test_few_blocks_are_not_run_and_each_says_why() -> None:
     found = [step.code for page in PAGES for step in steps(page.read_text(encoding="utf-8"))]
     left_out = [code.splitlines()[0] for code in found if code.startswith(NOT_RUN)]
-    assert len(left_out) <= 4
+    assert len(left_out) <= 5
     assert all(len(line) > len(NOT_RUN) + 10 for line in left_out)
     assert len(found) - len(left_out) >= 100
 

@@ -47,7 +47,7 @@ PROOFS = {
         "Shards, indexes, records": "test_files_have_the_modes_that_the_page_says",
     },
     "sources/test_stream_shards.py": {
-        "`pipe:` URLs, which would": "test_urls_that_would_run_a_command_are_rejectd_at_once",
+        "`pipe:` URLs, which would": "test_urls_that_would_run_a_command_are_rejected_at_once",
         "A member of a stream takes": "test_a_member_that_is_too_large_is_an_error_that_names_it",
         "`stream_shards(verify=True)`": "test_members_that_come_damaged_are_read_again",
     },
@@ -89,8 +89,8 @@ PROOFS = {
     "cache/test_cache_on_disk.py": {
         "The size of a database": "test_a_cut_database_is_an_error_at_the_next_epoch",
     },
-    "delivery/test_checkpoint_rejections.py": {
-        "Loading anything that is not": "test_garbage_is_rejectd_and_changes_nothing",
+    "delivery/test_checkpoint_errors.py": {
+        "Loading anything that is not": "test_garbage_is_rejected_and_changes_nothing",
     },
     "cache/test_lmdb_store.py": {
         "A folder in shared memory that": "test_a_folder_that_is_open_to_others_is_not_taken",

@@ -190,7 +190,7 @@ def halve(source: Any) -> Any:
 
 
 @pytest.mark.parametrize("words", REJECTED)
-def test_what_would_lose_samples_is_rejectd_at_once(words: str, photo_shards: str) -> None:
+def test_what_would_lose_samples_is_rejected_at_once(words: str, photo_shards: str) -> None:
     with pytest.raises(kdp.ChainError, match=words):
         kdp.from_webdataset(REJECTED[words](photo_shards))
 

@@ -29,7 +29,7 @@ def command(urls: tuple[str, ...], no_checksums: bool, columns: str | None) -> A
     Examples:
       kdpipes index "shards/photos-{000..003}.tar"
       kdpipes index --no-checksums "shards/*.tar"
-      kdpipes index --columns json.label,json.width "shards/*.tar"
+      kdpipes index --columns json.label,json.width "captions/*.tar"
       kdpipes index --json s3://bucket/birds-000.tar
 
     \b

@@ -151,7 +151,7 @@ class Thing:
     pass
 
 
-def test_what_is_no_plain_data_is_rejectd_or_pickled() -> None:
+def test_what_is_no_plain_data_is_rejected_or_pickled() -> None:
     things = kdp.from_ids(["a"], load=lambda name: Thing())
     with pytest.raises(TypeError, match=r"Field 'x' cannot be cached.*allow_pickle=True"):
         things.cache_in_memory()[0]["x"]

@@ -508,7 +508,7 @@ def test_a_damaged_file_names_sample_cache_and_remedy(tmp_path: Path, compressio
     assert (chain()[1]["x"], kdp.open_cache(folder)[1]["x"]) == ("b" * 2000,) * 2
 
 
-def test_a_sparse_tensor_is_rejectd_with_the_remedy() -> None:
+def test_a_sparse_tensor_is_rejected_with_the_remedy() -> None:
     sparse = torch.eye(3).to_sparse()
     chain = kdp.from_dataset([(sparse, 0), (sparse * 2, 1)]).transform("x", lambda x: x)
     with pytest.raises(TypeError, match=r"Field 'x' cannot be cached.*`\.to_dense\(\)`"):

@@ -94,7 +94,7 @@ def seen(pipe: Any, field: str = "x") -> list[Any]:
 
 
 @pytest.mark.parametrize(("function", "name"), PRIVATE)
-def test_a_generator_of_ones_own_that_draws_is_rejectd_by_name(function: Any, name: str) -> None:
+def test_a_generator_of_ones_own_that_draws_is_rejected_by_name(function: Any, name: str) -> None:
     ids = [1.5, 2.5, 3.5]
     for pipe, field in (
         (kdp.from_ids(ids, load=float).transform("x", function), "x"),

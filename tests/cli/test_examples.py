@@ -56,6 +56,8 @@ def place(tmp_path: Path, photo_folder: Path, photo_shards: str, monkeypatch: py
     shutil.copytree(photo_folder, tmp_path / "photos")
     shutil.copytree(Path(photo_shards).parent, tmp_path / "shards")
     kdp.write_records(kdp.image_folder(tmp_path / "photos"), tmp_path / "records")
+    captions = kdp.from_ids([1, 2], load=lambda number: {"label": number, "width": 640})
+    kdp.write_shards(captions.rename_fields(json="x"), f"{tmp_path}/captions/%d.tar", max_samples=2)
     (tmp_path / "train.py").write_text(CHAIN, encoding="utf-8")
     source = kdp.from_ids(["a", "b"], [0, 1], load=lambda name: name.encode() * 5000)
     source.cache_on_disk(str(tmp_path / "cache" / "birds")).warm_up(progress=False)

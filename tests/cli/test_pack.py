@@ -39,7 +39,7 @@ def test_the_shards_are_those_of_the_function(photo_folder: Path, tmp_path: Path
     assert [Path(url).name for url in told["urls"]] == [Path(url).name for url in expected.urls]
 
 
-def test_shards_without_a_limit_are_rejectd_in_one_line(photo_folder: Path, tmp_path: Path, run: Any) -> None:
+def test_shards_without_a_limit_are_rejected_in_one_line(photo_folder: Path, tmp_path: Path, run: Any) -> None:
     told = run("pack", photo_folder, tmp_path / "p-%03d.tar").mistake()
     assert "`--max-samples` or `--max-bytes` must be given" in told
 
@@ -107,7 +107,7 @@ def test_mistakes_are_told_by_the_names_of_options(
     assert "a function" not in said
 
 
-def test_another_job_is_rejectd_by_the_names_of_options(photo_folder: Path, tmp_path: Path, run: Any) -> None:
+def test_another_job_is_rejected_by_the_names_of_options(photo_folder: Path, tmp_path: Path, run: Any) -> None:
     shards = tmp_path / "p-%03d.tar"
     assert run("pack", photo_folder, shards, "--max-samples", 90).status == 0
     told = run("pack", photo_folder, shards, "--max-samples", 80, "--extension", "y=class").mistake()

@@ -229,7 +229,7 @@ def test_lengths_that_are_none_are_rejected() -> None:
     assert epochs(floats.deal(batch_by="size", batch_size=1)) == [[[1], [0]]] * 2
 
 
-def test_a_field_that_is_none_is_rejectd_at_once() -> None:
+def test_a_field_that_is_none_is_rejected_at_once() -> None:
     with pytest.raises(kdp.FieldError, match=r"no field 'lengths'.*Did you mean 'length'"):
         Texts().select("x").deal(batch_by="lengths", max_tokens=9)
 
@@ -265,7 +265,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "kind", "match"), BAD)
-def test_bad_arguments_are_rejectd_at_once(arguments: dict[str, Any], kind: type[Exception], match: str) -> None:
+def test_bad_arguments_are_rejected_at_once(arguments: dict[str, Any], kind: type[Exception], match: str) -> None:
     with pytest.raises(kind, match=match):
         Texts().select("x").deal(**arguments)
 

@@ -344,13 +344,15 @@ def test_an_interrupted_iterator_gives_way_to_a_later_one(monkeypatch: pytest.Mo
 
 
 def test_ctrl_c_within_an_order_leaves_a_working_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(channel: Channel, content: bytes) -> None:
-        channel.link.send(content[:40])
-        raise KeyboardInterrupt
-
     with kdp.Loader(numbers(), num_workers=2, start_method="fork") as loader:
         list(loader)
         with monkeypatch.context() as patched:
+
+            def half(channel: Channel, content: bytes) -> None:
+                channel.link.send(content[:40])
+                patched.undo()  # while workers end, Ctrl-C is held off
+                raise KeyboardInterrupt
+
             patched.setattr(Channel, "post", half)
             with pytest.raises(KeyboardInterrupt):
                 list(loader)

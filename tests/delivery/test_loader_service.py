@@ -92,7 +92,7 @@ def test_a_state_makes_no_loader() -> None:
 
 
 @pytest.mark.parametrize("name", ["prefetch", "start_method", "timeout_s"])
-def test_what_is_for_workers_is_rejectd_without_them(name: str) -> None:
+def test_what_is_for_workers_is_rejected_without_them(name: str) -> None:
     with pytest.raises(ValueError, match=f"`{name}` is for workers, but `num_workers` is 0"):
         kdp.Loader(numbers(), **{name: "fork" if name == "start_method" else 1})
 

@@ -165,7 +165,7 @@ def test_other_values_of_ranks_are_rejected(ranks: Any) -> None:
         dealt(ranks=ranks)
 
 
-def test_ranks_without_a_deal_are_rejectd_when_they_appear(be: Any) -> None:
+def test_ranks_without_a_deal_are_rejected_when_they_appear(be: Any) -> None:
     loader = kdp.Loader(kdp.from_dataset([1, 2], "x").to_iter_datapipe())
     assert len(list(loader)) == 2
     be(0, 2)

@@ -80,7 +80,7 @@ def test_the_state_ignores_a_batch_that_is_on_its_way(monkeypatch: pytest.Monkey
             assert loader.state_dict()["batch"] == 1
 
 
-def test_it_is_rejectd_in_a_worker_of_the_dataloader() -> None:
+def test_it_is_rejected_in_a_worker_of_the_dataloader() -> None:
     loader = DataLoader(chain(), batch_size=None, num_workers=1)
     with pytest.raises(kdp.ChainError, match=r"`\.to_device\(\)` runs in the main process") as caught:
         list(loader)

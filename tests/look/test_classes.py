@@ -65,7 +65,7 @@ def test_of_many_classes_the_largest_are_shown() -> None:
     assert bars(figure) == ["27", "28", "28", "29", "29", "30", "and 27 classes more, with fewer samples"]
 
 
-def test_streams_are_rejectd_and_nothing_but_labels_is_read() -> None:
+def test_streams_are_rejected_and_nothing_but_labels_is_read() -> None:
     with pytest.raises(kdp.ChainError, match="`plot_classes` needs an indexed chain"):
         kdp.plot_classes(IterableWrapper([(1, 0)]).to_samples(fields="x y"))
     with pytest.raises(TypeError, match="`source_datapipe` must be a datapipe"):

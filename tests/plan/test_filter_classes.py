@@ -104,7 +104,7 @@ UNKNOWN: list[tuple[list[Any], str]] = [
 ]
 
 
-def test_an_unknown_class_is_rejectd_with_a_suggestion(letters: kdp.MapPipe, photo_shards: str) -> None:
+def test_an_unknown_class_is_rejected_with_a_suggestion(letters: kdp.MapPipe, photo_shards: str) -> None:
     streamed = kdp.stream_shards(photo_shards, class_names=["heron", "stork", "gull"]).rename_fields(y="cls")
     for classes, message in UNKNOWN:
         for source in (letters, streamed):
@@ -113,13 +113,13 @@ def test_an_unknown_class_is_rejectd_with_a_suggestion(letters: kdp.MapPipe, pho
             assert message in str(error.value)
 
 
-def test_names_without_class_names_are_rejectd_with_the_way_out() -> None:
+def test_names_without_class_names_are_rejected_with_the_way_out() -> None:
     for make in (indexed, stream):
         with pytest.raises(ValueError, match=r"does not know class names. Pass it `class_names=\[...\]`"):
             next(iter(make(ITEMS).filter_classes(invalid=["heron"])))
 
 
-def test_bad_arguments_are_rejectd_when_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejected_when_the_chain_is_built() -> None:
     for make in (indexed, stream):
         for arguments in ({}, {"valid": [0], "invalid": [1]}):
             with pytest.raises(ValueError, match="Exactly one of `valid` or `invalid` must be given"):

@@ -145,7 +145,7 @@ def test_bad_mappings_are_rejected(mapping: Any, error: type[Exception], words: 
         kdp.from_dataset([(1, 0)]).map_classes(mapping)
 
 
-def test_an_unknown_class_is_rejectd_with_the_closest() -> None:
+def test_an_unknown_class_is_rejected_with_the_closest() -> None:
     with pytest.raises(ValueError, match="Did you mean 'pony'"):
         both([0], PETS, {"poni": "horse"})
     with pytest.raises(ValueError, match="`unmapped` must be one of"):

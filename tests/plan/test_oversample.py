@@ -151,7 +151,7 @@ def test_a_class_that_was_not_counted_names_the_sample() -> None:
             list(pipe)
 
 
-def test_bad_arguments_are_rejectd_when_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejected_when_the_chain_is_built() -> None:
     for source, given in ((kdp.from_dataset(ITEMS), {}), (stream(ITEMS), {"class_counts": COUNTS})):
         with pytest.raises(ValueError, match="`mode` must be one of 'multiply', 'exact', but is 'exactly' instead"):
             source.oversample(mode="exactly", **given)

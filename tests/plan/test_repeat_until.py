@@ -95,7 +95,7 @@ def test_an_empty_source_cannot_reach_a_size() -> None:
             assert epochs(source.repeat_until(repetitions=3)) == ["", ""]
 
 
-def test_bad_arguments_are_rejectd_when_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejected_when_the_chain_is_built() -> None:
     for make in (indexed, stream):
         for arguments in ({}, {"min_size": 2, "repetitions": 2}):
             with pytest.raises(ValueError, match="Exactly one of `min_size` or `repetitions` must be given"):

@@ -83,7 +83,7 @@ def test_a_repeated_sample_is_augmented_anew(pipe: Any) -> None:
     assert first != second
 
 
-def test_a_position_outside_is_rejectd_with_the_range(pipe: Any) -> None:
+def test_a_position_outside_is_rejected_with_the_range(pipe: Any) -> None:
     for index in (12, -13):
         with pytest.raises(IndexError) as error:
             pipe[index]

@@ -141,6 +141,6 @@ def test_unlabelled_samples_are_no_class_to_balance() -> None:
         (lambda pipe: pipe.few_shot(0), ValueError, "`shots` must be an integer of at least 1"),
     ],
 )
-def test_bad_arguments_are_rejectd_where_the_chain_is_built(build: Any, error: type[Exception], words: str) -> None:
+def test_bad_arguments_are_rejected_where_the_chain_is_built(build: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         build(source([0, 1]))

@@ -111,7 +111,7 @@ def test_an_own_source_names_its_samples_and_fields_and_travels() -> None:
     assert (twin.shift, [sample.key for sample in twin]) == (3, ["row-0", "row-1", "row-2"])
 
 
-def test_bad_arguments_are_rejectd_at_once() -> None:
+def test_bad_arguments_are_rejected_at_once() -> None:
     rejected: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
         (("heron",), {}, TypeError, "`dataset` must be a dataset with a length and positions, but is 'heron'"),
         ((iter([1]),), {}, TypeError, "`dataset` must be a dataset with a length and positions"),

@@ -71,7 +71,7 @@ def test_files_that_would_run_code_are_rejected(tmp_path: Path) -> None:
             kdp.from_ids(["a"], load=f"{tmp_path}/{{id}}.{suffix}")[0]["x"]
 
 
-def test_bad_arguments_are_rejectd_at_once() -> None:
+def test_bad_arguments_are_rejected_at_once() -> None:
     rejected: list[tuple[tuple[Any, ...], type[Exception], str]] = [
         (("id-1", None, str), TypeError, "`ids` must be a sequence of IDs, but is 'id-1' instead"),
         (({"id-1": 0}, None, str), TypeError, "`ids` must be a sequence of IDs"),

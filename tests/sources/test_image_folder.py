@@ -72,7 +72,7 @@ def test_plans_read_labels_and_open_no_file(birds: Path) -> None:
     assert [(sample.key, sample["y"]) for sample in chain[3:]] == [("stork/2.png", 1)] * 3
 
 
-def test_a_root_that_is_no_folder_is_rejectd_at_once(birds: Path) -> None:
+def test_a_root_that_is_no_folder_is_rejected_at_once(birds: Path) -> None:
     for root in (birds / "gulls", birds / "stork/2.png"):
         with pytest.raises(FileNotFoundError, match=rf"^`root` must be a folder that exists, but is '{root}' instead"):
             kdp.image_folder(root)

@@ -165,7 +165,7 @@ def test_the_names_of_hugging_faces_class_labels_are_known() -> None:
     assert kdp.from_dataset(table.remove_columns("label"), "value").class_names() is None
 
 
-def test_datasets_without_positions_are_rejectd_with_a_hint() -> None:
+def test_datasets_without_positions_are_rejected_with_a_hint() -> None:
     class Stream(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Any:
             return iter([(1.0, 0), (2.0, 1)])
@@ -177,7 +177,7 @@ def test_datasets_without_positions_are_rejectd_with_a_hint() -> None:
         assert batch_of(IterableWrapper(dataset, deepcopy=False).to_samples(fields="x y"))
 
 
-def test_a_table_is_rejectd_with_the_way_to_do_it() -> None:
+def test_a_table_is_rejected_with_the_way_to_do_it() -> None:
     table = datasets.Dataset.from_dict({"path": ["1", "2"], "label": ["b", "a"]}).to_pandas()
     with pytest.raises(TypeError, match=r"is a table\. Use `kdp\.from_table\(table\)`"):
         kdp.from_dataset(table)

@@ -97,7 +97,7 @@ def test_cut_and_compressed_shards_are_rejected(write: Callable[..., Path], tmp_
         len(kdp.open_shards(packed))
 
 
-def test_bad_urls_are_rejectd_at_once() -> None:
+def test_bad_urls_are_rejected_at_once() -> None:
     with pytest.raises(ValueError, match=r"`urls` must be paths or fsspec URLs, but is 'pipe:cat a\.tar' instead"):
         kdp.open_shards("pipe:cat a.tar")
     with pytest.raises(TypeError, match="`urls` must be a path or URL, or a sequence of them, but is 3 instead"):

@@ -172,7 +172,7 @@ def test_globs_within_another_file_keep_its_url(small: str, tmp_path: Path) -> N
         ({"max_cache_bytes": 0}, "`max_cache_bytes` must be an integer of at least 1, but is 0 instead"),
     ],
 )
-def test_wrong_arguments_are_rejectd_where_the_chain_is_built(options: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_rejected_where_the_chain_is_built(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kdp.open_shards("birds.tar", **options)
 

@@ -77,7 +77,7 @@ def test_a_stream_has_neither_length_nor_positions(write: Callable[..., Path]) -
         stream[0]
 
 
-def test_urls_that_would_run_a_command_are_rejectd_at_once() -> None:
+def test_urls_that_would_run_a_command_are_rejected_at_once() -> None:
     with pytest.raises(ValueError, match=r"`urls` must be paths or fsspec URLs, but is 'pipe:cat a\.tar' instead"):
         kdp.stream_shards("pipe:cat a.tar")
 

@@ -130,7 +130,7 @@ def test_items_without_names_are_an_error_with_the_way_out() -> None:
             assert words in str(caught.value)
 
 
-def test_bad_arguments_are_rejectd_at_once() -> None:
+def test_bad_arguments_are_rejected_at_once() -> None:
     rejected: list[tuple[dict[str, Any], str]] = [
         ({"fields": ["x", "y"]}, '`fields` must be names in one string, like "x y", or functions by name, but is'),
         ({"fields": {"x": 3}}, r"`fields\['x'\]` must be a callable, but is 3 instead"),

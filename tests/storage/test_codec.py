@@ -273,7 +273,7 @@ def test_unknown_types_and_subclasses_are_an_error_by_name(value: Any, name: str
 @pytest.mark.parametrize(
     "array", [np.array([None]), np.zeros(1, dtype=[("x", "O")]), np.array(["a"], dtype=np.dtypes.StringDType())]
 )
-def test_arrays_of_objects_are_rejectd_with_the_way_out(array: Any) -> None:
+def test_arrays_of_objects_are_rejected_with_the_way_out(array: Any) -> None:
     with pytest.raises(TypeError, match="array of objects cannot be kept: make it one of numbers or strings"):
         encode(array)
 

@@ -59,7 +59,7 @@ def rejection(status: int) -> str:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_what_is_rejectd_is_named_at_once_with_what_to_look_at(served: Served, status: int) -> None:
+def test_what_is_rejected_is_named_at_once_with_what_to_look_at(served: Served, status: int) -> None:
     served.files["/a.tar"], served.rejected["/a.tar"] = tar("a"), status
     url = f"{served.url}/a.tar"
     for read in (version_of, read_url, RemoteStream, lambda url: len(kdp.open_shards(url))):
@@ -71,7 +71,7 @@ def test_what_is_rejectd_is_named_at_once_with_what_to_look_at(served: Served, s
         read_range(Span(url, 3, 5))
 
 
-def test_an_index_that_is_rejectd_is_none(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_is_rejected_is_none(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path))
     served.files["/a.tar"], served.rejected["/a.tar.index"] = tar("a"), 403  # as buckets say that cannot be listed
     assert len(kdp.open_shards(f"{served.url}/a.tar")) == 10
@@ -119,7 +119,7 @@ def test_whole_shards_come_from_a_server_without_ranges(
     assert len(served.asked) - before <= 2, "asking again is of no use"
 
 
-def test_a_rejectd_port_and_a_bad_certificate_are_named(served: Served, no_waits: None) -> None:
+def test_a_rejected_port_and_a_bad_certificate_are_named(served: Served, no_waits: None) -> None:
     places = {
         "http://127.0.0.1:1": r"Cannot connect to host 127\.0\.0\.1:1",
         served.url.replace("http", "https"): "SSL|ssl",

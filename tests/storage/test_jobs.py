@@ -229,7 +229,7 @@ def test_workers_end_with_a_parent_that_was_killed() -> None:
     assert len(done.stdout.split()) == 2
 
 
-def test_what_is_no_executor_is_rejectd_at_once() -> None:
+def test_what_is_no_executor_is_rejected_at_once() -> None:
     with pytest.raises(TypeError, match=r"`executor` must be a concurrent.futures.Executor, but is 'dask' instead"):
         run_jobs(abs, [], executor="dask", num_workers=0, what="working")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`num_workers` must be an integer of at least 0"):

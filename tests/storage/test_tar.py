@@ -164,7 +164,7 @@ def test_what_is_no_tar_is_rejected(write: Callable[..., str]) -> None:
         _streamed(packed)
 
 
-def test_compressed_tars_are_streamed_and_rejectd_by_the_index(tmp_path: Path) -> None:
+def test_compressed_tars_are_streamed_and_rejected_by_the_index(tmp_path: Path) -> None:
     (tmp_path / "0.jpg").write_bytes(b"a")
     for suffix, kind in {"tar.gz": "gz", "tgz": "gz", "tar.bz2": "bz2", "tar.xz": "xz"}.items():
         url = str(tmp_path / f"a.{suffix}")

@@ -110,7 +110,7 @@ def test_an_error_in_the_function_keeps_type_and_names_sample() -> None:
         assert error.value.__notes__ == ["kdpipes: while computing field 'z' of sample '1' (ordinal 1)"]
 
 
-def test_bad_arguments_are_rejectd_when_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejected_when_the_chain_is_built() -> None:
     for source in (indexed(), stream()):
         for name in ("", "a b", "1a", 3):
             with pytest.raises((TypeError, ValueError), match="`name` must be a valid name of a field"):

@@ -206,7 +206,7 @@ def test_pictures_of_all_modes_can_be_shown() -> None:
     assert np.asarray(kdp.show_batch([FILES["I;16"][0]], tile=32)).std() > 0, "bytes, not decoded yet"
 
 
-def test_bad_modes_are_rejectd_when_the_chain_is_built() -> None:
+def test_bad_modes_are_rejected_when_the_chain_is_built() -> None:
     for make in (indexed, stream):
         with pytest.raises(ValueError, match="`mode` must be one of 'RGB', 'L', 'I;16', 'F', 'P', 'unchanged', but is"):
             make(b"", mode="rgb")

@@ -79,7 +79,7 @@ def test_a_column_is_read_by_its_old_name_without_samples(only_columns: Any) -> 
         only_columns.rename_fields(x="jpg;png").column("x")
 
 
-def test_a_name_that_is_not_there_is_rejectd_with_a_suggestion() -> None:
+def test_a_name_that_is_not_there_is_rejected_with_a_suggestion() -> None:
     with pytest.raises(
         kdp.FieldError, match=r"The source has no field 'jpgs'; it has 'cls', 'jpg'\. Did you mean 'jpg'"
     ):
@@ -95,7 +95,7 @@ def test_a_field_is_never_overwritten() -> None:
             list(make([("a", 0)], "jpg cls").rename_fields(cls="jpg"))
 
 
-def test_bad_arguments_are_rejectd_when_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejected_when_the_chain_is_built() -> None:
     for make in (indexed, stream):
         with pytest.raises(ValueError, match="`rename_fields` must be given at least one name"):
             make([("a", 0)], "jpg cls").rename_fields()

@@ -33,7 +33,7 @@ def is_rejected(build: Callable[[], Any]) -> bool:
 
 
 @both_flavours
-def test_the_ctx_of_a_batch_is_rejectd_with_the_way_out(make: Any) -> None:
+def test_the_ctx_of_a_batch_is_rejected_with_the_way_out(make: Any) -> None:
     pipe = make().record_ctx().transform("x", Shift()).select("key x", return_ctx=True).deal(batch_size=3)
     _, ctx = next(iter(pipe.collate_samples()))
     for key in ("0", next(iter(make()))):

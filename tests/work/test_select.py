@@ -128,7 +128,7 @@ def test_an_unknown_field_is_an_error_when_built_if_known() -> None:
     assert added.add_field("z", lambda sample: sample.key).rename_fields(w="x").select("z w")[1] == ("b", 10)
 
 
-def test_bad_arguments_are_rejectd_when_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejected_when_the_chain_is_built() -> None:
     for make in (Counting, stream):
         for mode, error in ((("x", "y"), TypeError), (" ", ValueError)):
             with pytest.raises(error, match=r'`mode` must be .*like "x y"'):

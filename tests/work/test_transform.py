@@ -199,7 +199,7 @@ REJECTED: list[tuple[tuple[Any, ...], str]] = [
 ]
 
 
-def test_what_is_no_callable_is_rejectd_with_the_way_out() -> None:
+def test_what_is_no_callable_is_rejected_with_the_way_out() -> None:
     for transforms, message in REJECTED:
         for source in (indexed(), stream()):
             with pytest.raises(TypeError, match=message):

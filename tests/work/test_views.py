@@ -244,7 +244,7 @@ def test_decoding_is_each_views_own_and_none_without_pixels(monkeypatch: pytest.
         decoded.clear()
 
 
-def test_bad_arguments_are_rejectd_where_the_chain_is_built() -> None:
+def test_bad_arguments_are_rejected_where_the_chain_is_built() -> None:
     for make in (indexed, stream):
         for views in ((), [], "crop", [Shift()], [Shift], {"a": [Shift()]}, 3, [[Shift()], Shift()], [{Shift()}]):
             with pytest.raises(TypeError, match="`views` must be lists of callables, one list for each view"):

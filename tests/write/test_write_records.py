@@ -202,7 +202,7 @@ def test_an_error_leaves_the_parts_before_it_and_no_draft(tmp_path: Path) -> Non
         lambda folder: kdp.write_records(Birds().transform("x", np.negative), folder, num_parts=3),
     ],
 )
-def test_the_records_of_another_input_are_rejectd_and_kept(
+def test_the_records_of_another_input_are_rejected_and_kept(
     other: Callable[[Path], Any], tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
     with pytest.raises(kdp.DataError, match=r"holds records of another input: .* Give another folder, or delete"):
@@ -254,7 +254,7 @@ def test_an_interrupt_leaves_no_drafts_of_workers(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "r").iterdir()} <= {HEADER, "part-00000.mdb", "part-00000.mdb.index"}
 
 
-def test_a_folder_of_something_else_is_rejectd_and_kept(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_rejected_and_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("done")
     with pytest.raises(kdp.DataError, match=r"holds no records, but 'thesis\.txt'\. Give an empty folder"):
         kdp.write_records(Birds(), tmp_path)
@@ -382,13 +382,13 @@ def test_there_may_be_fewer_samples_than_parts(size: int, tmp_path: Path) -> Non
     assert (len(records), sorted(sample["y"] for sample in records)) == (size, list(range(size)))
 
 
-def test_mistakes_are_rejectd_before_anything_is_written(tmp_path: Path) -> None:
+def test_mistakes_are_rejected_before_anything_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "none"
     wrong: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
         (TypeError, "`encode` must be a function from item to fields", [1, 2], {}),
         (TypeError, "`encode` must be a callable", Birds(), {"encode": 3}),
         (TypeError, "`source` must be an indexed chain", 3, {}),
-        (ValueError, r"`source` must be a \.txt or \.csv file", "list.json", {}),
+        (ValueError, r"`source` must be a local \.txt or \.csv file", "list.json", {}),
         (FileNotFoundError, "list.txt", tmp_path / "list.txt", {}),
         (ValueError, "`num_parts` must be an integer of at least 1", Birds(), {"num_parts": 0}),
         (TypeError, "`shuffle` must be True or False", Birds(), {"shuffle": 1}),

@@ -204,7 +204,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "told"), BAD, ids=[str(arguments) for arguments, *_ in BAD])
-def test_bad_arguments_are_rejectd_before_anything_is_written(
+def test_bad_arguments_are_rejected_before_anything_is_written(
     letters: Any, tmp_path: Path, arguments: dict[str, Any], error: type[Exception], told: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
