@@ -110,7 +110,7 @@ def test_renamed_files_or_other_classes_are_an_error(tmp_path: Path) -> None:
         make().load_state_dict(state)
 
 
-def test_another_global_batch_is_rejected_with_the_size_that_fits() -> None:
+def test_another_global_batch_is_wrong_with_the_size_that_fits() -> None:
     state = kdp.Loader(chain(batch_size=4)).state_dict()
     with pytest.raises(ValueError, match=r"batches of 4 samples.*have 8.*deal\(global_batch_size=4\)"):
         kdp.Loader(chain(batch_size=8)).load_state_dict(state)
