@@ -27,8 +27,9 @@ def command(receipts: tuple[str, ...]) -> Answer:
 
     \b
     JSON:
-      {"is_complete": true, "num_samples": 160, "num_skipped": 0, "epochs": [0], "problems": []}
+      {"is_complete": true, "num_samples": 160, "num_skipped": 0, "epochs": [0], "problems": [], "unknown": []}
       problems: one sentence for each gap, and for each batch that came twice.
+      unknown: what receipts of a stream cannot show, such as how many samples it has.
     """
     from kdpipes.loader.receipt import verify_receipts
 

@@ -28,6 +28,9 @@ from kdpipes.delivery.lanes import (
     Passes,
     Shards,
     default_ranks,
+    hash_of_sample,
+    may_repeat,
+    num_indexed,
     num_shards_of,
     plan_lanes,
     resumable_shards,
@@ -35,6 +38,7 @@ from kdpipes.delivery.lanes import (
     why_whole,
 )
 from kdpipes.delivery.layout import Layout, Sharding, Uneven
+from kdpipes.delivery.skipping import LEFT_OUT
 
 __all__ = ["DealerIterDataPipe"]
 
@@ -198,6 +202,18 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         pieces = num_ranks if self._max_ranks is None else self._max_ranks
         return {**super().sizes(), "pieces": pieces}
 
+    @property
+    def may_repeat(self) -> bool:
+        """Whether samples of the same key may come more than once in an epoch."""
+        return self.continues or may_repeat(self.source)
+
+    def num_planned(self) -> int | None:
+        """Return how many samples all ranks together get in an epoch, as far as that is known."""
+        if self._num_batches is not None:
+            size: int = self._layout.size_of(self.sharding().num_ranks)
+            return self._num_batches * size
+        return None if self._layout.uneven == "drop" else num_indexed(self.source)
+
     def lane_plan(self) -> LanePlan | None:
         """Return the lanes of the epochs; None if every worker reads the whole stream.
 
@@ -277,8 +293,9 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                         size = plan.piece_size // self._sharding.num_ranks
                         parts = parts[size * self._sharding.rank : size * (self._sharding.rank + 1)]
                     places = ((lane.number, lane.cursor) for lane in group)
-                    self._report(Dealt(batch, len(parts), tuple((lane, at) for lane, at in places if at is not None)))
-                    if made := self._made(epoch, batch, parts):
+                    dealt = Dealt(batch, len(parts), tuple((lane, at) for lane, at in places if at is not None))
+                    self._report(dealt)
+                    if made := self._made(epoch, dealt, parts):
                         yield made
                 if not lanes:
                     break
@@ -433,11 +450,12 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             if number and taken is not None and not (is_last and self._layout.uneven == "drop"):
                 start, ordinals = num_samples - number, self._layout.ordinals(batch, num_samples, sharding)
                 places = () if shards is None else ((0, Cursor(*shards.cursor, num_batches=batch + 1)),)
-                self._report(Dealt(batch, len(ordinals), places))
+                dealt = Dealt(batch, len(ordinals), places)
+                self._report(dealt)
                 if ordinals.stop > num_samples:
                     taken += self._padding(epoch, global_size - number)
                 keys = (self._sample_key(epoch, place, is_padding=place >= num_samples) for place in ordinals)
-                if made := self._made(epoch, batch, zip(taken[ordinals.start - start :], keys, strict=False)):
+                if made := self._made(epoch, dealt, zip(taken[ordinals.start - start :], keys, strict=False)):
                     yield made
             if is_last:
                 if num_samples and num_samples < global_size and self._layout.uneven == "drop" and not self._has_warned:
@@ -487,9 +505,18 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             f'`{pipe_name(self.source)}` is a stream, which cannot return another sample. Use `on_error("skip")`.'
         )
 
-    def _made(self, epoch: int, batch: int, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
-        item = self._item if self._skipper is None else self._item_or_nothing
-        return self._batch(epoch, batch, lambda: (item(part, sample_key, batch) for part, sample_key in parts))
+    def _made(self, epoch: int, dealt: Dealt, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
+        return self._batch(epoch, dealt.number, lambda: self._items_of(dealt, parts))
+
+    def _items_of(self, dealt: Dealt, parts: Iterable[tuple[Any, SampleKey]]) -> Iterator[Any]:
+        """Yield the items of a batch, and note the samples for a receipt."""
+        make = self._item if self._skipper is None else self._item_or_nothing
+        for part, sample_key in parts:
+            item = make(part, sample_key, dealt.number)
+            if item is not LEFT_OUT:
+                known = hash_of_sample(part.key) if isinstance(part, Sample) else b"\1" * 8
+                dealt.hashes.extend(bytes(8) if sample_key.is_padding else known)
+            yield item
 
     def _item_or_nothing(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
         assert self._skipper is not None

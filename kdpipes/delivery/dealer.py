@@ -6,7 +6,7 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -43,11 +43,13 @@ class Dealt:
         num_samples: How many it has.
         cursors: Where the lanes of a stream that it was made of stand after it; empty where pipes upstream hold samples
             back.
+        hashes: What identifies the samples of a stream, 8 bytes each, as they are made; see `hash_of_sample`.
     """
 
     number: int
     num_samples: int
     cursors: Cursors = ()
+    hashes: bytearray = field(default_factory=bytearray)
 
 
 Listener = Callable[[Dealt], None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections import deque
@@ -12,7 +13,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError
+from kdpipes.core.pipe import Pipe
 from kdpipes.core.sample import Sample
+from kdpipes.core.stock import is_of_torchdata
 from kdpipes.core.traits import UNDECLARED
 from kdpipes.delivery.layout import Sharding, Uneven
 
@@ -26,7 +29,10 @@ __all__ = [
     "Passes",
     "Shards",
     "default_ranks",
+    "hash_of_sample",
+    "may_repeat",
     "merged",
+    "num_indexed",
     "num_shards_of",
     "plan_lanes",
     "resumable_shards",
@@ -36,6 +42,7 @@ __all__ = [
 
 DEFAULT_LANES = 16
 _MAX_EMPTY = 16  # passes of a lane without a sample
+_REPEATING = "Cycler", "Repeater"  # stock pipes
 _DEFAULT_RANKS = 4  # that divide a global batch without changing it, if the chain does not say how many
 
 
@@ -71,6 +78,7 @@ class Shards(Protocol):
 
     @property
     def num_shards(self) -> int: ...
+    def num_indexed(self) -> int | None: ...
     def read_part(self, part: int, num_parts: int) -> None: ...
     def order_by(self, key: bytes | None) -> None: ...
     def seek(self, cursor: tuple[int, int, int]) -> None: ...
@@ -287,6 +295,26 @@ def resumable_shards(pipe: Any) -> Any:
 def num_shards_of(pipe: Any) -> int:
     """Return the number of shards of a chain; of several sources, that of the smallest."""
     return min(shards.num_shards for shards in Chain.of(pipe).of_type(Shards))  # type: ignore[type-abstract]
+
+
+def hash_of_sample(key: str) -> bytes:
+    """Return 8 bytes that stand for a sample in receipts; no sample has eight zeros, which stand for padding."""
+    return hashlib.blake2b(key.encode(), digest_size=8).digest()
+
+
+def may_repeat(pipe: Any) -> bool:
+    """Return whether a stream may give samples of the same key more than once in an epoch."""
+    chain = Chain.of(pipe)
+    repeats = (node.traits.is_plan and node.traits.holds_back for node in chain)  # others choose without repeating
+    return len(chain.sources) != 1 or any(repeats) or any(is_of_torchdata(node.pipe, *_REPEATING) for node in chain)
+
+
+def num_indexed(pipe: Any) -> int | None:
+    """Return how many samples a stream gives in an epoch; None if a pipe may change that, or a shard has no index."""
+    shards = shards_behind(pipe)
+    keeps = (isinstance(node.pipe, Pipe) or node.traits.role == "order" for node in Chain.of(pipe))
+    is_kept = all(keeps) and not any(node.traits.is_plan or node.traits is UNDECLARED for node in Chain.of(pipe))
+    return shards.num_indexed() if shards is not None and is_kept else None
 
 
 def why_whole(pipe: Any) -> str | None:

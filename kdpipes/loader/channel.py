@@ -109,6 +109,7 @@ class Message:
         is_last: Whether the item is the last one of its batch.
         num_samples: How many samples the batch has that the item is the first of.
         cursors: Where the lanes of a stream that the batch was made of stand after it.
+        hashes: Of the samples of a stream that the batch was made of, with its first item.
         generation: The number of the order that it belongs to; 0 before the first one.
         file: The file that came with it.
     """
@@ -119,6 +120,7 @@ class Message:
     is_last: bool = False
     num_samples: int = 0
     cursors: Cursors = ()
+    hashes: bytes = b""
     generation: int = 0
     file: SharedFile | None = None
 
@@ -131,7 +133,7 @@ class Message:
 def encoded(message: Message) -> bytes:
     """Return a message as bytes; its content is pickled."""
     fields = (int(message.kind), message.number, message.content, message.is_last, message.num_samples)
-    payload = pickle.dumps((*fields, message.cursors, message.generation), protocol=5)
+    payload = pickle.dumps((*fields, message.cursors, message.hashes, message.generation), protocol=5)
     return _LENGTH.pack(len(payload)) + payload
 
 

@@ -547,8 +547,13 @@ class Loader:
         `kdp.verify_receipts` read the receipts of all ranks, and of the parts of an epoch that was resumed, and return
         whether together they delivered every sample exactly once.
 
+        Epochs of a stream are not planned. Its samples are identified by their keys, and the receipt holds hashes of
+        up to 65,536 of them, with which samples that came twice are found. If a state from before the last delivered
+        batch is loaded into the same loader, the receipt of a stream begins there: save it with the state.
+
         Raises:
-            ChainError: The chain is not dealt from an indexed source, so that its epochs are not planned.
+            ChainError: The chain has no `deal`, or a pipe downstream of it may hold batches back; or a stock pipe
+                upstream has made something else of the samples of a stream, so that they have no keys.
             TypeError: The reading service is not one of kdpipes'.
         """
         own = self._own

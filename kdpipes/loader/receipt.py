@@ -1,15 +1,17 @@
 """Epoch receipts: which samples of an epoch a loader has delivered, and whether several loaders delivered all of it.
 
-The digest of a set of samples is the sum of a hash of each, so that the digests of ranks, or of the parts of an epoch
-that was resumed, add up to that of the epoch. A batch that is missing, or that came twice, changes the sum.
+Samples are identified by their positions in the plan of the epoch, those of a stream by a hash of their keys. The
+digest of a set of samples is the sum of a hash of each, so that the digests of ranks, or of the parts of an epoch that
+was resumed, add up to that of the epoch. A batch that is missing, or that came twice, changes the sum.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -19,7 +21,8 @@ from numpy.typing import NDArray
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
-from kdpipes.delivery.deal import DealerMapDataPipe
+from kdpipes.delivery.deal_stream import DealerIterDataPipe
+from kdpipes.delivery.lanes import hash_of_sample
 from kdpipes.delivery.layout import Ranks
 from kdpipes.delivery.skipping import Skip
 from kdpipes.loader.worker import Position
@@ -29,34 +32,83 @@ __all__ = ["Delivered", "Verdict", "receipt_of", "verify_receipts"]
 _VERSION = 1
 _BLOCK = 1024  # batches that are hashed at a time
 _ALL = 2**62  # more batches than an epoch has
-_SAME = ("pipes", "sizes", "num_batches", "planned")  # what all receipts of an epoch have in common
+_MAX_KEPT = 2**16  # hashes of samples in a receipt
+_UNKNOWN = np.frombuffer(b"\1" * 8, "<u8")[0]  # in place of the hash of an item that is not a sample
+_SAME = ("pipes", "sizes", "num_batches")  # what all receipts of an epoch have in common
 _KINDS = {"epoch": int, "rank": int, "num_ranks": int, "num_samples": int, "batches": list, "planned": dict}
+
+
+@dataclass
+class Given:
+    """The samples of a stream that a loader has delivered, by the hashes of their keys.
+
+    Above 65,536 samples, it keeps only the hashes that `share` divides, so that a long epoch takes no more memory.
+    """
+
+    num_samples: int = 0
+    num_padding: int = 0
+    num_unknown: int = 0  # items that are not samples
+    sums: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(2, np.uint64))
+    order: bytes = b""
+    share: int = 1
+    kept: list[NDArray[np.uint64]] = field(default_factory=list)
+    num_kept: int = 0
+
+    def add(self, hashes: bytes) -> None:
+        """Add the samples of a batch."""
+        numbers = np.frombuffer(hashes, "<u8")
+        own = numbers[numbers != 0]
+        self.num_unknown += int((own == _UNKNOWN).sum())
+        self.num_samples, self.num_padding = self.num_samples + len(own), self.num_padding + len(numbers) - len(own)
+        self.sums = self.sums + _sums(own)
+        self.order = hashlib.blake2b(self.order + own.tobytes(), digest_size=16).digest()
+        self._keep(own)
+
+    def _keep(self, numbers: NDArray[np.uint64]) -> None:
+        kept = numbers[numbers % np.uint64(self.share) == 0]
+        self.kept.append(kept)
+        self.num_kept += len(kept)
+        if self.num_kept > _MAX_KEPT:
+            every, self.kept, self.num_kept, self.share = np.concatenate(self.kept), [], 0, self.share * 2
+            self._keep(every)
+        elif len(self.kept) > _BLOCK:
+            self.kept = [np.concatenate(self.kept)]
+
+    def hashes(self) -> str:
+        """Return the kept hashes as text."""
+        return base64.b64encode(np.sort(np.concatenate([np.zeros(0, "<u8"), *self.kept])).tobytes()).decode()
 
 
 @dataclass
 class Delivered:
     """Which batches of the last epoch a loader has delivered: those from `first` up to `stop`.
 
-    If an epoch is resumed at an earlier batch, as from a checkpoint, the batches from there on count as not delivered.
+    If an epoch is resumed at an earlier batch, as from a checkpoint, the batches from there on count as not delivered;
+    of a stream, whose samples cannot be taken back, also those before.
     """
 
     epoch: int = 0
     first: int = 0
     stop: int = 0
+    given: Given = field(default_factory=Given)
     listener: Callable[[], None] | None = None  # called after each batch
 
     def begin(self, position: Position) -> None:
         """Note where an iteration begins."""
         if position.epoch == self.epoch and self.first <= position.number <= self.stop:
+            if position.number < self.stop and self.given.order:
+                self.first, self.given = position.number, Given()
             self.stop = position.number
         elif position.number or position.epoch == self.epoch:
-            self.epoch, self.first, self.stop = position.epoch, position.number, position.number
+            self.epoch, self.first, self.stop, self.given = position.epoch, position.number, position.number, Given()
 
     def note(self, position: Position) -> None:
         """Note the position after an item that was delivered."""
         if position.epoch != self.epoch:
-            self.epoch, self.first, self.stop = position.epoch, 0, 0
+            self.epoch, self.first, self.stop, self.given = position.epoch, 0, 0, Given()
         self.stop = position.number
+        if position.hashes:
+            self.given.add(position.hashes)
         if self.listener is not None:
             self.listener()
 
@@ -78,12 +130,12 @@ class _Digest:
         """Add samples by their positions in the plan."""
         numbers = np.asarray(positions, np.uint64)
         self.num_samples += len(numbers)
-        self._sums += [_mixed(numbers, seed).sum(dtype=np.uint64) for seed in (1, 2)]
+        self._sums += _sums(numbers)
         self._order.update(numbers.astype("<u8").tobytes())
 
     @property
     def digest(self) -> str:
-        return "".join(f"{int(total):016x}" for total in self._sums)
+        return _text(self._sums)
 
     @property
     def order(self) -> str:
@@ -99,13 +151,21 @@ def _mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     return mixed
 
 
+def _sums(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return np.array([_mixed(numbers, seed).sum(dtype=np.uint64) for seed in (1, 2)])
+
+
+def _text(totals: Iterable[Any]) -> str:
+    return "".join(f"{int(total):016x}" for total in totals)
+
+
 def _sum_of(digests: Iterable[str]) -> str:
     totals = [0, 0]
     for digest in digests:
         totals = [
             (total + int(part, 16)) % 2**64 for total, part in zip(totals, (digest[:16], digest[16:]), strict=True)
         ]
-    return "".join(f"{total:016x}" for total in totals)
+    return _text(totals)
 
 
 def receipt_of(
@@ -128,14 +188,15 @@ def receipt_of(
         sizes: The sizes of the batches.
 
     Raises:
-        ChainError: The chain is not dealt from an indexed source, so that its epochs are not planned.
+        ChainError: The chain has no `deal` that numbers its batches, or the samples of a stream have no keys.
     """
     deal = Chain.of(chain).resumable_deal()
-    if not isinstance(deal, DealerMapDataPipe):
+    if deal is None:
         raise ChainError(
-            "A receipt needs the plan of the epoch, which only indexed chains have. Use an indexed source, like "
-            "`kdp.open_shards`, and `.deal(...)`, without pipes after it that hold batches back."
+            "A receipt needs `.deal(...)`, which numbers the batches, without pipes after it that hold batches back."
         )
+    if isinstance(deal, DealerIterDataPipe):
+        return _receipt_of_stream(deal, delivered, skips, ranks, list(pipes), dict(sizes or {}))
     ranks, num_samples = Ranks() if deal.is_for_all_ranks else ranks, len(deal.source)
     plans = [deal.planned_epoch(delivered.epoch, Ranks(rank, ranks.num_ranks)) for rank in range(ranks.num_ranks)]
     num_batches = plans[0].num_batches
@@ -168,6 +229,52 @@ def receipt_of(
     }
 
 
+def _receipt_of_stream(
+    deal: DealerIterDataPipe,
+    delivered: Delivered,
+    skips: Iterable[Skip],
+    ranks: Ranks,
+    pipes: list[str],
+    sizes: dict[str, Any],
+) -> dict[str, Any]:
+    given, num_batches = delivered.given, len(deal) if deal.continues else None
+    if given.num_unknown:
+        raise ChainError(
+            "A receipt of a stream needs the keys of its samples, but a stock pipe upstream of `deal` has made "
+            "something else of them. Put stock pipes before `.select()`."
+        )
+    stop = None if delivered.stop == _ALL else delivered.stop
+    if num_batches is not None:
+        stop = min(delivered.stop, num_batches)
+    own = [skip for skip in skips if skip.epoch == delivered.epoch and delivered.first <= skip.batch < delivered.stop]
+    keys = [skip.key for skip in own if not skip.is_shard]
+    if deal.uneven == "pad":  # a sample that pads a batch may be tried, and skipped, again
+        keys = sorted(set(keys))
+    skipped = np.frombuffer(b"".join(map(hash_of_sample, keys)), "<u8")
+    ranks = Ranks() if deal.is_for_all_ranks else ranks
+    return {
+        "version": _VERSION,
+        "pipes": pipes,
+        "sizes": sizes,
+        "epoch": delivered.epoch,
+        "rank": ranks.rank,
+        "num_ranks": ranks.num_ranks,
+        "batches": [delivered.first, stop],
+        "num_batches": num_batches,
+        "num_samples": given.num_samples,
+        "num_padding": given.num_padding,
+        "digest": _text(given.sums),
+        "order": given.order.hex(),
+        "skipped": {
+            "num_samples": len(keys),
+            "digest": _text(_sums(skipped)),
+            "num_shards": len({skip.key for skip in own if skip.is_shard}),
+        },
+        "planned": {"num_samples": deal.num_planned(), "digest": None},
+        "keys": {"may_repeat": deal.may_repeat, "share": given.share, "hashes": given.hashes()},
+    }
+
+
 def _parts(plan: Any, batches: range) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """Yield the ordinals and positions of the samples of batches, many batches at a time."""
     for begin in range(0, len(batches), _BLOCK):
@@ -185,6 +292,7 @@ class Verdict(NamedTuple):
         num_skipped: The number of samples that `on_error` skipped.
         epochs: The numbers of the epochs.
         problems: What is wrong, one sentence each.
+        unknown: What receipts of a stream cannot show, one sentence each; it does not count as a problem.
     """
 
     is_complete: bool
@@ -192,6 +300,7 @@ class Verdict(NamedTuple):
     num_skipped: int
     epochs: tuple[int, ...]
     problems: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.is_complete
@@ -202,11 +311,16 @@ class Verdict(NamedTuple):
         what = "epoch" if len(self.epochs) == 1 else "epochs"
         shown = ", ".join(map(str, self.epochs))
         skipped = f", except for {self.num_skipped:,} that `on_error` skipped" if self.num_skipped else ""
-        return f"Every sample of {what} {shown} was delivered exactly once: {self.num_samples:,} samples{skipped}."
+        parts = "batch" if self.unknown else "sample"
+        text = f"Every {parts} of {what} {shown} was delivered exactly once: {self.num_samples:,} samples{skipped}."
+        return "\n".join([text, *self.unknown])
 
 
 def verify_receipts(receipts: Iterable[Mapping[str, Any]]) -> Verdict:
     """Return whether receipts together show that every planned sample was delivered exactly once.
+
+    For a stream, they show that every batch was delivered once, that no sample came twice, and, where the number of
+    samples is known, from `deal(num_batches=...)` or the indexes of local shards, that there were as many.
 
     Each epoch is verified on its own. The receipts of an epoch may be those of several ranks, and of the parts of an
     epoch that was resumed, also with another number of ranks at the same global batch.
@@ -234,7 +348,8 @@ def verify_receipts(receipts: Iterable[Mapping[str, Any]]) -> Verdict:
     every = [receipt for found in by_epoch.values() for receipt in found]
     skipped = sum(receipt["skipped"]["num_samples"] for receipt in every)
     total = sum(receipt["num_samples"] for receipt in every)
-    return Verdict(not problems, total, skipped, tuple(sorted(by_epoch)), tuple(problems))
+    unknown = {} if problems else {text: None for found in by_epoch.values() for text in _unknown(found)}
+    return Verdict(not problems, total, skipped, tuple(sorted(by_epoch)), tuple(problems), tuple(unknown))
 
 
 def _check(receipt: Any) -> None:
@@ -252,12 +367,15 @@ def _check(receipt: Any) -> None:
 def _problems(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
     """Yield what is wrong with the receipts of one epoch."""
     first = receipts[0]
-    for name in _SAME:
+    for name in _SAME if "keys" in first else (*_SAME, "planned"):
         if any(receipt[name] != first[name] for receipt in receipts):
             yield f"the receipts differ in `{name}`, so they are not of the same epoch of the same chain."
             return
     found = list(_gaps(receipts))
     yield from found
+    if "keys" in first:
+        yield from [] if found else _problems_of_stream(receipts)
+        return
     digests = [digest for receipt in receipts for digest in (receipt["digest"], receipt["skipped"]["digest"])]
     counts = [receipt["num_samples"] + receipt["skipped"]["num_samples"] for receipt in receipts]
     planned = first["planned"]
@@ -266,17 +384,55 @@ def _problems(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{sum(counts):,} samples were delivered or skipped, but they are not the {number:,} planned ones."
 
 
+def _problems_of_stream(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield which samples of a stream are missing, or were delivered more than once, although no batch was."""
+    number = sum(receipt["num_samples"] + receipt["skipped"]["num_samples"] for receipt in receipts)
+    planned = {receipt["planned"]["num_samples"] for receipt in receipts} - {None}  # shards may be indexed meanwhile
+    num_lost = sum(receipt["skipped"]["num_shards"] for receipt in receipts)
+    if planned and planned != {number}:
+        lost = f" The rest of {num_lost} damaged shards was left out." if num_lost else ""
+        yield f"{number:,} samples were delivered or skipped, but the stream has {max(planned):,}.{lost}"
+    if not any(receipt["keys"]["may_repeat"] for receipt in receipts):
+        share = max(receipt["keys"]["share"] for receipt in receipts)
+        hashes = [np.frombuffer(base64.b64decode(receipt["keys"]["hashes"]), "<u8") for receipt in receipts]
+        kept = np.concatenate(hashes)
+        kept = kept[kept % np.uint64(share) == 0]
+        if twice := len(kept) - len(np.unique(kept)):
+            yield f"{'about ' if share > 1 else ''}{twice * share:,} samples were delivered more than once."
+
+
+def _unknown(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what the receipts of one epoch of a stream cannot show."""
+    if "keys" not in receipts[0]:
+        return
+    share = max(receipt["keys"]["share"] for receipt in receipts)
+    may_repeat = any(receipt["keys"]["may_repeat"] for receipt in receipts)
+    is_counted = any(receipt["planned"]["num_samples"] is not None for receipt in receipts)
+    if may_repeat:
+        yield "The chain may give a sample more than once, so samples were not compared."
+    elif share > 1:
+        yield f"No sample came twice among those that were compared, 1 of {share}."
+    elif not is_counted:
+        yield "No sample came twice."
+    if not is_counted:
+        yield "How many samples the stream has is not known."
+
+
 def _gaps(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
     """Yield which batches are missing, and which were delivered more than once.
 
     Rank r of n has the share from r/n to (r+1)/n of each global batch, so receipts of different numbers of ranks fit
     together.
     """
-    covered = []
+    covered, end = [], receipts[0]["num_batches"]
+    if end is None:  # of a stream: after the last batch that is known
+        end = 1 + max(number or 0 for receipt in receipts for number in receipt["batches"])
     for receipt in receipts:
         rank, num_ranks = receipt["rank"], receipt["num_ranks"]
-        covered.append((*receipt["batches"], Fraction(rank, num_ranks), Fraction(rank + 1, num_ranks)))
-    rows = sorted({0, receipts[0]["num_batches"], *(row for each in covered for row in each[:2])})
+        begin, stop = receipt["batches"]
+        stop = end if stop is None else stop
+        covered.append((begin, stop, Fraction(rank, num_ranks), Fraction(rank + 1, num_ranks)))
+    rows = sorted({0, end, *(row for each in covered for row in each[:2])})
     columns = sorted({Fraction(0), Fraction(1), *(column for each in covered for column in each[2:])})
     for left, right in pairwise(columns):
         spans: list[list[int]] = []  # begin, end and how often delivered, joined while that is the same
@@ -289,6 +445,8 @@ def _gaps(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
         for begin, end, times in spans:
             if times != 1:
                 shown = f"batch {begin}" if end == begin + 1 else f"batches {begin} to {end - 1}"
+                if receipts[0]["num_batches"] is None and end == rows[-1]:
+                    shown = f"batches from {begin} on"
                 rank, num_ranks = left / (right - left), 1 / (right - left)
                 whose = f" of rank {rank} of {num_ranks}" if num_ranks > 1 else ""
                 yield f"{shown}{whose}: {f'delivered {times} times' if times else 'not delivered'}."

@@ -233,7 +233,8 @@ class ReadingService:
         if self._is_main_one_to_one:
             self._position = self._passed.popleft()
         elif self._passed:
-            self._position = self._passed.pop()
+            hashes = b"".join(position.hashes for position in self._passed)
+            self._position = self._passed[-1]._replace(hashes=hashes)
             self._passed.clear()
         self.counters.delivered.note(self._position)
         return item

@@ -41,19 +41,21 @@ class Position(NamedTuple):
             is dealt.
         offset: How many items of that batch have been delivered, where a batch becomes several items after `deal`.
         cursors: Where the lanes of a stream stand, as far as that is known.
+        hashes: Of the samples of a stream in the batch that the last item begins.
     """
 
     epoch: int = 0
     number: int = 0
     offset: int = 0
     cursors: Cursors = ()
+    hashes: bytes = b""
 
     def after(self, message: Message) -> Position:
         """Return the position after an item, or the end, of a batch."""
         if not message.is_over:
             offset = self.offset + 1 if message.number == self.number else 1
-            return self._replace(number=message.number, offset=offset)
-        return Position(self.epoch, message.number + 1, 0, merged(self.cursors, message.cursors))
+            return self._replace(number=message.number, offset=offset, hashes=message.hashes)
+        return Position(self.epoch, message.number + 1, 0, merged(self.cursors, message.cursors), message.hashes)
 
 
 class Seeds:
@@ -226,8 +228,10 @@ class Producer:
             assert batch is not None
             if batch.number == start.number and made <= start.offset:
                 continue
-            num_samples = batch.num_samples - self._num_skipped if made == 1 else 0
-            send(Message(Kind.ITEM, batch.number, item, self.is_one_to_one, num_samples, batch.cursors))
+            num_samples, hashes = (
+                (batch.num_samples - self._num_skipped, bytes(batch.hashes)) if made == 1 else (0, b"")
+            )
+            send(Message(Kind.ITEM, batch.number, item, self.is_one_to_one, num_samples, batch.cursors, hashes))
             yield
         finish()
 

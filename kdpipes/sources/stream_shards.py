@@ -119,6 +119,14 @@ class ShardStreamerIterDataPipe(IterPipe):
         """How many shards there are."""
         return len(self._found())
 
+    def num_indexed(self) -> int | None:
+        """Return how many samples the shards have by their indexes; None if they are remote, or one has no index."""
+        urls = self._found()
+        if not all(map(is_local, urls)):
+            return None
+        indexes = [None if compression_of(url) else find_index(url, version_of(url)).index for url in urls]
+        return None if None in indexes else sum(len(index.keys) for index in indexes if index is not None)
+
     def read_part(self, part: int, num_parts: int) -> None:
         """Read every `num_parts`-th shard from `part` on, and no other."""
         self._part = part, num_parts

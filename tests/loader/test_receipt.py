@@ -31,7 +31,7 @@ def run(pipe: Any, rank: int = 0, num_ranks: int = 1, *, kill: bool = False, **o
 def test_four_ranks_with_killed_workers_deliver_an_epoch_once() -> None:
     receipts = [run(chain(), rank, 4, num_workers=2, kill=True) for rank in range(4)]
     verdict = kdp.verify_receipts(receipts)
-    assert verdict == (True, 40, 0, (0,), ())
+    assert verdict == (True, 40, 0, (0,), (), ())
     assert str(verdict) == "Every sample of epoch 0 was delivered exactly once: 40 samples."
     assert len({receipt["order"] for receipt in receipts}) == 4
     assert [receipt["order"] for receipt in receipts] == [run(chain(), rank, 4)["order"] for rank in range(4)]
@@ -79,7 +79,7 @@ def test_four_ranks_with_kills_and_a_resume_deliver_once() -> None:
             loader.load_state_dict(state)
             list(loader)
             receipts.append(loader.receipt())
-    assert kdp.verify_receipts(receipts) == (True, 40, 0, (0,), ())
+    assert kdp.verify_receipts(receipts) == (True, 40, 0, (0,), (), ())
     assert not kdp.verify_receipts(receipts[:-1]).is_complete
 
 
@@ -166,9 +166,23 @@ def test_what_is_not_a_receipt_is_an_error() -> None:
             kdp.verify_receipts(wrong)
 
 
-def test_chains_without_a_plan_have_no_receipt() -> None:
+def test_a_stock_stream_has_a_receipt_by_keys() -> None:
     stream = IterableWrapper([(n, 0) for n in range(4)]).to_samples(fields="x y").select("x").deal(batch_size=2)
-    with kdp.Loader(stream) as loader, pytest.raises(kdp.ChainError, match="A receipt needs the plan"):
+    receipt = run(stream, num_workers=2)
+    assert kdp.verify_receipts([receipt]).unknown == (
+        "No sample came twice.",
+        "How many samples the stream has is not known.",
+    )
+    assert receipt["batches"] == [0, None]
+    plain = (
+        IterableWrapper([(n, 0) for n in range(4)]).to_samples(fields="x y").select("x").map(list).deal(batch_size=2)
+    )
+    with kdp.Loader(plain) as loader:
+        list(loader)
+        with pytest.raises(kdp.ChainError, match="A receipt of a stream needs the keys of its samples"):
+            loader.receipt()
+    held = kdp.from_dataset([0, 1], "x").select("x").deal(batch_size=1).shuffle()
+    with kdp.Loader(held) as loader, pytest.raises(kdp.ChainError, match=r"A receipt needs `\.deal"):
         loader.receipt()
 
 
