@@ -307,7 +307,9 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             if limit is not None:
                 every = {lane.number: lane for group in lanes.values() for lane in group}
                 cursors = {number: lane.cursor for number, lane in every.items() if lane.cursor is not None}
-                self._kept = KeptLanes(self, plan, every if has_ended else {}, dict(self._first_cursors) | cursors)
+                self._kept = KeptLanes(self, plan, every, dict(self._first_cursors) | cursors)
+                if not has_ended:
+                    self._kept.close()
 
     def _warn_of_short(self, plan: LanePlan, too_short: list[int]) -> None:
         """Warn once if lanes are too short for one batch, with the number of lanes or samples that would not be."""
@@ -378,6 +380,10 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         num_shards = 1 if shards is None else len(range(number, shards.num_shards, plan.num_lanes))
         passes = Passes(begin, num_shards, cursor)
         return Lane(number, passes, iter(()), plan.piece_size, passes.place, cursor)
+
+    def close(self) -> None:
+        """Close the files that are kept open for the next epoch, which then opens its shards again."""
+        self._kept.close()
 
     def _end(self, epoch: int) -> None:
         cursors = self._cursors[0]

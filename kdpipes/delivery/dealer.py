@@ -264,6 +264,9 @@ class Dealer(Resumable):
         self._epochs.set(check_count("epoch", epoch, minimum=0))
         self._stands = None
 
+    def close(self) -> None:
+        """Close files that are kept open between epochs."""
+
     def skip_epochs(self, number: int) -> None:
         """Leave out the next `number` epochs."""
         self._epochs.skip(number)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -194,6 +194,11 @@ class Lane:
         """Return whether the last piece is too short for a batch."""
         return self._num_taken < (self._size if uneven == "drop" else 1)
 
+    def close(self) -> None:
+        """Close the files of the lane."""
+        if isinstance(self._items, Passes):
+            self._items.close()
+
     def padding(self, number: int) -> list[Any]:
         """Return samples that pad a piece: always the first ones, so that it can be resumed at any batch."""
         self._padding += islice(self._again, max(number - len(self._padding), 0))
@@ -224,6 +229,12 @@ class Passes(Iterator[Any]):
             self._num_taken = sum(1 for _ in islice(self._items, cursor.num_samples))
         self._num_empty = int(cursor is None) - 1  # the pass of a cursor may have nothing left
         self._is_empty = True
+
+    def close(self) -> None:
+        """Close the shard that is being read."""
+        if isinstance(self._items, Generator):
+            self._items.close()
+        self._items = iter(())
 
     def place(self) -> tuple[int, int, int]:
         """Return where the items stand, as the first three numbers of a cursor."""
@@ -272,10 +283,23 @@ class KeptLanes:
     def __reduce__(self) -> Any:
         return KeptLanes, ()
 
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files of the lanes; the next epoch resumes the lanes at their cursors."""
+        lanes, self._lanes = self._lanes, {}
+        if self._of[1] == os.getpid():  # a process that was forked does not read them
+            for lane in lanes.values():
+                lane.close()
+
     def of(self, owner: Any, plan: LanePlan) -> tuple[dict[int, Lane], dict[int, Cursor]]:
         """Return the lanes and cursors, if they are those of a pipe and a plan."""
         is_same = self._of == (id(owner), os.getpid(), plan)
-        return (self._lanes, self._cursors) if is_same else ({}, {})
+        if not is_same:
+            return {}, {}
+        lanes, self._lanes = self._lanes, {}
+        return lanes, self._cursors
 
 
 def shards_behind(pipe: Any) -> Any:

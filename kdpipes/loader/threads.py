@@ -51,6 +51,7 @@ class InlineWorker(Worker):
     def close(self) -> None:
         self._messages.clear()
         self._steps = iter(())
+        self.producer.close()
 
 
 class _Queue:
@@ -172,6 +173,7 @@ def _run(producer: Producer, first_epoch: int, queue: _Queue) -> None:
         except BaseException as error:  # such as SystemExit in a user's code, which would end the thread silently
             send(Message(Kind.ERROR, content=error))
         order, generation = queue.next_order(generation)
+    producer.close()
 
 
 def _end(queue: _Queue, thread: threading.Thread) -> None:

@@ -203,6 +203,11 @@ class Producer:
         else:
             send(Message(Kind.END))
 
+    def close(self) -> None:
+        """Close files that the chain keeps open between epochs."""
+        for dealer in self._dealers:
+            dealer.close()
+
     def _dealt(self, start: Position, send: Callable[[Message], None]) -> Iterator[None]:
         batch: Dealt | None = None
         made = 0

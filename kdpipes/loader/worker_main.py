@@ -123,6 +123,7 @@ def _work(payload: Payload, sender: Sender, options: Options) -> None:
                     break
         except BaseException as error:  # such as SystemExit in a user's code, which would end the process silently
             sender.send(Message(Kind.ERROR, content=error))
+    producer.close()
 
 
 def _keep_memory() -> None:

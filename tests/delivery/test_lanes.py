@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import signal
@@ -19,9 +21,6 @@ import kdpipes as kdp
 from kdpipes.storage.tar import read_members
 from tests.resuming import of_rank, travelled, without_seed
 from tests.torchdata_parts import DataLoader2, MultiProcessingReadingService
-
-# Lanes that are kept for the next epoch leave their files to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 SERVICES: dict[str, Any] = {
     "0": lambda: None,
@@ -166,8 +165,6 @@ def test_each_shard_is_opened_once(
 
 
 def _nothing() -> Any:
-    import contextlib
-
     return contextlib.nullcontext()
 
 
@@ -456,6 +453,38 @@ def test_num_batches_read_no_shard_again_after_an_epoch(urls: list[str], monkeyp
         for _ in range(5):  # less than a pass
             list(loader)
     assert max(Counter(opened).values()) == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_closing_a_loader_closes_the_kept_lanes(urls: list[str], num_workers: int) -> None:
+    gc.collect()
+    gc.disable()  # which would close them, too
+    try:
+        pipe = drawn(kdp.stream_shards(urls), batch_size=2, lanes=4, num_batches=6)
+        service = kdp.ThreadReadingService(num_workers) if num_workers else None
+        with kdp.Loader(pipe, reading_service=service) as loader:
+            list(loader)
+            assert len(open_files(urls)) == 4
+        assert open_files(urls) == []
+        direct = drawn(kdp.stream_shards(urls), batch_size=2, lanes=4, num_batches=6)
+        whole = drawn(kdp.stream_shards(urls), batch_size=2, lanes=4, num_batches=6)
+        expected = [list(whole) for _ in range(2)]
+        whole.close()
+        found = list(direct)
+        direct.close()
+        assert open_files(urls) == []
+        assert [found, list(direct)] == expected
+    finally:
+        gc.enable()
+
+
+def open_files(urls: list[str]) -> list[str]:
+    """Return which of some files this process has open."""
+    paths = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            paths.append(str(descriptor.readlink()))
+    return sorted(set(paths) & set(urls))
 
 
 def test_num_batches_go_on_after_an_epoch_that_was_left_early(urls: list[str]) -> None:
