@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 import kdpipes as kdp
-from kdpipes.demo import write_photo_folder
+import kdpipes.demo
+from kdpipes.demo import write_photo_folder, write_photo_shards
 
 PAGE = Path(__file__).parent.parent / "docs" / "trainers.md"
 NUM_RANKS, NUM_EPOCHS = 2, 3
@@ -29,9 +30,14 @@ STOPS = (7, 10, sys.maxsize)  # after how many batches a run stops: inside an ep
 
 
 def script_of(section: str) -> str:
-    """Return the code of the page before its first section, and that of one section."""
+    """Return the code of the page before its first section, and that of one section; before it, another one's.
+
+    "Lightning with Streams" is the script of Lightning with the chain of streams.
+    """
     start, *sections = PAGE.read_text(encoding="utf-8").split("\n## ")
-    text = start + next(text for text in sections if text.startswith(f"{section}\n"))
+    name, _, source = section.partition(" with ")
+    chosen = [next(text for text in sections if text.startswith(f"{part}\n")) for part in (source, name) if part]
+    text = start + "".join(chosen)
     return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
@@ -71,6 +77,7 @@ def run_rank(folder: Path, rank: int, run: int, port: int) -> None:
     os.environ |= {name: str(value) for name, value in places.items()}
     os.environ["ACCELERATE_USE_CPU"] = "1"
     os.chdir(folder)
+    kdpipes.demo.write_photo_shards = lambda root, num_shards: f"{root}/photos-{{000..{num_shards - 1:03}}}.tar"
     file = Path(f"seen-{rank}.pt")
     before = torch.load(file) if file.exists() else []
     chain, seen = batches_of(Path("train.py"), STOPS[run] - len(before))
@@ -106,6 +113,7 @@ def main(folder: Path, *sections: str) -> None:
     for section in sections:
         (folder / section).mkdir()
         (folder / section / "photos").symlink_to(photos)
+        write_photo_shards(folder / section / "shards", num_shards=8)  # the ranks would write it at the same time
         (folder / section / "train.py").write_text(script_of(section))
         log = folder / section / "log.txt"
         for run in range(len(STOPS)):
