@@ -19,6 +19,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.storage.tar import read_members
+from kdpipes.testing import kill_one_worker
 from tests.resuming import of_rank, travelled, without_seed
 from tests.torchdata_parts import DataLoader2, MultiProcessingReadingService
 
@@ -290,6 +291,36 @@ def test_a_worker_that_dies_resumes_its_lanes(urls: list[str], tmp_path: Path) -
     made = Counter(log.read_text().split())
     assert max(made.values()) == 2
     assert sum(made.values()) - len(made) <= 4 * 2 + 4  # the batches that were lost with the worker
+
+
+def test_a_replaced_worker_opens_only_its_open_shards(
+    urls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+
+    def read(url: str, *how: Any) -> Any:
+        with log.open("a") as file:
+            file.write(f"{url}\n")
+        return read_members(url, *how)
+
+    monkeypatch.setattr("kdpipes.sources.stream_shards.read_members", read)  # forked workers inherit it
+    pipe = drawn(kdp.stream_shards(urls), batch_size=2, lanes=4, shuffle="shards")
+    expected = list(drawn(kdp.stream_shards(urls), batch_size=2, lanes=4, shuffle="shards"))
+    log.write_text("")
+    service = kdp.ProcessReadingService(2, prefetch=1, start_method="fork")
+    with kdp.Loader(pipe, reading_service=service) as loader:
+        found = []
+        for number, batch in enumerate(loader):
+            found.append(batch)
+            if number == 17:
+                assert kill_one_worker()
+        assert loader.stats()["worker_deaths"] == 1
+    assert found == expected
+    opened = Counter(log.read_text().split())
+    assert set(opened) == set(urls)
+    again = opened.total() - len(urls)
+    assert max(opened.values()) == 2
+    assert again <= 2 * 2  # each of the worker's two lanes: the open shard, and the next one if it was made in advance
 
 
 ENDLESS: dict[str, Any] = {
