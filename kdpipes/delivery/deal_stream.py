@@ -381,7 +381,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         passes = Passes(begin, num_shards, cursor)
         return Lane(number, passes, iter(()), plan.piece_size, passes.place, cursor)
 
-    def close(self) -> None:
+    def close_kept(self) -> None:
         """Close the files that are kept open for the next epoch, which then opens its shards again."""
         self._kept.close()
 

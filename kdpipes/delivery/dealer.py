@@ -264,7 +264,7 @@ class Dealer(Resumable):
         self._epochs.set(check_count("epoch", epoch, minimum=0))
         self._stands = None
 
-    def close(self) -> None:
+    def close_kept(self) -> None:
         """Close files that are kept open between epochs."""
 
     def skip_epochs(self, number: int) -> None:

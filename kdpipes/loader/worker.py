@@ -206,7 +206,7 @@ class Producer:
     def close(self) -> None:
         """Close files that the chain keeps open between epochs."""
         for dealer in self._dealers:
-            dealer.close()
+            dealer.close_kept()
 
     def _dealt(self, start: Position, send: Callable[[Message], None]) -> Iterator[None]:
         batch: Dealt | None = None

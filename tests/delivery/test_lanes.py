@@ -500,9 +500,9 @@ def test_closing_a_loader_closes_the_kept_lanes(urls: list[str], num_workers: in
         direct = drawn(kdp.stream_shards(urls), batch_size=2, lanes=4, num_batches=6)
         whole = drawn(kdp.stream_shards(urls), batch_size=2, lanes=4, num_batches=6)
         expected = [list(whole) for _ in range(2)]
-        whole.close()
+        whole.close_kept()
         found = list(direct)
-        direct.close()
+        direct.close_kept()
         assert open_files(urls) == []
         assert [found, list(direct)] == expected
     finally:
