@@ -15,6 +15,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import check_count, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.delivery.skipping import unrecorded
+from kdpipes.loader.autotune import available_cores
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.services import ThreadReadingService
 from kdpipes.look.doctor import data as _data  # noqa: F401  # which registers its rules, as does the next one
@@ -152,7 +153,7 @@ def _facts(num_workers: int, *, is_undealt: bool) -> Facts:
     shared = Path("/dev/shm")
     return Facts(
         num_workers=num_workers,
-        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cpus=available_cores(),
         shm_free=shutil.disk_usage(shared).free if shared.is_dir() else None,
         fast_decoders=tuple(find_decoders()),
         is_undealt=is_undealt,
