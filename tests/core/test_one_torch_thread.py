@@ -1,4 +1,4 @@
-"""`in_one_torch_thread`: operations of torch on one image are not spread over threads, which costs more than it gains."""
+"""`in_one_torch_thread`: torch does not spread its operations on one image over threads."""
 
 from __future__ import annotations
 
