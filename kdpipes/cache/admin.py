@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kdpipes.cache.folder import layout_in
 from kdpipes.cache.lmdb_store import LmdbStore
-from kdpipes.cache.metadata import layout_in
 from kdpipes.cache.open_cache import heal_contents, read_contents, store_in
 from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.cache.store import CacheStore

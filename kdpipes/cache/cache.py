@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.cache.counters import Counters
+from kdpipes.cache.folder import Layout, layout_in
 from kdpipes.cache.key import Identity, eager_names, key_of
-from kdpipes.cache.metadata import Layout, layout_in
 from kdpipes.cache.redis_store import MOST_VALUE_BYTES, RedisStore
 from kdpipes.cache.replayed import Replayable, Replayed
+from kdpipes.cache.shared_folder import CacheCounters
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.watched_calls import WatchedCalls
 from kdpipes.core.chain import Chain
@@ -82,7 +82,7 @@ class Cacher(Operation):
             freezes=freeze_randomness,
             is_transparent=not freeze_randomness,
         )
-        self.counters = Counters.shared()
+        self.counters = CacheCounters.shared()
         self.notes = (version,)
         self._verify = verify
         self._allow_pickle = allow_pickle

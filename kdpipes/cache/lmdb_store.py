@@ -6,6 +6,7 @@ import mmap
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -16,9 +17,9 @@ from typing import Any, TypeVar
 import lmdb
 import numpy as np
 
-from kdpipes.cache.metadata import create_metadata, read_metadata
+from kdpipes.cache.folder import LocalFolder, read_metadata
 from kdpipes.cache.shared_folder import SharedFolder, free_bytes
-from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Rejection, bound_to, check_key, claim_in, hint_for
+from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Rejection, bound_to, check_key
 from kdpipes.core.errors import DataError, check_count, must_be
 from kdpipes.storage.urls import is_local
 
@@ -28,7 +29,8 @@ Result = TypeVar("Result")
 _LEAST_BYTES = 1 << 16
 _NUM_READERS = 1024
 _LOCK_BYTES = 17 * 4096  # for `_NUM_READERS`
-_GROUP_ENTRIES, _GROUP_BYTES, _GROUP_S = 64, 8 << 20, 0.2  # entries are committed together, at the first of these
+# Entries are committed together when there are this many, or an entry comes this long after the first of them.
+_GROUP_ENTRIES, _GROUP_BYTES, _GROUP_S = 64, 8 << 20, 0.2
 _MOST_PLACES = 1 << 17  # about 20 MB in each process
 _PREFIX = b"\0"  # of all keys, as in kdpipes 0.1
 
@@ -126,7 +128,13 @@ class LmdbStore(CacheStore):
 
     def _stop(self, error: Exception) -> None:
         self._is_full = True
-        self.rejection = self._rejection(error)
+        if isinstance(error, lmdb.MapFullError):
+            most = "" if self._opened is None else f" of {self._opened.max_bytes:,}"
+            self.rejection = Rejection(f"is full: `max_bytes`{most} are reached", MORE_ROOM)
+        elif free_bytes(self.folder) < _LEAST_BYTES:  # LMDB may call this "Input/output error"
+            self.rejection = Rejection(f"takes no more (No space left on device: {error})", MORE_ROOM)
+        else:
+            self.rejection = Rejection.because("takes no more", error)
         self._warn(f"{self.rejection.reason}. It keeps what it has, and the rest is loaded each time.")
 
     def contains(self, key: bytes) -> bool:
@@ -135,7 +143,7 @@ class LmdbStore(CacheStore):
 
     def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
         self._environment()  # creates the folder
-        return claim_in(Path(self.folder), name, waits=waits)
+        return LocalFolder(self.folder).claim(name, waits=waits)
 
     def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
         self.flush()
@@ -170,19 +178,19 @@ class LmdbStore(CacheStore):
                 self._opened = self._open()
             except OSError as error:  # a full or forbidden disk; shared memory whose owner is gone
                 self._is_off = True
-                self.rejection = Rejection(f"cannot be opened ({error})", hint_for(error))
+                self.rejection = Rejection.because("cannot be opened", error)
                 self._warn(f"cannot be opened ({error}): samples are loaded as if there were no cache.")
         return self._opened
 
     def _open(self) -> _Environment:
         if self._holder is not None and not Path(self.folder).is_dir():
             raise FileNotFoundError(f"The process that has made {self.folder!r} has ended.")
-        folder = Path(self.folder)
-        metadata = read_metadata(folder, self.layout)
+        local = LocalFolder(self.folder)
+        metadata = read_metadata(local, self.folder, self.layout)
         if metadata is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            limit = self._max_bytes or max(free_bytes(folder) // 2, _LEAST_BYTES)
-            metadata = create_metadata(folder, self.layout, {"max_bytes": limit})
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+            limit = self._max_bytes or max(free_bytes(self.folder) // 2, _LEAST_BYTES)
+            metadata = read_metadata(local, self.folder, self.layout, {"max_bytes": limit}) or {}
         max_bytes = max(int(metadata["max_bytes"]), self._max_bytes or 0)
         environment = _environment_of(self.folder, max_bytes, self._is_durable)
         try:
@@ -200,14 +208,6 @@ class LmdbStore(CacheStore):
             self._opened, self._is_off = None, True
             self._warn(f"cannot be read any more ({error}): samples are loaded as if there were no cache.")
             return otherwise
-
-    def _rejection(self, error: Exception) -> Rejection:
-        if isinstance(error, lmdb.MapFullError):
-            most = "" if self._opened is None else f" of {self._opened.max_bytes:,}"
-            return Rejection(f"is full: `max_bytes`{most} are reached", MORE_ROOM)
-        if free_bytes(self.folder) < _LEAST_BYTES:  # LMDB may call this "Input/output error"
-            return Rejection(f"takes no more (No space left on device: {error})", MORE_ROOM)
-        return Rejection(f"takes no more ({error})", hint_for(error))
 
     def _warn(self, text: str) -> None:
         """Warn once; for a cache in shared memory, one process does so for all."""
@@ -243,8 +243,7 @@ class _Environment:
         self._page_size = mmap.PAGESIZE
         self._group: dict[bytes, bytes] = {}  # entries that are not committed yet
         self._group_bytes = 0
-        self._timer: threading.Timer | None = None
-        self._failure: Exception | None = None  # of a group that a timer has written
+        self._since = 0.0  # when its first entry came
         self._is_writable = True
         self.reading, self.writing = threading.Lock(), threading.Lock()
         _all.add(self)
@@ -280,43 +279,27 @@ class _Environment:
                 self._commit({key: content}, replace)
             return
         with self.writing:
-            self._raise_failure()
             with self.reading:
                 self._open()
             if not self._is_writable:
-                self._commit({key: content}, replace)
+                self._commit({key: content})  # raises the error
+            if not self._group:
+                self._since = time.monotonic()
+                _flush_at_exit()
             self._group_bytes += 0 if key in self._group else len(content)
             self._group.setdefault(key, content)
-            if len(self._group) >= _GROUP_ENTRIES or self._group_bytes >= _GROUP_BYTES:
+            is_due = time.monotonic() - self._since >= _GROUP_S
+            if is_due or len(self._group) >= _GROUP_ENTRIES or self._group_bytes >= _GROUP_BYTES:
                 self._commit_group()
-            elif self._timer is None:
-                _flush_at_exit()
-                self._timer = threading.Timer(_GROUP_S, _flush_in_time, (weakref.ref(self),))
-                self._timer.daemon = True
-                self._timer.start()
 
     def flush(self) -> None:
         """Commit the entries that are waiting."""
         with self.writing:
             self._commit_group()
-            self._raise_failure()
-
-    def flush_in_time(self) -> None:
-        """Commit the entries that are waiting, in a thread; the next `add` raises its error."""
-        with self.writing:
-            try:
-                self._commit_group()
-            except (lmdb.Error, OSError) as error:
-                self._failure = error
 
     def __del__(self) -> None:
         with suppress(Exception):  # there is nobody left to report to
             self.flush()
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
 
     def _commit_group(self) -> None:
         """Commit the entries that are waiting; the caller holds `writing`.
@@ -324,9 +307,6 @@ class _Environment:
         One transaction waits for the disk twice, however many entries it writes: 64 entries take 0.4 ms instead of
         21 ms. If they do not fit together, those that fit are kept.
         """
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         group = self._group
         try:
             if group:
@@ -339,7 +319,7 @@ class _Environment:
 
     def forget_group(self) -> None:
         """Leave the entries that are waiting to the process that this one was forked from."""
-        self._group, self._group_bytes, self._timer, self._failure = {}, 0, None, None
+        self._group, self._group_bytes = {}, 0
 
     def _commit(self, entries: dict[bytes, bytes], replace: bool = False) -> None:
         with self._begin_writing() as transaction:
@@ -452,12 +432,6 @@ class _Environment:
         self._views.begin(data)
         env.reader_check()  # frees the slots of processes that were killed
         return env
-
-
-def _flush_in_time(environment: weakref.ref[_Environment]) -> None:
-    found = environment()
-    if found is not None:
-        found.flush_in_time()
 
 
 def _reserve(path: Path, size: int) -> None:

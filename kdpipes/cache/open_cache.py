@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.cache.file_store import FileStore
+from kdpipes.cache.folder import METADATA, layout_in
 from kdpipes.cache.key import key_of
 from kdpipes.cache.lmdb_store import LmdbStore
-from kdpipes.cache.metadata import METADATA, layout_in
 from kdpipes.cache.store import CacheStore, bound_to
 from kdpipes.core.errors import DataError, check_flag, must_be, reject_field
 from kdpipes.core.map_pipe import MapPipe

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
-from kdpipes.cache import file_store, open_cache
+from kdpipes.cache import folder, open_cache
 from kdpipes.cache.admin import check_cache
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
@@ -115,6 +115,6 @@ def test_what_cannot_be_written_stays_damaged(tmp_path: Path, monkeypatch: pytes
     def reject(*_: Any, **__: Any) -> None:
         raise PermissionError("of somebody else")
 
-    monkeypatch.setattr(file_store._LocalFolder, "write", reject)
+    monkeypatch.setattr(folder.LocalFolder, "write", reject)
     with pytest.warns(UserWarning, match="cannot be written"):
         assert check_cache(str(tmp_path / "cache")) == (2, 1, 0)
