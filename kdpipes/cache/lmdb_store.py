@@ -55,11 +55,8 @@ class LmdbStore(CacheStore):
     """
 
     layout = "lmdb"
-    of_process = ("_opened", "_is_full", "_is_off", "rejection")
+    of_process = ("_opened", "rejection")
     has_quick_stats = True
-
-    _is_full: bool
-    _is_off: bool
 
     def __init__(
         self,
@@ -90,12 +87,13 @@ class LmdbStore(CacheStore):
         folder = SharedFolder(name, keep=keep)
         self = cls(folder, max_bytes=max_bytes)
         self.is_shared = name is not None
-        free = free_bytes(folder.path) + _num_bytes(Path(folder.path, "data.mdb"))
+        data = Path(folder.path, "data.mdb")
+        free = free_bytes(folder.path) + (data.stat().st_blocks * 512 if data.exists() else 0)
         if self._max_bytes is not None and self._max_bytes > free:
             self._max_bytes = max(free, _LEAST_BYTES)
             self._warn(
                 f"takes no more than the {free:,} bytes of shared memory that are free, of {max_bytes:,} bytes that "
-                "it may. Containers get more by `--shm-size`."
+                "it may use. `--shm-size` gives a container more."
             )
         return self
 
@@ -106,36 +104,12 @@ class LmdbStore(CacheStore):
 
     def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
         check_key(key)
-        environment = None if self._is_full else self._environment()
-        if environment is None:
-            return False
-        try:
-            environment.add(key, b"".join(buffers), replace)
-        except (lmdb.Error, OSError) as error:
-            self._stop(error)
-            return False
-        return True
+        content = b"".join(buffers)
+        return self._written(lambda environment: environment.add(key, content, replace))
 
     def flush(self) -> None:
-        if self._opened is not None and not self._is_full:
-            try:
-                self._opened.flush()
-            except (lmdb.Error, OSError) as error:
-                self._stop(error)
-
-    def takes_more(self) -> bool:
-        return not self._is_full and not self._is_off
-
-    def _stop(self, error: Exception) -> None:
-        self._is_full = True
-        if isinstance(error, lmdb.MapFullError):
-            most = "" if self._opened is None else f" of {self._opened.max_bytes:,}"
-            self.rejection = Rejection(f"is full: `max_bytes`{most} are reached", MORE_ROOM)
-        elif free_bytes(self.folder) < _LEAST_BYTES:  # LMDB may call this "Input/output error"
-            self.rejection = Rejection(f"takes no more (No space left on device: {error})", MORE_ROOM)
-        else:
-            self.rejection = Rejection.because("takes no more", error)
-        self._warn(f"{self.rejection.reason}. It keeps what it has, and the rest is loaded each time.")
+        if self._opened is not None:
+            self._written(lambda environment: environment.flush())
 
     def contains(self, key: bytes) -> bool:
         check_key(key)
@@ -168,19 +142,46 @@ class LmdbStore(CacheStore):
 
     def start(self) -> None:
         self._opened: _Environment | None = None
-        self._is_full = self._is_off = False
         self.rejection = None
 
     def _environment(self) -> _Environment | None:
         """Return the environment of this process, None if it cannot be opened."""
-        if self._opened is None and not self._is_off:
+        if self._opened is None and self.rejection is None:
             try:
                 self._opened = self._open()
             except OSError as error:  # a full or forbidden disk; shared memory whose owner is gone
-                self._is_off = True
                 self.rejection = Rejection.because("cannot be opened", error)
-                self._warn(f"cannot be opened ({error}): samples are loaded as if there were no cache.")
+                self._warn(f"{self.rejection.reason}: samples are loaded as if there were no cache.")
         return self._opened
+
+    def _asked(self, ask: Callable[[_Environment], Result], otherwise: Result) -> Result:
+        """Return what the environment answers, or `otherwise` if it cannot be read."""
+        environment = self._environment()
+        try:
+            return otherwise if environment is None else ask(environment)
+        except (lmdb.Error, OSError) as error:
+            self._opened, self.rejection = None, Rejection.because("cannot be read any more", error)
+            self._warn(f"{self.rejection.reason}: samples are loaded as if there were no cache.")
+            return otherwise
+
+    def _written(self, write: Callable[[_Environment], None]) -> bool:
+        """Write to the environment, and return whether that worked. After a failure, nothing more is written."""
+        environment = self._environment()
+        if environment is None or self.rejection is not None:
+            return False
+        try:
+            write(environment)
+        except (lmdb.Error, OSError) as error:
+            if isinstance(error, lmdb.MapFullError):
+                reason = f"is full: `max_bytes` of {environment.max_bytes:,} are reached"
+                self.rejection = Rejection(reason, MORE_ROOM)
+            elif free_bytes(self.folder) < _LEAST_BYTES:  # LMDB may call this "Input/output error"
+                self.rejection = Rejection(f"takes no more (No space left on device: {error})", MORE_ROOM)
+            else:
+                self.rejection = Rejection.because("takes no more", error)
+            self._warn(f"{self.rejection.reason}. It keeps what it has, and the rest is loaded each time.")
+            return False
+        return True
 
     def _open(self) -> _Environment:
         if self._holder is not None and not Path(self.folder).is_dir():
@@ -199,16 +200,6 @@ class LmdbStore(CacheStore):
             raise OSError(str(error)) from error
         return environment
 
-    def _asked(self, ask: Callable[[_Environment], Result], otherwise: Result) -> Result:
-        """Return what the environment answers, or `otherwise` if it cannot be read."""
-        environment = self._environment()
-        try:
-            return otherwise if environment is None else ask(environment)
-        except (lmdb.Error, OSError) as error:
-            self._opened, self._is_off = None, True
-            self._warn(f"cannot be read any more ({error}): samples are loaded as if there were no cache.")
-            return otherwise
-
     def _warn(self, text: str) -> None:
         """Warn once; for a cache in shared memory, one process does so for all."""
         if self._holder is not None:
@@ -219,10 +210,6 @@ class LmdbStore(CacheStore):
             except OSError:  # a folder that is gone, or full, has no room for the note either
                 pass
         self.warn_once(f"The cache in {self.folder!r} {text}")
-
-
-def _num_bytes(path: Path) -> int:
-    return path.stat().st_blocks * 512 if path.exists() else 0
 
 
 class _Environment:
@@ -241,8 +228,8 @@ class _Environment:
         self._least_size = 0  # LMDB's file never shrinks: a smaller one has been truncated
         self._views = _Views()
         self._page_size = mmap.PAGESIZE
-        self._group: dict[bytes, bytes] = {}  # entries that are not committed yet
-        self._group_bytes = 0
+        self.group: dict[bytes, bytes] = {}  # entries that are not committed yet
+        self.group_bytes = 0
         self._since = 0.0  # when its first entry came
         self._is_writable = True
         self.reading, self.writing = threading.Lock(), threading.Lock()
@@ -258,7 +245,7 @@ class _Environment:
         known = self._views.known(key) if is_known else None
         if known is not None:
             return known
-        if (content := self._group.get(key)) is not None:
+        if (content := self.group.get(key)) is not None:
             return memoryview(content)
         with self.reading, self._begin() as transaction:
             found = transaction.get(_PREFIX + key)
@@ -283,13 +270,13 @@ class _Environment:
                 self._open()
             if not self._is_writable:
                 self._commit({key: content})  # raises the error
-            if not self._group:
+            if not self.group:
                 self._since = time.monotonic()
                 _flush_at_exit()
-            self._group_bytes += 0 if key in self._group else len(content)
-            self._group.setdefault(key, content)
+            self.group_bytes += 0 if key in self.group else len(content)
+            self.group.setdefault(key, content)
             is_due = time.monotonic() - self._since >= _GROUP_S
-            if is_due or len(self._group) >= _GROUP_ENTRIES or self._group_bytes >= _GROUP_BYTES:
+            if is_due or len(self.group) >= _GROUP_ENTRIES or self.group_bytes >= _GROUP_BYTES:
                 self._commit_group()
 
     def flush(self) -> None:
@@ -307,7 +294,7 @@ class _Environment:
         One transaction waits for the disk twice, however many entries it writes: 64 entries take 0.4 ms instead of
         21 ms. If they do not fit together, those that fit are kept.
         """
-        group = self._group
+        group = self.group
         try:
             if group:
                 self._commit(group)
@@ -315,11 +302,7 @@ class _Environment:
             for key, content in group.items():
                 self._commit({key: content})
         finally:
-            self._group, self._group_bytes = {}, 0  # only now, because other threads read it
-
-    def forget_group(self) -> None:
-        """Leave the entries that are waiting to the process that this one was forked from."""
-        self._group, self._group_bytes = {}, 0
+            self.group, self.group_bytes = {}, 0  # only now, because other threads read it
 
     def _commit(self, entries: dict[bytes, bytes], replace: bool = False) -> None:
         with self._begin_writing() as transaction:
@@ -330,7 +313,7 @@ class _Environment:
 
     def has(self, key: bytes) -> bool:
         """Return whether there is an entry."""
-        if key in self._group:
+        if key in self.group:
             return True
         with self.reading, self._begin() as transaction:
             return transaction.get(_PREFIX + key) is not None
@@ -493,10 +476,9 @@ class _Views:
         if self._descriptor is None:
             return None
         address = int(np.frombuffer(found, np.uint8).__array_interface__["data"][0])
+        self._base = self._base or _start_of_map(address, self._descriptor)
         if self._base is None:
-            self._base = _start_of_file(address, os.fstat(self._descriptor).st_ino)
-            if self._base is None:
-                return None
+            return None
         start = address - self._base
         end = start + len(found)
         if end > len(self._map):
@@ -506,21 +488,20 @@ class _Views:
         return self._map[start:end]
 
 
-def _start_of_file(address: int, inode: int) -> int | None:
-    """Return the address at which the file is mapped that contains `address`, None if that is unknown."""
+def _start_of_map(address: int, descriptor: int) -> int | None:
+    """Return the address at which an open file is mapped that contains `address`, None if that is unknown."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return None
     for line in maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        span, _, offset, _, number = line.split(None, 5)[:5]
+        span, _, offset, _, inode = line.split(None, 5)[:5]
         start, end = (int(place, 16) for place in span.split("-"))
         if start <= address < end:
-            return start - int(offset, 16) if int(number) == inode else None
+            return start - int(offset, 16) if int(inode) == os.fstat(descriptor).st_ino else None
     return None
 
 
 _all: weakref.WeakSet[_Environment] = weakref.WeakSet()
-_by_folder: weakref.WeakValueDictionary[str, _Environment] = weakref.WeakValueDictionary()
 _registering = threading.Lock()
 _stopped: list[_Environment] = []  # while this process forks
 _flushes_in = 0  # the process that commits its groups when it ends
@@ -530,11 +511,10 @@ def _environment_of(folder: str, max_bytes: int, is_durable: bool) -> _Environme
     """Return this process's environment in a folder: LMDB allows only one."""
     path = str(Path(folder).resolve())
     with _registering:
-        known = _by_folder.get(path)
-        if known is None or not known.is_current:
-            known = _by_folder[path] = _Environment(path, max_bytes, is_durable)
-    known.grow(max_bytes)
-    return known
+        known = next((each for each in list(_all) if each.folder == path and each.is_current), None)
+        environment = known or _Environment(path, max_bytes, is_durable)
+    environment.grow(max_bytes)
+    return environment
 
 
 def _before_fork() -> None:
@@ -548,7 +528,7 @@ def _before_fork() -> None:
 
 def _forget_groups() -> None:
     for environment in _stopped:
-        environment.forget_group()
+        environment.group, environment.group_bytes = {}, 0  # these entries are the parent's to write
     _after_fork()
 
 
@@ -562,7 +542,7 @@ def _flush_at_exit() -> None:
 
 def _flush_all() -> None:
     for environment in list(_all):
-        with suppress(lmdb.Error, OSError, DataError):  # there is nobody left to tell
+        with suppress(lmdb.Error, OSError, DataError):  # there is nobody left to report to
             environment.flush()
 
 
