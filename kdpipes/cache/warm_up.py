@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from kdpipes.cache.key import key_of
-from kdpipes.cache.open_cache import is_marked, write_contents
+from kdpipes.cache.open_cache import has_list, write_list
 from kdpipes.cache.store import MORE_ROOM, Rejection, bound_to
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count, check_flag
@@ -87,7 +87,7 @@ def warm_up(pipe: Any, *, num_threads: int, num_workers: int, executor: Executor
 def complete(pipe: Any) -> bool:
     """Write the list of samples if the cache of an indexed `pipe` holds all of them; return whether it has a list."""
     store = pipe.operation.store
-    if is_marked(store):  # which stays, even if it lists other samples: only `warm_up` replaces it
+    if has_list(store):  # which stays, even if it lists other samples: only `warm_up` replaces it
         return True
     filler = _Filler(pipe, 1, waits=False, done=frozenset())
     kept: dict[int, list[_Kept]] = {}
@@ -229,7 +229,7 @@ def _is_written(pipe: Any, kept: Sequence[_Kept]) -> bool:
         "in_columns": {name: _present([name in one.plain for one in kept]) for name in fields},
         "class_names": pipe.class_names(),
     }
-    return write_contents(pipe.operation.store, [one.key for one in kept], notes)
+    return write_list(pipe.operation.store, [one.key for one in kept], notes)
 
 
 def _present(flags: list[bool]) -> Any:

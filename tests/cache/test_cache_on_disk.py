@@ -22,9 +22,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.cache import cache, open_cache, warm_up
-from kdpipes.cache.admin import check_cache
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.cache.open_cache import check_cache
 from kdpipes.demo import write_photo_folder
 from tests.cache.test_lmdb_store import run_in_child
 
