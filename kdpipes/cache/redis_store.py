@@ -30,20 +30,20 @@ _HINT = 'Start it, or go on without a cache while it is away: `on_unreachable="g
 class RedisStore(CacheStore):
     """A `CacheStore` in a redis server. It touches only keys that begin with its namespace, and never flushes.
 
-    Only the server decides what it evicts: when it takes no more, the rest is not kept. The server may be stopped and
-    started again at any time; entries that it has lost are loaded again.
+    Only the server decides what it evicts; when it is full, further entries are not kept. The server may be stopped and
+    started again at any time; lost entries are loaded again.
 
     Args:
-        url: Of the server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
-        namespace: What all keys begin with: letters, digits, and "_", ".", "/", "-".
-        ttl_s: How long an entry stays, in seconds; None is for ever.
+        url: The server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
+        namespace: The beginning of all keys: letters, digits, and "_", ".", "/", "-".
+        ttl_s: How long an entry stays, in seconds; None means for ever.
         on_unreachable: "raise", or "go_on" as if there were no cache, with a warning, until the server is back.
         timeout_s: How long to wait for an answer, in seconds.
         max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry counts as damaged.
 
     Raises:
         ImportError: redis is not installed.
-        ConnectionError: When it is used: the server is away.
+        ConnectionError: On use: the server cannot be reached.
     """
 
     layout = "redis"
