@@ -44,7 +44,7 @@ def list_caches(places: tuple[str, ...]) -> Answer:
       {"place": "cache/birds", "layout": "lmdb", "entries": 320, "bytes": 812345, "num_samples": 160}
       layout: "lmdb" or "files". num_samples: how many the cache is complete for; null if it is not.
     """
-    from kdpipes.cache.admin import look_at_cache, named_caches
+    from kdpipes.cache.open_cache import look_at_cache, named_caches
 
     found = [look_at_cache(place) for place in places or named_caches()]
     nothing = "There are no named caches in memory. For a cache on disk, name its folder: kdpipes cache ls FOLDER"
@@ -76,7 +76,7 @@ def verify_caches(places: tuple[str, ...]) -> Answer:
       {"place": "cache/birds", "entries": 320, "damaged": 0, "healed": 0}
       healed: how many of the damaged entries were repaired.
     """
-    from kdpipes.cache.admin import check_cache
+    from kdpipes.cache.open_cache import check_cache
 
     checked = [(place, check_cache(place)) for place in places]
     lines = []
@@ -107,7 +107,7 @@ def clear_caches(places: tuple[str, ...]) -> Answer:
     JSON: a list of
       {"place": "cache/birds"}
     """
-    from kdpipes.cache.admin import clear_cache
+    from kdpipes.cache.open_cache import clear_cache
 
     removed: list[str] = []
     try:

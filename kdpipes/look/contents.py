@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kdpipes.cache.metadata import layout_in
+from kdpipes.cache.folder import layout_in
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.giving_up import given_up_by

@@ -406,7 +406,7 @@ def named(sample: Any) -> str:
 # Caches and errors
 
 
-@pytest.mark.filterwarnings("ignore:Functions before a cache read:UserWarning")
+@pytest.mark.filterwarnings("ignore:Functions upstream of a cache read:UserWarning")
 def test_a_cache_that_cannot_follow_a_function_is_found(tmp_path: Path) -> None:
     database = sqlite3.connect(":memory:")
     namespace: dict[str, Any] = {"database": database, "__name__": "__main__"}

@@ -15,7 +15,7 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.cache.admin import check_cache, clear_cache, look_at_cache
+from kdpipes.cache.open_cache import check_cache, clear_cache, look_at_cache
 from kdpipes.core.errors import DataError
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.storage.access import Access, current_access, using
