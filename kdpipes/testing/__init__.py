@@ -4,7 +4,6 @@ from kdpipes.testing.checks import check_elastic, check_exactly_once, check_pipe
 from kdpipes.testing.faults import Fault, Request
 from kdpipes.testing.faulty_storage import FaultyFileSystem, StorageStats, faulty_storage
 from kdpipes.testing.run_faults import full_disk, kill_one_worker, slow_consumer
-from kdpipes.testing.s3_server import s3_server
 
 __all__ = [
     "Fault",
@@ -18,6 +17,5 @@ __all__ = [
     "faulty_storage",
     "full_disk",
     "kill_one_worker",
-    "s3_server",
     "slow_consumer",
 ]
