@@ -174,6 +174,10 @@ class LmdbStore(CacheStore):
                 self._warn(f"cannot be opened ({error}): samples are loaded as if there were no cache.")
         return self._opened
 
+    def limit(self) -> int | None:
+        environment = self._environment()
+        return None if environment is None else environment.max_bytes
+
     def _open(self) -> _Environment:
         if self._holder is not None and not Path(self.folder).is_dir():
             raise FileNotFoundError(f"The process that has made {self.folder!r} has ended.")

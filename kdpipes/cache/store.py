@@ -124,6 +124,10 @@ class CacheStore(ABC):
             Whether the entry is there now; False if the store is full, read-only or out of reach.
         """
 
+    def limit(self) -> int | None:
+        """Return how many bytes it may take; None if it has no limit of its own."""
+        return None
+
     @abstractmethod
     def contains(self, key: bytes) -> bool:
         """Return whether there is an entry."""

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kdpipes.core.chain import Chain, Node, upstream_of
+from kdpipes.core.chain import Chain, Node
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import SampleKey, seeded_globals, using_key
 from kdpipes.core.sample import Sample
 from kdpipes.delivery import meter
-from kdpipes.look.doctor.rules import Facts, callables_of
+from kdpipes.look.doctor.rules import Facts, callables_of, num_different
 from kdpipes.look.doctor.work import is_same
 from kdpipes.look.profile import SENDING, Kind, PipeTime, Profile
 from kdpipes.work.adapters import AlbumentationsAdapter, TorchvisionAdapter
@@ -231,7 +231,8 @@ def _measured_gain(chain: Chain, place: _Place, profile: Profile) -> float:
     except Exception as error:  # a user's code may raise anything, and a cache may reject what they return
         _log.debug("A cache after %s cannot be tried: %s", place.node.name, error)
         return 0.0
-    return gain_without(profile, whole * (1 - after / before)) if before else 1.0
+    # On a few samples, a cache may save more than those pipes take in the loop, where sending comes on top.
+    return gain_without(profile, min(whole * (1 - after / before), place.share)) if before else 1.0
 
 
 def _replaced(end: Any, old: Any, new: Any) -> Any:
@@ -282,17 +283,7 @@ def _is_ours(node: Node) -> bool:
 
 
 def _has_room(pipe: Any, measured: PipeTime, facts: Facts) -> bool:
-    num_samples = _num_different(pipe)
+    num_samples = num_different(pipe)
     if facts.shm_free is None or num_samples is None or not measured.calls:
         return True
     return num_samples * measured.num_bytes / measured.calls <= facts.shm_free * _PART
-
-
-def _num_different(pipe: Any) -> int | None:
-    """Return how many samples a pipe gives at the most, each counted once; None where that is not known."""
-    lengths = []
-    while isinstance(pipe, MapPipe):
-        lengths.append(len(pipe))
-        before = upstream_of(pipe)
-        pipe = before[0] if len(before) == 1 else None
-    return min(lengths, default=None)

@@ -13,13 +13,28 @@ import numpy as np
 import torch
 from PIL import Image
 
+from kdpipes.cache.cache import Cacher, is_cached
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import DataError
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.masked import masked
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
-from kdpipes.look.doctor.rules import Facts, Wrong, contents, readable, rule, samples_of, selected_from, selector_in
+from kdpipes.look.doctor.rules import (
+    Facts,
+    Wrong,
+    contents,
+    num_different,
+    readable,
+    rule,
+    samples_of,
+    selected_from,
+    selector_in,
+)
+from kdpipes.look.profile_view import bytes_text
+from kdpipes.sources.open_shards import ShardReaderMapDataPipe
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.work.decode import DecodedImage, ImageDecoder, orientation_of
 from kdpipes.work.fields import FieldAdder
@@ -32,7 +47,9 @@ _log = logging.getLogger("kdpipes")
 _LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}
 _MASK = re.compile("mask|segm|label_?map|annotation|trimap", re.IGNORECASE)
 _NUM_PROBED = 16  # images whose headers are read
-_LEAST = 4  # equal values that are no accident
+_LEAST = 4  # equal values that are no accident; entries of a cache whose size can be measured
+_BASE_BYTES = 32 << 10  # of an empty LMDB file, so to say: pages that do not grow with the entries
+_CLEARLY = 1.5  # what a few entries take is measured that exactly
 
 
 class _Column(NamedTuple):
@@ -237,6 +254,48 @@ def _read(source: Any) -> Iterator[Sample]:
 def _upstream(pipe: Any) -> Any:
     """Return the nearest of kdpipes' pipes upstream."""
     return next((other for other in Chain.of(pipe).pipes[1:] if isinstance(other, MapPipe | IterPipe)), None)
+
+
+@rule("unindexed-shards", "hint")
+def unindexed_shards(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """Remote shards without an index are read once to make it, and again for their samples."""
+    for source in chain.of_type(ShardReaderMapDataPipe):
+        try:
+            urls = source.read_twice()
+        except (DataError, OSError) as error:  # making a batch reports it
+            _log.debug("The indexes of shards cannot be looked for: %s", error)
+            continue
+        if urls:
+            yield (
+                pipe_name(source),
+                f"The remote shard {masked(urls[0])!r} has no index.",
+                "To open the chain reads all bytes of such shards, and to read their samples does so again.",
+                'Run `kdpipes index` on them once; or pass `fetch="shards"`, which copies them first.',
+            )
+
+
+@rule("small-cache", "warning", needs="batch")
+def small_cache(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+    """The entries of one batch show that the cache cannot hold all samples."""
+    for node in chain:
+        if not isinstance(node.operation, Cacher) or not isinstance(node.pipe, MapPipe):
+            continue
+        found, limit = node.operation.store.stats(), node.operation.store.limit()
+        sample = next(_read(node.upstream[0].pipe), None)
+        if limit is None or sample is None or found.entries < _LEAST:
+            continue
+        num_fields = sum(is_cached(value) for value in sample.scope().values())
+        room = max(found.bytes - _BASE_BYTES, 0) / found.entries
+        needed = room * num_fields * (num_different(node.pipe) or 0)
+        if needed > _CLEARLY * limit:
+            yield (
+                node.name,
+                f"`.{node.name}()` has room for {bytes_text(limit)}, but all samples take about {bytes_text(needed)}: "
+                f"{bytes_text(room)} for each value.",
+                "What does not fit is loaded anew in every epoch. LMDB keeps pages of 4 KiB, so small values take several "
+                "times their size.",
+                "Pass a larger `max_bytes`; or join small fields into one before the cache.",
+            )
 
 
 @rule("unnamed-classes", "hint")

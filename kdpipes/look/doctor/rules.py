@@ -33,6 +33,7 @@ __all__ = [
     "Wrong",
     "callables_of",
     "contents",
+    "num_different",
     "readable",
     "rule",
     "samples_of",
@@ -230,3 +231,13 @@ def _bare(function: Any) -> Any:
 def shrinks(chain: Chain) -> bool:
     """Return whether something in a chain makes images smaller, going by its name."""
     return any(_SMALLER.search(name) for node in chain for name, _ in callables_of(node))
+
+
+def num_different(pipe: Any) -> int | None:
+    """Return the largest possible number of different samples of a pipe; None for a stream."""
+    lengths = []
+    while isinstance(pipe, MapPipe):
+        lengths.append(len(pipe))
+        before = upstream_of(pipe)
+        pipe = before[0] if len(before) == 1 else None
+    return min(lengths, default=None)
