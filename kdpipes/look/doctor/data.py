@@ -292,8 +292,8 @@ def small_cache(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
                 node.name,
                 f"`.{node.name}()` has room for {bytes_text(limit)}, but all samples take about {bytes_text(needed)}: "
                 f"{bytes_text(room)} for each value.",
-                "What does not fit is loaded anew in every epoch. LMDB keeps pages of 4 KiB, so small values take several "
-                "times their size.",
+                "What does not fit is loaded anew in every epoch. LMDB keeps pages of 4 KiB, so small values take "
+                "several times their size.",
                 "Pass a larger `max_bytes`; or join small fields into one before the cache.",
             )
 
