@@ -32,7 +32,6 @@ from typing import Any
 
 import kdpipes as kdp
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
-from kdpipes.testing.proxy import slow_proxy
 
 # isort: split
 import fsspec
@@ -43,6 +42,7 @@ from skimage import data
 from webdataset import TarWriter
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.proxy import slow_proxy
 from tests.s3_server import s3_server
 
 NUM_SHARDS = 16
