@@ -26,6 +26,7 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
 from kdpipes.core.sample import Sample
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
+from kdpipes.look.rendering import class_name, table_lines
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import IMAGE_SUFFIXES, ImageFolderMapDataPipe
 from kdpipes.storage.catalog import ShardSeen, survey_shards
@@ -203,12 +204,7 @@ class Contents:
 
 def _classes_seen(counts: Mapping[Any, int], names: Sequence[str] | None = None) -> list[ClassSeen]:
     """Return classes with their names, if these are known."""
-
-    def name_of(label: Any) -> str | None:
-        is_known = names is not None and isinstance(label, int) and 0 <= label < len(names)
-        return names[label] if names is not None and is_known else None
-
-    return [ClassSeen(label, name_of(label), number) for label, number in counts.items()]
+    return [ClassSeen(label, class_name(label, names), number) for label, number in counts.items()]
 
 
 def inspect_data(places: Sequence[str], *, num_samples: int = 3, scan: bool = True) -> Contents:
@@ -518,10 +514,11 @@ def contents_lines(title: str, found: Contents) -> Iterator[str]:
     yield from _part_lines(found)
     yield from _unfinished_lines(found)
     if found.fields:
-        yield from _table(["field", "samples", "bytes", "min", "median", "max"], [_row(each) for each in found.fields])
+        head = ["field", "samples", "bytes", "min", "median", "max"]
+        yield from (f"  {line}" for line in table_lines([head, *map(_row, found.fields)]))
     if found.classes is not None:
         rows = [[_class_name(each), f"{each.num_samples:,}"] for each in found.classes]
-        yield from _table(["class", "samples"], rows[:_MOST])
+        yield from (f"  {line}" for line in table_lines([["class", "samples"], *rows[:_MOST]]))
         yield from _and_more(len(rows))
     if found.samples:
         yield "  first samples:"
@@ -596,13 +593,6 @@ def _known(about: dict[str, Any]) -> str:
     parts = [f"= {about['value']}"] if "value" in about else [about["type"]] if "type" in about else []
     size = about.get("bytes")
     return " ".join([*parts, *([] if size is None else [f"({size:,} byte{'' if size == 1 else 's'})"])])
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
-        first = row[0].ljust(widths[0])
-        yield "  " + "  ".join([first, *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
 
 
 def _and_more(number: int) -> Iterator[str]:

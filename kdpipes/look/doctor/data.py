@@ -33,7 +33,7 @@ from kdpipes.look.doctor.rules import (
     selected_from,
     selector_in,
 )
-from kdpipes.look.profile_view import bytes_text
+from kdpipes.look.rendering import bytes_text
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.work.decode import DecodedImage, ImageDecoder, orientation_of
