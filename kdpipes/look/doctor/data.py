@@ -7,7 +7,7 @@ import itertools
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +21,11 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.masked import masked
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
-from kdpipes.core.sample import Sample
 from kdpipes.look.doctor.rules import (
     Facts,
     Wrong,
     contents,
     num_different,
-    readable,
     rule,
     samples_of,
     selected_from,
@@ -52,15 +50,8 @@ _BASE_BYTES = 32 << 10  # of an empty LMDB file, so to say: pages that do not gr
 _CLEARLY = 1.5  # what a few entries take is measured that exactly
 
 
-class _Column(NamedTuple):
-    """The values of one field in a batch."""
-
-    field: str
-    values: Sequence[Any]
-
-
-def _columns(chain: Chain, batch: Any) -> list[_Column]:
-    """Return the fields of a batch, where the chain still knows which part of it is which."""
+def _columns(chain: Chain, batch: Any) -> list[tuple[str, Sequence[Any]]]:
+    """Return the names and values of the fields of a batch, if the chain still knows which part is which field."""
     form, selector = form_of(chain.end.pipe), selector_in(chain)
     if form is None or selector is None:
         return []
@@ -71,7 +62,7 @@ def _columns(chain: Chain, batch: Any) -> list[_Column]:
     else:
         parts = batch[0] if form.has_ctx else batch
         columns = [parts] if form.kind == "bare" else [parts[key] for key in keys]
-    return [_Column(name, values) for name, values in zip(selector.names, columns, strict=True)]
+    return list(zip(selector.names, columns, strict=True))
 
 
 @rule("text-labels", "warning", needs="batch")
@@ -209,10 +200,10 @@ def _decoded(chain: Chain, facts: Facts) -> Iterator[tuple[ImageDecoder, set[str
 
 def _headers(source: Any, field: str) -> Iterator[Image.Image]:
     """Yield some of the images of a field, opened, but not decoded: of an indexed source from all over it."""
-    values = itertools.islice(contents(source, field), _NUM_PROBED)
+    positions = None
     if isinstance(source, MapPipe):
         positions = np.linspace(0, len(source) - 1, min(len(source), _NUM_PROBED)).astype(int).tolist()
-        values = itertools.islice(readable(source, positions, field), _NUM_PROBED)
+    values = itertools.islice(contents(source, field, positions), _NUM_PROBED)
     for value in values:
         if isinstance(value, bytes | bytearray | memoryview):
             try:
@@ -228,7 +219,7 @@ def merged_samples(chain: Chain, facts: Facts) -> Iterator[Wrong]:
         if not isinstance(source, MapPipe | IterPipe) or _upstream(source) is not None:
             continue
         dotted = DottedKeys(warns=False)
-        for sample in _read(source):
+        for sample in samples_of(source):
             if not any("." in name for name in sample.names):
                 break
             dotted.see(sample.key, sample.names)
@@ -241,14 +232,6 @@ def merged_samples(chain: Chain, facts: Facts) -> Iterator[Wrong]:
                 f"A key ends{explanation.partition(':')[0]}.",
                 "Write the shards with keys without dots, as `kdp.write_shards` does.",
             )
-
-
-def _read(source: Any) -> Iterator[Sample]:
-    for read in samples_of(source):
-        try:
-            yield read()
-        except Exception as error:  # whatever a user's code raises; making a batch reports it
-            _log.debug("A sample cannot be read: %s", error)
 
 
 def _upstream(pipe: Any) -> Any:
@@ -281,7 +264,7 @@ def small_cache(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
         if not isinstance(node.operation, Cacher) or not isinstance(node.pipe, MapPipe):
             continue
         found, limit = node.operation.store.stats(), node.operation.store.limit()
-        sample = next(_read(node.upstream[0].pipe), None)
+        sample = next(samples_of(node.upstream[0].pipe), None)
         if limit is None or sample is None or found.entries < _LEAST:
             continue
         num_fields = sum(is_cached(value) for value in sample.scope().values())
