@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 from kdpipes.cli._chain_of import chain_of, names_chain
@@ -133,4 +134,4 @@ def inspect(places: tuple[str, ...], *, samples: int = 3, no_scan: bool = False)
         found = inspect_data(places, num_samples=samples, scan=not no_scan)
     title = places[0] if len(places) == 1 else f"{places[0]} ... {places[-1]}"
     lines = (masked(line) if "://" in line else line for line in contents_lines(title, found))
-    return Answer(found.as_dict(), lines)
+    return Answer(asdict(found), lines)
