@@ -154,6 +154,10 @@ class LmdbStore(CacheStore):
                 self._warn(f"{self.rejection.reason}: samples are loaded as if there were no cache.")
         return self._opened
 
+    def limit(self) -> int | None:
+        environment = self._environment()
+        return None if environment is None else environment.max_bytes
+
     def _asked(self, ask: Callable[[_Environment], Result], otherwise: Result) -> Result:
         """Return what the environment answers, or `otherwise` if it cannot be read."""
         environment = self._environment()

@@ -106,6 +106,10 @@ class CacheStore(ABC):
             replace: Whether to replace an existing entry, because it is damaged.
         """
 
+    def limit(self) -> int | None:
+        """Return how many bytes it may take; None if it has no limit of its own."""
+        return None
+
     @abstractmethod
     def contains(self, key: bytes) -> bool:
         """Return whether there is an entry."""

@@ -55,7 +55,7 @@ def show_loaders_by(*, html: Callable[[Any], str], live: Callable[[Any], None]) 
 
 def _shown_as(kind: str) -> Callable[[Any], Any]:
     if not _shown_by:
-        importlib.import_module("kdpipes.look.live")  # on use: it calls `show_loaders_by`
+        importlib.import_module("kdpipes.look.profile")  # on use: it calls `show_loaders_by`
     return _shown_by[kind]
 
 

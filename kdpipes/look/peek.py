@@ -27,7 +27,7 @@ from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.work.decode import DecodedImage, EncodedImage
 
 if TYPE_CHECKING:
-    from kdpipes.look.batch import Fields
+    from kdpipes.look.batch import ItemFields
 
 __all__ = ["Peek", "summary"]
 
@@ -69,17 +69,17 @@ class Peek:
             return "nothing: the chain is empty"
         return "\n".join(self._lines(number, fields) for number, fields in enumerate(self._fields))
 
-    def _lines(self, number: int, fields: Fields) -> str:
+    def _lines(self, number: int, fields: ItemFields) -> str:
         width = max(map(len, [*fields.values, *(["ctx"] if fields.ctx else [])]), default=0)
         lines = [f"{name:<{width}}  {self._shown(name, value)}" for name, value in fields.values.items()]
         lines += [f"{'ctx':<{width}}  {masked(summary(fields.ctx))}"] if fields.ctx else []
         return f"{number:>3}  " + "\n     ".join(lines)
 
     def _shown(self, name: str, value: Any) -> str:
-        names = self._class_names
-        if name == "y" and names is not None and isinstance(value, int) and 0 <= value < len(names):
-            return f"{value} ({printable(names[value])})"
-        return masked(summary(value))
+        from kdpipes.look.rendering import class_name
+
+        known = class_name(value, self._class_names) if name == "y" else None
+        return masked(summary(value)) if known is None else f"{value} ({printable(known)})"
 
     def _repr_html_(self) -> str:
         if not self.items:

@@ -92,6 +92,11 @@ class MemberReader:
     def __reduce__(self) -> tuple[Any, ...]:
         return MemberReader, (self._fetch, self._cache, self._access)
 
+    @property
+    def indexes_copies(self) -> bool:
+        """Whether a shard without an index is copied whole, and its copy is indexed."""
+        return self._fetch == "shards"
+
     def has_copy(self, url: str, version: Version) -> bool:
         """Return whether a version of a shard can be read from the local cache."""
         return self._is_cached(url) and self._cache.has_version(url, version)

@@ -21,9 +21,9 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.traits import Traits
 from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.access import DEFAULT_S, Access, using
-from kdpipes.storage.catalog import Catalog, open_catalog
+from kdpipes.storage.catalog import Catalog, find_index, open_catalog
 from kdpipes.storage.decoding import decode_member, version_suffix
-from kdpipes.storage.files import forget_listings, matching_urls
+from kdpipes.storage.files import forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Places
@@ -35,6 +35,7 @@ from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_na
 __all__ = ["ShardReaderMapDataPipe"]
 
 _NUM_PROBED = 1000
+_PROBED = 4  # shards whose indexes `read_twice` looks for
 _AT_ONCE = 512  # how many members of a column are asked for at a time
 
 
@@ -230,6 +231,13 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def field_names(self) -> frozenset[str] | None:
         return None if self._catalog is None else frozenset(self._catalog.value.fields)
+
+    def read_twice(self) -> list[str]:
+        """Return those of the first remote shards that have no index: opening them reads them once more."""
+        if not self._is_remote or self._catalog is not None or self._members.indexes_copies:
+            return []
+        with using(self._access):
+            return [url for url in self._matching()[:_PROBED] if find_index(url, version_of(url)).index is None]
 
     def _indexed(self) -> Catalog:
         if self._catalog is None:

@@ -31,7 +31,7 @@ from kdpipes.loader.loader import Loader
 from kdpipes.loader.receipt import verify_receipts
 from kdpipes.loader.services import ThreadReadingService
 from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDataPipe
-from kdpipes.testing.run_faults import kill_one_worker
+from kdpipes.testing.faults import kill_one_worker
 from kdpipes.work.fields import Selector
 
 __all__ = ["PROMISES", "as_rank", "check_elastic", "check_exactly_once", "check_pipe", "check_resumable", "plain"]

@@ -16,7 +16,7 @@ from webdataset import TarWriter
 import kdpipes as kdp
 from kdpipes.cli import main
 from kdpipes.storage.shard_index import ShardIndex
-from kdpipes.testing.proxy import Proxy, slow_proxy
+from tests.proxy import Proxy, slow_proxy
 
 NUM_SHARDS = 20
 BIRDS = ["heron", "stork", "gull"]

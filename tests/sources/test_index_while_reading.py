@@ -15,8 +15,8 @@ import kdpipes as kdp
 from kdpipes.storage.catalog import make_index
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.testing import Fault, faulty_storage
-from kdpipes.testing.proxy import Proxy, slow_proxy
 from tests.processes import in_child
+from tests.proxy import Proxy, slow_proxy
 from tests.sources.test_index_shards import tar
 
 NUM_SHARDS = 6

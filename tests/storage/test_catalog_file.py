@@ -18,8 +18,8 @@ from kdpipes.cli import main
 from kdpipes.storage.catalog import open_catalog
 from kdpipes.storage.catalog_file import DATA_SET_INDEX, Joined
 from kdpipes.testing import faulty_storage
-from kdpipes.testing.proxy import Proxy, slow_proxy
 from tests.processes import in_child
+from tests.proxy import Proxy, slow_proxy
 
 NUM_SHARDS = 40
 

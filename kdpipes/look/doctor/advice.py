@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kdpipes.core.chain import Chain, Node, upstream_of
+from kdpipes.core.chain import Chain, Node
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import SampleKey, seeded_globals, using_key
 from kdpipes.core.sample import Sample
 from kdpipes.delivery import meter
-from kdpipes.look.doctor.rules import Facts, callables_of
+from kdpipes.look.doctor.rules import Facts, callables_of, num_different
 from kdpipes.look.doctor.work import is_same
 from kdpipes.look.profile import SENDING, Kind, PipeTime, Profile
 from kdpipes.work.adapters import AlbumentationsAdapter, TorchvisionAdapter
@@ -176,42 +176,34 @@ def cache_advice(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advic
     one after decoding and the one after the source differ much.
     """
     cache = next((node for node in reversed(chain) if node.traits.role == "cache"), None)
-    places: list[tuple[str, _Place]] = []
-    share = 0.0
+    has_decoder, share = any(one.kind == "decoding" for one in profile.pipes), 0.0
+    places: list[tuple[str, Node, PipeTime, float]] = []  # where, after which pipe, and the share of the work up to it
     for node, measured in times_behind(cache, chain, profile):
         if node.traits.random or node.traits.role in ("deal", "batch", "device") or node.traits.gives != "samples":
             break
         share += measured.share
+        where = ""
         if measured.kind == "transforms" and node.name not in _BETWEEN:
             if not _is_ours(node) and not _is_fixed(node.pipe):
                 break
-            places.append(("after the last `.transform()` that draws no random numbers", _Place(node, measured, share)))
+            where = "after the last `.transform()` that draws no random numbers"
         elif measured.kind == "decoding":
-            places.append(("after `.decode_images()`", _Place(node, measured, share)))
+            where = "after `.decode_images()`"
         elif measured.kind == "storage" and cache is None:
-            before = "before `.decode_images()`" if any(one.kind == "decoding" for one in profile.pipes) else ""
-            places.append((before or f"after `{node.name}`", _Place(node, measured, share)))
-    found = []
-    for where, place in places:
+            where = "before `.decode_images()`" if has_decoder else f"after `{node.name}`"
         is_limited = cache is None or cache.name == "cache_in_memory"
-        if place.share < _LITTLE or (is_limited and not _has_room(place.node.pipe, place.measured, facts)):
-            continue
-        gained = _measured_gain(chain, place, profile)
+        if where and share >= _LITTLE and not (is_limited and not _has_room(node.pipe, measured, facts)):
+            places.append((where, node, measured, share))
+    last = {where: (node, share) for where, node, _, share in places}
+    found = []
+    for where, (node, share) in last.items():
         change = f"`.cache_in_memory()` {where}" if cache is None else f"move `.{cache.name}()` {where}"
-        why = f"all up to there takes {place.share:.0%} of the work, in every epoch; measured on a few samples"
-        found.append(Advice(change, gained, why))
+        why = f"all up to there takes {share:.0%} of the work, in every epoch; measured on a few samples"
+        found.append(Advice(change, _measured_gain(chain, node, share, profile), why))
     yield from sorted(found, key=lambda one: -one.gain)[:1]
 
 
-class _Place(NamedTuple):
-    """A place for a cache: after which node, its time, and the share of the work that the cache would save."""
-
-    node: Node
-    measured: PipeTime
-    share: float
-
-
-def _measured_gain(chain: Chain, place: _Place, profile: Profile) -> float:
+def _measured_gain(chain: Chain, place: Node, share: float, profile: Profile) -> float:
     """Return how many times as fast the loop is with a cache at a place, as measured on a few samples.
 
     If the samples cannot be made one by one, as in a stream, reading the cache is taken to cost nothing.
@@ -220,18 +212,19 @@ def _measured_gain(chain: Chain, place: _Place, profile: Profile) -> float:
     path = Chain.of(end.pipe).path()
     made = {id(node.pipe): measured for node, measured in times_behind(None, chain, profile)}
     whole = sum(made[id(node.pipe)].share for node in path if id(node.pipe) in made)
-    if not isinstance(end.pipe, MapPipe) or not any(node.pipe is place.node.pipe for node in path):
-        return gain_without(profile, place.share)
-    cached = place.node.pipe.cache_in_memory()
-    changed = _replaced(end.pipe, place.node.pipe, cached)
+    if not isinstance(end.pipe, MapPipe) or not any(node.pipe is place.pipe for node in path):
+        return gain_without(profile, share)
+    cached = place.pipe.cache_in_memory()
+    changed = _replaced(end.pipe, place.pipe, cached)
     places = np.linspace(0, len(end.pipe) - 1, min(len(end.pipe), _NUM_TRIED)).astype(int).tolist()
     try:
         _seconds(changed, places)  # fills the cache
         before, after = (min(_seconds(pipe, places) for _ in range(_TIMES)) for pipe in (end.pipe, changed))
     except Exception as error:  # a user's code may raise anything, and a cache may reject what they return
-        _log.debug("A cache after %s cannot be tried: %s", place.node.name, error)
+        _log.debug("A cache after %s cannot be tried: %s", place.name, error)
         return 0.0
-    return gain_without(profile, whole * (1 - after / before)) if before else 1.0
+    # On a few samples, a cache may save more than those pipes take in the loop, where sending comes on top.
+    return gain_without(profile, min(whole * (1 - after / before), share)) if before else 1.0
 
 
 def _replaced(end: Any, old: Any, new: Any) -> Any:
@@ -282,17 +275,7 @@ def _is_ours(node: Node) -> bool:
 
 
 def _has_room(pipe: Any, measured: PipeTime, facts: Facts) -> bool:
-    num_samples = _num_different(pipe)
+    num_samples = num_different(pipe)
     if facts.shm_free is None or num_samples is None or not measured.calls:
         return True
     return num_samples * measured.num_bytes / measured.calls <= facts.shm_free * _PART
-
-
-def _num_different(pipe: Any) -> int | None:
-    """Return how many samples a pipe gives at the most, each counted once; None where that is not known."""
-    lengths = []
-    while isinstance(pipe, MapPipe):
-        lengths.append(len(pipe))
-        before = upstream_of(pipe)
-        pipe = before[0] if len(before) == 1 else None
-    return min(lengths, default=None)

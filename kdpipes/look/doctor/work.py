@@ -24,7 +24,7 @@ from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.delivery.meter import size_of
 from kdpipes.look.doctor.rules import Facts, Finding, Wrong, callables_of, contents, rule, selected_names, shrinks
-from kdpipes.look.profile_view import bytes_text
+from kdpipes.look.rendering import bytes_text
 from kdpipes.storage.shared import Shared, sharing
 from kdpipes.work.adapters import unwrapped
 from kdpipes.work.decode import DecodedImage, EncodedImage, ImageDecoder
