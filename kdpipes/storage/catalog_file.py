@@ -49,11 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class CatalogFile:
-    """The joined indexes of some shards in the local cache, which one process writes and the others map.
-
-    Args:
-        urls: Of the shards.
-    """
+    """The joined indexes of some shards in the local cache, which one process writes and the others map."""
 
     _opened: set[tuple[int, Path]] = set()  # by process
 
@@ -214,11 +210,7 @@ def _indexes_in(content: bytes, urls: Iterable[str]) -> Iterator[tuple[str, Shar
 
 
 def write_data_set_indexes(indexes: dict[str, ShardIndex]) -> list[str]:
-    """Write the indexes of remote shards into one object for each folder, and return the URLs of the objects.
-
-    Args:
-        indexes: By the URL of the shard.
-    """
+    """Write the indexes of remote shards into one object for each folder, and return the URLs of the objects."""
     written = []
     for folder, urls in _by_folder(indexes).items():
         if len(urls) < _FEW:

@@ -115,11 +115,7 @@ def file_stamp(url: str) -> str:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the local folder for data that later runs can use; it may not exist yet.
-
-    Args:
-        name: The purpose: "indexes", "shards".
-    """
+    """Return the local folder for data that later runs can use; it may not exist yet."""
     return Path(os.environ.get("KDPIPES_CACHE_DIR") or _user_cache()).expanduser() / name
 
 
@@ -471,10 +467,6 @@ class HeldFile:
 
     `locked` cannot do this: filelock's locks are exclusive, and its lock files must not be moved. A forked process does
     not inherit the hold.
-
-    Args:
-        path: Of the file.
-        flags: As `os.open` takes them.
     """
 
     def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:

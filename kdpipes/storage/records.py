@@ -205,12 +205,7 @@ def read_records(folder: Path) -> Records:
 
 
 class Record(NamedTuple):
-    """A sample to be written.
-
-    Args:
-        key: Of the sample.
-        fields: Its fields, of types that the codec knows.
-    """
+    """A sample to be written."""
 
     key: str
     fields: dict[str, Any]
@@ -218,11 +213,6 @@ class Record(NamedTuple):
 
 def write_part(path: Path, records: Iterable[Record], tag: str) -> ShardIndex:
     """Write an LMDB file, which must not exist, and return its index. The same records make the same bytes.
-
-    Args:
-        path: Of the file.
-        records: In order.
-        tag: What identifies the input of the part.
 
     Raises:
         TypeError: A field is not plain data.

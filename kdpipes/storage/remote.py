@@ -81,10 +81,6 @@ class Span(NamedTuple):
 def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> Content:
     """Return the bytes of a span; temporary errors are retried.
 
-    Args:
-        span: The bytes to read.
-        num_silent: The maximum number of tries that time out.
-
     Raises:
         DataError: They cannot be read, or the file ends before them.
     """
@@ -542,11 +538,7 @@ class RemoteStream:
 
 
 class StreamsAhead:
-    """Remote files that are read one after the other: while one is read, the next one is started.
-
-    Args:
-        urls: Of the files, in order; local ones are skipped.
-    """
+    """Remote files that are read one after the other: while one is read, the next one is started."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._next = dict(pairwise(url for url in urls if not is_local(url)))

@@ -172,13 +172,7 @@ def names_beside(urls: Sequence[str], look: Callable[[], Mapping[str, Seen]]) ->
 
 
 def class_names_of(notes: SavedNotes, place: NotesPlace, seen: Mapping[str, Seen]) -> tuple[str, ...] | None:
-    """Return the names of the classes 0, 1, ...; None if the notes have none, or are those of other shards.
-
-    Args:
-        notes: The notes.
-        place: Where they lie.
-        seen: What is known of each shard, by its URL.
-    """
+    """Return the names of the classes 0, 1, ...; None if the notes have none, or are those of other shards."""
     if notes.class_names is None:
         return None
     for url, number in place.numbers.items():

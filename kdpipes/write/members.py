@@ -368,12 +368,7 @@ def make_or_leave_out(
 
 
 class TarSample(NamedTuple):
-    """The bytes of a sample in a tar.
-
-    Args:
-        key: The common name of its members, without extensions.
-        members: The extension, header and content of each member.
-    """
+    """The bytes of a sample in a tar."""
 
     key: str
     members: list[tuple[str, bytes, bytes]]
@@ -409,11 +404,7 @@ _PLAIN_SUM = sum(_PLAIN[:124]) + sum(_PLAIN[135:148]) + 8 * ord(" ") + sum(_PLAI
 
 
 class TarShard:
-    """A tar that grows sample by sample, and its index, for which nothing has to be read again.
-
-    Args:
-        url: The URL of the tar, for errors.
-    """
+    """A tar that grows sample by sample, and its index, for which nothing has to be read again."""
 
     def __init__(self, url: str) -> None:
         self._url = url

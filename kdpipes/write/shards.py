@@ -599,17 +599,7 @@ def _measure_span(recipe: _Recipe, span: _Span) -> NDArray[np.int64]:
 
 @dataclass
 class _Run:
-    """One call of `write_shards`: finds the shards that exist, writes those that are missing, and counts both.
-
-    Args:
-        recipe: How samples become members.
-        places: The URLs of the shards.
-        limits: The maximum size of a shard.
-        notes: The notes of the job.
-        size: The number of samples; None for a stream.
-        num_workers: The number of worker processes.
-        executor: Writes the shards instead, if given.
-    """
+    """One call of `write_shards`: finds the shards that exist, writes those that are missing, and counts both."""
 
     recipe: _Recipe
     places: ShardPlaces
@@ -755,9 +745,6 @@ class _Keys:
     """Finds keys that two samples have, by 64 bits of each: 12 bytes per sample.
 
     New keys are compared in batches that grow with the number of known keys, so that all of it takes n log n.
-
-    Args:
-        keys_of: Returns the keys of a shard, for the error.
     """
 
     def __init__(self, keys_of: Callable[[int], Sequence[str]]) -> None:
