@@ -19,6 +19,7 @@ from typing import Literal, TypeVar
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.masked import masked
 from kdpipes.core.progress import shown_if_slow
+from kdpipes.storage.access import Threads
 from kdpipes.storage.catalog_file import CatalogFile, KnownIndexes, cached_index
 from kdpipes.storage.columns import Column, ColumnBuilder
 from kdpipes.storage.files import (
@@ -33,7 +34,6 @@ from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
 from kdpipes.storage.tar import Member, add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
-from kdpipes.storage.threads import Threads
 from kdpipes.storage.urls import is_local
 
 __all__ = [
@@ -78,10 +78,6 @@ def open_catalog(
             even if its storage cannot be reached.
         copy_of: Returns the path of a copy of a remote shard that has no index, which may be made now, or None. The
             copy is indexed, so that no byte is read twice.
-
-    Raises:
-        FileNotFoundError: A shard is missing.
-        DataError: A shard cannot be read.
     """
     is_here = all(map(is_local, urls))
     joined = _joined(urls, {}, {}, has_copy, copy_of) if is_here else _shared(urls, has_copy, copy_of)
@@ -404,11 +400,7 @@ class IndexFound:
 
 
 def find_index(url: str, version: Version, places: Sequence[str] = ()) -> IndexFound:
-    """Look for a shard's index beside it and in the local cache; nothing is written.
-
-    Raises:
-        DataError: The storage cannot be reached.
-    """
+    """Look for a shard's index beside it and in the local cache; nothing is written."""
     indexes: list[tuple[str, ShardIndex]] = []
     damage: list[DataError] = []
     known = [index_url(url), cached_index(url)]
@@ -478,10 +470,6 @@ def survey_shards(urls: Sequence[str], *, scan: bool = True) -> Iterator[ShardSe
     Args:
         urls: Of tars, which may be compressed.
         scan: Whether to read shards without a fresh index: of local plain tars the headers, of others everything.
-
-    Raises:
-        FileNotFoundError: A shard is missing.
-        DataError: A shard cannot be read.
     """
     return _in_order(partial(_seen, scan=scan), urls)
 

@@ -140,11 +140,7 @@ class KnownIndexes:
 
     @classmethod
     def of(cls, urls: Sequence[str]) -> KnownIndexes:
-        """Look for indexes; only their versions are read.
-
-        Raises:
-            DataError: The storage cannot be reached.
-        """
+        """Look for indexes; only their versions are read."""
         found = cls()
         for folder, some in _by_folder(urls).items():
             source = _version_of(f"{folder}/{DATA_SET_INDEX}") if len(some) >= _FEW else None

@@ -23,9 +23,9 @@ from filelock import FileLock, Timeout
 
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.masked import masked
+from kdpipes.storage.access import Threads
 from kdpipes.storage.filesystems import filesystem_of, not_installed, parent_of
 from kdpipes.storage.retries import NUM_TRIES, SilenceError, ask, hedged, in_time, is_missing, retried, what_went_wrong
-from kdpipes.storage.threads import Threads
 from kdpipes.storage.urls import identity_of, is_local
 
 __all__ = [
@@ -259,12 +259,7 @@ def list_files(root: str, suffixes: Sequence[str], found: Iterable[str] = ()) ->
 
 
 def list_versions(root: str) -> dict[str, Version]:
-    """Return the version of each file below a remote folder, by its path there; sub-folders are listed in parallel.
-
-    Raises:
-        FileNotFoundError: There is no such folder.
-        DataError: It cannot be listed.
-    """
+    """Return the version of each file below a remote folder, by its path there; sub-folders are listed in parallel."""
     with naming(root):
         filesystem, path = filesystem_of(root)
         filesystem.invalidate_cache(path)

@@ -30,8 +30,8 @@ from kdpipes.storage.shared import PackedStrings
 __all__ = [
     "HEADER",
     "Header",
-    "Record",
     "Records",
+    "WrittenSample",
     "finished_index",
     "header_of",
     "part_name",
@@ -204,14 +204,14 @@ def read_records(folder: Path) -> Records:
     return Records(paths, sizes, catalog.shards, catalog.short_keys, catalog.fields, header.class_names)
 
 
-class Record(NamedTuple):
+class WrittenSample(NamedTuple):
     """A sample to be written."""
 
     key: str
     fields: dict[str, Any]
 
 
-def write_part(path: Path, records: Iterable[Record], tag: str) -> ShardIndex:
+def write_part(path: Path, records: Iterable[WrittenSample], tag: str) -> ShardIndex:
     """Write an LMDB file, which must not exist, and return its index. The same records make the same bytes.
 
     Raises:
@@ -274,7 +274,7 @@ def _address(value: memoryview) -> int:
     return int(np.frombuffer(value, np.uint8).__array_interface__["data"][0])
 
 
-def _packed(index: IndexBuilder, record: Record) -> tuple[int, bytes]:
+def _packed(index: IndexBuilder, record: WrittenSample) -> tuple[int, bytes]:
     """Add a record to the index, and return its number and bytes."""
     number = len(index)
     parts = _padded(encode([number, record.key, list(record.fields)]))

@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 from kdpipes.core.errors import DataError
 from kdpipes.core.masked import masked
 from kdpipes.core.processes import forget_after_fork
-from kdpipes.storage.access import Access, current_access, using
+from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.catalog import keep_index
 from kdpipes.storage.files import CAN_HOLD, HeldFile, Version, cache_folder, pread
 from kdpipes.storage.remote import read_range
-from kdpipes.storage.shard_folder import Entry, ReplacedError, Shard, ShardFolder, download
-from kdpipes.storage.threads import Threads
+from kdpipes.storage.shard_folder import ReplacedError, Shard, ShardFolder, StoredFile, download
 
-__all__ = ["Shard", "ShardCache", "ShardOrder", "Survey", "Visits"]
+__all__ = ["NeededShards", "Shard", "ShardCache", "Survey", "Visits"]
 
 _AT_ONCE = 16  # how many shards an order may go through side by side
 _NUM_HELD = 2  # shards that stay open in a process between reads, and so cannot be removed by others: at least
@@ -124,7 +123,7 @@ class ShardCache:
 
         Args:
             shards: In order of need; one that is needed again later appears again.
-            untils: See `ShardOrder`.
+            untils: See `NeededShards`.
         """
         fetcher = self._fetcher()
         fetcher.failure = None
@@ -137,7 +136,7 @@ class ShardCache:
 
     def _set_order(self, shards: Sequence[Shard], untils: Sequence[int] | None) -> None:
         fetcher = self._fetcher()
-        fetcher.order = ShardOrder(shards, untils)
+        fetcher.order = NeededShards(shards, untils)
         if self._is_able(fetcher):
             fetcher.look_ahead()
 
@@ -214,7 +213,7 @@ class _Fetcher:
 
     def __init__(self, folder: ShardFolder, num_ahead: int, num_ranges: int, range_size: int) -> None:
         self.folder = folder
-        self.order = ShardOrder()
+        self.order = NeededShards()
         self.failure: OSError | None = None  # of the local disk: nothing more is downloaded
         self.rejected: set[str] = set()  # shards whose storage fails, or that have no room in this epoch
         self._num_ahead, self._num_ranges, self._range_size = num_ahead, num_ranges, range_size
@@ -281,7 +280,7 @@ class _Fetcher:
         return next((shard for shard in due if not self.folder.has(shard)), None)
 
     def _fetched(self, shard: Shard, *, waits: bool) -> HeldFile | None:
-        def expendable(entries: list[Entry]) -> Iterator[Entry]:
+        def expendable(entries: list[StoredFile]) -> Iterator[StoredFile]:
             for entry in self._by_need(entries, self.order.need(shard.name)):
                 with self._lock:
                     self._held.pop(entry.name, None)
@@ -289,7 +288,7 @@ class _Fetcher:
 
         return self.folder.fetch(shard, self._download, expendable, waits=waits)
 
-    def _by_need(self, entries: list[Entry], latest: int | None) -> list[Entry]:
+    def _by_need(self, entries: list[StoredFile], latest: int | None) -> list[StoredFile]:
         """Return the files that may be removed: unneeded ones, then those needed after `latest`, last ones first."""
         needs = {entry: self.order.need(entry.name) for entry in entries}
         unneeded = sorted((entry for entry, need in needs.items() if need is None), key=lambda entry: entry.used)
@@ -314,7 +313,7 @@ class _Fetcher:
         return is_whole
 
 
-class ShardOrder:
+class NeededShards:
     """The order in which an epoch needs shards, and which of them it has reached.
 
     Args:

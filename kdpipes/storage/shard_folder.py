@@ -30,7 +30,7 @@ from kdpipes.storage.files import (
 )
 from kdpipes.storage.remote import BrokenStreamError, Content, NoRangesError, RemoteStream, Span
 
-__all__ = ["Entry", "ReplacedError", "Shard", "ShardFolder", "download"]
+__all__ = ["ReplacedError", "Shard", "ShardFolder", "StoredFile", "download"]
 
 _NAME = re.compile(r"([0-9a-f]{32}-([0-9]+))\.(tar|part)")
 _WHOLE, _PART, _LOCK = ".tar", ".part", "lock"
@@ -74,10 +74,10 @@ def _name_of(url: str, size: int, tag: str) -> str:
 
 
 Download = Callable[[Shard, HeldFile], bool]
-Expendable = Callable[[list["Entry"]], Iterable["Entry"]]
+Expendable = Callable[[list["StoredFile"]], Iterable["StoredFile"]]
 
 
-class Entry(NamedTuple):
+class StoredFile(NamedTuple):
     """A file in the folder.
 
     Args:
@@ -117,7 +117,7 @@ class ShardFolder:
             self._max_bytes = (shutil.disk_usage(self.path).free + held) // 2
         return self._max_bytes
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[StoredFile]:
         """Return its files."""
         found = []
         with os.scandir(self.path) as files:
@@ -125,7 +125,7 @@ class ShardFolder:
                 match = _NAME.fullmatch(file.name)
                 with suppress(FileNotFoundError):  # another process has just removed or finished it
                     if match is not None:
-                        found.append(Entry(Path(file.path), match[1], int(match[2]), file.stat().st_mtime))
+                        found.append(StoredFile(Path(file.path), match[1], int(match[2]), file.stat().st_mtime))
         return found
 
     def has(self, shard: Shard) -> bool:

@@ -118,11 +118,7 @@ def _packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, ND
 
 
 def _unpacked(magic: bytes, content: bytes | mmap.mmap, url: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the header and the arrays of what `_packed` has made; the arrays are views of it.
-
-    Raises:
-        DataError: It is something else, damaged, or of another format.
-    """
+    """Return the header and the arrays of what `_packed` has made; the arrays are views of it."""
     view, head = memoryview(content), len(magic) + 8
     if view[: len(magic)] != magic or len(view) < head + 4:
         raise DataError(f"{url!r} is not the index of a shard.")

@@ -158,9 +158,6 @@ def names_beside(urls: Sequence[str], look: Callable[[], Mapping[str, Seen]]) ->
     Args:
         urls: Of shards of one job.
         look: Returns what is known of each shard, by its URL; called only if the notes have names.
-
-    Raises:
-        DataError: The storage cannot be reached.
     """
     places = notes_places(urls)
     if len(places) != 1 or len(places[0].numbers) != len(urls):

@@ -266,13 +266,7 @@ class _CopySource(NamedTuple):
 
 
 def _find_source(url: str) -> _CopySource:
-    """Return the folder or zip at `url`, or the zip that has the name of a missing folder.
-
-    Raises:
-        FileNotFoundError: There is no such folder or zip.
-        NotADirectoryError: There is a file that is not a zip.
-        DataError: The folder cannot be listed.
-    """
+    """Return the folder or zip at `url`, or the zip that has the name of a missing folder."""
     first, separator, rest = url.partition("::")
     zip_url = f"{first.rstrip('/')}{_ZIP}{separator}{rest}"
     try:
@@ -522,10 +516,6 @@ def _chunks(file: SourceFile) -> Iterator[bytes]:
 
     Large remote files are streamed and not copied by fsspec's `get_file`: a stream goes on where a request broke off,
     has a time limit for silent storage (aiohttp would end each file after five minutes), and can be stopped.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DataError: It cannot be read, or has another size.
     """
     with _naming(file.url):
         if file.size < 0 or (file.size > _STEP and not file.is_local):
@@ -575,11 +565,7 @@ class _RemoteZip(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no t
 
 @contextmanager
 def _opened_zip(file: SourceFile) -> Iterator[zipfile.ZipFile]:
-    """Open a zip, from which several threads may read.
-
-    Raises:
-        DataError: The file is not a zip, or damaged.
-    """
+    """Open a zip, from which several threads may read."""
     with Path(file.path).open("rb") if file.is_local else cast("IO[bytes]", _RemoteZip(file)) as content:
         try:
             archive = zipfile.ZipFile(content)
@@ -592,12 +578,7 @@ def _opened_zip(file: SourceFile) -> Iterator[zipfile.ZipFile]:
 
 
 def _contents_of(archive: zipfile.ZipFile, url: str) -> tuple[list[str], dict[str, zipfile.ZipInfo]]:
-    """Return the folders and files of a zip, by path, in the order in which they lie there.
-
-    Raises:
-        DataError: A member would lie outside of the folder, is a link or a device, is encrypted, or has the path of a
-            folder.
-    """
+    """Return the folders and files of a zip, by path, in the order in which they lie there."""
     folders, members = set[str](), dict[str, zipfile.ZipInfo]()
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
         kind, path = stat.S_IFMT(info.external_attr >> 16), info.orig_filename
@@ -626,11 +607,7 @@ def _contents_of(archive: zipfile.ZipFile, url: str) -> tuple[list[str], dict[st
 
 
 def _unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo, url: str) -> Iterator[bytes]:
-    """Yield the content of a member: at most as much as the zip states, verified by its checksum.
-
-    Raises:
-        DataError: It is damaged.
-    """
+    """Yield the content of a member: at most as much as the zip states, verified by its checksum."""
     try:
         with archive.open(info) as file:
             while chunk := file.read(_ZIP_STEP):

@@ -99,11 +99,7 @@ class MemberEncoder(Fingerprinted):
         }
 
     def __call__(self, sample: Sample) -> list[tuple[str, bytes]]:
-        """Return the extension and the content of each member, sorted by extension; a field that is None has no member.
-
-        Raises:
-            ChainError: A field cannot be written, or two would have the same extension.
-        """
+        """Return the extension and content of each member, sorted by extension; fields that are None have no member."""
         members: dict[str, bytes] = {}
         for field in self._fields or tuple(sample):
             value = sample[field]

@@ -226,14 +226,7 @@ def _field_names(pipe: Any, fields: str | None) -> tuple[str, ...] | None:
 
 
 class _Report(NamedTuple):
-    """A shard that is complete.
-
-    Args:
-        number: The number of the shard.
-        hashes: 64 bits of each key.
-        num_bytes: The size of the tar.
-        num_left_out: The number of samples that `on_error` has left out.
-    """
+    """A shard that is complete."""
 
     number: int
     hashes: NDArray[np.uint64]
@@ -414,10 +407,6 @@ def _begin_notes(
     The notes also keep two jobs from writing the same remote shards at the same time, where no lock is possible: they
     are created by one request, and never replaced by those of another job. Two runs of the same job are harmless: they
     write the same bytes.
-
-    Raises:
-        FileExistsError: The notes belong to another job, or there are shards without notes.
-        DataError: The notes cannot be read.
     """
     notes, existing = _read_notes(places), places.existing()
     was_begun = notes is not None
@@ -533,13 +522,7 @@ class _Span(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    """How samples become members.
-
-    Args:
-        pipe: The chain.
-        encoder: Encodes the fields.
-        key: Returns the key of a sample; None takes the sample's own.
-    """
+    """How samples become members."""
 
     pipe: Any
     encoder: MemberEncoder
