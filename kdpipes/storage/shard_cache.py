@@ -77,12 +77,7 @@ class ShardCache:
             self._end.detach()
 
     def takes(self, shard: Shard, num_bytes: int | None = None) -> bool:
-        """Return whether a shard can be kept, as far as is known.
-
-        Args:
-            shard: Which one.
-            num_bytes: The size of it and of all that must be kept at the same time; None means the shard alone.
-        """
+        """Return whether a shard, or `num_bytes` that are needed at the same time, can be kept, as far as is known."""
         fetcher = self._fetcher()
         needed = shard.version.size if num_bytes is None else num_bytes
         try:
@@ -106,12 +101,7 @@ class ShardCache:
         return self._fetcher().folder.has(shard)
 
     def path_of(self, shard: Shard, *, fetches: bool) -> str | None:
-        """Return the path of a shard in the cache; None if it is not there.
-
-        Args:
-            shard: Which one.
-            fetches: Whether to download a shard that is not in the cache.
-        """
+        """Return the path of a shard in the cache; if `fetches`, it is downloaded. None if it is not there."""
         try:
             file = self._file(shard, fetches=fetches)
         except ReplacedError:
@@ -121,20 +111,15 @@ class ShardCache:
     def expect(self, shards: Sequence[Shard], untils: Sequence[int] | None = None) -> None:
         """Set the order in which an epoch that begins needs shards, and start to download the first ones.
 
-        Args:
-            shards: In order of need; one that is needed again later appears again.
-            untils: See `NeededShards`.
+        A shard that is needed again later appears again; for `untils` see `NeededShards`.
         """
         fetcher = self._fetcher()
         fetcher.failure = None
         fetcher.rejected.clear()
-        self._set_order(shards, untils)
+        self.prefetch(shards, untils)
 
-    def prefetch(self, shards: Sequence[Shard]) -> None:
+    def prefetch(self, shards: Sequence[Shard], untils: Sequence[int] | None = None) -> None:
         """Set which shards will be read soon, where the order of the epoch is not known."""
-        self._set_order(shards, None)
-
-    def _set_order(self, shards: Sequence[Shard], untils: Sequence[int] | None) -> None:
         fetcher = self._fetcher()
         fetcher.order = NeededShards(shards, untils)
         if self._is_able(fetcher):
@@ -143,14 +128,7 @@ class ShardCache:
     def read(self, shard: Shard, offset: int, size: int, *, fetches: bool = True) -> bytes | None:
         """Return bytes of a shard; None if it is not in the cache and cannot be, or is too short.
 
-        Args:
-            shard: Which one.
-            offset: Of the first byte.
-            size: The number of bytes.
-            fetches: Whether to download a shard that is not in the cache.
-
-        Raises:
-            ReplacedError: The shard has been replaced.
+        If `fetches`, a missing shard is downloaded. Raises ReplacedError if it has been replaced.
         """
         file = self._file(shard, fetches=fetches)
         content = None if file is None else pread(file.descriptor, size, offset)
@@ -281,19 +259,17 @@ class _Fetcher:
 
     def _fetched(self, shard: Shard, *, waits: bool) -> HeldFile | None:
         def expendable(entries: list[StoredFile]) -> Iterator[StoredFile]:
-            for entry in self._by_need(entries, self.order.need(shard.name)):
+            """Yield files that may be removed: unneeded ones, then those needed after the shard, last ones first."""
+            needs = [(self.order.need(entry.name), entry) for entry in entries]
+            latest = self.order.need(shard.name)
+            unneeded = sorted((entry for need, entry in needs if need is None), key=lambda entry: entry.used)
+            needed = sorted(((need, entry) for need, entry in needs if need is not None), reverse=True)
+            for entry in (*unneeded, *(entry for need, entry in needed if latest is None or need > latest)):
                 with self._lock:
                     self._held.pop(entry.name, None)
                 yield entry
 
         return self.folder.fetch(shard, self._download, expendable, waits=waits)
-
-    def _by_need(self, entries: list[StoredFile], latest: int | None) -> list[StoredFile]:
-        """Return the files that may be removed: unneeded ones, then those needed after `latest`, last ones first."""
-        needs = {entry: self.order.need(entry.name) for entry in entries}
-        unneeded = sorted((entry for entry, need in needs.items() if need is None), key=lambda entry: entry.used)
-        needed = sorted(((need, entry) for entry, need in needs.items() if need is not None), reverse=True)
-        return [*unneeded, *(entry for need, entry in needed if latest is None or need > latest)]
 
     def _download(self, shard: Shard, file: HeldFile) -> bool:
         with self._lock:
