@@ -16,13 +16,12 @@ from kdpipes.core.errors import DataError
 from kdpipes.core.order import WINDOW, Order
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Access, using
-from kdpipes.storage.catalog import Catalog
 from kdpipes.storage.files import Version
 from kdpipes.storage.memory import read_span
 from kdpipes.storage.remote import RangeReader, Span, read_range
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_cache import Shard, ShardCache, Survey
-from kdpipes.storage.shard_index import UNCHECKED, Places
+from kdpipes.storage.shard_index import UNCHECKED, Catalog, Places
 from kdpipes.storage.urls import is_local
 
 __all__ = ["Fetch", "Habit", "MemberReader"]

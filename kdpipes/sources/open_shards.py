@@ -21,12 +21,13 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.traits import Traits
 from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.access import DEFAULT_S, Access, using
-from kdpipes.storage.catalog import Catalog, find_index, open_catalog
+from kdpipes.storage.catalog import find_index, open_catalog
+from kdpipes.storage.columns import missing_in, values_of
 from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.shard_cache import ShardCache
-from kdpipes.storage.shard_index import Places
+from kdpipes.storage.shard_index import Catalog, Places
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import DottedKeys
@@ -206,9 +207,9 @@ class ShardReaderMapDataPipe(MapPipe):
         catalog = self._indexed()
         if name in catalog.columns and not isinstance(catalog.fields.get(name), np.ndarray):
             column = catalog.columns[name]
-            for index in column.missing[:1].tolist():
+            for index in missing_in(column)[:1].tolist():
                 value_of(self.fetch(index), name)  # raises the error that names the sample
-            return column.values()
+            return values_of(column)
         if is_key(name, catalog.fields):
             return np.asarray([catalog.key(index) for index in range(len(self))])
         if name not in catalog.fields:

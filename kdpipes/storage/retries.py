@@ -167,13 +167,13 @@ def _is_rejection(error: BaseException) -> bool:
     return is_known or isinstance(error, PermissionError)
 
 
-class _Own(threading.local):
+class _WaitsOfThread(threading.local):
     """Whether a thread itself may wait without a limit."""
 
     waits = False
 
 
-_own = _Own()
+_own = _WaitsOfThread()
 
 
 @contextmanager
