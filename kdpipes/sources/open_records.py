@@ -79,7 +79,7 @@ class RecordReaderMapDataPipe(MapPipe):
         self._verify = verify
         self._block_size = None if block_size is None else check_count("block_size", block_size)
         self._records: Shared[Records] | None = None
-        self._files, self._verified = MappedFiles(), _Verified()
+        self._files, self._verified = MappedFiles(), _VerifiedFields()
 
     def __len__(self) -> int:
         return len(self._opened())
@@ -171,14 +171,14 @@ class RecordReaderMapDataPipe(MapPipe):
         return value
 
 
-class _Verified:
+class _VerifiedFields:
     """Which fields of which samples this process has verified; a copy knows of none."""
 
     def __init__(self) -> None:
         self._flags: dict[str, bytearray] = {}
 
-    def __reduce__(self) -> tuple[type[_Verified], tuple[()]]:
-        return _Verified, ()
+    def __reduce__(self) -> tuple[type[_VerifiedFields], tuple[()]]:
+        return _VerifiedFields, ()
 
     def has(self, name: str, index: int) -> bool:
         return name in self._flags and bool(self._flags[name][index])

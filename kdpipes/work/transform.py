@@ -174,7 +174,7 @@ class Transformer(Operation):
     def _transformed(self, sample: Sample, value: Lazy, steps: list[_Step], view: str = "") -> Lazy:
         for step, has_params in steps:
             place = sample.claim_name(f"{view}.{step.name}" if view else step.name)
-            where = _Place(place, view, sample.is_recording)
+            where = _StepPlace(place, view, sample.is_recording)
             run = _in_two_steps(step, where) if has_params else _in_one(step, where, self._fields)
             value = Lazy(run, value, what=f"applying {step.name!r} to {self._what}")
             if sample.is_recording and not view:
@@ -257,7 +257,7 @@ def _step(param: str, transform: Any, fields: Fields | None) -> _Step:
     return Callback(param, transform, check=not has_params), has_params
 
 
-class _Place(NamedTuple):
+class _StepPlace(NamedTuple):
     """The place of an operation: its unique name, and the view that it belongs to, if any."""
 
     name: str
@@ -281,7 +281,7 @@ class _Place(NamedTuple):
         return (replayed.get(self.view, {}) if self.view else replayed).get(self.entry)
 
 
-def _in_one(step: Callback, place: _Place, fields: Fields | None) -> Callable[[Sample, Any], Any]:
+def _in_one(step: Callback, place: _StepPlace, fields: Fields | None) -> Callable[[Sample, Any], Any]:
     def run(sample: Sample, value: Any) -> Any:
         values = [_plain(each) for each in ((value,) if fields is None else value)]
         try:
@@ -350,7 +350,7 @@ def _is_image_file(content: bytes) -> bool:
         return False
 
 
-def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:
+def _in_two_steps(step: Callback, place: _StepPlace) -> Callable[[Sample, Any], Any]:
     transform: RecordedTransform = step.function
     at_once = getattr(transform, "draw_and_apply", None)
     is_borrowed = borrows_rng(transform.draw)
