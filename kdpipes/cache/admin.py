@@ -12,8 +12,7 @@ from kdpipes.cache.metadata import layout_in
 from kdpipes.cache.open_cache import heal_contents, read_contents, store_in
 from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.cache.store import CacheStore
-from kdpipes.core.errors import DataError
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import DataError, masked
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.codec import DamagedError, decode

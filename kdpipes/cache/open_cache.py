@@ -16,9 +16,8 @@ from kdpipes.cache.key import key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.metadata import METADATA, layout_in
 from kdpipes.cache.store import CacheStore, bound_to
-from kdpipes.core.errors import DataError, check_flag, must_be, reject_field
+from kdpipes.core.errors import DataError, check_flag, masked, must_be, reject_field
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.masked import masked
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.storage.access import Access

@@ -15,8 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from kdpipes.core.errors import must_be
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import masked, must_be
 from kdpipes.storage.files import locked
 
 __all__ = [

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from kdpipes.core.errors import KdpipesError, closest
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import KdpipesError, closest, masked
 
 __all__ = ["INTERRUPTED", "Answer", "Command", "Commands", "wants_json"]
 

@@ -9,7 +9,7 @@ import click
 
 from kdpipes.cli._chain_of import CHAIN_HELP, chain_of, names_chain
 from kdpipes.cli._commands import Answer, Command
-from kdpipes.core.masked import masked, printable
+from kdpipes.core.errors import masked, printable
 
 if TYPE_CHECKING:
     from kdpipes.look.contents import Contents, FieldSeen, SampleSeen

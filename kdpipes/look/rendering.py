@@ -9,8 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdpipes.core.errors import must_be
-from kdpipes.core.masked import printable
+from kdpipes.core.errors import must_be, printable
 
 if TYPE_CHECKING:
     import jinja2

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from kdpipes.core.errors import DataError, add_note, check_choice, check_count, check_flag, check_names
-from kdpipes.core.giving_up import are_given_up, give_up
-from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.iter_pipe import IterPipe, report_lost_shard, tolerates_lost_shards
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import Permutation
@@ -156,7 +155,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._start = (0, 0, 0)
         is_from_start = (first, skipped) == (0, 0)
         own = self._own()
-        if not are_given_up():
+        if not tolerates_lost_shards():
             _reject_missing(urls if part == 0 else [url for url, _ in own[first:]])
         lost: list[Exception] = []
         ahead, self._ahead = self._ahead or self._streams_ahead(own[first:]), None
@@ -172,7 +171,7 @@ class ShardStreamerIterDataPipe(IterPipe):
                         self.cursor = shard, place, index
                         yield self._sample(url, name, group, known, index - 1)
                 if len(lost) > self.num_lost:
-                    give_up(name, index, lost[-1])
+                    report_lost_shard(name, index, lost[-1])
                     self.num_lost += 1
                 skipped = 0
         if is_from_start:

@@ -19,8 +19,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.errors import DataError, FieldError
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import DataError, FieldError, masked
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.catalog_file import CatalogFile, Joined, KnownIndexes, cached_index
 from kdpipes.storage.columns import Column, ColumnBuilder

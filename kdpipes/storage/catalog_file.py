@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.errors import DataError
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import DataError, masked
 from kdpipes.storage.columns import Column
 from kdpipes.storage.files import (
     Version,

@@ -18,8 +18,7 @@ from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain, Node, upstream_of
-from kdpipes.core.giving_up import given_up_by
-from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.iter_pipe import IterPipe, with_lost_shards
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.work.fields import Selector
@@ -173,7 +172,7 @@ def samples_of(source: Any) -> Iterator[Callable[[], Any]]:
         source = upstream_of(source)[0]
     copied: Any = Chain.of(source).copy_streams() if isinstance(source, IterDataPipe) else source
     samples = copied.samples() if isinstance(copied, IterPipe) else iter(())
-    for sample in given_up_by(_pass_over, itertools.islice(samples, _FEW)):
+    for sample in with_lost_shards(_pass_over, itertools.islice(samples, _FEW)):
         yield functools.partial(_same, sample)
 
 
