@@ -19,9 +19,8 @@ from kdpipes.cache.key import key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.cache.store import CacheStore, bound_to
-from kdpipes.core.errors import DataError, check_flag, must_be, reject_field
+from kdpipes.core.errors import DataError, check_flag, masked, must_be, reject_field
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.masked import masked
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, ClassVar, NamedTuple
 
-from kdpipes.core.errors import must_be
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import masked, must_be
 
 __all__ = ["MORE_ROOM", "PATIENCE_S", "CacheStats", "CacheStore", "Rejection", "bound_to", "check_key", "claim_by"]
 

@@ -20,10 +20,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
 from kdpipes.core.fingerprint import attributes_of, digest_with_globals
-from kdpipes.core.first_values import MISSING, Change, note_changed_attribute, note_changed_global
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.user_code import globals_read, is_users
+from kdpipes.core.user_code import MISSING, Change, globals_read, is_users, note_changed_attribute, note_changed_global
 
 __all__ = ["WatchedCalls", "reached_from"]
 

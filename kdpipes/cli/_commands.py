@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import click
 from click.core import ParameterSource
 
-from kdpipes.core.errors import KdpipesError, closest
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import KdpipesError, closest, masked
 
 __all__ = ["INTERRUPTED", "Answer", "Commands", "command", "group", "wants_json"]
 

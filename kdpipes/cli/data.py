@@ -7,7 +7,7 @@ from typing import Annotated
 
 from kdpipes.cli._chain_of import chain_of, names_chain
 from kdpipes.cli._commands import Answer, command
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import masked
 
 __all__ = ["copy", "index", "inspect"]
 

@@ -37,8 +37,16 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.first_values import with_first_values
-from kdpipes.core.user_code import VALUES, global_values, is_kdpipes, is_users, is_users_module, library_of, own_members
+from kdpipes.core.user_code import (
+    VALUES,
+    global_values,
+    is_kdpipes,
+    is_users,
+    is_users_module,
+    library_of,
+    own_members,
+    with_first_values,
+)
 from kdpipes.storage.shared import PackedStrings, Shared
 
 __all__ = [

@@ -379,8 +379,11 @@ class Sample(MutableMapping[str, Any]):
 
     def key_of(self, operation: str) -> bytes:
         """Return the key of an operation, which depends only on the delivered sample and the operation's name."""
-        early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
-        return (self.draw if early is None else SampleKey.from_entry(early, is_early=True)).key(operation)
+        sample_key = self._origin.sample_key
+        if sample_key.replayed is not None:
+            early = sample_key.replayed.get(_EARLY, {}).get(operation)
+            sample_key = sample_key if early is None else SampleKey.from_entry(early, is_early=True)
+        return sample_key.key(operation)
 
     def rng(self, operation: str, *, is_borrowed: bool = False) -> np.random.Generator:
         """Return a generator that depends only on the delivered sample and the operation's name.
@@ -389,19 +392,21 @@ class Sample(MutableMapping[str, Any]):
             operation: The name of the operation, unique for the sample.
             is_borrowed: Whether the operation no longer uses the generator when this thread asks for the next one.
         """
-        replayed = self.draw.replayed
+        origin = self._origin
+        replayed = origin.sample_key.replayed
         if replayed is not None and operation not in replayed.get(_EARLY, {}) and _DRAW not in replayed:
             return cast("np.random.Generator", _Unknown(operation))
-        if self._origin.drawn is None:
+        if origin.drawn is None:
             return (borrowed_generator if is_borrowed else generator)(self.key_of(operation))
         made = generator(self.key_of(operation))
-        self._origin.drawn.append((operation, made))
+        origin.drawn.append((operation, made))
         return made
 
     @property
     def is_watched(self) -> bool:
         """Whether it must be known which operations draw random numbers."""
-        return self._origin.drawn is not None or self.is_recording or self.draw.replayed is not None
+        origin = self._origin
+        return origin.drawn is not None or origin.is_recording or origin.sample_key.replayed is not None
 
     @contextmanager
     def watching_draws(self) -> Iterator[Callable[[], str | None]]:

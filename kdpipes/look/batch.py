@@ -11,12 +11,12 @@ from PIL import Image
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count, check_names, check_seed
-from kdpipes.core.item_form import ItemForm
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import a_datapipe, form_of
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import SampleMapper
+from kdpipes.core.traits import ItemForm
 from kdpipes.delivery.collate_samples import split_ctx
 from kdpipes.look.pictures import (
     check_normalization,

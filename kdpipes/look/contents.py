@@ -19,11 +19,9 @@ from PIL import Image
 
 from kdpipes.cache.folder import layout_in
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError, check_count
-from kdpipes.core.giving_up import given_up_by
-from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.errors import DataError, check_count, masked, printable
+from kdpipes.core.iter_pipe import IterPipe, with_lost_shards
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.masked import masked, printable
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
 from kdpipes.core.sample import Sample
@@ -371,7 +369,7 @@ def _samples_of(source: Any) -> Iterator[Sample]:
             if sample is not LEFT_OUT:
                 yield sample
     elif isinstance(source, IterPipe):
-        samples = given_up_by(partial(skipper.give_up, 0, 0), with_stream_keys(source.samples(), 0, 0))
+        samples = with_lost_shards(partial(skipper.give_up, 0, 0), with_stream_keys(source.samples(), 0, 0))
         for place, sample in enumerate(samples):
             sample.bind(sample_key := SampleKey(position=place))
             if skipper.make(sample_key, 0, partial(_as_it_is, sample), _as_it_is) is not LEFT_OUT:

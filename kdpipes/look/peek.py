@@ -17,8 +17,7 @@ from torch.utils.data import MapDataPipe
 
 from kdpipes.core.call_text import shown_value
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import check_count
-from kdpipes.core.masked import masked, printable
+from kdpipes.core.errors import check_count, masked, printable
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.delivery.dealer import Dealer

@@ -12,9 +12,9 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 from kdpipes.core.call_text import arguments_of
 from kdpipes.core.chain import Chain, Node
+from kdpipes.core.errors import masked, printable
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.masked import masked, printable
 from kdpipes.core.pipe import Pipe, show_by
 from kdpipes.core.stock import is_of_torchdata, redraws, shards
 from kdpipes.look.rendering import render

@@ -1,4 +1,4 @@
-"""Tar shards with random access: their indexes are read, or made, once; contents when a field is read."""
+"""Read tar shards by position. Their indexes are read, or made, once; contents are read with their fields."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _AT_ONCE = 512  # how many members of a column are asked for at a time
 
 
 def _stamp_of(catalog: Catalog, index: int) -> str:
-    """Return what distinguishes a sample's shard from all others and from earlier versions."""
+    """Return a text that identifies the shard of a sample and its version."""
     number = int(catalog.shards[index])
     url, (size, tag) = catalog.urls[number], catalog.versions[number]
     where = os.path.abspath(url) if is_local(url) else identity_of(url)  # noqa: PTH100 - links stay
@@ -54,7 +54,7 @@ def _is_lacking(catalog: Catalog, field: str, index: int) -> bool:
 
 
 def _warn_of_dots(catalog: Catalog) -> None:
-    """Warn if the first samples look as if several samples were merged because their keys have dots."""
+    """Warn if the first samples seem to be several samples each, merged because their keys contain dots."""
     number = min(len(catalog), _NUM_PROBED)
     fields: list[list[str]] = [[] for _ in range(number)]
     for name, known in catalog.fields.items() if any("." in name for name in catalog.fields) else ():
@@ -69,37 +69,37 @@ def _warn_of_dots(catalog: Catalog) -> None:
 
 @called_as("open_shards")
 class ShardReaderMapDataPipe(MapPipe):
-    """The samples of plain webdataset tars, by position (`kdp.open_shards(urls)`).
+    """Reads the samples of plain webdataset tars by position (`kdp.open_shards(urls)`).
 
-    A field is one member, called by its extension: `0001.jpg` and `0001.cls` are fields `jpg` and `cls` of sample
-    `0001`; `.rename_fields(x="jpg;png", y="cls")` gives them the usual names. The extension
-    decides how a field is decoded: the number or name of a class (`.cls`), text (`.txt`, `.html`), JSON (`.json`), an
-    array (`.npy`), or tensors (`.pth` and `.pt`, loaded with `weights_only`); all other members are bytes. The key is
-    the shard's name, a slash and the sample's key. Members without an extension are ignored, as in webdataset. If a
-    sample lacks a member that others have, reading it is an error, and `.on_error("skip")` skips the sample.
+    Each member is a field with the name of its extension: `0001.jpg` and `0001.cls` are fields `jpg` and `cls` of
+    sample `0001`; `.rename_fields(x="jpg;png", y="cls")` gives them the usual names. The extension determines how a
+    field is decoded: the number or name of a class (`.cls`), text (`.txt`, `.html`), JSON (`.json`), an array (`.npy`),
+    or tensors (`.pth` and `.pt`, loaded with `weights_only`); other members are bytes. The key is the shard's name, a
+    slash and the sample's key. Members without an extension are ignored, as in webdataset. If a sample lacks a member
+    that others have, reading it is an error, and `.on_error("skip")` skips the sample.
 
-    Each shard has an index, `NAME.tar.index`, with the places of its members and the classes. It is read from beside
-    the shard. If it is missing, or belongs to another version of the shard, the shard is indexed once, and the index is
-    kept beside it, or in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`) if that is not writable.
+    Each shard has an index, `NAME.tar.index`, which contains the offsets of its members and the classes. It is stored
+    in the same folder. If it is missing, or belongs to another version of the shard, the shard is indexed once, and the
+    index is stored there, or in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`) if the folder is read-only.
 
-    Remote shards are read ahead of need, with retries. Members are verified if the index has checksums, as those of
+    Remote shards are prefetched, with retries. Members are verified if the index has checksums, as the indexes of
     remote shards and of `kdpipes index` have. Either only the members that the next batches of `deal` need are read,
-    neighbours in one request, or whole shards, which stay in the local cache for later epochs and runs, and for all
-    local processes; complete shards are read from there even if their storage cannot be reached. Whole shards are
-    downloaded in ranges, resumed after an interruption, and verified by size and ETag. To make room, the shards that
-    the plan needs last are removed first.
+    neighbouring ones in one request; or whole shards, which stay in the local cache for later epochs and runs, and for
+    all local processes. Complete shards are read from the cache even if their storage cannot be reached. Whole shards
+    are downloaded in ranges, resumed after an interruption, and verified by size and ETag. To make room, the shards
+    that the plan needs last are removed first.
 
     Args:
         urls: Paths or fsspec URLs of uncompressed tars, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or
             globs, `"birds-*.tar"`. `pipe:` is rejected.
-        class_names: The names of the classes 0, 1, ...; by default those that `kdp.write_shards` has noted beside its
-            shards, `NAME-shards.json`, if it has finished them and they are as it has left them.
+        class_names: The names of the classes 0, 1, ...; by default, those that `kdp.write_shards` has stored in
+            `NAME-shards.json`, if all shards are finished and have not changed since.
         fetch: How remote shards are read: "members", "shards" (whole), or "auto": whole in an epoch that goes shard by
             shard and needs at least half of their bytes, if the cache holds all shards of a window and one more;
             otherwise by members, unless they are in the cache.
         cache_dir: The folder for whole shards; None is `shards` in the local cache.
-        max_cache_bytes: How large it may be, with what is being downloaded; None is half of what is free on its disk.
-            A shard for which there is no room is read by members.
+        max_cache_bytes: The maximum size of this folder, including downloads in progress; None is half of the free
+            space on its disk. If there is no room for a shard, its members are read instead.
         timeout_s: How long remote storage may take to answer a request, in seconds, plus 1 s for each 256 KiB of a
             large one; a second timeout is an error. None waits without limit.
         decode: Whether to decode texts, JSON, arrays and tensors; False returns their bytes. Numbers are always
@@ -115,7 +115,7 @@ class ShardReaderMapDataPipe(MapPipe):
     Raises:
         FileNotFoundError: A shard is missing.
         DataError: A shard is truncated, compressed, not a tar, or cannot be reached; or a member has changed since it
-            was indexed. The message names the shard, the member and the offset.
+            was indexed. The error names the shard, the member and the offset.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ShardReaderMapDataPipe(MapPipe):
         max_bytes = None if max_cache_bytes is None else check_count("max_cache_bytes", max_cache_bytes)
         self._catalog: Shared[Catalog] | None = None
         self._found: Shared[list[str]] | None = None
-        self._noted: tuple[tuple[str, ...] | None] | None = None  # the names, once they have been looked for
+        self._noted: tuple[tuple[str, ...] | None] | None = None  # the stored names, once looked up
         check_filesystems("urls", self._urls.value)
         self._access = Access(timeout_s, storage_options, hedge_s)
         self._decode = check_flag("decode", decode)
@@ -164,7 +164,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return sample
 
     def _place_of(self, index: int, present: Sequence[str]) -> str:
-        """Return where a sample begins, as far as that is known."""
+        """Return the shard of a sample, and its offset if it is known."""
         catalog = self._indexed()
         url = catalog.urls[int(catalog.shards[index])]
         known = (catalog.fields[field] for field in present)
@@ -184,7 +184,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return identity if self._decode else (*identity, "bytes")
 
     def value_fingerprint(self) -> Any:
-        """Return the data that identifies it in caches, besides the versions of the shards."""
+        """Return the data that identify values in caches, in addition to the versions of the shards."""
         return () if self._decode else "bytes"
 
     def prefetch(self, order: Order) -> None:
@@ -242,7 +242,7 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def _indexed(self) -> Catalog:
         if self._catalog is None:
-            urls, self._found = self._matching(), None  # if that fails, they are looked for again
+            urls, self._found = self._matching(), None  # if opening fails, the globs are matched again
             with using(self._access):
                 self._catalog = Shared(
                     open_catalog(urls, relative_names(urls), self._members.has_copy, self._members.copy_of)
@@ -251,7 +251,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return self._catalog.value
 
     def _matching(self) -> list[str]:
-        """Return the shards, with globs written out."""
+        """Return the URLs of the shards, without globs."""
         if self._catalog is not None:
             return list(self._catalog.value.urls)
         if self._found is None:
@@ -287,8 +287,8 @@ class ShardReaderMapDataPipe(MapPipe):
         content = self._members.read(catalog, index, field, places)
         if len(content) < places.sizes[index]:
             raise DataError(
-                f"Shard {catalog.urls[catalog.shards[index]]!r} is truncated: {places.sizes[index]} bytes are due at "
-                f"offset {places.offsets[index]}, {len(content)} are there."
+                f"Shard {catalog.urls[catalog.shards[index]]!r} is truncated: expected {places.sizes[index]} bytes at "
+                f"offset {places.offsets[index]}, but found {len(content)}."
             )
         try:
             return decode_member(field, content, decode=self._decode)

@@ -16,8 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from kdpipes.core.errors import DataError, FieldError
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import DataError, FieldError, masked
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.access import Threads
 from kdpipes.storage.catalog_file import CatalogFile, KnownIndexes, cached_index

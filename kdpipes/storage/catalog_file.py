@@ -13,8 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kdpipes.core.errors import DataError
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import DataError, masked
 from kdpipes.storage.files import (
     Version,
     cache_folder,

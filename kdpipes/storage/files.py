@@ -21,8 +21,7 @@ import fsspec
 import platformdirs
 from filelock import FileLock, Timeout
 
-from kdpipes.core.errors import DataError, as_cause
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import DataError, as_cause, masked
 from kdpipes.storage.access import Threads
 from kdpipes.storage.filesystems import filesystem_of, not_installed, parent_of
 from kdpipes.storage.retries import NUM_TRIES, SilenceError, ask, hedged, in_time, is_missing, retried, what_went_wrong

@@ -16,7 +16,7 @@ from concurrent.futures import TimeoutError as NotDone
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import masked
 from kdpipes.storage.access import current_access, time_limit, using
 from kdpipes.storage.filesystems import PrivateHostError
 from kdpipes.storage.object_store import ObjectFiles

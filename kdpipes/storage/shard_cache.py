@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.errors import DataError
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import DataError, masked
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.catalog import keep_index

@@ -18,7 +18,6 @@ from PIL import Image
 
 from kdpipes.core.errors import must_be
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.plain_data import as_plain, restored
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.image_ops import NUM_COLUMNS, FieldKind, as_array, back_as
@@ -26,6 +25,7 @@ from kdpipes.work.joint import (
     Fields,
     JointTransform,
 )
+from kdpipes.work.plain_data import as_plain, restored
 
 __all__ = ["AlbumentationsAdapter", "TorchvisionAdapter", "adapted", "unwrapped"]
 

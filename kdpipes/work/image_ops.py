@@ -146,7 +146,7 @@ def cut_out(value: Any, params: dict[str, int], owner: str, least: tuple[int, in
     """
     if isinstance(value, EncodedImage | DecodedImage) and value.mode == "RGB":
         width, height = value.size
-        top, left, rows, columns = (params[name] for name in ("top", "left", "height", "width"))
+        top, left, rows, columns = params["top"], params["left"], params["height"], params["width"]
         if min(top, left) >= 0 and top + rows <= height and left + columns <= width:
             return value.region(top, left, rows, columns, least=least)
     return cut(as_image(value, owner), params)

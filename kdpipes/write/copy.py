@@ -27,8 +27,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from kdpipes.core.errors import DataError, as_cause, check_count, must_be
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import DataError, as_cause, check_count, masked, must_be
 from kdpipes.core.progress import bytes_if_slow
 from kdpipes.storage.access import Access, current_access, using
 from kdpipes.storage.files import CAN_HOLD, HeldFile, draft_of, version_in

@@ -18,9 +18,8 @@ import torch
 from PIL import Image
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.errors import ChainError, DataError, add_note, check_callable, closest, must_be
+from kdpipes.core.errors import ChainError, DataError, add_note, check_callable, closest, masked, must_be
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.masked import masked
 from kdpipes.core.sample import Sample
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import Version

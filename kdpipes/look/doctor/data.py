@@ -15,10 +15,9 @@ from PIL import Image
 
 from kdpipes.cache.cache import Cacher, is_cached
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError
+from kdpipes.core.errors import DataError, masked
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.masked import masked
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
 from kdpipes.look.doctor.rules import (

@@ -18,8 +18,7 @@ from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain, Node, upstream_of
-from kdpipes.core.giving_up import given_up_by
-from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.iter_pipe import IterPipe, with_lost_shards
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import is_of_torchdata
@@ -159,7 +158,7 @@ def samples_of(source: Any, positions: Iterable[int] | None = None) -> Iterator[
         source = upstream_of(source)[0]
     copied: Any = Chain.of(source).copy_streams() if isinstance(source, IterDataPipe) else source
     samples = copied.samples() if isinstance(copied, IterPipe) else iter(())
-    yield from given_up_by(lambda key, index, error: True, itertools.islice(samples, _FEW))
+    yield from with_lost_shards(lambda key, index, error: True, itertools.islice(samples, _FEW))
 
 
 def _tried(make: Callable[[], Any]) -> list[Any]:
