@@ -147,16 +147,8 @@ class Cacher(Operation):
         # A frozen key depends on the sample alone. If it depended on the delivery, fields could be inconsistent.
         position = int.from_bytes(base[:7], "little")
         frozen = sample.using_key(SampleKey(position=position, is_early=True)) if self.freezes else nullcontext()
-        before = set(sample.ctx)
         with calls.watching() as moved, frozen:
-            with sample.watching_draws() as drawn:
-                value = _decoded(sample[name])
-                operation = None if self.freezes else drawn()
-            if operation is not None:
-                reject_random(operation)
-            if not self.freezes and (private := moved()) is not None:
-                reject_random(*private)
-            value, is_new = self._kept(sample, name, key, value, {*entries, *(set(sample.ctx) - before)}, is_damaged)
+            value, is_new = self._loaded(sample, name, key, entries, is_damaged, moved)
         if is_new:
             added()
         return value
@@ -174,15 +166,30 @@ class Cacher(Operation):
             self._verified.add(key)
         return found
 
-    def _kept(
-        self, sample: Sample, name: str, key: bytes, value: Any, made: set[str], is_damaged: bool
+    def _loaded(
+        self,
+        sample: Sample,
+        name: str,
+        key: bytes,
+        entries: list[str],
+        is_damaged: bool,
+        moved: Callable[[], tuple[str, str] | None],
     ) -> tuple[Any, bool]:
-        """Put a value into the store; return it as later reads will, and whether it is a new entry."""
+        """Load a value and put it into the store; return it as later reads will, and whether it is a new entry."""
+        before = set(sample.ctx)
+        with sample.watching_draws() as drawn:
+            value = _decoded(sample[name])
+            operation = None if self.freezes else drawn()
+        if operation is not None:
+            reject_random(operation)
+        if not self.freezes and (private := moved()) is not None:
+            reject_random(*private)
         if not is_damaged and not self.store.takes_more() and type(value) in _AS_HITS:
             # A full cache costs only the look-up: encoding a value that cannot be kept took 60 us.
             self.counters.count(misses=1)
             return _AS_HITS[type(value)](value), False
-        ctx = {entry: sample.ctx[entry] for entry in made - set(_OF_DELIVERY) if entry in sample.ctx}
+        made = {*entries, *(set(sample.ctx) - before)} - set(_OF_DELIVERY)
+        ctx = {entry: sample.ctx[entry] for entry in made if entry in sample.ctx}
         try:
             content = b"".join(encode((value, ctx), allow_pickle=self._allow_pickle, key=bound_to(key)))
         except TypeError as error:

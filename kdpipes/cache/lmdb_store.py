@@ -289,8 +289,9 @@ class _Environment:
             self._commit_group()
 
     def __del__(self) -> None:
-        with suppress(Exception):  # there is nobody left to report to
-            self.flush()
+        if self.group:  # never at the end of Python, when `suppress` may be gone: `_flush_all` has written it
+            with suppress(Exception):  # there is nobody left to report to
+                self.flush()
 
     def _commit_group(self) -> None:
         """Commit the entries that are waiting; the caller holds `writing`.
