@@ -36,12 +36,12 @@ _NOTHING: Any = object()
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What is wrong with a chain, what bounds it, and what to change: prints as text, shows as HTML in notebooks.
+    """What is wrong with a chain, its bottleneck, and what to change: prints as text, shows as HTML in notebooks.
 
     Args:
         findings: What is wrong, or could be better, the worst first.
         profile: Where the time goes; None if that was not measured.
-        bound: What bounds the chain: "storage", "decoding", "transforms", "transfer", "the consumer", ...
+        bound: The bottleneck: "storage", "decoding", "transforms", "transfer", "the consumer", ...
         advice: The changes that would help, the best one first, each alone.
         decoders: What decodes the JPEGs of `decode_images`, and in which version.
         shuffle: How well the chain shuffles; None if it does not, or if that was not measured.
@@ -94,9 +94,9 @@ class Report:
 
     def _bound_text(self) -> str:
         if self.bound == "the consumer":
-            return "What bounds is the consumer: no change of the chain would help."
-        best = " What would help, each alone:" if self.advice else ""
-        return f"What bounds is {self.bound}.{best}"
+            return "The bottleneck is the consumer: no change of the chain would help."
+        best = " Changes that would help, each on its own:" if self.advice else ""
+        return f"The bottleneck is {self.bound}.{best}"
 
 
 def doctor(
@@ -107,11 +107,11 @@ def doctor(
     step: Callable[[Any], Any] | None = None,
     measure: bool = True,
 ) -> Report:
-    """Return what is wrong with a chain, what bounds it, and what one change would help most.
+    """Return what is wrong with a chain, its bottleneck, and the one change that would help most.
 
     It looks at the chain, makes its first batch twice, and, unless an error was found, runs it for some seconds.
-    Without `step`, nothing is done with the batches, so that the consumer bounds nothing. Samples that `on_error`
-    leaves out are put into no quarantine.
+    Without `step`, nothing is done with the batches, so the consumer is never the bottleneck. Samples that `on_error`
+    skips are not put into quarantine.
 
     Args:
         source_datapipe: The chain; an indexed one is taken in batches of 16.
