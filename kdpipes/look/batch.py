@@ -34,14 +34,9 @@ __all__ = ["ItemFields", "class_names_of", "fields_of", "names_of", "replay_grid
 
 
 class ItemFields(NamedTuple):
-    """The fields of one item.
+    """The fields of one item, and what was recorded of it."""
 
-    Args:
-        values: The values by name, or by position if the chain does not give names.
-        ctx: The recorded parameters; empty if nothing was recorded.
-    """
-
-    values: dict[str, Any]
+    values: dict[str, Any]  # by name, or by position if the chain does not give names
     ctx: Mapping[str, Any]
 
 

@@ -281,32 +281,19 @@ def _box(view: NodeView, x: float, y: float) -> str:
 
 
 class Line(NamedTuple):
-    """The way from one node to another.
-
-    Args:
-        source: The number of the node where it begins.
-        target: The number of the node where it ends.
-        passed: The column in which it passes each row between the two: no box stands there.
-        rank: Which of the lines that end there it is, from the left.
-        num_ranks: How many end there.
-    """
+    """The line from one node to another, by their numbers."""
 
     source: int
     target: int
-    passed: tuple[float, ...]
-    rank: int
+    passed: tuple[float, ...]  # the column in which it passes each row between the two: no box stands there
+    rank: int  # which of the lines that end there it is, from the left
     num_ranks: int
 
 
 class GraphLayout(NamedTuple):
-    """A chain laid out from the top down.
+    """A chain laid out from the top down."""
 
-    Args:
-        places: The column and the row of each node. Those in one row are at least a column apart.
-        lines: The lines between them.
-    """
-
-    places: list[tuple[float, int]]
+    places: list[tuple[float, int]]  # the column and the row of each node; those in one row are a column apart or more
     lines: list[Line]
 
 

@@ -177,7 +177,7 @@ class Profile:
         return [
             text,
             f"The loop waited for {self.wait_share:.0%} of its time, {workers} for {idle_share:.0%} of theirs: "
-            f"the {self.bound} bounds.",
+            f"the {self.bound} is the bottleneck.",
         ]
 
     def plot(self) -> Figure:

@@ -1,4 +1,4 @@
-"""What all that is shown is made with: the HTML template beside this module, tables of text, and units."""
+"""Rendering: HTML by the template next to this module, tables of text, numbers with units."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Fault:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether it depends on how many requests there were before."""
+        """Whether it depends on the number of earlier requests."""
         is_scheduled = self.every is not None or self.probability is not None or self.times is not None or self.after
         return bool(is_scheduled) or self.kind in ("flip_bit", "wrong_range")
 
@@ -157,7 +157,7 @@ def kill_one_worker() -> bool:
 
 @contextmanager
 def full_disk(max_bytes: int = 4096) -> Iterator[None]:
-    """Let no file grow beyond `max_bytes` inside: writing more raises OSError, as on a full disk. Not on Windows.
+    """Limit the size of files in the block: writing beyond it raises OSError, as on a full disk. Not on Windows.
 
     It applies to this process, and to workers that it forks inside. The error is `EFBIG`, which kdpipes treats like
     `ENOSPC`.

@@ -52,7 +52,7 @@ class StorageStats(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request for the bytes `start` to `stop` of `path`, of which `delivered` bytes came.
+    """One request for the bytes `start` to `stop` of `path`, of which `delivered` bytes were delivered.
 
     `kind` is `info`, `list`, `whole` or `range`; `faults` are the numbers of the faults that hit it.
     """
@@ -105,7 +105,7 @@ class _Ledger:
             return _Begun(name, self._numbers[_ANY, path], [faults[place] for place in hits])
 
     def end(self, name: str, start: int, stop: int, delivered: int) -> None:
-        """Record the bytes that a request was for, and how many came."""
+        """Record the range of a request, and the number of delivered bytes."""
         self._append(["end", name, start, stop, delivered])
 
     def read(self) -> list[Request]:
@@ -158,7 +158,7 @@ class _Ledger:
 
 
 def _num_repeated(requests: Sequence[Request]) -> int:
-    """Return how many bytes have come more than once: all of them, less those of the union of the ranges."""
+    """Return the number of bytes that were delivered more than once: the total minus the union of the ranges."""
     ranges: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for request in requests:
         ranges[request.path].append((request.start, request.start + request.delivered))
@@ -329,7 +329,7 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
             Path(lpath).mkdir(parents=True, exist_ok=True)
             return
         content, error = self._body(self._strip_protocol(rpath), None, None)
-        Path(lpath).write_bytes(content)  # what came before the error is left behind, as s3fs leaves it
+        Path(lpath).write_bytes(content)  # what came before the error stays in the file, as with s3fs
         if error is not None:
             raise error
 
@@ -372,7 +372,7 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return _ledgers.get(place) or _ledgers.setdefault(place, _Ledger(self._ledger_path))
 
     def _begin(self, path: str, kind: str) -> _Begun:
-        """Write down a request, and suffer the faults that come before its answer."""
+        """Record a request, and apply the faults that come before its answer."""
         begun = self._ledger.begin(self._faults, self._seed, path, kind)
         for fault in begun.faults:
             if fault.seconds:

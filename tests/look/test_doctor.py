@@ -341,7 +341,7 @@ def test_it_says_what_bounds_and_what_one_change_would_help_most(
     report = kdp.doctor(slow(clock, *times, monkeypatch), num_workers=0, seconds=0.5)
     assert (report.findings, report.bound) == ((), bound)
     assert (report.advice[0].change, round(report.advice[0].gain, 6)) == (best, gain)
-    assert f"What bounds is {bound}. What would help" in str(report)
+    assert f"The bottleneck is {bound}. Changes that would help" in str(report)
     assert f"{gain:.1f} times as fast: {best}" in str(report)
 
 

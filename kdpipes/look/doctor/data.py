@@ -44,9 +44,9 @@ _log = logging.getLogger("kdpipes")
 _LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}
 _MASK = re.compile("mask|segm|label_?map|annotation|trimap", re.IGNORECASE)
 _NUM_PROBED = 16  # images whose headers are read
-_LEAST = 4  # equal values that are no accident; entries of a cache whose size can be measured
-_BASE_BYTES = 32 << 10  # of an empty LMDB file, so to say: pages that do not grow with the entries
-_CLEARLY = 1.5  # what a few entries take is measured that exactly
+_LEAST = 4  # equal values that are not a coincidence; entries of a cache from which its size is estimated
+_BASE_BYTES = 32 << 10  # of an LMDB file, for pages that do not grow with the entries
+_CLEARLY = 1.5  # the size of few entries is a rough estimate
 
 
 def _columns(chain: Chain, batch: Any) -> list[tuple[str, Sequence[Any]]]:
@@ -89,14 +89,14 @@ _RETURN = ("A function may lack its `return`.", "Return the new value in it.")
 
 @rule("nothing-made", "error", needs="batch")
 def no_batches(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
-    """A function returns None in place of batches or items."""
+    """A function returns None instead of batches or items."""
     if _are_none(batch if isinstance(batch, list) else [batch]):
-        yield (chain.end.name, f"`.{chain.end.name}()` gives None in place of batches.", *_RETURN)
+        yield (chain.end.name, f"`.{chain.end.name}()` returns None instead of batches.", *_RETURN)
 
 
 @rule("nothing-made", "warning", needs="batch")
 def no_values(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
-    """A function makes None of a field for all samples of a batch; a source may well have no labels."""
+    """A function returns None for a field of all samples of a batch; sources may lack labels."""
     added = {adder.name for adder in chain.operations(FieldAdder)}  # a transform that returns None is an error
     for field, values in [] if batch is None else _columns(chain, batch):
         if field in added and isinstance(values, list) and _are_none(values):
@@ -118,7 +118,7 @@ def equal_images(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
     """All images, or all arrays of a field, are equal after the transforms, but not before."""
     transformed = {name for each in chain.operations(Transformer) for name in each.fields.names}
     for field, values in _columns(chain, batch):
-        is_part = fields_of((field,), None).kinds[0] != "image"  # a small crop of a mask may well be empty
+        is_part = fields_of((field,), None).kinds[0] != "image"  # small crops of masks may be empty
         if field not in transformed or is_part or not _are_equal(values):
             continue
         before = [_bytes_of(value) for value in itertools.islice(contents(_before(chain, field), field), _NUM_PROBED)]
@@ -132,7 +132,7 @@ def equal_images(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
 
 
 def _are_equal(values: Sequence[Any]) -> bool:
-    """Return whether these are at least four images or arrays, all equal. Single numbers may well be equal."""
+    """Return whether these are at least four images or arrays, all equal. Single numbers may be equal by chance."""
     if not isinstance(values, torch.Tensor | list) or len(values) < _LEAST:
         return False
     if not isinstance(values[0], torch.Tensor | np.ndarray | Image.Image | DecodedImage):
@@ -274,7 +274,7 @@ def small_cache(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
                 node.name,
                 f"`.{node.name}()` has room for {bytes_text(limit)}, but all samples take about {bytes_text(needed)}: "
                 f"{bytes_text(room)} for each value.",
-                "What does not fit is loaded anew in every epoch. LMDB keeps pages of 4 KiB, so small values take "
+                "The rest is loaded again in every epoch. LMDB keeps pages of 4 KiB, so small values take "
                 "several times their size.",
                 "Pass a larger `max_bytes`; or join small fields into one before the cache.",
             )

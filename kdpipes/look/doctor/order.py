@@ -60,7 +60,7 @@ def frozen_augmentation(chain: Chain, facts: Facts) -> Iterator[Wrong]:
                 node.name,
                 f"`.{node.name}(freeze_randomness=True)` keeps what `{random}` has drawn.",
                 "Every epoch gets the same augmentation.",
-                f"To augment anew in each epoch, put the cache before `{random}`.",
+                f"For new augmentation in each epoch, put the cache before `{random}`.",
             )
 
 

@@ -76,38 +76,22 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the checks know about the machine and about how the chain will run.
-
-    Args:
-        num_workers: The number of workers.
-        num_cpus: The number of processors that this process may use.
-        shm_free: The free shared memory in bytes; None if the machine has none.
-        fast_decoders: The installed JPEG decoders that are faster than Pillow's.
-        is_undealt: Whether the chain has no `deal`, so that the doctor has added one.
-        probed: What rules have read of the samples of a node, by its place in the chain, so that others need not.
-    """
+    """What the rules know about the machine and about how the chain will run."""
 
     num_workers: int
-    num_cpus: int
-    shm_free: int | None
-    fast_decoders: tuple[str, ...]
-    is_undealt: bool = False
-    probed: dict[int, Any] = field(default_factory=dict)
+    num_cpus: int  # that this process may use
+    shm_free: int | None  # bytes; None if the machine has no shared memory
+    fast_decoders: tuple[str, ...]  # installed JPEG decoders that are faster than Pillow's
+    is_undealt: bool = False  # the doctor has added a `deal`
+    probed: dict[int, Any] = field(default_factory=dict)  # what rules have read of a node's samples, by its place
 
 
-Wrong = tuple[str, str, str, str]
+Wrong = tuple[str, str, str, str]  # the name of a pipe, what there is, why that is bad, and what to do
 Needs = Literal["nothing", "samples", "batch"]
 
 
 class Rule(NamedTuple):
-    """A rule: what it finds, what it needs to be shown, and the function that yields what is wrong.
-
-    Args:
-        code: The code of its findings.
-        severity: Their severity.
-        needs: "nothing" but the chain; "samples", which the rule reads, once a batch was made; or "batch", the first.
-        check: Called with the chain, the facts and, if the rule needs it, the batch.
-    """
+    """A function that yields what is wrong, called once what it needs is there: a chain that runs, its first batch."""
 
     code: str
     severity: Severity
