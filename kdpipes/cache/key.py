@@ -11,11 +11,11 @@ from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError
-from kdpipes.core.fingerprint import digest_with_globals
+from kdpipes.core.fingerprint import hash_value
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.sample import Sample
-from kdpipes.core.stock import redraws, shards
+from kdpipes.core.stock import Seeded, shards
 from kdpipes.core.traits import Traits
 from kdpipes.core.user_code import own_members
 
@@ -123,7 +123,7 @@ def _source_parts(source: Any, unhashed: list[str]) -> Iterator[Any]:
 
 
 def _digested(value: Any, unhashed: list[str]) -> bytes:
-    found, names = digest_with_globals(value)
+    found, names = hash_value(value, globals=True)
     unhashed += names
     return found
 
@@ -154,7 +154,7 @@ def _is_numbered_anew(source: Any) -> bool:
 
 
 def _is_reordering(pipe: Any) -> bool:
-    return isinstance(pipe, IterDataPipe) and (shards(pipe) or redraws(pipe))
+    return isinstance(pipe, IterDataPipe) and (shards(pipe) or isinstance(pipe, Seeded))
 
 
 def eager_names(source: Any) -> list[str]:

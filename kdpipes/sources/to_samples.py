@@ -13,7 +13,7 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.registry import functional_pipe
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Loaded, Sample
 from kdpipes.core.traits import Traits
 from kdpipes.sources._labels import numbered
 from kdpipes.storage.files import file_stamp, read_url
@@ -68,7 +68,7 @@ class Recipe(Fingerprinted):
             fields["y"] = computed(self._label, item, "computing the label")
         if self.class_names is not None and "y" in fields:
             label = fields["y"]
-            fields["y"] = numbered(label if isinstance(label, Lazy) else Lazy.of(label), self.class_names)
+            fields["y"] = numbered(label if isinstance(label, Lazy) else Loaded(label), self.class_names)
         return fields
 
     def _fields(self, item: Any) -> dict[str, Any]:
