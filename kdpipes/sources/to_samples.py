@@ -60,10 +60,11 @@ class Recipe(Fingerprinted):
         return Sample(self._all_fields(_without_files(item)), key=key, index=index, version=version)
 
     def _all_fields(self, item: Any) -> dict[str, Any]:
-        fields: dict[str, Any] = {
-            name: computed(called, item, f"computing field {name!r}") for name, called in self._functions.items()
-        }
-        fields = fields or self._fields(item)
+        if self._functions:
+            functions = self._functions.items()
+            fields: dict[str, Any] = {name: computed(one, item, f"computing field {name!r}") for name, one in functions}
+        else:
+            fields = self._fields(item)
         if self._label is not None:
             fields["y"] = computed(self._label, item, "computing the label")
         if self.class_names is not None and "y" in fields:
