@@ -11,11 +11,11 @@ from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError
-from kdpipes.core.fingerprint import digest_with_globals
+from kdpipes.core.fingerprint import hash_value
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.sample import Sample
-from kdpipes.core.stock import redraws, shards
+from kdpipes.core.stock import Seeded, shards
 from kdpipes.core.traits import Traits
 from kdpipes.core.user_code import own_members
 
@@ -127,7 +127,7 @@ def _parts(source: Any, route: tuple[int, ...], unhashed: list[str]) -> Iterator
 
 
 def _digested(value: Any, unhashed: list[str]) -> bytes:
-    found, names = digest_with_globals(value)
+    found, names = hash_value(value, globals=True)
     unhashed += names
     return found
 
@@ -137,7 +137,9 @@ def _is_numbered_anew(source: Any) -> bool:
     for pipe in Chain.of(source).pipes:
         upstream = Chain.of(pipe).pipes[1:]
         is_maker = isinstance(pipe, IterPipe) and not any(isinstance(other, IterPipe) for other in upstream)
-        if is_maker and any(isinstance(each, IterDataPipe) and (shards(each) or redraws(each)) for each in upstream):
+        if is_maker and any(
+            isinstance(each, IterDataPipe) and (shards(each) or isinstance(each, Seeded)) for each in upstream
+        ):
             return True
     return False
 

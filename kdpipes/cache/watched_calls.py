@@ -19,7 +19,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
-from kdpipes.core.fingerprint import attributes_of, digest_with_globals
+from kdpipes.core.fingerprint import attributes_of, hash_value
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.user_code import MISSING, Change, globals_read, is_users, note_changed_attribute, note_changed_global
@@ -107,7 +107,7 @@ class WatchedCalls:
 
     def _known_by(self) -> list[tuple[str, bytes]]:
         return [
-            (node.name, digest_with_globals(node.operation)[0])
+            (node.name, hash_value(node.operation, globals=True)[0])
             for node in reversed(Chain.of(self._source))
             if node.operation is not None and not node.traits.is_transparent
         ]

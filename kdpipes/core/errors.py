@@ -11,7 +11,7 @@ import operator
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -62,18 +62,15 @@ def must_be(param: str, rule: str, value: object, hint: str = "") -> str:
     >>> must_be("size", "even", 3, "Add 1.")
     '`size` must be even, but is 3 instead. Add 1.'
     """
-    shown = _shown(value) if isinstance(value, Mapping) else masked(repr(value))
+    if isinstance(value, Mapping):
+        from kdpipes.core.call_text import shown_value  # imported here because `--help` does not need torch
+
+        shown = shown_value(value)
+    else:
+        shown = masked(repr(value))
     if len(shown) > 120:
         shown = shown[:117] + "..."
     return f"`{param}` must be {rule}, but is {shown} instead." + (f" {hint}" if hint else "")
-
-
-def _shown(value: object) -> str:
-    from kdpipes.core.call_text import (
-        shown_value,
-    )  # imported here because it imports torch, which `--help` does not need
-
-    return shown_value(value)
 
 
 def check_count(param: str, value: Any, *, minimum: int = 1) -> int:
@@ -168,15 +165,11 @@ def closest(name: str, names: Iterable[str]) -> str:
 def reject_field(name: str, owner: str, fields: Iterable[str], hint: str = "") -> NoReturn:
     """Raise FieldError for a missing field, with the existing fields and a hint."""
     known = sorted(fields)
-    hint = hint or _renaming(name, known)
+    members = [member for member in _MEMBERS.get(name, ()) if member in known]
+    if members and not hint:  # the field seems to exist under the name of a member of a shard
+        hint = f"Name it: `.rename_fields({name}={';'.join(members)!r})`."
     there = "has " + ", ".join(map(repr, known)) if known else "has no fields"
     raise FieldError(f"{owner} has no field {name!r}; it {there}.{closest(name, known)}" + (f" {hint}" if hint else ""))
-
-
-def _renaming(name: str, known: Sequence[str]) -> str:
-    """Return a hint if the field seems to exist under the name of a member of a shard."""
-    members = [member for member in _MEMBERS.get(name, ()) if member in known]
-    return f"Name it: `.rename_fields({name}={';'.join(members)!r})`." if members else ""
 
 
 def add_note(error: BaseException, note: str) -> None:

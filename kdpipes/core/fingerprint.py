@@ -54,7 +54,6 @@ __all__ = [
     "attributes_of",
     "digest",
     "digest_values",
-    "digest_with_globals",
     "fingerprint",
     "hash_value",
     "settled_attributes",
@@ -460,11 +459,6 @@ def digest(value: Any) -> bytes:
 def digest_values(pipe: Any) -> bytes:
     """Return a hash of the data on which the values of a pipe depend, without globals; empty for a stock pipe."""
     return hash_value(pipe.value_fingerprint(), globals=False)[0] if isinstance(pipe, Fingerprinted) else b""
-
-
-def digest_with_globals(value: Any) -> tuple[bytes, list[str]]:
-    """Return a hash of one value for the keys of caches, and the names of variables that could not be hashed."""
-    return hash_value(value, globals=True)
 
 
 def _pipe_parts(pipe: Any, follows_globals: bool) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from kdpipes.core.errors import masked, printable
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe, show_by
-from kdpipes.core.stock import is_of_torchdata, redraws, shards
+from kdpipes.core.stock import Seeded, is_of_torchdata, shards
 from kdpipes.look.rendering import class_name, counted, render
 from kdpipes.plan.class_counts import class_counts
 
@@ -96,7 +96,7 @@ def _stage(node: Node, sources: tuple[NodeView, ...]) -> str:
         return "plan" if traits.is_plan else "work"
     if all(source.stage == "source" and not isinstance(source.node.pipe, MapPipe | IterPipe) for source in sources):
         return "source"  # a stock pipe that helps to list or to read files
-    chooses = isinstance(node.pipe, IterDataPipe) and (shards(node.pipe) or redraws(node.pipe))
+    chooses = isinstance(node.pipe, IterDataPipe) and (shards(node.pipe) or isinstance(node.pipe, Seeded))
     return "plan" if chooses or len(sources) > 1 else "work"
 
 

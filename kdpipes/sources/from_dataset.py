@@ -21,7 +21,7 @@ from kdpipes.core.fingerprint import settled_attributes
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.randomness import GlobalUse
 from kdpipes.core.registry import called_as
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Loaded, Sample
 from kdpipes.core.user_code import own_members
 from kdpipes.sources._labels import as_classes, class_names_in, numbered
 from kdpipes.storage.shared import Shared, is_sharing
@@ -118,7 +118,7 @@ class DatasetReaderMapDataPipe(MapPipe):
             fields = {name: _part(item, names, place, is_cheap) for place, name in enumerate(names)}
         if self._labels is not None:
             label = self._labels.value[index]
-            fields["y"] = Lazy.of(label.item() if isinstance(label, np.generic) else label)
+            fields["y"] = Loaded(label.item() if isinstance(label, np.generic) else label)
         elif self._class_names is not None and "y" in fields:
             fields["y"] = numbered(fields["y"], self._class_names)
         return Sample(fields, key=str(index), index=index)

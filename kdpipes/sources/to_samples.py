@@ -13,7 +13,7 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.registry import functional_pipe
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Loaded, Sample
 from kdpipes.core.traits import Traits
 from kdpipes.sources._labels import numbered
 from kdpipes.storage.files import file_stamp, read_url
@@ -60,15 +60,16 @@ class Recipe(Fingerprinted):
         return Sample(self._all_fields(_without_files(item)), key=key, index=index, version=version)
 
     def _all_fields(self, item: Any) -> dict[str, Any]:
-        fields: dict[str, Any] = {
-            name: computed(called, item, f"computing field {name!r}") for name, called in self._functions.items()
-        }
-        fields = fields or self._fields(item)
+        if self._functions:
+            functions = self._functions.items()
+            fields: dict[str, Any] = {name: computed(one, item, f"computing field {name!r}") for name, one in functions}
+        else:
+            fields = self._fields(item)
         if self._label is not None:
             fields["y"] = computed(self._label, item, "computing the label")
         if self.class_names is not None and "y" in fields:
             label = fields["y"]
-            fields["y"] = numbered(label if isinstance(label, Lazy) else Lazy.of(label), self.class_names)
+            fields["y"] = numbered(label if isinstance(label, Lazy) else Loaded(label), self.class_names)
         return fields
 
     def _fields(self, item: Any) -> dict[str, Any]:

@@ -244,12 +244,16 @@ def _middle(space: int) -> int:
 
 def _check_range(param: str, value: Any, *, below: float) -> tuple[float, float]:
     rule = "two numbers, the smaller first, above 0" + (f" and up to {below:g}" if below < math.inf else "")
-    if not isinstance(value, tuple | list) or [is_number(end) for end in value] != [True, True]:
-        raise TypeError(must_be(param, rule, value))
-    low, high = value
+    low, high = _pair(param, value, rule)
     if not (0 < low <= high <= below and math.isfinite(high)):
         raise ValueError(must_be(param, rule, value))
     return float(low), float(high)
+
+
+def _pair(param: str, value: Any, rule: str) -> tuple[float, float]:
+    if not isinstance(value, tuple | list) or [is_number(end) for end in value] != [True, True]:
+        raise TypeError(must_be(param, rule, value))
+    return value[0], value[1]
 
 
 _ENHANCERS = {
@@ -401,12 +405,7 @@ def _hue_and_saturation(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _check_ends(param: str, value: Any, rule: str, *, centre: float, least: float, most: float) -> tuple[float, float]:
-    if is_number(value):
-        low, high = max(least, centre - value), centre + value
-    elif isinstance(value, tuple | list) and [is_number(end) for end in value] == [True, True]:
-        low, high = value
-    else:
-        raise TypeError(must_be(param, rule, value))
+    low, high = (max(least, centre - value), centre + value) if is_number(value) else _pair(param, value, rule)
     if not least <= low <= high <= most:
         raise ValueError(must_be(param, rule, value))
     return float(low), float(high)

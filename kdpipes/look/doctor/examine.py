@@ -15,9 +15,9 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import check_count, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.delivery.skipping import unrecorded
+from kdpipes.loader.autotune import available_cores
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.services import ThreadReadingService
-from kdpipes.loader.autotune import available_cores
 from kdpipes.look.doctor import data as _data  # noqa: F401  # which registers its rules, as does the next one
 from kdpipes.look.doctor import order as _order  # noqa: F401
 from kdpipes.look.doctor.advice import Advice, advice, bound_of, kinds_text, shares_by_kind

@@ -14,7 +14,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.stock import is_of_torchdata, redraws, shards
+from kdpipes.core.stock import Seeded, is_of_torchdata, shards
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.layout import group_ranks, ranks_now
 from kdpipes.look.doctor.rules import Facts, Wrong, contents, rule, upstream_nodes
@@ -47,7 +47,7 @@ def random_before_cache(chain: Chain, facts: Facts) -> Iterator[Wrong]:
 
 def _shuffles(pipe: Any) -> bool:
     """Return whether a stock pipe changes the order at random."""
-    return isinstance(pipe, IterDataPipe) and not isinstance(pipe, Pipe) and redraws(pipe)
+    return isinstance(pipe, IterDataPipe) and not isinstance(pipe, Pipe) and isinstance(pipe, Seeded)
 
 
 @rule("frozen-augmentation", "hint")
