@@ -137,9 +137,8 @@ def _is_numbered_anew(source: Any) -> bool:
     for pipe in Chain.of(source).pipes:
         upstream = Chain.of(pipe).pipes[1:]
         is_maker = isinstance(pipe, IterPipe) and not any(isinstance(other, IterPipe) for other in upstream)
-        if is_maker and any(
-            isinstance(each, IterDataPipe) and (shards(each) or isinstance(each, Seeded)) for each in upstream
-        ):
+        streams = (each for each in upstream if isinstance(each, IterDataPipe))
+        if is_maker and any(shards(each) or isinstance(each, Seeded) for each in streams):
             return True
     return False
 
