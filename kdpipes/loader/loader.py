@@ -680,11 +680,8 @@ def _seed_of(base_seed: int, epoch: int) -> int:
 
 def _tuner(num_workers: Any, prefetch: Any) -> Tuner | None:
     """Return what finds the numbers that are "auto"; None if neither is."""
-    for name, value in (("num_workers", num_workers), ("prefetch", prefetch)):
-        if isinstance(value, str) and value != "auto":
-            raise ValueError(must_be(name, 'a number or "auto"', value))
     if "auto" not in (num_workers, prefetch):
-        return None
+        return None  # other values are checked where the service is made
     if num_workers == 0:
         raise ValueError('`prefetch="auto"` is for workers, but `num_workers` is 0. Pass `num_workers="auto"`, too.')
     workers = None if num_workers == "auto" else check_count("num_workers", num_workers)

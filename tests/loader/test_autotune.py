@@ -233,8 +233,8 @@ def test_fixed_numbers_are_not_tuned() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"num_workers": "many"}, ValueError, '`num_workers` must be a number or "auto"'),
-        ({"num_workers": 2, "prefetch": "max"}, ValueError, '`prefetch` must be a number or "auto"'),
+        ({"num_workers": "many"}, TypeError, "`num_workers` must be an integer"),
+        ({"num_workers": 2, "prefetch": "max"}, TypeError, "`prefetch` must be an integer"),
         ({"prefetch": "auto"}, ValueError, "`num_workers` is 0"),
         ({"num_workers": "auto", "prefetch": 0}, ValueError, "`prefetch` must be"),
         ({"num_workers": "auto", "reading_service": kdp.ThreadReadingService(2)}, ValueError, "must be given alone"),
