@@ -2,7 +2,7 @@
 
 Importing any module of a package runs the package's `__init__` first, and that of kdpipes imports torch to register its
 pipes. So this module lies beside the package: here `__init__` waits until something asks for a name that it gives,
-which every command does before it begins (`kdpipes.cli._commands.Command`). `python -m kdpipes` does the same, slower.
+which every command does before it begins (`kdpipes.cli._commands`). `python -m kdpipes` does the same, slower.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from __future__ import annotations
 import io
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,8 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import kdpipes as kdp
-from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage, s3_server
-from kdpipes.testing.proxy import slow_proxy
+from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 
 # isort: split
 import fsspec
@@ -40,6 +40,10 @@ from PIL import Image
 from rounds import load, machine, main
 from skimage import data
 from webdataset import TarWriter
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.proxy import slow_proxy
+from tests.s3_server import s3_server
 
 NUM_SHARDS = 16
 WARM_UP = 10  # batches

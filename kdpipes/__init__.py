@@ -87,9 +87,8 @@ if _TYPE_CHECKING:
     from kdpipes.loader.receipt import verify_receipts
     from kdpipes.loader.services import ProcessReadingService, ThreadReadingService
     from kdpipes.look.batch import replay_grid, show_batch
-    from kdpipes.look.classes import plot_classes
     from kdpipes.look.doctor.examine import doctor
-    from kdpipes.look.draw import draw
+    from kdpipes.look.figures import draw, plot_classes
     from kdpipes.look.pictures import crop_boxes, image_grid
     from kdpipes.look.profile import profile
     from kdpipes.look.shuffle_quality import shuffle_quality
@@ -113,7 +112,7 @@ _ON_USE = {  # the modules and the names in them that `__getattr__` imports; the
     "copy_to_local": ("kdpipes.write.copy", "copy_to_local"),
     "crop_boxes": ("kdpipes.look.pictures", "crop_boxes"),
     "doctor": ("kdpipes.look.doctor.examine", "doctor"),
-    "draw": ("kdpipes.look.draw", "draw"),
+    "draw": ("kdpipes.look.figures", "draw"),
     "from_ids": ("kdpipes.sources.from_ids", "IdReaderMapDataPipe"),
     "from_table": ("kdpipes.sources.from_table", "TableReaderMapDataPipe"),
     "from_webdataset": ("kdpipes.sources.from_webdataset", "WebDatasetReaderIterDataPipe"),
@@ -123,7 +122,7 @@ _ON_USE = {  # the modules and the names in them that `__getattr__` imports; the
     "open_cache": ("kdpipes.cache.open_cache", "CacheReaderMapDataPipe"),
     "open_records": ("kdpipes.sources.open_records", "RecordReaderMapDataPipe"),
     "open_shards": ("kdpipes.sources.open_shards", "ShardReaderMapDataPipe"),
-    "plot_classes": ("kdpipes.look.classes", "plot_classes"),
+    "plot_classes": ("kdpipes.look.figures", "plot_classes"),
     "profile": ("kdpipes.look.profile", "profile"),
     "rebuild_batch": ("kdpipes.loader.rebuild_batch", "rebuild_batch"),
     "replay": ("kdpipes.work.replay", "replay"),

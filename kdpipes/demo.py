@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
 from webdataset import TarWriter
 
 from kdpipes.core.errors import check_count
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.loader.loader import Loader
-from kdpipes.look.pictures import image_grid
+from kdpipes.look.pictures import crop_boxes, image_grid
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
@@ -107,19 +106,12 @@ def _run_epochs(chain: Any, *, num_workers: int, num_epochs: int, name: str) -> 
     return seen
 
 
-def _boxed(original: Any, crop: dict[str, int]) -> Image.Image:
-    picture: Image.Image = original.to_pil()
-    box = (crop["left"], crop["top"], crop["left"] + crop["width"] - 1, crop["top"] + crop["height"] - 1)
-    ImageDraw.Draw(picture).rectangle(box, outline="red", width=2)
-    return picture
-
-
 def _write_grid(chain: Any, path: Path) -> None:
     batch = next(iter(chain.select("original x y", return_ctx=True).deal(batch_size=16, shuffle=True, seed=0)))
     tiles, captions = [], []
     for (original, x, y), ctx in batch:
         crop = ctx["random_resized_crop"]
-        tiles += [_boxed(original, crop), x]
+        tiles += [crop_boxes(original, ctx), x]
         flipped = " flipped" if ctx["horizontal_flip"]["flipped"] else ""
         captions += [PHOTO_CLASSES[y], f"{crop['width']}x{crop['height']}+{crop['left']}+{crop['top']}{flipped}"]
     image_grid(tiles, captions, num_columns=8).save(path)

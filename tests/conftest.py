@@ -25,7 +25,7 @@ from hypothesis import settings
 import kdpipes as kdp
 from kdpipes.core.stock import NAMES_OF_TORCHDATA
 from kdpipes.demo import write_photo_folder, write_photo_shards
-from kdpipes.testing import s3_server
+from tests.s3_server import s3_server
 from tests.tiers import tier_of
 from tests.torchdata_parts import HAS_TORCHDATA
 

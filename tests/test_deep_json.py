@@ -11,7 +11,7 @@ import pytest
 import webdataset
 
 import kdpipes as kdp
-from kdpipes.cache.metadata import METADATA
+from kdpipes.cache.folder import METADATA
 
 DEEP = b"[" * 200_000
 

@@ -34,6 +34,7 @@ def test_a_notebook_runs_shows_no_warning_and_leaves_nothing(
     folders = {name: root / name for name in ("here", "temporary", "cache")}
     for folder in folders.values():
         folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))  # the S3 server is in tests/
     monkeypatch.setenv("TMPDIR", str(folders["temporary"]))
     monkeypatch.setenv("KDPIPES_CACHE_DIR", str(folders["cache"]))
     notebook = nbformat.read(path, as_version=4)

@@ -111,12 +111,7 @@ READS_PICKLES = {  # of users' own chains and callables, and what their processe
     *("worker_main.py", "checks.py"),
     "codec.py",  # with `allow_pickle=True` alone
 }
-RUNS_CODE = {
-    "_chain_of.py",
-    "proxy.py",
-    "s3_server.py",
-    "folder_watcher.py",
-}  # the user's file; a server for tests; itself
+RUNS_CODE = {"_chain_of.py", "folder_watcher.py"}  # the file of the user; itself
 
 
 def sentences() -> list[str]:

@@ -39,6 +39,7 @@ SLOW = [
     "delivery/test_shared_buffers.py",
     "delivery/test_thread_reading_service.py",
     "delivery/test_torch_parts.py",
+    "loader/test_autotune.py",
     "loader/test_receipt.py",
     "delivery/test_torchdata_services.py",
     "look/test_doctor.py",

@@ -1,4 +1,4 @@
-"""The caches: fields are looked up when they are read, and kept when they had to be loaded."""
+"""The caches: a field is looked up when it is read, and kept after it had to be loaded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.cache.counters import Counters
+from kdpipes.cache.folder import Layout, layout_in
 from kdpipes.cache.key import Identity, eager_names, key_of
-from kdpipes.cache.metadata import Layout, layout_in
 from kdpipes.cache.redis_store import MOST_VALUE_BYTES, RedisStore
 from kdpipes.cache.replayed import Replayable, Replayed
+from kdpipes.cache.shared_folder import CacheCounters
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.watched_calls import WatchedCalls
 from kdpipes.core.chain import Chain
@@ -35,27 +35,26 @@ from kdpipes.storage.urls import is_local
 __all__ = ["CacheIterDataPipe", "CacheMapDataPipe", "Cacher", "CacherInMemory", "CacherInRedis", "CacherOnDisk"]
 
 Verify = Literal["always", "once", "never"]
-_OF_DRAWS = ("draw", "early_draws")  # entries of the ctx that are about one delivery
+_OF_DELIVERY = ("draw", "early_draws")  # entries of the ctx that describe one delivery, not the value
 _NUM_PROBES = 32
-# How values look that a cache has kept, for those that need no copy.
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view: NDArray[Any] = array.view()
+    view.flags.writeable = False
+    return view
+
+
+# Make values look as if they came from the cache, for types that need no copy.
 _AS_HITS: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys((bool, int, float, str, bytes, type(None)), lambda value: value),
-    np.ndarray: lambda array: _read_only(array),
+    np.ndarray: _read_only,
 }
 _PLAIN = (bool, int, float, str, type(None), np.generic)
 
 
 class Cacher(Operation):
-    """A cache of fields, as the operation of a work pipe. Subclasses choose the store.
-
-    Args:
-        store: The place of the entries.
-        verify: When checksums are compared: at every read, once per entry and process, or never.
-        version: A version that users add to the keys.
-        freeze_randomness: Whether the results of random operations upstream may be cached.
-        allow_pickle: Whether values that are not plain data may be pickled.
-        bytes_as_views: Whether bytes are returned as views instead of copies.
-    """
+    """A cache of fields, as the operation of a work pipe. Subclasses choose the store and describe the arguments."""
 
     def __init__(
         self,
@@ -82,22 +81,21 @@ class Cacher(Operation):
             freezes=freeze_randomness,
             is_transparent=not freeze_randomness,
         )
-        self.counters = Counters.shared()
+        self.counters = CacheCounters.shared()
         self.notes = (version,)
         self._verify = verify
         self._allow_pickle = allow_pickle
         self._bytes_as_views = bytes_as_views
         self._verified = _Verified()
-        self.is_warming_up = False  # which lists the samples itself
+        self.is_warming_up = False  # `warm_up` writes the list of samples itself
         self._has_warned = False
 
     def fingerprint(self) -> Any:
-        """Return what changes the samples: only frozen randomness does."""
         # `bytes_as_views` does not count: a view equals its bytes.
         return self.freezes, self.notes
 
     def cache(self, sample: Sample, base: bytes, calls: WatchedCalls, added: Callable[[], None]) -> Sample:
-        """Read the fields of a sample from the cache, when they are needed.
+        """Let the fields of a sample be read from the cache, when they are needed.
 
         Args:
             sample: The sample, which is changed and returned.
@@ -105,9 +103,12 @@ class Cacher(Operation):
             calls: Watches the functions upstream while they are called.
             added: Called when the cache has a new entry.
         """
-        if sample.draw.replayed is not None:  # a replayed sample may use other parameters upstream
-            return _settled(sample)
         scope = sample.scope()
+        if sample.draw.replayed is not None:  # a replayed sample may use other parameters upstream
+            for name, source in scope.items():
+                if is_cached(source):  # the cache decodes images as a whole
+                    sample[name] = Lazy(lambda sample, found: _decoded(found), source, what=f"reading field {name!r}")
+            return sample
         promises = sample.promises() if sample.is_recording else {}
         for name, source in scope.items():
             if not is_cached(source):
@@ -130,26 +131,26 @@ class Cacher(Operation):
         calls: WatchedCalls,
         added: Callable[[], None],
     ) -> Any:
-        key, is_damaged, found = key_of(base, name), False, None
+        key, is_damaged = key_of(base, name), False
         try:
-            found = self._found(key)
+            if (found := self._found(key)) is not None:
+                self.counters.count(hits=1)
+                value, ctx = found
+                for entry, content in ctx.items():
+                    sample.ctx.setdefault(entry, content)
+                return value
         except DamagedError:
             is_damaged = True
         except PickledError:
             is_damaged = True
             self._warn_of_pickle(sample, name)
-        if found is None:
-            # A frozen draw depends on the sample alone. If it depended on the delivery, fields could be inconsistent.
-            frozen = sample.using_key(_frozen(base)) if self.freezes else nullcontext()
-            with calls.watching() as moved, frozen:
-                value, is_new = self._loaded(sample, name, key, entries, is_damaged, moved)
-            if is_new:
-                added()
-            return value
-        self.counters.count(hits=1)
-        value, ctx = found
-        for entry, content in ctx.items():
-            sample.ctx.setdefault(entry, content)
+        # A frozen key depends on the sample alone. If it depended on the delivery, fields could be inconsistent.
+        position = int.from_bytes(base[:7], "little")
+        frozen = sample.using_key(SampleKey(position=position, is_early=True)) if self.freezes else nullcontext()
+        with calls.watching() as moved, frozen:
+            value, is_new = self._loaded(sample, name, key, entries, is_damaged, moved)
+        if is_new:
+            added()
         return value
 
     def _found(self, key: bytes) -> Any:
@@ -158,8 +159,7 @@ class Cacher(Operation):
         content = self.store.get(key, is_known=is_known)
         if content is None:
             return None
-        is_checked = self._verify == "always" or (self._verify == "once" and not is_known)
-        found = self._read(key, content, is_checked)
+        found = self._read(key, content, self._verify == "always" or (self._verify == "once" and not is_known))
         if type(found) is not tuple or len(found) != 2:
             raise DamagedError("The entry was not written by a cache.")
         if not is_known and self._verify != "always":
@@ -175,7 +175,7 @@ class Cacher(Operation):
         is_damaged: bool,
         moved: Callable[[], tuple[str, str] | None],
     ) -> tuple[Any, bool]:
-        """Load a field, and return its value, and whether it is a new entry of the cache."""
+        """Load a value and put it into the store; return it as later reads will, and whether it is a new entry."""
         before = set(sample.ctx)
         with sample.watching_draws() as drawn:
             value = _decoded(sample[name])
@@ -183,12 +183,12 @@ class Cacher(Operation):
         if operation is not None:
             reject_random(operation)
         if not self.freezes and (private := moved()) is not None:
-            reject_private(*private)
+            reject_random(*private)
         if not is_damaged and not self.store.takes_more() and type(value) in _AS_HITS:
-            # A full cache costs nothing but the look-up: encoding a value that cannot be kept took 60 us.
+            # A full cache costs only the look-up: encoding a value that cannot be kept took 60 us.
             self.counters.count(misses=1)
             return _AS_HITS[type(value)](value), False
-        made = {*entries, *(set(sample.ctx) - before)} - set(_OF_DRAWS)
+        made = {*entries, *(set(sample.ctx) - before)} - set(_OF_DELIVERY)
         ctx = {entry: sample.ctx[entry] for entry in made if entry in sample.ctx}
         try:
             content = b"".join(encode((value, ctx), allow_pickle=self._allow_pickle, key=bound_to(key)))
@@ -197,8 +197,8 @@ class Cacher(Operation):
             raise TypeError(f"{what} {name!r} cannot be cached. {error}") from error
         is_kept = self.store.put(key, [content], replace=is_damaged)
         self.counters.count(misses=1, healed=int(is_damaged and is_kept))
-        is_as_hits_give_it = type(value) is bytes and not self._bytes_as_views
-        return value if is_as_hits_give_it else self._read(key, content, False)[0], is_kept and not is_damaged
+        is_as_hits = type(value) is bytes and not self._bytes_as_views
+        return value if is_as_hits else self._read(key, content, False)[0], is_kept and not is_damaged
 
     def _read(self, key: bytes, content: Any, is_checked: bool) -> Any:
         return decode(
@@ -213,15 +213,15 @@ class Cacher(Operation):
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"The cache holds a pickle for field {name!r} of sample {sample.key!r}. Pickles are not read: this "
-                "sample, and others like it, are loaded from the source. If you trust everyone who can write to the "
-                "cache, pass `allow_pickle=True`.",
+                f"The cache holds a pickle for field {name!r} of sample {sample.key!r}. Pickles are not loaded: such "
+                "samples are read from the source instead. If you trust everyone who can write to the cache, pass "
+                "`allow_pickle=True`.",
                 stacklevel=2,
             )
 
 
 class _Verified:
-    """The entries whose checksums this process has compared. A copy starts with none."""
+    """The entries whose checksums this process has compared. A copy is empty."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
@@ -242,15 +242,8 @@ def is_cached(value: Lazy) -> bool:
     return not value.is_loaded and not value.is_cheap
 
 
-def _frozen(base: bytes) -> SampleKey:
-    """Return the draw of a sample whose randomness is frozen."""
-    return SampleKey(position=int.from_bytes(base[:7], "little"), is_early=True)
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    view: NDArray[Any] = array.view()
-    view.flags.writeable = False
-    return view
+def _is_large(value: Any) -> bool:
+    return not isinstance(value, _PLAIN)
 
 
 def _is_plain(value: Any) -> bool:
@@ -265,33 +258,27 @@ def _decoded(value: Any) -> Any:
     return decode_all() if decode_all is not None else value
 
 
-def _settled(sample: Sample) -> Sample:
-    """Decode encoded images as a whole, as the cache does."""
-    for name, value in sample.scope().items():
-        if is_cached(value):
-            sample[name] = Lazy(lambda sample, found: _decoded(found), value, what=f"reading field {name!r}")
-    return sample
+def reject_random(operation: str, generator: str | None = None) -> None:
+    """Raise the error for a cache downstream of an operation that draws random numbers.
 
-
-def reject_random(operation: str) -> None:
-    """Raise the error for a cache downstream of an operation that draws random numbers."""
+    Args:
+        operation: The name of the operation.
+        generator: The name of the function's own generator, if it has drawn from that.
+    """
+    if generator is None:
+        raise ChainError(
+            f"`{operation}` draws random numbers, and a cache behind it would give the same ones in every epoch. Put "
+            "the cache before it; if it is wanted, pass `freeze_randomness=True`."
+        )
     raise ChainError(
-        f"`{operation}` draws random numbers, and a cache behind it would give the same ones in every epoch. Put the "
-        "cache before it; if it is wanted, pass `freeze_randomness=True`."
-    )
-
-
-def reject_private(operation: str, generator: str) -> None:
-    """Raise the error for a cache downstream of a function that draws from its own generator."""
-    raise ChainError(
-        f"What `{operation}` calls draws random numbers from its own generator `{generator}`, and a cache behind it "
-        "would give the same ones in every epoch. Put the cache before it, and take a parameter `rng`, which is one "
-        "for each sample; if it is wanted, pass `freeze_randomness=True`."
+        f"A function of `{operation}` draws random numbers from its own generator `{generator}`, and a cache "
+        "downstream would give the same ones in every epoch. Put the cache upstream of it, and let the function take a "
+        "parameter `rng`, a generator for each sample. If the same numbers are wanted, pass `freeze_randomness=True`."
     )
 
 
 class _CachePipe(SampleMapper):
-    """What both flavours share."""
+    """The part of a cache that is the same for indexed sources and streams."""
 
     for_users: ClassVar[tuple[str, ...]] = ("stats", "warm_up")
 
@@ -316,11 +303,11 @@ class _CachePipe(SampleMapper):
         return [] if self._operation.notes != (None,) else self._identity.unhashed()
 
     def entry_base(self, sample: Sample) -> bytes:
-        """Return the bytes that identify the values of a sample; the keys of its fields derive from them."""
+        """Return the bytes that identify the values of a sample, from which the keys of its fields derive."""
         return self._identity.of(sample)
 
     def prepare_for_workers(self) -> None:
-        """Compute the keys now, before workers start, instead of in each of them."""
+        # Otherwise each worker would compute them.
         self._identity.prepare()
 
     def counters(self) -> dict[str, int]:
@@ -333,31 +320,28 @@ class _CachePipe(SampleMapper):
 
     def apply(self, sample: Sample) -> Sample:
         if self._eager and not self._has_warned:
-            self._warn_of_loaded(sample)
+            large = (name for name, value in sample.scope().items() if value.is_loaded and _is_large(sample[name]))
+            if (name := next(large, None)) is not None:
+                self._has_warned = True
+                warnings.warn(
+                    f"Field {name!r} is loaded when it comes to the cache, and therefore is not cached: {self._eager} "
+                    "may load fields as samples pass. `.transform()` and `.add_field()` call functions only when the "
+                    "fields are needed.",
+                    stacklevel=2,
+                )
         if sample.draw.epoch != self._epoch:
             self._epoch = sample.draw.epoch
             self._operation.store.check()
         return self._operation.cache(sample, self._identity.of(sample), self._calls, self.entry_added)
 
     def entry_added(self) -> None:
-        """Called when the cache has got a new entry from this process."""
+        """Count an entry that this process has added."""
 
     def end_epoch(self, *, in_worker: bool) -> None:
         self._operation.store.flush()
 
-    def _warn_of_loaded(self, sample: Sample) -> None:
-        loaded = [name for name, value in sample.scope().items() if value.is_loaded]
-        large = [name for name in loaded if not isinstance(sample[name], _PLAIN)]
-        if large:
-            self._has_warned = True
-            warnings.warn(
-                f"Field {large[0]!r} is loaded when it comes to the cache, and so is not cached: {self._eager} may do "
-                "that as samples pass. `.transform()` and `.add_field()` call functions only when they are needed.",
-                stacklevel=2,
-            )
-
     def stats(self) -> CacheStats:
-        """Return what the cache holds, and what this chain's processes have counted: hits, misses, healed entries."""
+        """Return the size of the cache, and the hits, misses and healed entries in all processes of this chain."""
         return self._operation.store.stats()._replace(**self._operation.counters.totals())
 
     def warm_up(
@@ -417,7 +401,7 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
             self.end_epoch(in_worker=False)
 
     def end_epoch(self, *, in_worker: bool) -> None:
-        """Write what is gathered; in the main process, list the samples if all of them are in the cache now."""
+        """Write the last group; in the main process, write the list of samples if the cache has all of them now."""
         super().end_epoch(in_worker=in_worker)
         store = self._operation.store
         if in_worker or self._is_listed or not store.completes_itself or self._operation.is_warming_up:
@@ -430,17 +414,14 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
             self._is_listed = complete(self)
 
     def prefetch(self, order: Order) -> None:
-        """Pass on what is not cached; an epoch's order unless a probe of it is cached completely."""
-        if self._reads_ahead():
+        """Pass on the positions that are not cached; of an epoch, all unless a probe of it is cached completely."""
+        if not self._eager and any(node.traits.is_remote for node in Chain.of(self.source)):
             positions = order.probe(_NUM_PROBES) if order.is_epoch else order.positions()
             missing = positions[[not self._is_there(position) for position in positions.tolist()]]
             if len(positions) and not len(missing):
                 return
             order = order if order.is_epoch else Order.of_next(missing)
         super().prefetch(order)
-
-    def _reads_ahead(self) -> bool:
-        return not self._eager and any(node.traits.is_remote for node in Chain.of(self.source))
 
     def _is_there(self, position: int) -> bool:
         """Return whether a field of a sample is cached: fields that are read are cached together."""
@@ -464,9 +445,12 @@ class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):
         self._begin()
 
     def samples(self) -> Iterator[Sample]:
-        """Yield new samples, front to back. Shards of an earlier epoch are not opened again."""
-        path = list(_work_path(self.source))
-        shards = path.pop()
+        """Yield new samples, front to back. Shards that an earlier epoch has read are not opened again."""
+        path: list[Any] = []
+        shards = self.source
+        while isinstance(shards, SampleMapperIterDataPipe) and not isinstance(shards, CacheIterDataPipe):
+            path.append(shards)
+            shards = shards.source
         if not isinstance(shards, Replayable):
             yield from super().samples()
             return
@@ -477,55 +461,47 @@ class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):
             yield self.apply(sample)
 
 
-def _work_path(pipe: Any) -> Iterator[Any]:
-    """Yield the work pipes upstream, nearest first, and then the first pipe that is something else."""
-    while isinstance(pipe, SampleMapperIterDataPipe) and not isinstance(pipe, CacheIterDataPipe):
-        yield pipe
-        pipe = pipe.source
-    yield pipe
-
-
 class CacherInMemory(Cacher):
     """Keeps fields in shared memory, one copy for all workers (functional name: ``cache_in_memory``).
 
-    torchdata's `in_memory_cache` keeps whole samples, in each worker for itself, and in their first order; this cache
-    stands in the work of a chain, and changes neither order nor randomness. Fields are kept singly, when they are read,
-    under the sample's key; what draws random numbers goes behind it. Before `.decode_images()` it keeps encoded images
-    (small); behind it, it decodes them whole and keeps pixels (fast; crops may differ by a grey level or two from those
-    that are decoded alone). Labels and the like that a source knows anyway are not kept.
+    torchdata's `in_memory_cache` keeps whole samples, separately in each worker, and fixes their order. This cache is
+    one step in the work of a chain, and changes neither order nor randomness. Fields are cached one by one, when they
+    are read, under the key of the sample; put it upstream of random operations. Upstream of `.decode_images()` it keeps
+    encoded images (small). Downstream it decodes whole images and keeps their pixels (fast; crops may differ by a grey
+    level or two from crops that are decoded alone). Labels and other values that a source knows anyway are not cached.
 
-    Entries are identified by the source (its arguments; path, size and date of local files, the ETag of remote files,
-    from listings and shards), the sample's key, the field, and the work pipes upstream: their arguments, decoders, the
-    code, defaults and closures of functions, and the globals that these read. Plan pipes do not count. Files that a
-    function opens do not count either: change `version` if they change. A damaged entry is loaded again.
+    An entry is identified by the source (its arguments; path, size and modification time of local files; the ETag of
+    remote files, from listings and shards), the sample's key, the field, and the work pipes upstream: their arguments,
+    decoders, the code, defaults and closures of functions, and the globals that these read. Plan pipes do not count.
+    Files that a function opens do not count either: change `version` if they change. A damaged entry is loaded again.
 
-    A stream keeps its order. Where only work stands between `kdp.stream_shards` and the cache, what has passed once, to
-    the end, is given again without opening a shard; of other streams the values are kept, and the source is read.
+    A stream keeps its order. If only work pipes stand between `kdp.stream_shards` and the cache, a stream that was read
+    to its end once is repeated without opening a shard. Of other streams the values are cached, but the source is read.
 
     Args:
-        name: By which chains and processes of this user share it, all ranks of a host, say, while any of them has it.
-            Without a name it goes with this chain.
-        max_bytes: How large it may become; by default half of the shared memory that is free. It never evicts: when it
-            is full, it keeps what it has, and the rest is loaded each time, with one warning.
-        keep: Whether a named cache stays when nobody has it any more, until `kdpipes cache clear`.
+        name: A name by which chains and processes of this user share the cache, for example all ranks of a host, while
+            any of them uses it. Without a name, the cache is deleted with this chain.
+        max_bytes: The maximum size; by default half of the free shared memory. Nothing is ever evicted: a full cache
+            keeps what it has, and the rest is loaded each time, with one warning.
+        keep: Whether a named cache stays until `kdpipes cache clear` when no process uses it any more.
         verify: When checksums are compared: "once" per process and entry, "always" or "never".
         version: A string or an integer that distinguishes these entries from others.
-        freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
-        allow_pickle: Whether to pickle values that are no numbers, strings, bytes, arrays, tensors, images, or lists
+        freeze_randomness: Whether to cache the results of random operations upstream, the same for all epochs.
+        allow_pickle: Whether to pickle values other than numbers, strings, bytes, arrays, tensors, images, and lists
             and dictionaries of these.
-        bytes_as_views: Whether bytes come as read-only memoryviews of the cache, as arrays do, instead of copies, which
-            take a third of the time of a hit of 100 KB: for functions that take either, and for what does not leave
-            the worker.
+        bytes_as_views: Whether bytes are returned as read-only memoryviews of the cache, as arrays are, instead of
+            copies, which take a third of the time of a hit of 100 KB. For functions that accept both, and for values
+            that do not leave the worker.
 
-    Memory: the entries, once per host, in `/dev/shm`. On Linux they go with the process however it ends: a small
-        process waits for that.
+    Memory: the entries, once per host, in `/dev/shm`. On Linux a small helper process removes them however the process
+        ends.
 
-    Workers: Workers of any kind use the cache that was made with the chain. Arrays that come from it are read-only.
+    Workers: Workers of any kind use the cache that was made with the chain. Arrays from it are read-only.
 
     Raises:
-        ChainError: An operation upstream draws random numbers: where the chain is built, if that can be seen, or when a
-            field is first read.
-        TypeError: A value cannot be kept as plain data.
+        ChainError: An operation upstream draws random numbers. Raised when the chain is built, if that is known, or
+            when a field is first read.
+        TypeError: A value cannot be cached as plain data.
 
     Example:
         >>> cached = kdp.from_dataset([("heron", 0), ("stork", 1)]).transform("x", str.upper).cache_in_memory()
@@ -562,39 +538,40 @@ class CacherInMemory(Cacher):
 class CacherOnDisk(Cacher):
     """Keeps fields on disk, or in object storage, for later runs (functional name: ``cache_on_disk``).
 
-    torchdata's `on_disk_cache` keeps files that a pipe of one's own names; this cache stands in the work of a chain,
-    and names entries itself: what they are known by, and what is kept, says `cache_in_memory`. Any number of processes
-    fill it at once. An epoch that reads all samples of an indexed source completes it, and so does `warm_up()`, which
-    continues after an interruption. A complete cache opens without the source, by `kdp.open_cache(url)`, also after its
-    folder was moved or packed.
+    torchdata's `on_disk_cache` keeps files whose names a pipe of your own chooses. This cache is one step in the work
+    of a chain, and names entries itself; `cache_in_memory` describes what is cached, and how entries are identified.
+    Any number of processes fill it at once. An epoch that reads all samples of an indexed source completes it, and so
+    does `warm_up()`, which continues after an interruption. A complete cache opens without the source, by
+    `kdp.open_cache(url)`, even if its folder was moved or packed.
 
     Args:
-        url: A folder, by path or by any URL that fsspec knows. It need not be there.
-        layout: "lmdb", one file, for local folders (no network file system); "files", one per entry, in any
-            storage. By default that of the cache that is there, else "lmdb" for paths and "files" for URLs.
-        max_bytes: How large an LMDB file may become; by default half of what is free on the disk.
-        is_durable: Whether LMDB waits for the disk after each group of entries: if the machine goes down, the last
-            group is loaded again. Without it, a cache that was being written then must be deleted.
-        max_files_per_folder: Of the layout "files": how many may lie in one folder, at least 32.
-        num_entries: Of the layout "files": how many are expected at most.
-        compression: Of the layout "files": None, "zlib" (quick), "gzip", "bz2", "lzma"; or what takes a package: "zstd"
-            (zstandard), "lz4" (lz4), "snappy" (python-snappy).
+        url: A folder, by path or by any URL that fsspec knows. It need not exist.
+        layout: "lmdb", one file, for local folders (no network file system); "files", one per entry, in any storage.
+            By default that of an existing cache, else "lmdb" for paths and "files" for URLs.
+        max_bytes: The maximum size of an LMDB file; by default half of the free space on the disk.
+        is_durable: Whether LMDB waits for the disk after each group of entries: if the machine goes down, only the last
+            group is loaded again. If False, a cache that was being written then must be deleted.
+        max_files_per_folder: For the layout "files": the maximum number of files in one folder, at least 32.
+        num_entries: For the layout "files": the expected maximum number of entries.
+        compression: For the layout "files": None, "zlib" (quick), "gzip", "bz2", "lzma"; or one that needs a package:
+            "zstd" (zstandard), "lz4" (lz4), "snappy" (python-snappy).
         verify: When checksums are compared: "always", "once" per process and entry, or "never".
         version: A string or an integer that distinguishes these entries from others.
-        freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
-        allow_pickle: Whether to pickle values that are no plain data, and to execute what the cache says then.
-        storage_options: Of URLs: the arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`. They are
-            neither shown nor written.
+        freeze_randomness: Whether to cache the results of random operations upstream, the same for all epochs.
+        allow_pickle: Whether to pickle values that are not plain data. Loading a pickle can execute code, so everyone
+            who can write to the cache must be trusted.
+        storage_options: For URLs: the arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`. They
+            are neither shown nor written.
 
-    Memory: none but that of the system's file cache.
+    Memory: only the system's file cache.
 
-    Workers: They share the cache, as do other processes and, by a URL, machines. Arrays that come from it are
-        read-only.
+    Workers: They share the cache with each other, with other processes and, by a URL, with other machines. Arrays from
+        it are read-only.
 
     Raises:
-        ChainError: An operation upstream draws random numbers: where the chain is built, if that can be seen, or when a
-            field is first read.
-        TypeError: A value cannot be kept as plain data.
+        ChainError: An operation upstream draws random numbers. Raised when the chain is built, if that is known, or
+            when a field is first read.
+        TypeError: A value cannot be cached as plain data.
         ImportError: The package of the file system (`gs://`: gcsfs) or of a compression is not installed.
         DataError: The folder holds something else, or a cache of another version.
 
@@ -658,34 +635,35 @@ class CacherOnDisk(Cacher):
 class CacherInRedis(Cacher):
     """Keeps fields in a redis server, for several machines (functional name: ``cache_in_redis``).
 
-    `cache_in_memory` describes what is kept and how entries are identified. Only keys that begin with the namespace are
-    touched, and the server is never flushed; evicted entries are loaded again. An entry is also loaded again and
+    `cache_in_memory` describes what is cached, and how entries are identified. Only keys that begin with the namespace
+    are touched, and the server is never flushed; evicted entries are loaded again. An entry is also loaded again and
     replaced if it is damaged, is a pickle, is longer than `max_value_bytes`, or belongs to another key (its checksum
     includes its key).
 
     Args:
-        url: Of the server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
-        namespace: What all keys begin with: letters, digits, and "_", ".", "/", "-".
-        ttl_s: How long an entry stays, in seconds; None is for ever.
+        url: The server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
+        namespace: The beginning of all keys: letters, digits, and "_", ".", "/", "-".
+        ttl_s: How long an entry stays, in seconds; None means for ever.
         on_unreachable: "raise", or "go_on" as if there were no cache, with a warning, until the server is back.
         timeout_s: How long to wait for an answer, in seconds.
-        max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry, which another writer must have
-            put there, is not read; its value is loaded again and the entry replaced.
+        max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry, written by another program, is
+            not read; its value is loaded again and the entry replaced.
         verify: When checksums are compared: "always", "once" per process and entry, or "never".
         version: A string or an integer that distinguishes these entries from others.
-        freeze_randomness: Whether what random operations upstream make may be kept, the same for all epochs.
-        allow_pickle: Whether to pickle values that are no plain data, and to execute what the server says then.
+        freeze_randomness: Whether to cache the results of random operations upstream, the same for all epochs.
+        allow_pickle: Whether to pickle values that are not plain data. Loading a pickle can execute code, so everyone
+            who can write to the server must be trusted.
 
-    Memory: none but the server's.
+    Memory: only the server's.
 
-    Workers: Each has a connection of its own.
+    Workers: Each worker has its own connection.
 
     Raises:
         ImportError: redis is not installed.
-        ConnectionError: When it is used: the server is away.
-        ChainError: An operation upstream draws random numbers: where the chain is built, if that can be seen, or when a
-            field is first read.
-        TypeError: A value cannot be kept as plain data.
+        ConnectionError: On use: the server cannot be reached.
+        ChainError: An operation upstream draws random numbers. Raised when the chain is built, if that is known, or
+            when a field is first read.
+        TypeError: A value cannot be cached as plain data.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""A small process that removes shared memory when the process that holds it has been killed.
+"""Remove the shared memory of processes that have ended, even if they were killed.
 
-A signal that ends a process runs none of its code, and a handler of ours would take the place of a user's. So another
-process waits for its end, as Python's own `multiprocessing.resource_tracker` does. It runs while there are folders. The
-trackers of Python and loky cannot take its place: a forked process shares its parent's, and a named folder must stay
-while another process holds it.
+A signal that ends a process runs none of its code, and a handler of ours would take the place of a user's. So a small
+helper process waits for the end, as that of Python's own `multiprocessing.resource_tracker` does. It runs while there
+are folders. The trackers of Python and loky cannot take its place: a forked process shares its parent's, and a named
+folder must stay while another process holds it.
 
 The helper process runs this file as a script, so it must import nothing but the standard library.
 """
@@ -15,22 +15,80 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-__all__ = ["unwatch", "watch"]
+# filelock cannot do this: the folder itself is locked, shared by several processes, and never a file inside it.
+with suppress(ImportError):  # Windows does not have it
+    import fcntl
 
+__all__ = ["CAN_HOLD", "KEEP", "is_at", "prefix", "remove_if_free", "root", "sweep", "unwatch", "watch"]
+
+CAN_HOLD = sys.platform != "win32"
+KEEP = ".keep"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if sys.platform != "win32" else ()  # often sent to all
 _IS_PYTHON = bool(sys.executable) and not getattr(sys, "frozen", False)  # a frozen program would start itself again
 _CAN_WATCH = sys.platform == "linux" and _IS_PYTHON
 _PATIENCE_S = 5.0
+_LETTING_GO_S = 2.0  # within which the processes that a killed one has forked release named folders
+
+
+def root() -> Path:
+    """Return the folder in which shared folders lie."""
+    shared = Path("/dev/shm")
+    return shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def prefix() -> str:
+    """Return what the names of this user's shared folders begin with."""
+    return f"kdpipes-{os.getuid() if hasattr(os, 'getuid') else 0}-"
+
+
+def is_at(path: str, folder: int) -> bool:
+    """Return whether a path still leads to an open folder."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(folder))  # noqa: PTH116
+    return False
+
+
+def remove_if_free(path: str, folder: int, *, waits: bool = False) -> bool:
+    """Remove an open folder, unless it is to be kept; return False if another process holds it."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    if is_at(path, folder) and not Path(path, KEEP).exists():
+        shutil.rmtree(path, ignore_errors=True)
+    return True
+
+
+def sweep(waits_for: str | None = None) -> bool:
+    """Remove the folders that no process holds, and return whether some are held.
+
+    Args:
+        waits_for: What the names of folders begin with that are waited for.
+    """
+    is_held = False
+    for path in root().glob(f"{prefix()}*") if CAN_HOLD else ():
+        try:
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # gone, or of another user
+            continue
+        try:
+            if os.fstat(folder).st_uid == os.getuid():
+                waits = waits_for is not None and path.name.startswith(waits_for)
+                is_held |= not remove_if_free(str(path), folder, waits=waits)
+        finally:
+            os.close(folder)
+    return is_held
 
 
 class _Watcher:
-    """The process that watches this one, while there is something to watch."""
+    """The process that waits for the end of this one, while this one has folders."""
 
     def __init__(self) -> None:
         self._forget()
@@ -38,59 +96,41 @@ class _Watcher:
     def _forget(self) -> None:
         self._changing = threading.RLock()  # a folder may be collected while another one is added
         self._process: Any = None
-        self._paths: Counter[str] = Counter()
+        self._num_folders = 0
 
     @property
     def pid(self) -> int:
         """The process that watches, -1 if there is none."""
         return -1 if self._process is None else int(self._process.pid)
 
-    def add(self, path: str, *, is_named: bool) -> None:
-        """Watch a folder, once more."""
+    def add(self) -> None:
+        """Count a folder; the first one starts the process."""
         with self._changing:
-            if not self._paths:
-                self._start()
-            self._paths[path] += 1
-            self._send(b"n" if is_named else b"+", path)
-
-    def remove(self, path: str) -> None:
-        """Watch a folder once less; the process ends with the last one."""
-        with self._changing:
-            if path not in self._paths:
+            self._num_folders += 1
+            if self._num_folders > 1:
                 return
-            self._paths[path] -= 1
-            if not self._paths[path]:
-                del self._paths[path]
-                self._send(b"-", path)
-            if not self._paths:
-                self._stop()
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # inherited by the new process, for good
+            try:
+                with suppress(OSError):  # without it, the next process that makes a folder removes the others
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-I", "-S", __file__, str(os.getpid())],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.DEVNULL,  # readers of this process's output must not wait for the helper
+                        stderr=subprocess.DEVNULL,
+                        cwd="/",
+                        bufsize=0,
+                    )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _start(self) -> None:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # inherited by the new process, for good
-        try:
-            with suppress(OSError):  # without it, the next process that makes a folder removes the others
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", __file__],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,  # readers of this process's output must not wait for the helper
-                    stderr=subprocess.DEVNULL,
-                    cwd="/",
-                    bufsize=0,
-                )
-                # A stopped watcher reads nothing, and a full pipe must not block this process.
-                os.set_blocking(self._process.stdin.fileno(), False)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def _send(self, sign: bytes, path: str) -> None:
-        with suppress(OSError):  # the watcher was killed, or does not read
-            if self._process is not None:
-                self._process.stdin.write(sign + os.fsencode(path) + b"\n")
-
-    def _stop(self) -> None:
-        """Kill the watcher and reap it: a stopped one would never notice that the pipe was closed."""
-        process, self._process = self._process, None
-        if process is not None:
+    def remove(self) -> None:
+        """Count a folder less. The process ends with the last one; it is killed, as a stopped one reads nothing."""
+        with self._changing:
+            self._num_folders -= 1
+            process = self._process
+            if self._num_folders or process is None:
+                return
+            self._process = None
             process.stdin.close()
             process.kill()
             with suppress(subprocess.TimeoutExpired):  # the kernel may delay the end of a killed process
@@ -108,53 +148,28 @@ class _Watcher:
 _watcher = _Watcher()
 
 
-def watch(path: str, *, is_named: bool) -> None:
-    """Have a folder of this process removed when the process ends, even if it is killed."""
+def watch() -> None:
+    """Have the folders of this process removed when it ends, even if it is killed; call this once for each of them."""
     if _CAN_WATCH:
-        _watcher.add(path, is_named=is_named)
+        _watcher.add()
 
 
-def unwatch(path: str) -> None:
-    """Stop watching a folder: it is gone, or others have it."""
+def unwatch() -> None:
+    """Undo one call of `watch`."""
     if _CAN_WATCH:
-        _watcher.remove(path)
+        _watcher.remove()
 
 
-def _main() -> None:
+def _main(pid: str) -> None:
     """Wait for the end of the process at the other end of the pipe, and remove the folders that it has left."""
-    left: dict[bytes, bool] = {}
-    for line in sys.stdin.buffer:
-        sign, path = line[:1], line[1:].rstrip(b"\n")
-        left.pop(path, None)
-        if sign != b"-":
-            left[path] = sign == b"n"
-    for path, is_named in left.items():
-        with suppress(OSError):
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            is_free = _hold(folder, is_named) and not os.path.exists(path + b"/.keep")  # noqa: PTH110
-            if is_free and os.path.samestat(os.stat(path), os.fstat(folder)):  # noqa: PTH116
-                shutil.rmtree(path)
-
-
-def _hold(folder: int, is_named: bool) -> bool:
-    """Lock a folder, and return whether nobody else holds it."""
-    import fcntl
-
-    if not is_named:  # held by forked processes, which may still end
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        return True
-    give_up = time.monotonic() + 2.0  # while the watched process lets go; other processes have watchers of their own
-    while time.monotonic() < give_up:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.02)
-        else:
-            return True
-    return False
+    sys.stdin.buffer.read()
+    give_up = time.monotonic() + _LETTING_GO_S
+    # Folders without a name belong to nobody else: they go when the last forked process that holds them has ended.
+    while sweep(waits_for=f"{prefix()}_{pid}_") and time.monotonic() < give_up:
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":
-    _main()
+    _main(sys.argv[1])
 elif hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_watcher.disown)

@@ -1,4 +1,4 @@
-"""What a cache knows samples by: their source, the work pipes upstream of the cache, and nothing of the plan."""
+"""The keys of cache entries: derived from the source and the work pipes upstream of the cache, not from the plan."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError
-from kdpipes.core.fingerprint import digest_with_globals
+from kdpipes.core.fingerprint import hash_value
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.sample import Sample
-from kdpipes.core.stock import redraws, shards
+from kdpipes.core.stock import Seeded, shards
 from kdpipes.core.traits import Traits
 from kdpipes.core.user_code import own_members
 
@@ -24,13 +24,16 @@ __all__ = ["Identity", "eager_names", "key_of"]
 _FORMAT = 3  # version of the entries' format; 2: checksums include keys; 3: other hashes of chains
 
 
+_warned: set[str] = set()
+
+
 class Identity:
     """Identifies the values of samples. It is computed once per process, or before a fork.
 
     Args:
-        source: What the cache reads from.
-        notes: What the user adds (`version=`), and the options that change values.
-        is_shared: Whether other chains may find the entries; if so, values whose changes go unnoticed are warned of.
+        source: The pipe upstream of the cache.
+        notes: The user's `version=`.
+        is_shared: Whether other chains may find the entries; if so, a warning names values that cannot be hashed.
         of_route: The digests that are known already, by route.
     """
 
@@ -47,7 +50,7 @@ class Identity:
         return _restored, (self._source, self._notes, self._is_shared, _Handed(self._of_route))
 
     def prepare(self) -> None:
-        """Compute what can be known before any sample is read: workers inherit it."""
+        """Compute the digests before any sample is read, so that workers inherit them."""
         for pipe in Chain.of(self._source).of_type(Pipe):
             pipe.prepare_for_workers()
         for route in Chain.of(self._source).routes():
@@ -61,11 +64,11 @@ class Identity:
         return list(dict.fromkeys(names)) if self._is_shared else []
 
     def of(self, sample: Sample) -> bytes:
-        """Return 20 bytes that stand for the sample's values, behind all of the pipes."""
+        """Return 20 bytes that identify the sample's values downstream of all of the pipes."""
         if self._needs_keys and sample.key == str(sample.index):
             raise ChainError(
-                "The samples are numbered as they come, in an order that changes, and a cache would mix them up. Give "
-                "them keys of their own: `.to_samples(key=...)`."
+                "The keys of the samples are numbers in the order of arrival, which changes, so a cache would mix them "
+                "up. Give them keys of their own: `.to_samples(key=...)`."
             )
         version = sample.version
         text = f"{len(version)} {version}{sample.required_key('cache')}".encode("utf-8", "surrogateescape")
@@ -77,13 +80,19 @@ class Identity:
             unhashed: list[str] = []
             parts = list(_parts(self._source, route, unhashed))
             known = self._of_route[route] = _digested([_FORMAT, self._notes, parts], unhashed)
-            if self._is_shared:
-                _warn_of_unhashed(unhashed)
+            new = [name for name in dict.fromkeys(unhashed) if self._is_shared and name not in _warned]
+            if new:
+                _warned.update(new)  # once about each of them
+                warnings.warn(
+                    f"Functions upstream of a cache read values that cannot be hashed: {', '.join(new)}. The cache "
+                    "would not notice a change. Pass `version=` to the cache, and a new version when they change.",
+                    stacklevel=2,
+                )
         return known
 
 
 class _Handed:
-    """Digests on their way to a copy: no collection, for torch's graph traversal."""
+    """The digests of an `Identity` that is being copied: not a collection, so that torch's traversal skips them."""
 
     def __init__(self, of_route: dict[tuple[int, ...], bytes]) -> None:
         self.of_route = of_route
@@ -99,7 +108,7 @@ def key_of(base: bytes, field: str) -> bytes:
 
 
 def _parts(source: Any, route: tuple[int, ...], unhashed: list[str]) -> Iterator[Any]:
-    """Yield what each pipe that counts is known by, from the cache to the source of the samples of a route."""
+    """Yield the identity of each pipe that counts, from the cache to the source of the samples of a route."""
     read_on_the_way: list[Traits] = []
     for node in Chain.of(source).path_of(route):
         if node.operation is not None:
@@ -112,49 +121,26 @@ def _parts(source: Any, route: tuple[int, ...], unhashed: list[str]) -> Iterator
                 yield node.pipe.value_fingerprint()
                 yield from [own for own in [own_members(type(node.pipe))] if own]  # the code of a user's class
         elif node.traits.role != "order":
-            yield from _source_parts(node.pipe, unhashed)
-
-
-def _source_parts(source: Any, unhashed: list[str]) -> Iterator[Any]:
-    """Yield what a source is known by, with all that it reads from."""
-    for node in reversed(Chain.of(source)):
-        if node.traits.role != "order":
-            yield type(node.pipe).__qualname__, _digested(node.pipe, unhashed)
+            for each in reversed(Chain.of(node.pipe)):  # the source, with everything that it reads from
+                if each.traits.role != "order":
+                    yield type(each.pipe).__qualname__, _digested(each.pipe, unhashed)
 
 
 def _digested(value: Any, unhashed: list[str]) -> bytes:
-    found, names = digest_with_globals(value)
+    found, names = hash_value(value, globals=True)
     unhashed += names
     return found
 
 
-_warned: set[str] = set()
-
-
-def _warn_of_unhashed(names: list[str]) -> None:
-    """Warn once about each value that cannot be hashed."""
-    new = [name for name in dict.fromkeys(names) if name not in _warned]
-    if new:
-        _warned.update(new)
-        warnings.warn(
-            f"Functions before a cache read values that cannot be hashed: {', '.join(new)}. The cache would not notice "
-            "if they change. Pass `version=` to the cache, and a new version when they change.",
-            stacklevel=2,
-        )
-
-
 def _is_numbered_anew(source: Any) -> bool:
-    """Return whether samples are made of what a stock pipe gives in an order that changes, or in parts."""
+    """Return whether samples are made from the items of a stock pipe that shards or reorders them."""
     for pipe in Chain.of(source).pipes:
         upstream = Chain.of(pipe).pipes[1:]
         is_maker = isinstance(pipe, IterPipe) and not any(isinstance(other, IterPipe) for other in upstream)
-        if is_maker and any(map(_is_reordering, upstream)):
+        streams = (each for each in upstream if isinstance(each, IterDataPipe))
+        if is_maker and any(shards(each) or isinstance(each, Seeded) for each in streams):
             return True
     return False
-
-
-def _is_reordering(pipe: Any) -> bool:
-    return isinstance(pipe, IterDataPipe) and (shards(pipe) or redraws(pipe))
 
 
 def eager_names(source: Any) -> list[str]:

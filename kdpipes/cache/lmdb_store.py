@@ -6,6 +6,7 @@ import mmap
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -16,9 +17,9 @@ from typing import Any, TypeVar
 import lmdb
 import numpy as np
 
-from kdpipes.cache.metadata import create_metadata, read_metadata
+from kdpipes.cache.folder import LocalFolder, read_metadata
 from kdpipes.cache.shared_folder import SharedFolder, free_bytes
-from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Rejection, bound_to, check_key, claim_in, hint_for
+from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Rejection, bound_to, check_key
 from kdpipes.core.errors import DataError, check_count, must_be
 from kdpipes.storage.urls import is_local
 
@@ -28,7 +29,8 @@ Result = TypeVar("Result")
 _LEAST_BYTES = 1 << 16
 _NUM_READERS = 1024
 _LOCK_BYTES = 17 * 4096  # for `_NUM_READERS`
-_GROUP_ENTRIES, _GROUP_BYTES, _GROUP_S = 64, 8 << 20, 0.2  # entries are committed together, at the first of these
+# Entries are committed together when there are this many, or an entry comes this long after the first of them.
+_GROUP_ENTRIES, _GROUP_BYTES, _GROUP_S = 64, 8 << 20, 0.2
 _MOST_PLACES = 1 << 17  # about 20 MB in each process
 _PREFIX = b"\0"  # of all keys, as in kdpipes 0.1
 
@@ -53,11 +55,8 @@ class LmdbStore(CacheStore):
     """
 
     layout = "lmdb"
-    of_process = ("_opened", "_is_full", "_is_off", "rejection")
+    of_process = ("_opened", "rejection")
     has_quick_stats = True
-
-    _is_full: bool
-    _is_off: bool
 
     def __init__(
         self,
@@ -88,12 +87,13 @@ class LmdbStore(CacheStore):
         folder = SharedFolder(name, keep=keep)
         self = cls(folder, max_bytes=max_bytes)
         self.is_shared = name is not None
-        free = free_bytes(folder.path) + _num_bytes(Path(folder.path, "data.mdb"))
+        data = Path(folder.path, "data.mdb")
+        free = free_bytes(folder.path) + (data.stat().st_blocks * 512 if data.exists() else 0)
         if self._max_bytes is not None and self._max_bytes > free:
             self._max_bytes = max(free, _LEAST_BYTES)
             self._warn(
                 f"takes no more than the {free:,} bytes of shared memory that are free, of {max_bytes:,} bytes that "
-                "it may. Containers get more by `--shm-size`."
+                "it may use. `--shm-size` gives a container more."
             )
         return self
 
@@ -104,30 +104,12 @@ class LmdbStore(CacheStore):
 
     def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
         check_key(key)
-        environment = None if self._is_full else self._environment()
-        if environment is None:
-            return False
-        try:
-            environment.add(key, b"".join(buffers), replace)
-        except (lmdb.Error, OSError) as error:
-            self._stop(error)
-            return False
-        return True
+        content = b"".join(buffers)
+        return self._written(lambda environment: environment.add(key, content, replace))
 
     def flush(self) -> None:
-        if self._opened is not None and not self._is_full:
-            try:
-                self._opened.flush()
-            except (lmdb.Error, OSError) as error:
-                self._stop(error)
-
-    def takes_more(self) -> bool:
-        return not self._is_full and not self._is_off
-
-    def _stop(self, error: Exception) -> None:
-        self._is_full = True
-        self.rejection = self._rejection(error)
-        self._warn(f"{self.rejection.reason}. It keeps what it has, and the rest is loaded each time.")
+        if self._opened is not None:
+            self._written(lambda environment: environment.flush())
 
     def contains(self, key: bytes) -> bool:
         check_key(key)
@@ -135,7 +117,7 @@ class LmdbStore(CacheStore):
 
     def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
         self._environment()  # creates the folder
-        return claim_in(Path(self.folder), name, waits=waits)
+        return LocalFolder(self.folder).claim(name, waits=waits)
 
     def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
         self.flush()
@@ -160,36 +142,21 @@ class LmdbStore(CacheStore):
 
     def start(self) -> None:
         self._opened: _Environment | None = None
-        self._is_full = self._is_off = False
         self.rejection = None
 
     def _environment(self) -> _Environment | None:
         """Return the environment of this process, None if it cannot be opened."""
-        if self._opened is None and not self._is_off:
+        if self._opened is None and self.rejection is None:
             try:
                 self._opened = self._open()
             except OSError as error:  # a full or forbidden disk; shared memory whose owner is gone
-                self._is_off = True
-                self.rejection = Rejection(f"cannot be opened ({error})", hint_for(error))
-                self._warn(f"cannot be opened ({error}): samples are loaded as if there were no cache.")
+                self.rejection = Rejection.because("cannot be opened", error)
+                self._warn(f"{self.rejection.reason}: samples are loaded as if there were no cache.")
         return self._opened
 
-    def _open(self) -> _Environment:
-        if self._holder is not None and not Path(self.folder).is_dir():
-            raise FileNotFoundError(f"The process that has made {self.folder!r} has ended.")
-        folder = Path(self.folder)
-        metadata = read_metadata(folder, self.layout)
-        if metadata is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            limit = self._max_bytes or max(free_bytes(folder) // 2, _LEAST_BYTES)
-            metadata = create_metadata(folder, self.layout, {"max_bytes": limit})
-        max_bytes = max(int(metadata["max_bytes"]), self._max_bytes or 0)
-        environment = _environment_of(self.folder, max_bytes, self._is_durable)
-        try:
-            environment.size()  # opens it, so that errors are raised now
-        except lmdb.Error as error:
-            raise OSError(str(error)) from error
-        return environment
+    def limit(self) -> int | None:
+        environment = self._environment()
+        return None if environment is None else environment.max_bytes
 
     def _asked(self, ask: Callable[[_Environment], Result], otherwise: Result) -> Result:
         """Return what the environment answers, or `otherwise` if it cannot be read."""
@@ -197,17 +164,45 @@ class LmdbStore(CacheStore):
         try:
             return otherwise if environment is None else ask(environment)
         except (lmdb.Error, OSError) as error:
-            self._opened, self._is_off = None, True
-            self._warn(f"cannot be read any more ({error}): samples are loaded as if there were no cache.")
+            self._opened, self.rejection = None, Rejection.because("cannot be read any more", error)
+            self._warn(f"{self.rejection.reason}: samples are loaded as if there were no cache.")
             return otherwise
 
-    def _rejection(self, error: Exception) -> Rejection:
-        if isinstance(error, lmdb.MapFullError):
-            most = "" if self._opened is None else f" of {self._opened.max_bytes:,}"
-            return Rejection(f"is full: `max_bytes`{most} are reached", MORE_ROOM)
-        if free_bytes(self.folder) < _LEAST_BYTES:  # LMDB may call this "Input/output error"
-            return Rejection(f"takes no more (No space left on device: {error})", MORE_ROOM)
-        return Rejection(f"takes no more ({error})", hint_for(error))
+    def _written(self, write: Callable[[_Environment], None]) -> bool:
+        """Write to the environment, and return whether that worked. After a failure, nothing more is written."""
+        environment = self._environment()
+        if environment is None or self.rejection is not None:
+            return False
+        try:
+            write(environment)
+        except (lmdb.Error, OSError) as error:
+            if isinstance(error, lmdb.MapFullError):
+                reason = f"is full: `max_bytes` of {environment.max_bytes:,} are reached"
+                self.rejection = Rejection(reason, MORE_ROOM)
+            elif free_bytes(self.folder) < _LEAST_BYTES:  # LMDB may call this "Input/output error"
+                self.rejection = Rejection(f"takes no more (No space left on device: {error})", MORE_ROOM)
+            else:
+                self.rejection = Rejection.because("takes no more", error)
+            self._warn(f"{self.rejection.reason}. It keeps what it has, and the rest is loaded each time.")
+            return False
+        return True
+
+    def _open(self) -> _Environment:
+        if self._holder is not None and not Path(self.folder).is_dir():
+            raise FileNotFoundError(f"The process that has made {self.folder!r} has ended.")
+        local = LocalFolder(self.folder)
+        metadata = read_metadata(local, self.folder, self.layout)
+        if metadata is None:
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+            limit = self._max_bytes or max(free_bytes(self.folder) // 2, _LEAST_BYTES)
+            metadata = read_metadata(local, self.folder, self.layout, {"max_bytes": limit}) or {}
+        max_bytes = max(int(metadata["max_bytes"]), self._max_bytes or 0)
+        environment = _environment_of(self.folder, max_bytes, self._is_durable)
+        try:
+            environment.size()  # opens it, so that errors are raised now
+        except lmdb.Error as error:
+            raise OSError(str(error)) from error
+        return environment
 
     def _warn(self, text: str) -> None:
         """Warn once; for a cache in shared memory, one process does so for all."""
@@ -219,10 +214,6 @@ class LmdbStore(CacheStore):
             except OSError:  # a folder that is gone, or full, has no room for the note either
                 pass
         self.warn_once(f"The cache in {self.folder!r} {text}")
-
-
-def _num_bytes(path: Path) -> int:
-    return path.stat().st_blocks * 512 if path.exists() else 0
 
 
 class _Environment:
@@ -241,10 +232,9 @@ class _Environment:
         self._least_size = 0  # LMDB's file never shrinks: a smaller one has been truncated
         self._views = _Views()
         self._page_size = mmap.PAGESIZE
-        self._group: dict[bytes, bytes] = {}  # entries that are not committed yet
-        self._group_bytes = 0
-        self._timer: threading.Timer | None = None
-        self._failure: Exception | None = None  # of a group that a timer has written
+        self.group: dict[bytes, bytes] = {}  # entries that are not committed yet
+        self.group_bytes = 0
+        self._since = 0.0  # when its first entry came
         self._is_writable = True
         self.reading, self.writing = threading.Lock(), threading.Lock()
         _all.add(self)
@@ -259,7 +249,7 @@ class _Environment:
         known = self._views.known(key) if is_known else None
         if known is not None:
             return known
-        if (content := self._group.get(key)) is not None:
+        if (content := self.group.get(key)) is not None:
             return memoryview(content)
         with self.reading, self._begin() as transaction:
             found = transaction.get(_PREFIX + key)
@@ -280,43 +270,28 @@ class _Environment:
                 self._commit({key: content}, replace)
             return
         with self.writing:
-            self._raise_failure()
             with self.reading:
                 self._open()
             if not self._is_writable:
-                self._commit({key: content}, replace)
-            self._group_bytes += 0 if key in self._group else len(content)
-            self._group.setdefault(key, content)
-            if len(self._group) >= _GROUP_ENTRIES or self._group_bytes >= _GROUP_BYTES:
-                self._commit_group()
-            elif self._timer is None:
+                self._commit({key: content})  # raises the error
+            if not self.group:
+                self._since = time.monotonic()
                 _flush_at_exit()
-                self._timer = threading.Timer(_GROUP_S, _flush_in_time, (weakref.ref(self),))
-                self._timer.daemon = True
-                self._timer.start()
+            self.group_bytes += 0 if key in self.group else len(content)
+            self.group.setdefault(key, content)
+            is_due = time.monotonic() - self._since >= _GROUP_S
+            if is_due or len(self.group) >= _GROUP_ENTRIES or self.group_bytes >= _GROUP_BYTES:
+                self._commit_group()
 
     def flush(self) -> None:
         """Commit the entries that are waiting."""
         with self.writing:
             self._commit_group()
-            self._raise_failure()
-
-    def flush_in_time(self) -> None:
-        """Commit the entries that are waiting, in a thread; the next `add` raises its error."""
-        with self.writing:
-            try:
-                self._commit_group()
-            except (lmdb.Error, OSError) as error:
-                self._failure = error
 
     def __del__(self) -> None:
-        with suppress(Exception):  # there is nobody left to report to
-            self.flush()
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        if self.group:  # never at the end of Python, when `suppress` may be gone: `_flush_all` has written it
+            with suppress(Exception):  # there is nobody left to report to
+                self.flush()
 
     def _commit_group(self) -> None:
         """Commit the entries that are waiting; the caller holds `writing`.
@@ -324,10 +299,7 @@ class _Environment:
         One transaction waits for the disk twice, however many entries it writes: 64 entries take 0.4 ms instead of
         21 ms. If they do not fit together, those that fit are kept.
         """
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        group = self._group
+        group = self.group
         try:
             if group:
                 self._commit(group)
@@ -335,11 +307,7 @@ class _Environment:
             for key, content in group.items():
                 self._commit({key: content})
         finally:
-            self._group, self._group_bytes = {}, 0  # only now, because other threads read it
-
-    def forget_group(self) -> None:
-        """Leave the entries that are waiting to the process that this one was forked from."""
-        self._group, self._group_bytes, self._timer, self._failure = {}, 0, None, None
+            self.group, self.group_bytes = {}, 0  # only now, because other threads read it
 
     def _commit(self, entries: dict[bytes, bytes], replace: bool = False) -> None:
         with self._begin_writing() as transaction:
@@ -350,7 +318,7 @@ class _Environment:
 
     def has(self, key: bytes) -> bool:
         """Return whether there is an entry."""
-        if key in self._group:
+        if key in self.group:
             return True
         with self.reading, self._begin() as transaction:
             return transaction.get(_PREFIX + key) is not None
@@ -454,12 +422,6 @@ class _Environment:
         return env
 
 
-def _flush_in_time(environment: weakref.ref[_Environment]) -> None:
-    found = environment()
-    if found is not None:
-        found.flush_in_time()
-
-
 def _reserve(path: Path, size: int) -> None:
     """Allocate a file that LMDB maps for writing: on a full disk, writing to the map would end the process (SIGBUS)."""
     if sys.platform != "linux":
@@ -519,10 +481,9 @@ class _Views:
         if self._descriptor is None:
             return None
         address = int(np.frombuffer(found, np.uint8).__array_interface__["data"][0])
+        self._base = self._base or _start_of_map(address, self._descriptor)
         if self._base is None:
-            self._base = _start_of_file(address, os.fstat(self._descriptor).st_ino)
-            if self._base is None:
-                return None
+            return None
         start = address - self._base
         end = start + len(found)
         if end > len(self._map):
@@ -532,21 +493,20 @@ class _Views:
         return self._map[start:end]
 
 
-def _start_of_file(address: int, inode: int) -> int | None:
-    """Return the address at which the file is mapped that contains `address`, None if that is unknown."""
+def _start_of_map(address: int, descriptor: int) -> int | None:
+    """Return the address at which an open file is mapped that contains `address`, None if that is unknown."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return None
     for line in maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        span, _, offset, _, number = line.split(None, 5)[:5]
+        span, _, offset, _, inode = line.split(None, 5)[:5]
         start, end = (int(place, 16) for place in span.split("-"))
         if start <= address < end:
-            return start - int(offset, 16) if int(number) == inode else None
+            return start - int(offset, 16) if int(inode) == os.fstat(descriptor).st_ino else None
     return None
 
 
 _all: weakref.WeakSet[_Environment] = weakref.WeakSet()
-_by_folder: weakref.WeakValueDictionary[str, _Environment] = weakref.WeakValueDictionary()
 _registering = threading.Lock()
 _stopped: list[_Environment] = []  # while this process forks
 _flushes_in = 0  # the process that commits its groups when it ends
@@ -556,11 +516,10 @@ def _environment_of(folder: str, max_bytes: int, is_durable: bool) -> _Environme
     """Return this process's environment in a folder: LMDB allows only one."""
     path = str(Path(folder).resolve())
     with _registering:
-        known = _by_folder.get(path)
-        if known is None or not known.is_current:
-            known = _by_folder[path] = _Environment(path, max_bytes, is_durable)
-    known.grow(max_bytes)
-    return known
+        known = next((each for each in list(_all) if each.folder == path and each.is_current), None)
+        environment = known or _Environment(path, max_bytes, is_durable)
+    environment.grow(max_bytes)
+    return environment
 
 
 def _before_fork() -> None:
@@ -574,7 +533,7 @@ def _before_fork() -> None:
 
 def _forget_groups() -> None:
     for environment in _stopped:
-        environment.forget_group()
+        environment.group, environment.group_bytes = {}, 0  # these entries are the parent's to write
     _after_fork()
 
 
@@ -588,7 +547,7 @@ def _flush_at_exit() -> None:
 
 def _flush_all() -> None:
     for environment in list(_all):
-        with suppress(lmdb.Error, OSError, DataError):  # there is nobody left to tell
+        with suppress(lmdb.Error, OSError, DataError):  # there is nobody left to report to
             environment.flush()
 
 

@@ -1,62 +1,71 @@
-"""A complete cache as a source of its own, which opens without the source that filled it."""
+"""Existing caches: open a complete one without the source that filled it, inspect, verify and delete them."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.cache.file_store import FileStore
+from kdpipes.cache.folder import METADATA, layout_in
 from kdpipes.cache.key import key_of
 from kdpipes.cache.lmdb_store import LmdbStore
-from kdpipes.cache.metadata import METADATA, layout_in
+from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.cache.store import CacheStore, bound_to
-from kdpipes.core.errors import DataError, check_flag, must_be, reject_field
+from kdpipes.core.errors import DataError, check_flag, masked, must_be, reject_field
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.masked import masked
+from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
-from kdpipes.storage.access import Access
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
+from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local
 
 __all__ = [
+    "CacheChecked",
+    "CacheFound",
     "CacheReaderMapDataPipe",
-    "Contents",
-    "heal_contents",
-    "is_marked",
-    "read_contents",
-    "store_in",
-    "write_contents",
+    "SampleList",
+    "check_cache",
+    "clear_cache",
+    "has_list",
+    "look_at_cache",
+    "named_caches",
+    "read_list",
+    "write_list",
 ]
 
 _KEYS = b"\0contents", b"\0contents again"  # twice: nothing else knows the samples' keys and labels
+_NAME = "name="
 
 
 @called_as("open_cache")
 class CacheReaderMapDataPipe(MapPipe):
     """The samples of a cache on disk that is complete, without their source (`kdp.open_cache(url)`).
 
-    `cache_on_disk(url)` and `warm_up()` have made it complete; it may have been moved or packed since. Keys, fields,
-    labels and order are those of the samples that have been cached.
+    `cache_on_disk(url)` and `warm_up()` make a cache complete; it may be moved or packed afterwards. Keys, fields,
+    labels and order are those of the cached samples.
 
     Args:
-        url: The cache's folder, by path, or, of one with the layout "files", by any URL that fsspec knows:
+        url: The folder of the cache. A cache of the layout "files" may also be at any URL that fsspec knows, such as
             `zip://::birds.zip`.
-        allow_pickle: Whether to read what was pickled, and so to execute what the cache says.
+        allow_pickle: Whether to load pickles, which can execute code. Only for caches from people you trust.
         storage_options: The arguments of fsspec's file system for a URL. They are neither shown nor written.
 
-    Memory: some 30 bytes for each sample, and its key, shared by all workers.
+    Memory: about 30 bytes and the key of each sample, shared by all workers.
 
     Raises:
         FileNotFoundError: There is no cache.
-        DataError: It is not complete, or an entry is damaged.
+        DataError: The cache is not complete, or an entry is damaged.
 
     Example:
         >>> photos = kdp.from_dataset([("heron", 0), ("stork", 1)], class_names=["a", "b"])
@@ -78,17 +87,16 @@ class CacheReaderMapDataPipe(MapPipe):
         self._url = os.fspath(url)
         self._allow_pickle = allow_pickle
         self._store = store_in(self._url, storage_options)
-        self._contents: Shared[Contents] | None = None
+        self._samples: Shared[SampleList] | None = None
 
     def fingerprint(self) -> Any:
         return list(self._opened().keys), self._opened().notes
 
     def value_fingerprint(self) -> Any:
-        """Return what other caches tell it by."""
+        """Return what identifies the samples for caches downstream."""
         return self._opened().notes["bases"]
 
     def prepare_for_workers(self) -> None:
-        """Called before workers start."""
         self._opened()
 
     def __len__(self) -> int:
@@ -107,10 +115,10 @@ class CacheReaderMapDataPipe(MapPipe):
         return Sample(fields, key=keys[index], index=index)
 
     def has_quick_length(self, *, may_plan: bool) -> bool:
-        return self._contents is not None
+        return self._samples is not None
 
     def has_column(self, name: str) -> bool:
-        return self._contents is not None and self._contents.value.notes["in_columns"].get(name) is True
+        return self._samples is not None and self._samples.value.notes["in_columns"].get(name) is True
 
     def read_column(self, name: str) -> NDArray[Any]:
         notes = self._opened().notes
@@ -126,7 +134,7 @@ class CacheReaderMapDataPipe(MapPipe):
         return names
 
     def field_names(self) -> frozenset[str] | None:
-        if self._contents is None:
+        if self._samples is None:
             return None
         notes = self._opened().notes
         return frozenset(
@@ -150,82 +158,72 @@ class CacheReaderMapDataPipe(MapPipe):
             sample.ctx.setdefault(entry, recorded)
         return value
 
-    def _opened(self) -> Contents:
-        if self._contents is None:
-            contents = read_contents(self._store)
-            if contents is None and (rejection := self._store.rejection) is not None:
+    def _opened(self) -> SampleList:
+        if self._samples is None:
+            found = read_list(self._store)
+            if found is None and (rejection := self._store.rejection) is not None:
                 raise DataError(f"The cache {self._url!r} {rejection.reason}. {rejection.hint}")
-            if contents is None:
+            if found is None:
                 raise DataError(
                     f"The cache {self._url!r} has {self._store.stats().entries:,} entries, but is not complete. An "
                     "epoch that reads all samples completes it, or, where its source is: "
                     "`cached = chain.cache_on_disk(...)`, and then `cached.warm_up()`."
                 )
-            self._contents = Shared(contents)
-        return self._contents.value
+            self._samples = Shared(found)
+        return self._samples.value
 
 
 def _flag(flags: Any, index: int) -> bool:
     return flags if isinstance(flags, bool) else bool(flags[index])
 
 
-class Contents(NamedTuple):
-    """What a complete cache holds.
+class SampleList(NamedTuple):
+    """The samples of a complete cache.
 
     Args:
         keys: The samples' keys, in the order of their source.
-        notes: Plain data that were written with them.
+        notes: Plain data that a reader needs besides, such as the names of fields.
     """
 
     keys: PackedStrings
     notes: dict[str, Any]
 
 
-def write_contents(store: CacheStore, keys: Sequence[str], notes: dict[str, Any]) -> bool:
-    """Mark a cache as complete, when all entries of its samples are there; return whether that could be kept.
-
-    Args:
-        store: The cache.
-        keys: The samples' keys, in the order of their source.
-        notes: Plain data that a reader needs besides, such as the names of fields.
-    """
+def write_list(store: CacheStore, keys: Sequence[str], notes: dict[str, Any]) -> bool:
+    """Mark a cache as complete, and return whether it could keep the list; all entries of its samples must be there."""
     ends, letters = PackedStrings(keys).arrays()
-    is_kept = all(_is_written(store, key, {"ends": ends, "letters": letters, "notes": notes}) for key in _KEYS)
+    is_kept = True
+    for key in _KEYS:
+        entry = b"".join(encode({"ends": ends, "letters": letters, "notes": notes}, key=bound_to(key)))
+        found = None
+        with suppress(DamagedError):
+            found = store.get(key)
+        if found is None or bytes(found) != entry:
+            is_kept &= store.put(key, [entry], replace=store.contains(key))
     store.flush()
-    return is_kept and all(store.contains(key) for key in _KEYS)
+    return is_kept and all(map(store.contains, _KEYS))
 
 
-def is_marked(store: CacheStore) -> bool:
+def has_list(store: CacheStore) -> bool:
     """Return whether a cache has a list of its samples."""
-    return any(store.contains(key) for key in _KEYS)
+    return any(map(store.contains, _KEYS))
 
 
-def _is_written(store: CacheStore, key: bytes, said: dict[str, Any]) -> bool:
-    entry = b"".join(encode(said, key=bound_to(key)))
-    with suppress(DamagedError):
-        found = store.get(key)
-        if found is not None and bytes(found) == entry:
-            return True
-    return store.put(key, [entry], replace=store.contains(key))
-
-
-def read_contents(store: CacheStore) -> Contents | None:
-    """Return what a complete cache holds, None if it is not complete.
+def read_list(store: CacheStore) -> SampleList | None:
+    """Return the list of a cache's samples, None if it is not complete.
 
     Raises:
-        DamagedError: The entry is damaged, and so is its copy.
+        DamagedError: The list is damaged, and so is its copy.
     """
     damaged: list[str] = []
     for key in _KEYS:
         try:
-            entry = store.get(key)
-            # A copy: LMDB reuses the pages of a list that another process replaces, and these arrays stay in use.
-            said = None if entry is None else decode(bytes(entry), key=bound_to(key))
+            found = _list_at(store, key)
         except (DamagedError, PickledError) as error:
             damaged.append(f"{store.place_of(key)}: {error}")
             continue
-        if said is not None:
-            return Contents(PackedStrings.of_arrays(said["ends"], said["letters"]), said["notes"])
+        if found is not None:
+            return SampleList(PackedStrings.of_arrays(found["ends"], found["letters"]), found["notes"])
     if damaged:
         raise DamagedError(
             f"The list of the cache's samples cannot be read ({' '.join(damaged)}) Its other entries stay, and "
@@ -234,29 +232,17 @@ def read_contents(store: CacheStore) -> Contents | None:
     return None
 
 
-def heal_contents(store: CacheStore) -> int:
-    """Write the list of samples again from its copy, or the copy from the list; return how many were damaged."""
-    found = {key: _sound(store, key) for key in _KEYS}
-    whole = next((said for said in found.values() if said is not None), None)
-    if whole is None:
-        return 0
-    damaged = {key: store.contains(key) for key, said in found.items() if said is None}
-    healed = {key: store.put(key, encode(whole, key=bound_to(key)), replace=there) for key, there in damaged.items()}
-    return sum(is_there and healed[key] for key, is_there in damaged.items())
-
-
-def _sound(store: CacheStore, key: bytes) -> Any:
-    with suppress(DamagedError, PickledError):
-        entry = store.get(key)
-        return None if entry is None else decode(entry, key=bound_to(key))
-    return None
+def _list_at(store: CacheStore, key: bytes) -> Any:
+    entry = store.get(key)
+    # A copy: LMDB reuses the pages of a list that another process replaces, and these arrays stay in use.
+    return None if entry is None else decode(bytes(entry), key=bound_to(key))
 
 
 def store_in(url: str, storage_options: Mapping[str, Any] | None = None) -> CacheStore:
-    """Return the store of a cache that is there.
+    """Return the store of an existing cache.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: There is no cache.
     """
     url = url.removeprefix("file://")
     layout = layout_in(url, Access(storage_options=storage_options))
@@ -271,3 +257,105 @@ def store_in(url: str, storage_options: Mapping[str, Any] | None = None) -> Cach
             f"The cache in {masked(url)!r} is one database (LMDB), which opens in a local folder alone. {hint}"
         )
     return LmdbStore(url) if layout == "lmdb" else FileStore(url, storage_options=storage_options)
+
+
+class CacheFound(NamedTuple):
+    """What a cache holds.
+
+    Args:
+        place: `name=...`, a folder or a URL.
+        layout: "lmdb" or "files".
+        entries: The number of entries.
+        bytes: Their size.
+        num_samples: The number of samples of a complete cache; None if it is not complete.
+    """
+
+    place: str
+    layout: str
+    entries: int
+    bytes: int
+    num_samples: int | None
+
+
+class CacheChecked(NamedTuple):
+    """How many entries of a cache are damaged.
+
+    Args:
+        entries: The number of entries.
+        damaged: How many of them are damaged.
+        healed: How many of those were written again: the list of samples, of which a cache has two copies.
+    """
+
+    entries: int
+    damaged: int
+    healed: int
+
+
+def named_caches() -> list[str]:
+    """Return the places of the named caches in memory, as `name=...`."""
+    return [_NAME + name for name in named_folders()]
+
+
+def look_at_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> CacheFound:
+    """Return what the cache in a place holds; raise a FileNotFoundError if there is no cache."""
+    store = _store_at(place, storage_options)
+    stats, found = store.stats(), read_list(store)
+    return CacheFound(place, store.layout, stats.entries, stats.bytes, None if found is None else len(found.keys))
+
+
+def check_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> CacheChecked:
+    """Return how many entries a cache has, how many are damaged, and how many could be healed without the source."""
+    store, number, num_damaged = _store_at(place, storage_options), 0, 0
+    for key, entry in shown_if_slow(store.each_entry(), store.stats().entries, f"verifying {place!r}", "entries"):
+        number += 1
+        try:
+            num_damaged += entry is None
+            _ = None if entry is None else decode(entry, key=key)
+        except DamagedError:
+            num_damaged += 1
+        except DataError:  # of a type or a pickle that is not to be opened here
+            pass
+    lists: dict[bytes, Any] = {}
+    for key in _KEYS:
+        with suppress(DamagedError, PickledError):
+            lists[key] = _list_at(store, key)
+    whole, num_healed = next((found for found in lists.values() if found is not None), None), 0
+    for key in _KEYS if whole is not None else ():
+        if lists.get(key) is None:
+            is_damaged = store.contains(key)
+            is_written = store.put(key, encode(whole, key=bound_to(key)), replace=is_damaged)
+            num_healed += is_damaged and is_written
+    return CacheChecked(number, num_damaged, num_healed)
+
+
+def clear_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    """Delete a cache with its folder; raise a FileNotFoundError for any other folder, which stays."""
+    if place.startswith(_NAME):
+        clear_named(place.removeprefix(_NAME))
+        return
+    access = Access(storage_options=storage_options)
+    if layout_in(place, access) is None:
+        raise FileNotFoundError(f"There is no cache in {masked(place)!r}.{_in_memory(place)}")
+    if is_local(place):
+        shutil.rmtree(Path(place).expanduser())
+        return
+    with using(access):
+        filesystem, path = filesystem_of(place)
+        filesystem.rm(path, recursive=True)
+
+
+def _store_at(place: str, storage_options: Mapping[str, Any] | None) -> CacheStore:
+    if not place.startswith(_NAME):
+        try:
+            return store_in(place, storage_options)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error}{_in_memory(place)}") from error
+    name = place.removeprefix(_NAME)
+    if name not in named_folders():
+        raise FileNotFoundError(f"There is no cache named {name!r}; there are {named_folders()}.")
+    return LmdbStore.in_memory(name)
+
+
+def _in_memory(name: str) -> str:
+    """Return where the cache is, if there is one in memory of a name."""
+    return f" The cache of that name in memory is {_NAME + name!r}." if name in named_folders() else ""

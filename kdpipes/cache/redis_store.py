@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from kdpipes.cache.store import MORE_ROOM, PATIENCE_S, CacheStats, CacheStore, Rejection, check_key, claim_by
 from kdpipes.core.errors import check_choice, check_count, is_number, must_be
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.codec import DamagedError
 
 __all__ = ["MOST_VALUE_BYTES", "RedisStore"]
@@ -22,32 +22,32 @@ __all__ = ["MOST_VALUE_BYTES", "RedisStore"]
 Result = TypeVar("Result")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_./-]+")
 MOST_VALUE_BYTES = 512 << 20  # the limit of redis itself
-_CLAIM_MS = int(2 * PATIENCE_S * 1000)
-_PAUSE_S = 5.0  # before a server that was away, or full, is asked again
+_CLAIM_MS = int(2 * PATIENCE_S * 1000)  # the server removes what a killed process has left
+_PAUSE_S = 5.0  # before a server that was away or full is asked again
 _HINT = 'Start it, or go on without a cache while it is away: `on_unreachable="go_on"`.'
 
 
 class RedisStore(CacheStore):
     """A `CacheStore` in a redis server. It touches only keys that begin with its namespace, and never flushes.
 
-    Only the server decides what it evicts: when it takes no more, the rest is not kept. The server may be stopped and
-    started again at any time; entries that it has lost are loaded again.
+    Only the server decides what it evicts; when it is full, further entries are not kept. The server may be stopped and
+    started again at any time; lost entries are loaded again.
 
     Args:
-        url: Of the server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
-        namespace: What all keys begin with: letters, digits, and "_", ".", "/", "-".
-        ttl_s: How long an entry stays, in seconds; None is for ever.
+        url: The server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
+        namespace: The beginning of all keys: letters, digits, and "_", ".", "/", "-".
+        ttl_s: How long an entry stays, in seconds; None means for ever.
         on_unreachable: "raise", or "go_on" as if there were no cache, with a warning, until the server is back.
         timeout_s: How long to wait for an answer, in seconds.
         max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry counts as damaged.
 
     Raises:
         ImportError: redis is not installed.
-        ConnectionError: When it is used: the server is away.
+        ConnectionError: On use: the server cannot be reached.
     """
 
     layout = "redis"
-    of_process = ("_client", "_closing", "_process", "_silent_until", "_full_until", "rejection")
+    of_process = ("_client", "_silent_until", "_full_until", "rejection")
 
     _silent_until: float
     _full_until: float
@@ -82,7 +82,7 @@ class RedisStore(CacheStore):
 
     def get(self, key: bytes, *, is_known: bool = False) -> memoryview | None:
         name, nothing = self._name(key), None
-        entry: bytes | None = self.asked(lambda client: client.get(name), nothing)
+        entry: bytes | None = self._asked(lambda client: client.get(name), nothing)
         if entry is not None and len(entry) > self._max_value_bytes:
             raise DamagedError(f"The entry is longer than `max_value_bytes`, {self._max_value_bytes:,}.")
         return None if entry is None else memoryview(entry)
@@ -96,64 +96,89 @@ class RedisStore(CacheStore):
             )
         if time.monotonic() < self._full_until:
             return False
-        full = _redis().exceptions.ResponseError
+
+        def write(client: Any) -> bool:
+            client.set(name, content, px=self._ttl_ms, nx=not replace)
+            return True
+
         try:
-            return self.asked(lambda client: self._set(client, name, content, replace), False)
-        except full as error:
+            return self._asked(write, False)
+        except _redis().exceptions.ResponseError as error:
             self._full_until = time.monotonic() + _PAUSE_S
             self.rejection = Rejection(f"takes no more ({error})", MORE_ROOM)
             self._warn(f"takes no more ({error}). It keeps what it has, and the rest is loaded each time.")
             return False
 
-    def _set(self, client: Any, name: bytes, content: bytes, replace: bool) -> bool:
-        client.set(name, content, px=self._ttl_ms, nx=not replace)
-        return True
-
     def contains(self, key: bytes) -> bool:
-        return bool(self.asked(lambda client: client.exists(self._name(key)), 0))
+        return bool(self._asked(lambda client: client.exists(self._name(key)), 0))
 
     def takes_more(self) -> bool:
         return time.monotonic() >= max(self._full_until, self._silent_until)
 
     def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
-        return claim_by(_Record(self, self._prefix[:-1] + b"#claim:" + name), waits=waits)
+        key = self._prefix[:-1] + b"#claim:" + name
+
+        def create(content: bytes) -> bytes:
+            def ask(client: Any) -> bytes:
+                client.set(key, content, nx=True, px=_CLAIM_MS)
+                return client.get(key) or content
+
+            return self._asked(ask, content)
+
+        return claim_by(
+            create,
+            lambda content: self._asked(lambda client: client.set(key, content, px=_CLAIM_MS), None),
+            lambda: self._asked(lambda client: client.delete(key), None),
+            waits=waits,
+        )
 
     def stats(self) -> CacheStats:
         """Return the number of entries and bytes, for which all keys of the server are listed."""
-        sizes: list[int] = self.asked(self._sizes, [])
-        return CacheStats(bytes=sum(sizes), entries=len(sizes))
+
+        def sizes(client: Any) -> list[int]:
+            found: list[int] = []
+            names = list(client.scan_iter(match=self._prefix + b"*", count=1000))
+            for start in range(0, len(names), 1000):
+                pipeline = client.pipeline(transaction=False)
+                for name in names[start : start + 1000]:
+                    pipeline.strlen(name)
+                found += pipeline.execute()
+            return found
+
+        nothing: list[int] = []
+        found = self._asked(sizes, nothing)
+        return CacheStats(bytes=sum(found), entries=len(found))
 
     def close(self) -> None:
-        self._closing()
+        if self._client is not None:
+            self._client.close()
         self.start()
 
     def start(self) -> None:
-        self._process = os.getpid()
         self._client: Any = None
-        self._closing: Callable[[], Any] = bool
         self._silent_until = self._full_until = 0.0
         self.rejection = None
+        forget_after_fork(self)  # a thread may hold a lock of the client that is forked
 
     def _name(self, key: bytes) -> bytes:
         return self._prefix + check_key(key)
 
-    def _sizes(self, client: Any) -> list[int]:
-        sizes: list[int] = []
-        names = list(client.scan_iter(match=self._prefix + b"*", count=1000))
-        for start in range(0, len(names), 1000):
-            pipeline = client.pipeline(transaction=False)
-            for name in names[start : start + 1000]:
-                pipeline.strlen(name)
-            sizes += pipeline.execute()
-        return sizes
-
-    def asked(self, ask: Callable[[Any], Result], otherwise: Result) -> Result:
-        """Return what the server answers to `ask(client)`; `otherwise` if it is away and that does not matter."""
+    def _asked(self, ask: Callable[[Any], Result], otherwise: Result) -> Result:
+        """Return what the server answers to `ask(client)`; `otherwise` if it is away and the epoch may go on."""
         if self._goes_on and time.monotonic() < self._silent_until:
             return otherwise
-        errors = _redis().exceptions
+        redis = _redis()
+        errors = redis.exceptions
         try:
-            return ask(self._opened())
+            if self._client is None:
+                self._client = redis.Redis.from_url(
+                    self._url,
+                    socket_timeout=self._timeout_s,
+                    socket_connect_timeout=self._timeout_s,
+                    retry=redis.retry.Retry(redis.backoff.NoBackoff(), 1),  # the server may have been restarted
+                )
+                weakref.finalize(self, self._client.close)
+            return ask(self._client)
         except errors.AuthenticationError as error:
             raise PermissionError(f"The redis server at {self._place()} rejects: {error}. See `url`.") from error
         except (errors.ConnectionError, errors.TimeoutError) as error:
@@ -162,24 +187,10 @@ class RedisStore(CacheStore):
                 raise ConnectionError(f"{reason.rstrip('.')}. {_HINT}") from error
             self._silent_until = time.monotonic() + _PAUSE_S
             self.rejection = Rejection(
-                f"cannot be reached ({error})", "Start the server, and warm up again: it goes on."
+                f"cannot be reached ({error})", "Start the server, and warm up again: that continues where it stopped."
             )
             self._warn(f"cannot be reached ({error}): samples are loaded as if there were no cache, until it is back.")
             return otherwise
-
-    def _opened(self) -> Any:
-        if self._client is None or self._process != os.getpid():
-            redis = _redis()
-            self.start()
-            once_more = redis.retry.Retry(redis.backoff.NoBackoff(), 1)  # of a server that was restarted
-            self._client = redis.Redis.from_url(
-                self._url,
-                socket_timeout=self._timeout_s,
-                socket_connect_timeout=self._timeout_s,
-                retry=once_more,
-            )
-            self._closing = weakref.finalize(self, _close, self._client, self._process)
-        return self._client
 
     def _warn(self, text: str) -> None:
         self.warn_once(f"The redis server at {self._place()} {text}")
@@ -188,36 +199,6 @@ class RedisStore(CacheStore):
         """Return where the server is, without the password."""
         parts = urlsplit(self._url)
         return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
-
-
-class _Record(NamedTuple):
-    """A claim in redis; the server removes what a process that was killed has left.
-
-    Args:
-        store: The cache.
-        name: The key.
-    """
-
-    store: RedisStore
-    name: bytes
-
-    def create(self, content: bytes) -> bytes:
-        def ask(client: Any) -> bytes:
-            client.set(self.name, content, nx=True, px=_CLAIM_MS)
-            return client.get(self.name) or content
-
-        return self.store.asked(ask, content)
-
-    def replace(self, content: bytes) -> None:
-        self.store.asked(lambda client: client.set(self.name, content, px=_CLAIM_MS), None)
-
-    def remove(self) -> None:
-        self.store.asked(lambda client: client.delete(self.name), None)
-
-
-def _close(client: Any, owner: int) -> None:
-    if os.getpid() == owner:
-        client.close()
 
 
 def _redis() -> ModuleType:

@@ -1,4 +1,4 @@
-"""What has passed in a stream of shards, so that a cache can give it again without opening a shard."""
+"""Repeat a stream of shards whose contents are cached, without opening a shard."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from kdpipes.storage.shared import PackedStrings
 
 __all__ = ["Replayable", "Replayed"]
 
-_MOST = 1_000_000  # samples of which a note is kept
+_MOST = 1_000_000  # samples that are recorded
 
 
 @runtime_checkable
 class Replayable(Protocol):
-    """A stream of shards whose samples may be given again without opening a shard."""
+    """A stream of shards that can be repeated without opening a shard."""
 
     cursor: tuple[int, int, int]
 
     def place(self) -> Any:
-        """Return what the next iteration will give; None if that is not known before it."""
+        """Return data that identifies the samples of the next iteration; None if they are not known before it."""
 
 
 class Replayed:
-    """The raw samples of a stream of shards: as the shards give them, or as they have passed in an earlier epoch.
+    """The raw samples of a stream of shards, read from the shards or repeated from an earlier epoch.
 
-    What has passed is noted when an epoch is through, without the contents: keys, fields and places. A content that
-    no cache has after all is read from its shard again.
+    At the end of an epoch, the keys, fields and cursors of its samples are stored, without the contents. If the cache
+    lacks a content in a repeated epoch, it is read from its shard.
 
     Args:
-        shards: The stream, with a method `place()` that says what the next iteration will give, and a `cursor`.
-        store: Where notes are kept.
+        shards: The stream.
+        store: The store of the cache, which also keeps what is recorded of an epoch.
     """
 
     def __init__(self, shards: Any, store: CacheStore) -> None:
@@ -55,9 +55,9 @@ class Replayed:
             yield from self._shards.samples()
             return
         key = digest(["passed", place])
-        notes, is_damaged = self._noted(key)
-        if notes is not None:
-            yield from self._given_again(notes)
+        entry, is_damaged = self._store_entry(key)
+        if entry is not None:
+            yield from self._repeated(entry)
             return
         passed = _Passed()
         for sample in self._shards.samples():
@@ -66,14 +66,14 @@ class Replayed:
         if self._shards.num_lost == 0 and len(passed.keys) <= _MOST:
             self._store.put(key, encode(passed.notes(), key=bound_to(key)), replace=is_damaged)
 
-    def _noted(self, key: bytes) -> tuple[dict[str, Any] | None, bool]:
+    def _store_entry(self, key: bytes) -> tuple[dict[str, Any] | None, bool]:
         try:
             entry = self._store.get(key)
             return (None if entry is None else decode(entry, key=bound_to(key))), False
         except (DamagedError, PickledError):
             return None, True
 
-    def _given_again(self, notes: dict[str, Any]) -> Iterator[Sample]:
+    def _repeated(self, notes: dict[str, Any]) -> Iterator[Sample]:
         keys = PackedStrings.of_arrays(notes["ends"], notes["letters"])
         kinds = zip(notes["kinds"].tolist(), notes["cursors"].tolist(), strict=True)
         for number, (kind, cursor) in enumerate(kinds):
@@ -105,7 +105,7 @@ class Replayed:
 
 
 class _Passed:
-    """Collects what is noted of samples."""
+    """Collects what is recorded of the samples of an epoch."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -114,7 +114,7 @@ class _Passed:
         self._distinct: dict[Any, int] = {}
 
     def add(self, sample: Sample, cursor: tuple[int, int, int]) -> None:
-        """Note a sample, without loading anything."""
+        """Record a sample, without loading anything."""
         if len(self.keys) > _MOST:
             return
         kind = tuple(sample), tuple(sorted(sample.lacking)), sample.version
@@ -123,7 +123,7 @@ class _Passed:
         self._cursors.append(cursor)
 
     def notes(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
+        """Return everything as plain data."""
         ends, letters = PackedStrings(self.keys).arrays()
         return {
             "ends": ends,

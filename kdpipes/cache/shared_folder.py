@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import secrets
 import shutil
-import tempfile
+import struct
+import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kdpipes.cache.folder_watcher import unwatch, watch
+from kdpipes.cache.folder_watcher import CAN_HOLD, KEEP, is_at, prefix, remove_if_free, root, sweep, unwatch, watch
 from kdpipes.core.errors import must_be
-from kdpipes.core.processes import uninterrupted
-from kdpipes.storage.files import CAN_HOLD
+from kdpipes.core.processes import forget_after_fork, uninterrupted
 
-# filelock cannot do this: the folder itself is locked, shared by several processes, and never a file inside it.
 with suppress(ImportError):  # Windows does not have it
     import fcntl
 
-__all__ = ["SharedFolder", "clear_named", "free_bytes", "named_folders"]
+__all__ = ["CacheCounters", "SharedFolder", "clear_named", "free_bytes", "named_folders"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_KEEP = ".keep"
-
-
-def _root() -> Path:
-    shared = Path("/dev/shm")
-    return shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-
-
-def _prefix() -> str:
-    return f"kdpipes-{os.getuid() if hasattr(os, 'getuid') else 0}-"
+_ROW = struct.Struct("<3Q")
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:
@@ -57,22 +48,22 @@ class SharedFolder:
 
     def __init__(self, name: str | None = None, *, keep: bool = False) -> None:
         if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
-            raise ValueError(must_be("name", "letters, digits, '.', '_' and '-', the first no sign", name))
+            rule = "letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            raise ValueError(must_be("name", rule, name))
         if keep and name is None:
             raise ValueError(must_be("keep", "False without a name", keep, "Pass `name=`: nobody else could find it."))
-        _sweep()
-        stem = name or f"_{os.getpid()}_{secrets.token_hex(8)}"
-        self.path = str(_root() / f"{_prefix()}{stem}")
-        watch(self.path, is_named=name is not None)
+        sweep()
+        self.path = str(root() / f"{prefix()}{name or f'_{os.getpid()}_{secrets.token_hex(8)}'}")
+        watch()
         try:
             lock = _made_and_held(self.path)
         except BaseException:
-            unwatch(self.path)
+            unwatch()
             raise
         _live[self.path] = self
         weakref.finalize(self, _let_go, self.path, lock, os.getpid(), name is not None)
         if keep:
-            Path(self.path, _KEEP).touch()
+            Path(self.path, KEEP).touch()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _found, (self.path,)
@@ -110,18 +101,11 @@ def _made_and_held(path: str) -> int | None:
         status = os.fstat(lock)
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             os.close(lock)
-            raise PermissionError(f"{path!r} belongs to somebody else, or is open to others: use another name.")
+            raise PermissionError(f"{path!r} belongs to another user, or is open to others: use another name.")
         fcntl.flock(lock, fcntl.LOCK_SH)
-        if _is(path, lock):
+        if is_at(path, lock):
             return lock
         os.close(lock)
-
-
-def _is(path: str, lock: int) -> bool:
-    """Return whether a path still leads to the folder that was opened."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.stat(path), os.fstat(lock))  # noqa: PTH116
-    return False
 
 
 def _let_go(path: str, lock: int | None, owner: int, is_named: bool) -> None:
@@ -131,45 +115,16 @@ def _let_go(path: str, lock: int | None, owner: int, is_named: bool) -> None:
         if not is_named:
             shutil.rmtree(path, ignore_errors=True)
         elif lock is not None:
-            _remove_if_free(path, lock)
+            remove_if_free(path, lock)
         if lock is not None:
             os.close(lock)
-        unwatch(path)
-
-
-def _remove_if_free(path: str, lock: int) -> None:
-    """Remove a folder, unless it is held or to be kept."""
-    if not CAN_HOLD:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    if _is(path, lock) and not Path(path, _KEEP).exists():
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _sweep() -> None:
-    """Remove the folders of processes that were killed."""
-    if not CAN_HOLD:
-        return
-    for path in _root().glob(f"{_prefix()}*"):
-        try:
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:  # gone, or of another user
-            continue
-        try:
-            if os.fstat(lock).st_uid == os.getuid():
-                _remove_if_free(str(path), lock)
-        finally:
-            os.close(lock)
+        unwatch()
 
 
 def named_folders() -> list[str]:
     """Return the names of the existing folders of this user."""
-    paths = (path for path in _root().glob(f"{_prefix()}*") if path.is_dir() and not path.is_symlink())
-    stems = (path.name.removeprefix(_prefix()) for path in paths)
-    return sorted(stem for stem in stems if _NAME.fullmatch(stem))
+    paths = (path for path in root().glob(f"{prefix()}*") if path.is_dir() and not path.is_symlink())
+    return sorted(stem for path in paths if _NAME.fullmatch(stem := path.name.removeprefix(prefix())))
 
 
 def clear_named(name: str) -> None:
@@ -180,4 +135,57 @@ def clear_named(name: str) -> None:
     """
     if name not in named_folders():
         raise FileNotFoundError(f"There is no folder {name!r} in shared memory; there are {named_folders()}.")
-    shutil.rmtree(_root() / f"{_prefix()}{name}")
+    shutil.rmtree(root() / f"{prefix()}{name}")
+
+
+class CacheCounters:
+    """Counts of hits, misses and healed entries. A copy in another process adds to the same counts.
+
+    Each process writes a small file of its own in shared memory, so that none waits for another, and the counts of a
+    killed process stay. If there is no shared memory left, a process counts for itself.
+    """
+
+    def __init__(self, folder: SharedFolder | None = None) -> None:
+        self._folder = folder
+        self.forget()
+        forget_after_fork(self)
+
+    @classmethod
+    def shared(cls) -> CacheCounters:
+        """Return new counters, in shared memory if there is any left."""
+        with suppress(OSError):
+            return cls(SharedFolder())
+        return cls()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return CacheCounters, (self._folder,)
+
+    def forget(self) -> None:
+        """Count from 0, in a file of its own: this is another process."""
+        self._counting = threading.Lock()
+        self._counts = [0, 0, 0]
+        self._row: mmap.mmap | None = None
+
+    def count(self, *, hits: int = 0, misses: int = 0, healed: int = 0) -> None:
+        """Add to the counts."""
+        with self._counting:
+            if self._row is None and not any(self._counts) and self._folder is not None:
+                with suppress(OSError):  # the owner of the folder is gone, or shared memory is full
+                    path = Path(self._folder.path, f"counts-{os.getpid()}-{secrets.token_hex(4)}")
+                    path.write_bytes(bytes(_ROW.size))
+                    with path.open("r+b") as file:
+                        self._row = mmap.mmap(file.fileno(), _ROW.size)
+            counts = self._counts
+            counts[0] += hits
+            counts[1] += misses
+            counts[2] += healed
+            if self._row is not None:
+                _ROW.pack_into(self._row, 0, *counts)
+
+    def totals(self) -> dict[str, int]:
+        """Return hits, misses and healed entries of all processes."""
+        rows = [tuple(self._counts)] if self._row is None else []
+        for path in Path(self._folder.path).glob("counts-*") if self._folder is not None else []:
+            content = path.read_bytes()
+            rows += [_ROW.unpack(content)] if len(content) == _ROW.size else []
+        return dict(zip(("hits", "misses", "healed"), map(sum, zip((0, 0, 0), *rows, strict=True)), strict=True))

@@ -10,36 +10,18 @@ import threading
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, ClassVar, NamedTuple
 
-from kdpipes.core.errors import must_be
-from kdpipes.core.masked import masked
-from kdpipes.storage.files import locked
+from kdpipes.core.errors import masked, must_be
 
-__all__ = [
-    "CLAIMS",
-    "MORE_ROOM",
-    "MOST_KEY_BYTES",
-    "PATIENCE_S",
-    "CacheStats",
-    "CacheStore",
-    "Record",
-    "Rejection",
-    "bound_to",
-    "check_key",
-    "claim_by",
-    "claim_in",
-    "hint_for",
-]
+__all__ = ["MORE_ROOM", "PATIENCE_S", "CacheStats", "CacheStore", "Rejection", "bound_to", "check_key", "claim_by"]
 
 MORE_ROOM = "Give it more room, or warm up a part of the samples."
-MOST_KEY_BYTES = 255
-CLAIMS = ".claims"  # a hidden folder of caches in folders
-PATIENCE_S = 60.0  # how long a claim by a record lives without being renewed
+PATIENCE_S = 60.0  # a claim by a record that is not renewed for this long counts as abandoned
 _POLL_S = 0.5
+_MOST_KEY_BYTES = 255
 _FOR_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -62,38 +44,40 @@ class CacheStats(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """Why a store keeps no more entries in this process.
+    """Why a store takes no more entries in this process.
 
     Args:
         reason: A predicate whose subject is the cache: "takes no more (...)".
-        hint: A sentence that says what would help.
+        hint: A sentence that tells the user what to do.
     """
 
     reason: str
     hint: str
 
-
-def hint_for(error: Exception) -> str:
-    """Return what would help against a storage error: more room if the storage is full, or else another place."""
-    if isinstance(error, OSError) and error.errno in _FOR_ROOM:
-        return MORE_ROOM
-    if "already open in this process" in str(error):
-        return "A pipe of this process has opened it where it was before it was moved: let go of that pipe first."
-    return "Let this user write there, or give a place that can be written: more room would not help."
+    @classmethod
+    def because(cls, what: str, error: Exception) -> Rejection:
+        """Return the rejection for a storage error, with a hint that fits it."""
+        message = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.errno in _FOR_ROOM:
+            hint = MORE_ROOM
+        elif "already open in this process" in message:
+            hint = "Another pipe of this process opened the cache before its folder was moved: delete that pipe first."
+        else:
+            hint = "Give this user write access, or use another place: more room would not help."
+        return cls(f"{what} ({message})", hint)
 
 
 class CacheStore(ABC):
-    """A place that keeps entries. An entry that cannot be kept is left out, with a warning: the epoch goes on.
+    """A place that keeps entries. If an entry cannot be kept, the store warns once, and the epoch goes on.
 
-    A store opens what it needs when it is first used in a process. It may be pickled, and inherited by forked
-    processes, at any time, and is used by several threads and processes at once. Keys are 1 to 255 bytes.
+    A store opens what it needs on first use in each process. It may be pickled or inherited by forked processes at any
+    time, and several threads and processes may use it at once. Keys are 1 to 255 bytes long.
     """
 
     layout: ClassVar[str]
-    of_process: ClassVar[tuple[str, ...]] = ()  # attributes that `start` sets, which are not pickled
-    has_quick_stats = False  # whether `stats` needs no search through all entries
-
-    completes_itself = False  # whether the samples are listed after a full epoch: it looks for each entry
+    of_process: ClassVar[tuple[str, ...]] = ()  # attributes that `start` sets; they are not pickled
+    has_quick_stats = False  # whether `stats` is cheap enough for each report of a loader
+    completes_itself = False  # whether a full epoch writes the list of samples, which looks up each entry
     is_shared = True  # whether other chains may find the entries
     rejection: Rejection | None = None
     _warned_in = 0  # the process that has warned
@@ -104,25 +88,26 @@ class CacheStore(ABC):
 
         Args:
             key: The key of the entry.
-            is_known: Whether this process has read the entry before, and found it whole. A store may then remember
-                where the entry is.
+            is_known: Whether this process has already read and verified the entry, so that a store may use the place
+                that it remembers.
 
         Raises:
-            DamagedError: The entry cannot even be read; `put(..., replace=True)` heals it.
+            DamagedError: The entry cannot be read; `put(..., replace=True)` heals it.
         """
 
     @abstractmethod
     def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
-        """Keep an entry, given as consecutive buffers. An existing entry stays as it is.
+        """Write an entry, given as consecutive buffers, and return whether the store has it now.
 
         Args:
             key: The key of the entry.
             buffers: For example those of `kdpipes.storage.codec.encode`.
-            replace: Whether an existing entry is damaged, and is to be replaced.
-
-        Returns:
-            Whether the entry is there now; False if the store is full, read-only or out of reach.
+            replace: Whether to replace an existing entry, because it is damaged.
         """
+
+    def limit(self) -> int | None:
+        """Return how many bytes it may take; None if it has no limit of its own."""
+        return None
 
     @abstractmethod
     def contains(self, key: bytes) -> bool:
@@ -132,15 +117,19 @@ class CacheStore(ABC):
     def stats(self) -> CacheStats:
         """Return the number of entries and bytes."""
 
+    @abstractmethod
+    def start(self) -> None:
+        """Set the attributes of `of_process`: nothing is open yet."""
+
     def takes_more(self) -> bool:
-        """Return whether it makes sense to `put` a new entry: not if this process knows that the store is full."""
+        """Return False if this process knows that a new entry cannot be kept."""
         return self.rejection is None
 
     def flush(self) -> None:  # noqa: B027 - most stores write at once
-        """Write the entries that a store has gathered to write them together."""
+        """Write the entries that have been gathered into a group."""
 
     def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
-        """Claim some work among all processes that use the store, and return whether this process may do it.
+        """Claim a piece of work among all processes that use the store, and yield whether this process may do it.
 
         Claims only save work. A claim ends with its process, and a store that cannot be written grants every claim.
 
@@ -150,23 +139,15 @@ class CacheStore(ABC):
         """
         return nullcontext(True)
 
-    @abstractmethod
-    def start(self) -> None:
-        """Set the attributes of `of_process`: nothing is open yet."""
-
     def close(self) -> None:
         """Release what is open in this process. The next use opens it again."""
         self.start()
 
-    def check(self) -> None:  # noqa: B027 - most stores have nothing to check
-        """Check, before an epoch, that the cache can be read safely.
-
-        Raises:
-            DataError: The cache has been truncated.
-        """
+    def check(self) -> None:  # noqa: B027 - only a memory map can be unsafe to read
+        """Raise a DataError if the cache has been truncated; called before each epoch."""
 
     def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
-        """Yield `bound_to(key)` and content of each entry, None for a content that cannot be read."""
+        """Yield `bound_to(key)` and the content of each entry; None if the content cannot be read."""
         raise NotImplementedError
 
     def place_of(self, key: bytes) -> str:
@@ -174,10 +155,14 @@ class CacheStore(ABC):
         return repr(key)
 
     def warn_once(self, text: str) -> None:
-        """Warn, unless this process has already been warned of this store."""
+        """Warn, unless this process has already warned about this store."""
         if self._warned_in != os.getpid():
             self._warned_in = os.getpid()
             warnings.warn(masked(text), stacklevel=5)
+
+    def forget(self) -> None:
+        """Start anew in a forked process."""
+        self.start()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in (*self.of_process, "_warned_in")}
@@ -188,53 +173,30 @@ class CacheStore(ABC):
 
 
 @contextmanager
-def claim_in(folder: Path, name: bytes, *, waits: bool) -> Iterator[bool]:
-    """Claim some work by a lock file in a local folder, which the system releases when the process ends."""
-    path = folder / CLAIMS / name.hex()
-    with ExitStack() as held:
-        try:
-            path.parent.mkdir(exist_ok=True)
-            is_held = held.enter_context(locked(path, timeout_s=None if waits else 0))
-        except OSError:  # a folder that cannot be written, or that is gone
-            yield True
-            return
-        yield is_held
-        if is_held:
-            # Removed while it is locked. Another process may lock the removed file; it finds the work done.
-            with suppress(OSError):
-                path.unlink()
-                path.parent.rmdir()  # unless it holds other claims
+def claim_by(
+    create: Callable[[bytes], bytes], replace: Callable[[bytes], Any], remove: Callable[[], Any], *, waits: bool
+) -> Iterator[bool]:
+    """Claim a piece of work by a small record in a store without locks. Its owner renews it three times a minute.
 
+    A record that was not renewed for a minute counts as abandoned. Each process measures that time by itself, because
+    the clocks of machines differ.
 
-class Record(Protocol):
-    """A small record in a store without locks."""
-
-    def create(self, content: bytes) -> bytes:
-        """Write it unless it exists, and return what it holds then."""
-
-    def replace(self, content: bytes) -> None:
-        """Write it."""
-
-    def remove(self) -> None:
-        """Delete it, if it exists."""
-
-
-@contextmanager
-def claim_by(record: Record, *, waits: bool) -> Iterator[bool]:
-    """Claim some work by a record that its owner renews. One that was not renewed for a minute counts as abandoned.
-
-    Each process measures that time by itself, because clocks of different machines differ.
+    Args:
+        create: Writes the record unless it exists, and returns what it holds then.
+        replace: Writes the record.
+        remove: Deletes the record, if it exists.
+        waits: Whether to wait while another process holds the claim.
     """
     token = secrets.token_bytes(8)
     seen, since = b"", time.monotonic()
     try:
-        while (content := record.create(token)) != token:
+        while (content := create(token)) != token:
             if not waits:
                 break
             if content != seen:
                 seen, since = content, time.monotonic()
             elif time.monotonic() - since >= PATIENCE_S:
-                record.replace(token)
+                replace(token)
                 break
             time.sleep(_POLL_S)
     except Exception:  # of any storage: a process that cannot write claims loads the samples
@@ -249,7 +211,7 @@ def claim_by(record: Record, *, waits: bool) -> Iterator[bool]:
         while not is_over.wait(PATIENCE_S / 3):
             number += 1
             with suppress(Exception):  # of any storage: then others may load the same samples again
-                record.replace(token + number.to_bytes(4, "little"))
+                replace(token + number.to_bytes(4, "little"))
 
     renewing = threading.Thread(target=renew, name="kdpipes-claim", daemon=True)
     renewing.start()
@@ -259,7 +221,7 @@ def claim_by(record: Record, *, waits: bool) -> Iterator[bool]:
         is_over.set()
         renewing.join()
         with suppress(Exception):  # of any storage: it counts as abandoned later
-            record.remove()
+            remove()
 
 
 def bound_to(key: bytes) -> bytes:
@@ -271,14 +233,9 @@ def bound_to(key: bytes) -> bytes:
 
 
 def check_key(key: bytes) -> bytes:
-    """Return `key` if it is valid.
-
-    Raises:
-        TypeError: It is not bytes.
-        ValueError: It is empty or too long.
-    """
+    """Return `key`; raise a TypeError or ValueError if it is not 1 to 255 bytes."""
     if not isinstance(key, bytes):
         raise TypeError(must_be("key", "bytes", key))
-    if not 1 <= len(key) <= MOST_KEY_BYTES:
-        raise ValueError(must_be("key", f"1 to {MOST_KEY_BYTES} bytes long", key, "Give a digest of it."))
+    if not 1 <= len(key) <= _MOST_KEY_BYTES:
+        raise ValueError(must_be("key", f"1 to {_MOST_KEY_BYTES} bytes long", key, "Give a digest of it."))
     return key

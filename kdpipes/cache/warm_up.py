@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from kdpipes.cache.key import key_of
-from kdpipes.cache.open_cache import is_marked, write_contents
+from kdpipes.cache.open_cache import has_list, write_list
 from kdpipes.cache.store import MORE_ROOM, Rejection, bound_to
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count, check_flag
@@ -71,8 +71,9 @@ def warm_up(pipe: Any, *, num_threads: int, num_workers: int, executor: Executor
         elif num_workers or executor is not None:
             found = chain.from_iterable(run(filler.blocks, filler.jobs()))
         else:
-            found = in_parallel(filler.block, chain.from_iterable(filler.jobs()), num_threads)
-            found = shown_if_slow(found, filler.num_left(), _WHAT, "blocks") if progress else found
+            left = list(chain.from_iterable(filler.jobs()))
+            found = in_parallel(filler.block, left, num_threads)
+            found = shown_if_slow(found, len(left), _WHAT, "blocks") if progress else found
         is_done = True
         for start, block in found:
             if block is not None:
@@ -87,7 +88,7 @@ def warm_up(pipe: Any, *, num_threads: int, num_workers: int, executor: Executor
 def complete(pipe: Any) -> bool:
     """Write the list of samples if the cache of an indexed `pipe` holds all of them; return whether it has a list."""
     store = pipe.operation.store
-    if is_marked(store):  # which stays, even if it lists other samples: only `warm_up` replaces it
+    if has_list(store):  # which stays, even if it lists other samples: only `warm_up` replaces it
         return True
     filler = _Filler(pipe, 1, waits=False, done=frozenset())
     kept: dict[int, list[_Kept]] = {}
@@ -116,17 +117,9 @@ class _Filler:
         self._tolerates: Callable[[Exception], bool] = handler.tolerates if handler is not None else _tolerates_nothing
         self._size = min(max(len(pipe) // _NUM_BLOCKS, 1), _MOST) if isinstance(pipe, MapPipe) else 1
 
-    def starts(self) -> range:
-        """Return the first samples of the blocks."""
-        return range(0, len(self._pipe), self._size)
-
-    def num_left(self) -> int:
-        """Return the number of blocks that are not done."""
-        return len(self.starts()) - len(self._done)
-
     def jobs(self) -> list[list[int]]:
         """Return the blocks that are left, in random order, so that processes rarely try the same one at once."""
-        left = [start for start in self.starts() if start not in self._done]
+        left = [start for start in range(0, len(self._pipe), self._size) if start not in self._done]
         random.SystemRandom().shuffle(left)
         return [left[start : start + self._num_threads] for start in range(0, len(left), self._num_threads)]
 
@@ -136,7 +129,8 @@ class _Filler:
 
     def block(self, start: int) -> _Block:
         """Load a block of an indexed source, unless another process has claimed it."""
-        return start, self._claimed(start, [(index, self._pipe.fetch) for index in self._indices(start)])
+        indices = range(start, min(start + self._size, len(self._pipe)))
+        return start, self._claimed(start, [(index, self._pipe.fetch) for index in indices])
 
     def stream(self, worker: int) -> list[_Block]:
         """Read a stream, and load the samples that no other process has claimed."""
@@ -149,13 +143,10 @@ class _Filler:
     def found(self, start: int) -> list[_Kept] | None:
         """Return what is recorded of the samples of a block; None if the cache lacks an entry of one of them."""
         kept: list[_Kept] = []
-        for index in self._indices(start):
+        for index in range(start, min(start + self._size, len(self._pipe))):
             if self._add(kept, index, self._pipe.fetch, loads=False):
                 return None
         return kept
-
-    def _indices(self, start: int) -> range:
-        return range(start, min(start + self._size, len(self._pipe)))
 
     def _claimed(self, start: int, samples: Sequence[tuple[int, Callable[[int], Sample]]]) -> list[_Kept] | None:
         store = self._pipe.operation.store
@@ -165,7 +156,7 @@ class _Filler:
             kept: list[_Kept] = []
             missing = [key for index, make in samples for key in self._add(kept, index, make, loads=True)]
             store.flush()
-            if not all(store.contains(key) for key in missing):
+            if not all(map(store.contains, missing)):
                 _reject(self._pipe)
         return kept
 
@@ -211,8 +202,8 @@ def _tolerates_nothing(error: Exception) -> bool:
 
 
 def _reject(pipe: Any) -> NoReturn:
-    stats, rejection = pipe.stats(), pipe.operation.store.rejection
-    reason, hint = rejection or Rejection("takes no more", MORE_ROOM)
+    stats = pipe.stats()
+    reason, hint = pipe.operation.store.rejection or Rejection("takes no more", MORE_ROOM)
     raise DataError(
         f"The cache cannot keep all samples: it has {stats.entries} entries of {stats.bytes:,} bytes in all, and "
         f"{reason}. What it has stays. {hint}"
@@ -229,7 +220,7 @@ def _is_written(pipe: Any, kept: Sequence[_Kept]) -> bool:
         "in_columns": {name: _present([name in one.plain for one in kept]) for name in fields},
         "class_names": pipe.class_names(),
     }
-    return write_contents(pipe.operation.store, [one.key for one in kept], notes)
+    return write_list(pipe.operation.store, [one.key for one in kept], notes)
 
 
 def _present(flags: list[bool]) -> Any:

@@ -1,4 +1,4 @@
-"""What calls upstream of a cache leave behind: generators that have drawn, and objects that have changed."""
+"""Notice side effects of functions upstream of a cache: generators that they draw from, objects that they change."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
-from kdpipes.core.fingerprint import attributes_of, digest_with_globals
-from kdpipes.core.first_values import MISSING, Change, note_changed_attribute, note_changed_global
+from kdpipes.core.fingerprint import attributes_of, hash_value
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.user_code import globals_read, is_users
+from kdpipes.core.user_code import MISSING, Change, globals_read, is_users, note_changed_attribute, note_changed_global
 
 __all__ = ["WatchedCalls", "reached_from"]
 
@@ -37,11 +36,11 @@ _PIPES = (IterDataPipe, MapDataPipe)
 
 
 class WatchedCalls:
-    """Looks at the functions upstream of a cache while a value is loaded. A copy looks anew.
+    """Watches the functions upstream of a cache while they load a value. A copy starts anew.
 
     Args:
-        source: What the cache reads from.
-        warns_of_changed: Whether other chains may want to find the entries: to warn where they would not.
+        source: The pipe upstream of the cache.
+        warns_of_changed: Whether to warn about functions whose entries other chains would not find again.
     """
 
     def __init__(self, source: Any, *, warns_of_changed: bool) -> None:
@@ -59,11 +58,11 @@ class WatchedCalls:
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], tuple[str, str] | None]]:
-        """Yield what returns the names of an operation and of its generator that has drawn since, or None."""
+        """Yield a function that returns the names of an operation and its generator that has drawn since, or None."""
         if self._process != os.getpid():  # the lock may be held by a thread that was not forked
             self._process, self._looking = os.getpid(), threading.Lock()
         with self._looking:
-            known = self._known_by() if self._warns_of_changed and self._num_looks == 0 else None
+            known = self._known_by() if self._warns_of_changed and self._num_looks == 0 else []
             if self._num_looks < _NUM_LOOKS:
                 self._look()
         before = [(pipe, name, generator, _state(generator)) for pipe, name, generator in self._generators]
@@ -78,8 +77,16 @@ class WatchedCalls:
         for namespace, kept in namespaces:
             for name, change in _changes(kept, {name: namespace[name] for name in kept if name in namespace}):
                 note_changed_global(namespace, name, change)
-        if known is not None:
-            _warn_of_changed(known, self._known_by())
+        for (name, one), (_, other) in zip(known, self._known_by() if known else [], strict=True):
+            if one != other:
+                warnings.warn(
+                    f"A callable of `{name}` has changed its own attributes, its closure or an object that it reads "
+                    "during a call. Cache entries are identified by these, so new chains with this callable would not "
+                    "find them. Keep the changing state somewhere else, or give the callable a method "
+                    "`fingerprinted()` that returns the data which identifies it.",
+                    stacklevel=2,
+                )
+                break
 
     def _look(self) -> None:
         self._num_looks += 1
@@ -100,7 +107,7 @@ class WatchedCalls:
 
     def _known_by(self) -> list[tuple[str, bytes]]:
         return [
-            (node.name, digest_with_globals(node.operation)[0])
+            (node.name, hash_value(node.operation, globals=True)[0])
             for node in reversed(Chain.of(self._source))
             if node.operation is not None and not node.traits.is_transparent
         ]
@@ -128,27 +135,10 @@ def _changes(kept: dict[str, tuple[Any, Any]], now: dict[str, Any]) -> Iterator[
 
 
 def _is_as_before(value: Any, copied: Any) -> bool:
-    if value is copied:
-        return True
-    if len(value) != len(copied):
-        return False
-    if isinstance(value, set):
-        return bool(value == copied)
+    if value is copied or isinstance(value, set):
+        return bool(value is copied or value == copied)
     one, other = (list(each.values()) if isinstance(each, dict) else each for each in (value, copied))
-    return all(each is before for each, before in zip(one, other, strict=True))
-
-
-def _warn_of_changed(before: list[tuple[str, bytes]], after: list[tuple[str, bytes]]) -> None:
-    for (name, one), (_, other) in zip(before, after, strict=True):
-        if one != other:
-            warnings.warn(
-                f"A callable of `{name}` has changed its own attributes, its closure or an object that it reads during "
-                "a call. Cache entries are identified by these, so new chains with this callable would not find them. "
-                "Keep the changing state somewhere else, or give the callable a method `fingerprinted()` that "
-                "returns the data which identifies it.",
-                stacklevel=2,
-            )
-            return
+    return len(one) == len(other) and all(each is before for each, before in zip(one, other, strict=True))
 
 
 def _is_global(generator: Any) -> bool:
@@ -157,7 +147,7 @@ def _is_global(generator: Any) -> bool:
 
 
 def _state(generator: Any) -> Any:
-    """Return data that differs once a generator has drawn."""
+    """Return data that changes when a generator draws."""
     if isinstance(generator, np.random.Generator):
         return repr(generator.bit_generator.state)
     if isinstance(generator, np.random.RandomState):
@@ -185,7 +175,7 @@ def reached_from(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a value reaches, by the names that a user knows it by."""
+    """Yield the objects that a value refers to, with the names that a user knows."""
     if isinstance(value, Callback):
         yield "", value.function
     elif isinstance(value, functools.partial):
@@ -199,18 +189,13 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple | Set):
         yield from (("", each) for each in itertools.islice(value, _MANY))
     elif is_users(type(value)):
-        attributes = {**dict(_of_class(type(value))), **attributes_of(value)}
+        classes = [each for each in reversed(type(value).__mro__) if is_users(each)]
+        members = {name: part for each in classes for name, part in vars(each).items()}
+        attributes = {name: part for name, part in members.items() if isinstance(part, (FunctionType, *_GENERATORS))}
+        attributes |= attributes_of(value)
         yield from ((f"{name}.{attribute}".lstrip("."), each) for attribute, each in attributes.items())
     elif type(value).__module__.startswith("kdpipes."):
         yield from (("", each) for each in attributes_of(value).values())
-
-
-def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
-    for each in kind.__mro__:
-        if is_users(each):
-            yield from (
-                (name, part) for name, part in vars(each).items() if isinstance(part, (FunctionType, *_GENERATORS))
-            )
 
 
 def _named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,4 @@
-"""The command line, `kdpipes` or `python -m kdpipes`: each command is a module here, and a line below.
-
-Modules of commands import the library inside their functions, so that help appears at once.
-"""
+"""The command line, `kdpipes` or `python -m kdpipes`."""
 
 from __future__ import annotations
 
@@ -12,24 +9,15 @@ import click
 
 from kdpipes._version import __version__
 from kdpipes.cli._commands import INTERRUPTED, Commands
+from kdpipes.cli.cache import cache
+from kdpipes.cli.chains import demo, doctor, replay, verify
+from kdpipes.cli.data import copy, index, inspect
+from kdpipes.cli.write import pack, records
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = {
-    "cache": "kdpipes.cli.cache",
-    "copy": "kdpipes.cli.copy",
-    "demo": "kdpipes.cli.demo",
-    "doctor": "kdpipes.cli.doctor",
-    "index": "kdpipes.cli.index",
-    "inspect": "kdpipes.cli.inspect",
-    "pack": "kdpipes.cli.pack",
-    "records": "kdpipes.cli.records",
-    "replay": "kdpipes.cli.replay",
-    "verify": "kdpipes.cli.verify",
-}
 
-
-@click.group(cls=Commands, modules=COMMANDS)
+@click.group(cls=Commands, commands=[cache, copy, demo, doctor, index, inspect, pack, records, replay, verify])
 @click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(__version__, message="kdpipes %(version)s")
 def _kdpipes(traceback: bool) -> None:
@@ -37,6 +25,9 @@ def _kdpipes(traceback: bool) -> None:
 
     `kdpipes COMMAND --help` shows the options of a command, and examples.
     """
+
+
+COMMANDS = _kdpipes.commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,10 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: The words after `kdpipes`; None takes those of this process.
     """
-    words = None if arguments is None else list(arguments)
     path = list(sys.path)
     try:
-        status = _kdpipes.main(words, prog_name="kdpipes", standalone_mode=False)
+        status = _kdpipes.main(None if arguments is None else list(arguments), "kdpipes", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -11,9 +11,8 @@ from typing import Any
 
 from kdpipes.core.errors import closest
 
-__all__ = ["CHAIN_HELP", "chain_of", "chains_in", "names_chain", "samples_of"]
+__all__ = ["chain_of", "chains_in", "names_chain"]
 
-CHAIN_HELP = "module:name or file.py:name, a pipe or a function that makes it"
 _NAMED = re.compile(r"[\w.]+:\w+|.+\.py:\w+")
 
 
@@ -53,13 +52,6 @@ def chains_in(module: str) -> list[str]:
 
     names = _names_in(module)
     return [name for name, value in names.items() if isinstance(value, IterDataPipe | MapDataPipe)]
-
-
-def samples_of(place: str) -> Any:
-    """Return the samples of a folder of images, or of the chain that a word names."""
-    from kdpipes.sources.image_folder import ImageFolderMapDataPipe
-
-    return chain_of(place) if names_chain(place) else ImageFolderMapDataPipe(place)
 
 
 def _names_in(module: str) -> dict[str, Any]:

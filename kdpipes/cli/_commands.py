@@ -1,34 +1,33 @@
-"""Commands that are imported when they are called, print text or JSON, and end with a status."""
+"""Commands made from functions: their signatures give the options, and their docstrings the help.
+
+Importing a command imports nothing heavy, so that help appears at once. Functions import the library when they run.
+"""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
+import re
 import traceback
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
 
-from kdpipes.core.errors import KdpipesError, closest
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import KdpipesError, closest, masked
 
-__all__ = ["INTERRUPTED", "Answer", "Command", "Commands", "wants_json"]
+__all__ = ["INTERRUPTED", "Answer", "Commands", "command", "group", "wants_json"]
 
 INTERRUPTED = 130  # 128 plus the number of the signal, as shells do
-_EXPLAINED = (
-    KdpipesError,
-    ValueError,
-    TypeError,
-    IndexError,
-    ImportError,
-    OSError,
-)  # their texts are clear without the class
+_CLEAR = (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError)  # these texts need no class name
 _STATUS = (
     "Exit status: 0 if all went well; 1 after an error, printed in one line on stderr; 2 for wrong usage; "
     f"{INTERRUPTED} after Ctrl-C."
 )
+_ARGS = re.compile(r"\n\nArgs:\n(?P<entries>(?: +.*\n?)+)")
+_ENTRY = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
 class Answer(NamedTuple):
@@ -42,6 +41,60 @@ class Answer(NamedTuple):
 def wants_json() -> bool:
     """Return whether the command that runs was called with `--json`."""
     return click.get_current_context().get_parameter_source("as_json") is ParameterSource.COMMANDLINE
+
+
+def command(function: Callable[..., Answer]) -> click.Command:
+    """Make a command of a function that returns an `Answer`.
+
+    Positional parameters become arguments, those that are keyword-only become options: numbers, text, flags, a choice
+    for `Literal`, several values for `tuple`. `Annotated[str, "NAME"]` names the value in the help. The docstring's
+    "Args" describe the options, and its "JSON" the form of `--json`.
+    """
+    text = inspect.getdoc(function) or ""
+    described = _ARGS.search(text)
+    about = dict(_ENTRY.findall(described["entries"])) if described else {}
+    hints = get_type_hints(function, include_extras=True)
+    parameters = [_parameter(one, hints[one.name], about) for one in inspect.signature(function).parameters.values()]
+    form = "Print JSON, of the form above, for scripts."
+    parameters.append(click.Option(["--json", "as_json"], is_flag=True, expose_value=False, help=form))
+    name = function.__name__.rstrip("_")
+    return _Command(name, callback=function, params=parameters, help=_help(_ARGS.sub("\n", text)))
+
+
+def group(name: str, text: str, commands: Iterable[click.Command]) -> Commands:
+    """Return a group of commands, with a help text."""
+    return Commands(name, help=_help(text), commands=list(commands))
+
+
+def _help(text: str) -> str:
+    """Return a docstring as click takes it: \b keeps the lines of a paragraph as they are."""
+    return re.sub(r"\n+(Examples|JSON):", "\n\n\b\n\\1:", inspect.cleandoc(text))
+
+
+def _parameter(parameter: inspect.Parameter, kind: Any, about: dict[str, str]) -> click.Parameter:
+    metavar, default = None, parameter.default
+    if get_origin(kind) is Annotated:
+        kind, metavar = get_args(kind)
+    kind = next((one for one in get_args(kind) if type(None) in get_args(kind)), kind)
+    is_many = get_origin(kind) is tuple
+    kind = get_args(kind)[0] if is_many else kind
+    value: Any = click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind
+    if parameter.kind is not parameter.KEYWORD_ONLY:
+        is_required = default is parameter.empty
+        return click.Argument(
+            [parameter.name], type=value, nargs=-1 if is_many else 1, required=is_required, metavar=metavar
+        )
+    option = f"--{parameter.name.replace('_', '-')}"
+    return click.Option(
+        [f"{option}/--no-{option[2:]}" if default is True else option, parameter.name],
+        type=value,
+        is_flag=True if kind is bool else None,
+        multiple=is_many,
+        default=default,
+        show_default=not (default is None or default is False or default == ()),
+        metavar=metavar,
+        help=re.sub(r"\n +", " ", about[parameter.name]),
+    )
 
 
 class _Suggesting(click.Command):
@@ -61,23 +114,12 @@ class _Suggesting(click.Command):
             raise
 
 
-class Command(_Suggesting):
-    """A command that runs once all of kdpipes is imported, and not for its help.
+class _Command(_Suggesting):
+    """A command that prints an `Answer`. All of kdpipes is imported before it runs, but not for its help."""
 
-    If its help documents a JSON form, it has an option `--json`, and returns an `Answer`.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if "JSON:" in (self.help or ""):
-            text = "Print JSON, of the form above, for scripts."
-            self.params.append(click.Option(["--json", "as_json"], is_flag=True, expose_value=False, help=text))
-
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> int:
         _ = importlib.import_module("kdpipes").__all__  # registers the pipes: see kdpipes_command.py
-        answer = super().invoke(ctx)
-        if not isinstance(answer, Answer):
-            return answer
+        answer: Answer = super().invoke(ctx)
         if wants_json():
             click.echo(json.dumps(_masked(answer.data), indent=2))  # in ASCII: names in data need not be UTF-8
         else:
@@ -87,28 +129,7 @@ class Command(_Suggesting):
 
 
 class Commands(_Suggesting, click.Group):
-    """A group of commands.
-
-    Errors end a command with one line on stderr. For an unknown command, the closest one is suggested.
-
-    Args:
-        modules: The module of each command, by name. It is imported when needed, and has the command as `command`.
-    """
-
-    command_class = Command
-
-    def __init__(self, *args: Any, modules: Mapping[str, str] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._modules = dict(modules or {})
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *self._modules])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._modules:
-            return super().get_command(ctx, cmd_name)
-        found: click.Command = importlib.import_module(self._modules[cmd_name]).command
-        return found
+    """A group of commands. Errors end a command with one line on stderr. For a wrong name, the closest is suggested."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         names = self.list_commands(ctx)
@@ -124,23 +145,19 @@ class Commands(_Suggesting, click.Group):
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise
         except KeyboardInterrupt:
-            click.echo(f"{_name(ctx)}: interrupted", err=True)
+            click.echo(f"{ctx.command_path} {ctx.invoked_subcommand}: interrupted", err=True)
             ctx.exit(INTERRUPTED)
         except Exception as error:
-            click.echo(f"{_name(ctx)}: {_line(error)}", err=True)
+            click.echo(f"{ctx.command_path} {ctx.invoked_subcommand}: {_line(error)}", err=True)
             if ctx.params.get("traceback"):
                 click.echo(traceback.format_exc(), err=True)
             ctx.exit(1)
 
 
-def _name(ctx: click.Context) -> str:
-    return f"{ctx.command_path} {ctx.invoked_subcommand}"
-
-
 def _line(error: Exception) -> str:
     """Return the first line of an error; `--traceback` shows the rest, such as a worker's traceback."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
-    if first and isinstance(error, _EXPLAINED):
+    if first and isinstance(error, _CLEAR):
         return first
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 

@@ -2,81 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from kdpipes.cli._commands import Answer, Commands
+from kdpipes.cli._commands import Answer, command, group
 
-__all__ = ["command"]
-
-
-@click.group("cache", cls=Commands)
-def command() -> None:
-    """List, verify and clear caches.
-
-    Name a cache by its folder or URL, or by name=NAME if it is a named one in memory.
-
-    \b
-    Examples:
-      kdpipes cache ls
-      kdpipes cache ls name=birds
-      kdpipes cache verify cache/birds
-      kdpipes cache clear cache/birds
-    """
+__all__ = ["cache"]
 
 
-@command.command("ls")
-@click.argument("places", nargs=-1)
-def list_caches(places: tuple[str, ...]) -> Answer:
+@command
+def ls(places: tuple[str, ...] = ()) -> Answer:
     """List what caches hold.
 
     PLACES are folders, URLs, or name=NAME; without any, all named caches in memory are listed. A cache is complete
     after `.warm_up()`; then `kdp.open_cache` opens it without its source.
 
-    \b
     Examples:
       kdpipes cache ls
       kdpipes cache ls cache/birds --json
 
-    \b
     JSON: a list of
       {"place": "cache/birds", "layout": "lmdb", "entries": 320, "bytes": 812345, "num_samples": 160}
       layout: "lmdb" or "files". num_samples: how many the cache is complete for; null if it is not.
     """
-    from kdpipes.cache.admin import look_at_cache, named_caches
+    from kdpipes.cache.open_cache import look_at_cache, named_caches
 
     found = [look_at_cache(place) for place in places or named_caches()]
+    lines = []
+    for one in found:
+        samples = "not complete" if one.num_samples is None else f"complete for {_counted(one.num_samples, 'sample')}"
+        lines.append(
+            f"{one.place}: {_counted(one.entries, 'entry', 'entries')}, {one.bytes:,} bytes, {one.layout}, {samples}"
+        )
     nothing = "There are no named caches in memory. For a cache on disk, name its folder: kdpipes cache ls FOLDER"
-    return Answer([each._asdict() for each in found], [_line(each) for each in found] or nothing)
+    return Answer([one._asdict() for one in found], lines or nothing)
 
 
-def _line(cache: Any) -> str:
-    state = "not complete" if cache.num_samples is None else f"complete for {_counted(cache.num_samples, 'sample')}"
-    return (
-        f"{cache.place}: {_counted(cache.entries, 'entry', 'entries')}, {cache.bytes:,} bytes, {cache.layout}, {state}"
-    )
-
-
-@command.command("verify")
-@click.argument("places", nargs=-1, required=True)
-def verify_caches(places: tuple[str, ...]) -> Answer:
+@command
+def verify(places: tuple[str, ...]) -> Answer:
     """Read all entries, count the damaged ones, and repair the list of samples.
 
     A cache has two copies of that list; other entries are replaced when a chain with the source reads them. PLACES are
     folders, URLs, or name=NAME for caches in memory. If anything stays damaged, the exit status is 1.
 
-    \b
     Examples:
       kdpipes cache verify cache/birds
       kdpipes cache verify name=birds cache/birds --json
 
-    \b
     JSON: a list of
       {"place": "cache/birds", "entries": 320, "damaged": 0, "healed": 0}
       healed: how many of the damaged entries were repaired.
     """
-    from kdpipes.cache.admin import check_cache
+    from kdpipes.cache.open_cache import check_cache
 
     checked = [(place, check_cache(place)) for place in places]
     lines = []
@@ -91,23 +67,20 @@ def verify_caches(places: tuple[str, ...]) -> Answer:
     return Answer([{"place": place, **found._asdict()} for place, found in checked], lines, 1 if total else 0)
 
 
-@command.command("clear")
-@click.argument("places", nargs=-1, required=True)
-def clear_caches(places: tuple[str, ...]) -> Answer:
+@command
+def clear(places: tuple[str, ...]) -> Answer:
     """Remove caches, with their folders.
 
     PLACES are folders, URLs, or name=NAME for caches in memory. A folder without a cache is left alone.
 
-    \b
     Examples:
       kdpipes cache clear cache/birds
       kdpipes cache clear name=birds --json
 
-    \b
     JSON: a list of
       {"place": "cache/birds"}
     """
-    from kdpipes.cache.admin import clear_cache
+    from kdpipes.cache.open_cache import clear_cache
 
     removed: list[str] = []
     try:
@@ -123,3 +96,19 @@ def clear_caches(places: tuple[str, ...]) -> Answer:
 
 def _counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+cache = group(
+    "cache",
+    """List, verify and clear caches.
+
+    Name a cache by its folder or URL, or by name=NAME if it is a named one in memory.
+
+    Examples:
+      kdpipes cache ls
+      kdpipes cache ls name=birds
+      kdpipes cache verify cache/birds
+      kdpipes cache clear cache/birds
+    """,
+    [ls, verify, clear],
+)

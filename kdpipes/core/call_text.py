@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.core.masked import HIDDEN, masked
+from kdpipes.core.errors import HIDDEN, masked
 
 __all__ = ["CALLED", "Called", "arguments_of", "masked", "note_call", "shown_value"]
 

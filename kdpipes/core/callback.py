@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -35,8 +34,14 @@ class Callback:
         if check:
             check_callable(param, function)
         self.function = function
-        self.name = snake_case(_name_of(function))
-        self.parameters = _parameters_of(function)
+        named: Any = getattr(function, "func", function)  # of a partial
+        name = getattr(named, "__name__", None) or type(named).__name__
+        self.name = snake_case("lambda" if name == "<lambda>" else str(name))
+        try:
+            called: Any = function.forward if isinstance(function, torch.nn.Module) else function
+            self.parameters = frozenset(inspect.signature(called).parameters)
+        except (TypeError, ValueError):
+            self.parameters = frozenset()
         declared: Any = getattr(function, "is_random", None)
         self.declares_random: bool | None = declared if isinstance(declared, bool) else None
         self.globals = GlobalUse(is_seen=self.declares_random is True)
@@ -65,20 +70,6 @@ class Callback:
 
 def _restore(payload: bytes) -> Callback:
     return Callback("", pickle.loads(payload), check=False)  # noqa: S301 - made by __reduce__ above, never read from data
-
-
-def _name_of(function: Any) -> str:
-    wrapped = getattr(function, "func", function)
-    name = getattr(wrapped, "__name__", None) or type(wrapped).__name__
-    return "lambda" if name == "<lambda>" else str(name)
-
-
-def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:
-    called: Any = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        return frozenset(inspect.signature(called).parameters)
-    except (TypeError, ValueError):
-        return frozenset()
 
 
 def is_seeded(function: Callback) -> bool:

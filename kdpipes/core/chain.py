@@ -284,16 +284,13 @@ def upstream_of(pipe: Any) -> list[AnyPipe]:
 def _pipes_in(value: Any, depth: int = 0) -> Iterator[AnyPipe]:
     if isinstance(value, IterDataPipe | MapDataPipe):
         yield value
-    elif type(value) in (list, tuple, dict, set) and depth < 3 and _begins_with_pipes(value, depth):
-        for entry in value.values() if isinstance(value, dict) else value:
-            yield from _pipes_in(entry, depth + 1)
-        for entry in value if isinstance(value, dict) else ():
-            yield from _pipes_in(entry, depth + 1)
-
-
-def _begins_with_pipes(value: Any, depth: int) -> bool:
-    entries = [*islice(value, _LOOKED_AT), *islice(value.values() if isinstance(value, dict) else (), _LOOKED_AT)]
-    return any(next(_pipes_in(entry, depth + 1), None) is not None for entry in entries)
+    elif type(value) in (list, tuple, dict, set) and depth < 3:
+        parts = (value.values(), value) if isinstance(value, dict) else (value,)
+        first = [entry for part in parts for entry in islice(part, _LOOKED_AT)]
+        if any(next(_pipes_in(entry, depth + 1), None) is not None for entry in first):
+            for part in parts:
+                for entry in part:
+                    yield from _pipes_in(entry, depth + 1)
 
 
 def _copied(value: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> Any:

@@ -1,17 +1,19 @@
-"""The exception classes of kdpipes, and the checks of arguments."""
+"""The exception classes of kdpipes, the checks of arguments, and texts without secrets.
+
+This module imports nothing heavy: the help of commands must be fast.
+"""
 
 from __future__ import annotations
 
 import builtins
 import difflib
 import operator
+import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from numbers import Real
 from typing import Any, NoReturn
-
-from kdpipes.core.masked import masked
 
 __all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
 
@@ -60,18 +62,15 @@ def must_be(param: str, rule: str, value: object, hint: str = "") -> str:
     >>> must_be("size", "even", 3, "Add 1.")
     '`size` must be even, but is 3 instead. Add 1.'
     """
-    shown = _shown(value) if isinstance(value, Mapping) else masked(repr(value))
+    if isinstance(value, Mapping):
+        from kdpipes.core.call_text import shown_value  # imported here because `--help` does not need torch
+
+        shown = shown_value(value)
+    else:
+        shown = masked(repr(value))
     if len(shown) > 120:
         shown = shown[:117] + "..."
     return f"`{param}` must be {rule}, but is {shown} instead." + (f" {hint}" if hint else "")
-
-
-def _shown(value: object) -> str:
-    from kdpipes.core.call_text import (
-        shown_value,
-    )  # imported here because it imports torch, which `--help` does not need
-
-    return shown_value(value)
 
 
 def check_count(param: str, value: Any, *, minimum: int = 1) -> int:
@@ -166,15 +165,11 @@ def closest(name: str, names: Iterable[str]) -> str:
 def reject_field(name: str, owner: str, fields: Iterable[str], hint: str = "") -> NoReturn:
     """Raise FieldError for a missing field, with the existing fields and a hint."""
     known = sorted(fields)
-    hint = hint or _renaming(name, known)
+    members = [member for member in _MEMBERS.get(name, ()) if member in known]
+    if members and not hint:  # the field seems to exist under the name of a member of a shard
+        hint = f"Name it: `.rename_fields({name}={';'.join(members)!r})`."
     there = "has " + ", ".join(map(repr, known)) if known else "has no fields"
     raise FieldError(f"{owner} has no field {name!r}; it {there}.{closest(name, known)}" + (f" {hint}" if hint else ""))
-
-
-def _renaming(name: str, known: Sequence[str]) -> str:
-    """Return a hint if the field seems to exist under the name of a member of a shard."""
-    members = [member for member in _MEMBERS.get(name, ()) if member in known]
-    return f"Name it: `.rename_fields({name}={';'.join(members)!r})`." if members else ""
 
 
 def add_note(error: BaseException, note: str) -> None:
@@ -203,3 +198,43 @@ def as_cause(error: BaseException) -> BaseException:
     stand_in.__dict__["status"] = getattr(error, "status", None) or getattr(error, "code", None)
     stand_in.__cause__ = cause
     return stand_in
+
+
+HIDDEN = "***"
+_USER = re.compile(r"(?<=://)(?:[^/\s:]*:\S*|[^/\s]+)@")  # passwords may contain slashes and @
+# Users and passwords of misspelt URLs, such as "redis:/u:pw@host".
+_LIKE_USER = re.compile(r"(?<![^\s/:'\"])[^\s/:@'\"]*:[^\s/@'\"]+@(?=[\w\[])")
+_QUERY = re.compile(r"(?<=\?)[\w.%-]+=[^\s'\"#]*")
+_ASSIGNED = re.compile(
+    r"\b([\w-]*(?:passw|passphrase|pwd|secret|token|credential|signature|key)[\w-]*|sig)(=|:\s*)[^\s&'\",;]+", re.I
+)
+_HEADER = re.compile(r"\b(Authorization:\s*)(?:(\w+)\s+)?[^\s'\"]+|\b(Cookie:\s*)[^'\"\n]+", re.I)
+_BEARER = re.compile(r"\b(Bearer|Basic)\s+[^\s'\"]+", re.I)
+_KEY_FILE = re.compile(r"(?<=PRIVATE KEY-----).+?(?=-----END|\Z)", re.S)
+
+
+def masked(text: str) -> str:
+    """Return a text in which the users, passwords and queries of URLs, tokens and keys are masked.
+
+    >>> masked("redis://:hunter2@host/0"), masked("https://host/a.tar?X-Amz-Signature=1f")
+    ('redis://***@host/0', 'https://host/a.tar?***')
+    """
+    text = _LIKE_USER.sub(f"{HIDDEN}@", _USER.sub(f"{HIDDEN}@", text))
+    if "://" in text:
+        text = _QUERY.sub(HIDDEN, text)
+    text = _HEADER.sub(_masked_header, _ASSIGNED.sub(rf"\1\2{HIDDEN}", _KEY_FILE.sub(HIDDEN, text)))
+    return _BEARER.sub(rf"\1 {HIDDEN}", text)
+
+
+def _masked_header(found: re.Match[str]) -> str:
+    begins, kind, cookie = found.groups()
+    return f"{cookie or begins}{f'{kind} ' if kind else ''}{HIDDEN}"
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters and invalid UTF-8 escaped, so that it cannot control a terminal.
+
+    >>> printable("a\\x1b[31m"), printable("a\\udcff")
+    ('a\\\\x1b[31m', 'a\\\\udcff')
+    """
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")

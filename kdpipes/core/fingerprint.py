@@ -37,8 +37,16 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.first_values import with_first_values
-from kdpipes.core.user_code import VALUES, global_values, is_kdpipes, is_users, is_users_module, library_of, own_members
+from kdpipes.core.user_code import (
+    VALUES,
+    global_values,
+    is_kdpipes,
+    is_users,
+    is_users_module,
+    library_of,
+    own_members,
+    with_first_values,
+)
 from kdpipes.storage.shared import PackedStrings, Shared
 
 __all__ = [
@@ -46,7 +54,6 @@ __all__ = [
     "attributes_of",
     "digest",
     "digest_values",
-    "digest_with_globals",
     "fingerprint",
     "hash_value",
     "settled_attributes",
@@ -452,11 +459,6 @@ def digest(value: Any) -> bytes:
 def digest_values(pipe: Any) -> bytes:
     """Return a hash of the data on which the values of a pipe depend, without globals; empty for a stock pipe."""
     return hash_value(pipe.value_fingerprint(), globals=False)[0] if isinstance(pipe, Fingerprinted) else b""
-
-
-def digest_with_globals(value: Any) -> tuple[bytes, list[str]]:
-    """Return a hash of one value for the keys of caches, and the names of variables that could not be hashed."""
-    return hash_value(value, globals=True)
 
 
 def _pipe_parts(pipe: Any, follows_globals: bool) -> Iterator[Any]:

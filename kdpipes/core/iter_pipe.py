@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -15,7 +16,15 @@ from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.pipe import Pipe
-from kdpipes.core.randomness import EpochCounter, SampleKey, current_epoch, hash_key, is_replaying, with_stream_keys
+from kdpipes.core.randomness import (
+    EpochCounter,
+    SampleKey,
+    current_epoch,
+    hash_key,
+    is_replaying,
+    items_with,
+    with_stream_keys,
+)
 from kdpipes.core.registry import note_name, pipe_name
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.stock import Seeded, has_own_seed, is_of_torchdata, shards
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
 else:
     IterChain = IterDataPipe
 
-__all__ = ["IterPipe", "Streaming", "samples_of", "seed_stream", "seed_upstream"]
+__all__ = ["IterPipe", "Streaming", "samples_of", "seed_stream", "seed_upstream", "with_lost_shards"]
 
 Item = TypeVar("Item")
 Stream = TypeVar("Stream", bound="IterPipe")
@@ -287,3 +296,31 @@ def _seed(upstream: Any, seed: int, epoch: int, place: tuple[int, int]) -> None:
         upstream.set_seed(int.from_bytes(hash_key(seed, epoch, "upstream", *place)[:7], "little"))
     elif is_of_torchdata(upstream, "SampleMultiplexer"):  # it has no `set_seed`, and would draw on from where it stands
         upstream.random.seed(int.from_bytes(hash_key(seed, epoch, "upstream", *place)[:7], "little"))
+
+
+# Called with the arguments of `report_lost_shard`; returns whether the shard may be left out.
+ShardReport = Callable[[str, int, Exception], bool]
+_shard_report: ContextVar[ShardReport | None] = ContextVar("kdpipes_shard_report", default=None)
+
+
+def tolerates_lost_shards() -> bool:
+    """Return whether a pipe downstream may leave out shards that cannot be read (`.on_error(...)`)."""
+    return _shard_report.get() is not None
+
+
+def report_lost_shard(key: str, index: int, error: Exception) -> None:
+    """Report that the rest of a shard is left out. Raise `error` if no pipe downstream allows that.
+
+    Args:
+        key: The name of the shard in the keys of samples.
+        index: The number of samples that the stream has yielded so far.
+        error: Why the shard cannot be read.
+    """
+    report = _shard_report.get()
+    if report is None or not report(key, index, error):
+        raise error
+
+
+def with_lost_shards(report: ShardReport, items: Iterator[Any]) -> Iterator[Any]:
+    """Yield the items of a stream. Shards that it cannot read in this thread meanwhile are passed to `report`."""
+    return items_with(_shard_report, report, items)

@@ -13,12 +13,11 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes.core.call_text import CALLED, Called, note_call
 from kdpipes.core.errors import ChainError, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.first_values import with_first_values
-from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
-from kdpipes.core.traits import UNDECLARED, Traits
+from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
+from kdpipes.core.user_code import with_first_values
 
 __all__ = ["Pipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples", "show_by"]
 

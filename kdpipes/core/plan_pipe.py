@@ -105,10 +105,9 @@ class PlanPipe(MapPipe):
             if redrawn is not None and self.warns_of_fixed:
                 warn_of_fixed(redrawn, pipe_name(self))
             self._planned = Shared(made)
-        return self._recent.of(epoch, self._planned_for) if epoch and self.redraws else self._planned.value
-
-    def _planned_for(self, epoch: int) -> Any:
-        return self._kept(self.plan(epoch))
+        if not (epoch and self.redraws):
+            return self._planned.value
+        return self._recent.of(epoch, lambda epoch: self._kept(self.plan(epoch)))
 
     def _kept(self, plan: Any) -> Any:
         """Return a plan as one object with read-only arrays.

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import masked
 
 __all__ = ["bytes_if_slow", "shown_if_slow"]
 

@@ -31,6 +31,7 @@ __all__ = [
     "generator",
     "hash_key",
     "is_replaying",
+    "items_with",
     "plan_epoch",
     "planning",
     "seeded_globals",
@@ -221,9 +222,14 @@ def with_stream_keys(items: Iterator[Any], seed: int, epoch: int, *, start: int 
 
     The keys are not in effect while the consumer works on an item.
     """
-    keys, end = _StreamKeys(seed, epoch, start), object()
+    return items_with(_current, _StreamKeys(seed, epoch, start), items)
+
+
+def items_with(variable: ContextVar[Any], value: Any, items: Iterator[Any]) -> Iterator[Any]:
+    """Yield items that are made while a context variable has a value, which the consumer does not see."""
+    end = object()
     while True:
-        with _Using(_current, keys):
+        with _Using(variable, value):
             item = next(items, end)
         if item is end:
             return

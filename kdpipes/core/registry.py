@@ -63,7 +63,7 @@ def reject_taken(name: str, function: Callable[..., Any], *, flavour: Flavour) -
     check_choice("flavour", flavour, ("map", "iter"))
     base = _BASES[flavour]
     known = _ours.get((name, flavour))
-    if known is not None and not _is_same(known, function):
+    if known is not None and _place(known) != _place(function):
         raise ValueError(f"`.{name}()` is already registered by {_place(known)}. Rename {_place(function)}.")
     if known is None and (name in base.functions or hasattr(base, name)):
         raise ValueError(f"`.{name}()` already belongs to torch or torchdata. Rename {_place(function)}.")
@@ -155,10 +155,6 @@ def _by_name(error: TypeError, args: tuple[Any, ...], parameters: list[inspect.P
         return " Put the pipes into one list."
     names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     return f" Name it: `{names[0]}=...`." if "too many positional" in str(error) and args and names else ""
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return _place(one) == _place(other)
 
 
 def _place(function: Any) -> str:

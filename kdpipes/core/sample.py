@@ -50,11 +50,6 @@ class Lazy:
         self._scope = scope
         self._value = UNLOADED
 
-    @staticmethod
-    def of(value: Any) -> Lazy:
-        """Return a value that is already loaded."""
-        return Loaded(value)
-
     @property
     def is_loaded(self) -> bool:
         """Whether the value has been loaded."""
@@ -69,7 +64,7 @@ class Lazy:
             try:
                 self._value = self._load(sample if self._scope is None else sample.view(self._scope), *values)
             except BaseException as error:  # including SystemExit, which workers send to the main process
-                add_note(error, f"kdpipes: while {self._doing(sample)} (ordinal {sample.ordinal})")
+                add_note(error, f"kdpipes: while {self._what} of sample {sample.key!r} (ordinal {sample.ordinal})")
                 raise
             finally:
                 if record is not None:
@@ -113,9 +108,6 @@ class Lazy:
             for value in self._inputs:
                 value.wrap(wrapped)
 
-    def _doing(self, sample: Sample) -> str:
-        return f"{self._what} of sample {sample.key!r}"
-
     def fork(self, forks: dict[Lazy, Lazy]) -> Lazy:
         """Return the value for another delivery of the sample. If it is not loaded yet, it is computed anew, once.
 
@@ -123,13 +115,13 @@ class Lazy:
             forks: The values that have already been forked for that delivery. This one is added.
         """
         if self not in forks:
-            forks[self] = Lazy.of(self._value) if self.is_loaded else self._unloaded_fork(forks)
+            if self.is_loaded:
+                forks[self] = Loaded(self._value)
+            else:
+                scope = self._scope and {name: value.fork(forks) for name, value in self._scope.items()}
+                inputs = [value.fork(forks) for value in self._inputs]
+                forks[self] = Lazy(self._load, *inputs, what=self._what, scope=scope, is_cheap=self.is_cheap)
         return forks[self]
-
-    def _unloaded_fork(self, forks: dict[Lazy, Lazy]) -> Lazy:
-        scope = None if self._scope is None else {name: value.fork(forks) for name, value in self._scope.items()}
-        inputs = [value.fork(forks) for value in self._inputs]
-        return Lazy(self._load, *inputs, what=self._what, scope=scope, is_cheap=self.is_cheap)
 
 
 class Loaded(Lazy):
@@ -312,8 +304,9 @@ class Sample(MutableMapping[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         origin = self._origin
-        place = self.key, self.index, self.draw, self.version, origin.route
-        return _restore, (dict(self), *place, self.ctx, origin.names, self.is_recording)
+        fields = dict(self)  # first, because loading fields records entries of the ctx
+        kept = {"route": origin.route, "names": origin.names, "is_recording": origin.is_recording, "ctx": origin.ctx}
+        return _restore, (fields, self.key, self.index, self.draw, self.version, kept)
 
     def lazy(self, name: str) -> Lazy:
         """Return a field without loading it."""
@@ -379,8 +372,11 @@ class Sample(MutableMapping[str, Any]):
 
     def key_of(self, operation: str) -> bytes:
         """Return the key of an operation, which depends only on the delivered sample and the operation's name."""
-        early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
-        return (self.draw if early is None else SampleKey.from_entry(early, is_early=True)).key(operation)
+        sample_key = self._origin.sample_key
+        if sample_key.replayed is not None:
+            early = sample_key.replayed.get(_EARLY, {}).get(operation)
+            sample_key = sample_key if early is None else SampleKey.from_entry(early, is_early=True)
+        return sample_key.key(operation)
 
     def rng(self, operation: str, *, is_borrowed: bool = False) -> np.random.Generator:
         """Return a generator that depends only on the delivered sample and the operation's name.
@@ -389,19 +385,21 @@ class Sample(MutableMapping[str, Any]):
             operation: The name of the operation, unique for the sample.
             is_borrowed: Whether the operation no longer uses the generator when this thread asks for the next one.
         """
-        replayed = self.draw.replayed
+        origin = self._origin
+        replayed = origin.sample_key.replayed
         if replayed is not None and operation not in replayed.get(_EARLY, {}) and _DRAW not in replayed:
             return cast("np.random.Generator", _Unknown(operation))
-        if self._origin.drawn is None:
+        if origin.drawn is None:
             return (borrowed_generator if is_borrowed else generator)(self.key_of(operation))
         made = generator(self.key_of(operation))
-        self._origin.drawn.append((operation, made))
+        origin.drawn.append((operation, made))
         return made
 
     @property
     def is_watched(self) -> bool:
         """Whether it must be known which operations draw random numbers."""
-        return self._origin.drawn is not None or self.is_recording or self.draw.replayed is not None
+        origin = self._origin
+        return origin.drawn is not None or origin.is_recording or origin.sample_key.replayed is not None
 
     @contextmanager
     def watching_draws(self) -> Iterator[Callable[[], str | None]]:
@@ -470,19 +468,14 @@ class Sample(MutableMapping[str, Any]):
         Args:
             key: The new sample's key. By default, it is that of this sample.
         """
-        fork = Sample.__new__(Sample)
-        origin = self._origin
-        fork._origin = _Origin(
-            origin.key if key is None else key, self.index, current_key() or self.draw, origin.version
-        )
-        fork._origin.route = origin.route
-        fork._origin.is_recording = self._origin.is_recording
-        fork._origin.names = dict(self._origin.names)
-        fork._origin.lacking = self._origin.lacking
-        fork._origin.ctx.update({k: dict(v) if isinstance(v, dict) else v for k, v in self.ctx.items()})
-        forks: dict[Lazy, Lazy] = {}
+        fork, origin, forks = Sample.__new__(Sample), self._origin, dict[Lazy, Lazy]()
+        sample_key = current_key() or origin.sample_key
+        made = fork._origin = _Origin(origin.key if key is None else key, origin.index, sample_key, origin.version)
+        made.route, made.is_recording, made.lacking = origin.route, origin.is_recording, origin.lacking
+        made.names = dict(origin.names)
+        made.ctx = {name: dict(value) if isinstance(value, dict) else value for name, value in origin.ctx.items()}
         fork._fields = {name: value.fork(forks) for name, value in self._fields.items()}
-        fork._origin.promises = {name: value.fork(forks) for name, value in self._origin.promises.items()}
+        made.promises = {name: value.fork(forks) for name, value in origin.promises.items()}
         return fork
 
     def record(self) -> None:
@@ -541,21 +534,11 @@ class _Unknown:
 
 
 def _restore(
-    fields: dict[str, Any],
-    key: str,
-    index: int,
-    sample_key: SampleKey,
-    version: str,
-    route: tuple[int, ...],
-    ctx: dict[str, Any],
-    names: dict[str, int],
-    is_recording: bool,
+    fields: dict[str, Any], key: str, index: int, sample_key: SampleKey, version: str, kept: dict[str, Any]
 ) -> Sample:
     sample = Sample(fields, key=key, index=index, draw=sample_key, version=version)
-    sample._origin.route = route
-    sample._origin.ctx.update(ctx)
-    sample._origin.names.update(names)
-    sample._origin.is_recording = is_recording
+    for name, value in kept.items():
+        setattr(sample._origin, name, dict(value) if isinstance(value, dict) else value)
     return sample
 
 
@@ -591,16 +574,12 @@ def as_sample(item: Any, index: int, pipe: str) -> Sample:
     if isinstance(item, Mapping) and all(isinstance(name, str) for name in item):
         fields = {name.lstrip("."): value for name, value in item.items() if not name.startswith("__")}
         return Sample(fields, key=str(item.get("__key__", index)), index=index)
-    raise ChainError(f"`{pipe}` takes samples, but its source yields {type(item).__name__}. {_hint_for(item, pipe)}")
-
-
-def _hint_for(item: Any, pipe: str) -> str:
+    hint = "`.to_samples()` makes them."
     if isinstance(item, list):
-        return f"These are batches: put `.{pipe}()` before `.deal()`."
-    if isinstance(item, str):
-        return "If these are paths, `.to_samples()` makes samples of the files."
-    return (
-        f'Name the fields first: `.to_samples(fields="x y")`. If these are batches, put `.{pipe}()` before `.deal()`.'
-        if isinstance(item, tuple)
-        else "`.to_samples()` makes them."
-    )
+        hint = f"These are batches: put `.{pipe}()` before `.deal()`."
+    elif isinstance(item, str):
+        hint = "If these are paths, `.to_samples()` makes samples of the files."
+    elif isinstance(item, tuple):
+        hint = 'Name the fields first: `.to_samples(fields="x y")`. '
+        hint += f"If these are batches, put `.{pipe}()` before `.deal()`."
+    raise ChainError(f"`{pipe}` takes samples, but its source yields {type(item).__name__}. {hint}")

@@ -193,12 +193,6 @@ class _Declaring(Protocol):
     traits: Any
 
 
-def _declared_by(users: Any) -> Traits:
-    """Return the traits of a user's function or object."""
-    traits = users.traits if isinstance(users, _Declaring) else None
-    return traits if isinstance(traits, Traits) else UNDECLARED
-
-
 class UsersOperation(Operation):
     """A user's function of (sample, ...), or an object that is called with the sample.
 
@@ -221,7 +215,9 @@ class UsersOperation(Operation):
         self.name = name
         self.called = called
         self.args, self.kwargs, self.declared = tuple(args), dict(kwargs or {}), declared
-        declared = _declared_by(called.function) if declared is None else declared
+        if declared is None:
+            traits = called.function.traits if isinstance(called.function, _Declaring) else None
+            declared = traits if isinstance(traits, Traits) else UNDECLARED
         if (declared.role, declared.gives) != ("work", "samples"):
             hint = "A pipe with another role is a class of its own: subclass `kdp.MapPipe` or `kdp.IterPipe`."
             shown = f"Traits(role={declared.role!r}, gives={declared.gives!r})"
@@ -369,6 +365,8 @@ def register_operation(
     if not isinstance(definition, type):
         given = [parameter for parameter in list(signature.parameters.values())[1:] if parameter.name not in _FILLED]
         signature = signature.replace(parameters=given)
+    source = inspect.Parameter("source_datapipe", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    signature = signature.replace(parameters=[source, *signature.parameters.values()])
 
     def bind(pipe_class: Any) -> Callable[..., Any]:
         def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
@@ -378,15 +376,10 @@ def register_operation(
 
         pipe.__doc__, pipe.__name__, pipe.__qualname__ = definition.__doc__, name, definition.__qualname__
         pipe.__module__ = definition.__module__
-        pipe.__signature__ = _with_source(signature)  # type: ignore[attr-defined]
+        pipe.__signature__ = signature  # type: ignore[attr-defined]
         return pipe
 
     indexed, stream = (bind(pipe_class) for pipe_class in pipes)
     reject_taken(name, stream, flavour="iter")
     register(name, indexed, flavour="map")
     register(name, stream, flavour="iter")
-
-
-def _with_source(signature: inspect.Signature) -> inspect.Signature:
-    source = inspect.Parameter("source_datapipe", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return signature.replace(parameters=[source, *signature.parameters.values()])

@@ -30,7 +30,6 @@ __all__ = [
     "keeps_items_apart",
     "load_torchdata",
     "passes_on",
-    "redraws",
     "shards",
     "stock_traits",
 ]
@@ -112,11 +111,6 @@ def keeps_items_apart(pipe: Any) -> bool:
     return isinstance(pipe, kinds) or is_of_torchdata(pipe, "FlatMapper")
 
 
-def _fits_parts(pipe: Any) -> bool:
-    """Return whether a stock pipe works on any part of a stream, so that it can be read in lanes."""
-    return keeps_items_apart(pipe) or is_of_torchdata(pipe, "Cycler", "Repeater", "SampleMultiplexer")
-
-
 @runtime_checkable
 class Seeded(Protocol):
     """A stream that loaders seed when an epoch begins."""
@@ -156,15 +150,12 @@ def is_replicable(pipe: Any) -> bool:
     return not isinstance(pipe, _Bound) or pipe.is_replicable()
 
 
-def redraws(pipe: Any) -> bool:
-    """Return whether loaders seed a pipe when an epoch begins, so that its order may differ between epochs."""
-    return isinstance(pipe, Seeded)
-
-
 def stock_traits(pipe: Any, *, is_source: bool) -> Traits:
     """Return what is known about a pipe that is not one of kdpipes'."""
     if is_source:
         return Traits(role="source")
     if isinstance(pipe, Shuffler) or is_of_torchdata(pipe, "Prefetcher") or shards(pipe):
         return Traits(role="order", reads=frozenset(), changes=frozenset())
-    return Traits(holds_back=not keeps_items_apart(pipe), counts_whole=not _fits_parts(pipe), is_eager=True)
+    is_apart = keeps_items_apart(pipe)
+    fits_parts = is_apart or is_of_torchdata(pipe, "Cycler", "Repeater", "SampleMultiplexer")
+    return Traits(holds_back=not is_apart, counts_whole=not fits_parts, is_eager=True)

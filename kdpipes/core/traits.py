@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from kdpipes.core.errors import check_choice, must_be
-from kdpipes.core.item_form import ItemForm
 
-__all__ = ["UNDECLARED", "Gives", "Role", "Traits"]
+__all__ = ["UNDECLARED", "Gives", "ItemForm", "Role", "Traits"]
 
 Role = Literal["source", "plan", "order", "work", "cache", "deal", "batch", "device"]
 Gives = Literal["samples", "items", "batches"]
 _PASSING = ("plan", "order", "cache")  # the roles of pipes that pass samples unchanged
+
+
+class ItemForm(NamedTuple):
+    """The form of the items and batches of a chain.
+
+    Args:
+        names: The names of the parts, in order.
+        has_ctx: Whether items are pairs `(parts, ctx)`.
+        kind: "tuple" if the parts form a tuple, "dict" if they form a dictionary by name, "bare" if there is only one
+            part, which is the item.
+    """
+
+    names: tuple[str, ...]
+    has_ctx: bool = False
+    kind: Literal["tuple", "dict", "bare"] = "tuple"
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """Return the parts as one item, without the ctx."""
+        if self.kind == "tuple":
+            return tuple(parts)
+        return dict(zip(self.names, parts, strict=True)) if self.kind == "dict" else parts[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_count, check_number, closest, must_be, reject_field
-from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.traits import ItemForm
 from kdpipes.delivery.batch_memory import is_channels_last
 from kdpipes.delivery.batch_pipe import BatchPipe
 

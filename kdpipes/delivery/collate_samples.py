@@ -16,10 +16,11 @@ from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, closest, must_be
-from kdpipes.core.item_form import ItemForm
 from kdpipes.core.pipe import form_of
+from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.core.sample import Sample
+from kdpipes.core.traits import ItemForm
 from kdpipes.delivery.batch_memory import Allocate, allocate
 from kdpipes.delivery.batch_pipe import OneToOne
 from kdpipes.delivery.dealer import Dealer
@@ -349,6 +350,7 @@ def _put(values: torch.Tensor, empty: Allocate | None) -> torch.Tensor:
     return values if empty is None else empty(values.shape, values.dtype).copy_(values)
 
 
+@in_one_torch_thread
 def _stack(values: list[torch.Tensor], empty: Allocate | None) -> torch.Tensor:
     if empty is not None and len({value.dtype for value in values}) == 1 and all(map(_is_plain, values)):
         return torch.stack(values, out=empty((len(values), *values[0].shape), values[0].dtype))

@@ -1,4 +1,4 @@
-"""The plan's epochs, cut into batches and dealt to ranks and workers."""
+"""`deal` for indexed chains: cut each epoch into batches and deal them to ranks and workers."""
 
 from __future__ import annotations
 
@@ -44,73 +44,75 @@ _NUM_SUBSTITUTES = 32  # how many samples are tried as a substitute for one
 class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
     """Cuts the epochs of an indexed chain into batches and deals them to ranks and workers (functional name: ``deal``).
 
-    Yields lists of items. The batches of an epoch are a function of the chain, `seed` and the number of the epoch: the
-    same for any number of workers, in every loader, and, at the same global batch, for any number of ranks. Each
-    iteration is the next epoch, also after one that was broken off.
+    Each batch is a list of items. The batches of an epoch depend only on the chain, `seed` and the epoch number. They
+    are the same for any number of workers, in every loader, and, with `global_batch_size`, for any number of ranks.
+    Each iteration is the next epoch, even if the previous one was not finished.
 
     Args:
         source_datapipe: An indexed pipe.
         batch_size: The number of samples in a batch of one rank.
-        global_batch_size: The number of samples in the batches of all ranks together, which must divide it; exactly
-            one of the two is given, if `batch_by` is not.
-        batch_by: "class": a batch then has `samples_per_class` samples of each of `classes_per_batch` classes, class by
-            class, for metric and contrastive learning. No batch has a class twice. An epoch has as many batches as
-            that allows; what remains of a class is left out, other samples in each shuffled epoch. Classes with fewer
-            samples than that are left out, with a warning. Otherwise
-            the name of a field that holds each sample's length, a whole number: a batch then has samples of like
-            length, and as many as fit; without `shuffle`, longest first. The field is read of all samples, once; it
-            need not be selected, and `.add_field` can make it.
-        max_tokens: With `batch_by`: how large one rank's batch may be, padded: its samples times their longest length,
-            which counts as 1 at least, and must not be random. `batch_size`, in its place or besides, limits the
-            samples.
-        pack: With `batch_by` and `max_tokens`: whether a row of a batch has several samples, as many as fit into
-            `max_tokens`. `batch_size`, 1 by default, or `global_batch_size` is then the number of rows.
-            `collate_samples(pad={"x": 0})` joins the samples of a row (see there).
-        global_max_tokens: With `batch_by`, in place of `max_tokens`: how large the batches of all ranks may be
-            together, for any number of ranks. Ranks share out samples evenly: a part may exceed its share of tokens by
-            less than a sample. `global_batch_size`, in its place or besides, limits the samples.
-        classes_per_batch: With `batch_by="class"`: the number of classes in a batch of one rank.
-        samples_per_class: With `batch_by="class"`: the number of samples of each of these classes.
-        shuffle: Whether each epoch has an order of its own: True, a seeded permutation of all samples that takes no
-            memory; "shards", one that reads shard after shard, for remote shards or shards larger than memory (see
-            Mixing). With `batch_by`, True lets batches come in an order of their own, of samples that are drawn anew
-            from those of like length (longer by up to a tenth, or more where there are few).
-        window: With `shuffle="shards"`: how many samples, at least, are mixed at a time; by default those of 8 shards.
-            A cache of whole shards (`open_shards`) must hold those of a window.
-        order: The order of an epoch, instead of `shuffle`: a function that takes the epoch number, and `rng` if it has
-            a parameter of that name, and returns positions in the source, `[n] int`, equally many in each epoch; or a
-            sampler of torch or one with `set_epoch`, which is called. Positions may repeat or be left out. Each worker
-            computes the whole order when an epoch begins, so it must end, and depend only on the arguments and on the
-            global random generators, which are seeded for it. A sampler for several ranks needs `ranks=1`.
-        num_batches: The number of batches of an epoch, for each rank. The next epoch continues the permutation where
-            this one has ended, so that each sample is seen once before any is seen twice. No batch is short.
-        seed: Of the order and of every random operation upstream, from 0 up to 2**64.
-        uneven: What happens to a short last global batch: "keep" it, shared out evenly (an error if a rank
-            would get nothing), "pad" it with samples from the epoch's start (with `batch_by`, with others as short),
-            marked (`is_padding` can be selected), or "drop" it.
+        global_batch_size: The number of samples in the batches of all ranks together. The number of ranks must divide
+            it. Pass either this or `batch_size`, unless `batch_by` is given.
+        batch_by: "class", or the name of a field. With "class", a batch has `samples_per_class` samples of each of
+            `classes_per_batch` classes, one class after the other, for metric and contrastive learning. No batch has a
+            class twice. An epoch has as many such batches as the data allows; the samples that remain of a class are
+            left out, and are different ones in each shuffled epoch. Classes with fewer than `samples_per_class`
+            samples are left out with a warning. With the name of a field that holds the length of each sample, an
+            integer, a batch has samples of similar length, as many as fit; without `shuffle`, the longest come first.
+            The field is read once for all samples. It need not be selected, and `.add_field` can compute it.
+        max_tokens: The maximum size of a batch of one rank, including padding, with `batch_by="FIELD"`: the number of
+            its samples times the largest length. A length of 0 counts as 1. Lengths must not be random. `batch_size`
+            may be given as well, or instead, and limits the number of samples.
+        pack: Whether a row of a batch holds several samples, as many as fit into `max_tokens`, with
+            `batch_by="FIELD"`. `batch_size`, 1 by default, or `global_batch_size` is then the number of rows.
+            `collate_samples(pad={"x": 0})` joins the samples of each row (see there).
+        global_max_tokens: The maximum size of the batches of all ranks together, in place of `max_tokens`. It works for
+            any number of ranks. The samples are shared out evenly, so that the part of a rank may exceed its share by
+            less than one sample. `global_batch_size` may be given as well, or instead.
+        classes_per_batch: The number of classes in a batch of one rank, with `batch_by="class"`.
+        samples_per_class: The number of samples of each of these classes.
+        shuffle: Whether each epoch has its own order. True permutes all samples, and takes no memory. "shards" reads
+            one shard after the other, for remote shards or shards that do not fit in memory (see Mixing). With
+            `batch_by="FIELD"`, True draws the samples of a batch from those of similar length (longer by up to a tenth,
+            or more if there are few), and shuffles the batches.
+        window: The minimum number of samples that `shuffle="shards"` mixes at a time; by default, those of 8 shards. A
+            cache of whole shards (`open_shards(cache_dir=)`) must be large enough for the shards of a window.
+        order: The order of an epoch, instead of `shuffle`. Either a function that takes the epoch number, and `rng` if
+            it has a parameter of that name, and returns positions in the source, `[n] int`, with the same n in every
+            epoch; or a sampler of torch, or one with `set_epoch`, which is called. Positions may be repeated or left
+            out. Each worker computes the whole order when an epoch begins, so it must be finite, and depend only on the
+            arguments and on the global random generators, which are seeded for it. A sampler for several ranks needs
+            `ranks=1`.
+        num_batches: The number of batches in an epoch of each rank. The next epoch continues the permutation where this
+            one has ended, so that every sample is used once before any is used twice. No batch is short.
+        seed: The seed of the order and of all random operations upstream, from 0 to 2**64 - 1.
+        uneven: What to do with a last global batch that is short: "keep" it and share it out evenly, which is an error
+            if a rank would get nothing; "pad" it with samples from the start of the epoch (with `batch_by`, with other
+            short ones) for which the field `is_padding` is True; or "drop" it.
         ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
             torch's process group, otherwise from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches; use it for
             Accelerate's `prepare(DataLoader(...))` and transformers' Trainer, which split batches between ranks.
 
-    Length: the number of batches of one rank, over all of its workers; the same in every epoch.
+    Length: The number of batches of one rank, over all of its workers. It is the same in every epoch.
 
-    Mixing: `shuffle="shards"` puts the shards into an order that is drawn anew, cuts their samples into windows, and
-        permutes each window. So a batch is drawn from one window, evenly, and samples farther apart than a window never
-        meet; two that lie side by side in a shard end up a third of a window apart, on average. Shards whose samples
-        are sorted, by class perhaps, need a window of many shards, or `shuffle=True`.
+    Mixing: `shuffle="shards"` draws a new order of the shards for each epoch, cuts their samples into windows, and
+        permutes each window. A batch is drawn evenly from one window, so samples that are farther apart than a window
+        never meet. On average, two neighbors in a shard end up a third of a window apart. Shards whose samples are
+        sorted, for example by class, need a window of many shards, or `shuffle=True`.
 
-    Memory: none that grows; with `batch_by` four bytes a sample, shared by workers, and 16 bytes a batch; with
-        `shuffle="shards"` 8 bytes a shard, and four bytes a sample if the plan does not keep the order of the shards.
+    Memory: Constant without `batch_by`. With it, four bytes for each sample, shared by the workers, and 16 bytes for
+        each batch. With `shuffle="shards"`, 8 bytes for each shard, and four bytes for each sample if pipes upstream
+        change the order of the shards.
 
-    Workers: Worker w of W makes the batches w, w + W, ... alone.
+    Workers: Worker w of W workers makes the batches w, w + W, and so on.
 
-    Seed: That of the loader is not used.
+    Seed: `seed` alone decides; the seed of the loader is not used.
 
     Raises:
-        ValueError: An argument is out of range; when the epoch begins, if a rank would get nothing.
-        ChainError: A pipe upstream shards already; `order` is a sampler for several ranks, without `ranks=1`;
-            `shuffle="shards"`, and the source is not made of shards.
-        DataError: A sample is longer than `max_tokens` allows.
+        ValueError: An argument is out of range. When an epoch begins, also if a rank would get nothing.
+        ChainError: A pipe upstream shards already; or `order` is a sampler for several ranks, without `ranks=1`; or
+            `shuffle="shards"` is given, but the source does not read shards.
+        DataError: A sample is longer than `max_tokens`.
 
     Source: `max_tokens` is fairseq's.
 

@@ -15,14 +15,13 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
-from kdpipes.core.item_form import ItemForm
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.pipe import Pipe, form_of
 from kdpipes.core.randomness import EpochCounter, SampleKey
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
-from kdpipes.core.traits import Traits
+from kdpipes.core.traits import ItemForm, Traits
 from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, reject_empty

@@ -22,7 +22,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, Literal, NoReturn, ParamSpec
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
@@ -35,6 +35,7 @@ from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import load_torchdata, shards
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import ranks_now
+from kdpipes.loader.autotune import Tuner
 from kdpipes.loader.profile import Measured, measured
 from kdpipes.loader.receipt import receipt_of
 from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped, check_process
@@ -54,7 +55,7 @@ def show_loaders_by(*, html: Callable[[Any], str], live: Callable[[Any], None]) 
 
 def _shown_as(kind: str) -> Callable[[Any], Any]:
     if not _shown_by:
-        importlib.import_module("kdpipes.look.live")  # on use: it calls `show_loaders_by`
+        importlib.import_module("kdpipes.look.profile")  # on use: it calls `show_loaders_by`
     return _shown_by[kind]
 
 
@@ -105,8 +106,10 @@ class Loader:
     Args:
         source_datapipe: A chain that ends in a stream, as `deal` and `collate_samples` make it. It is copied: what
             happens to it later does not reach the loader.
-        num_workers: The number of worker processes; 0 loads in this process.
-        prefetch: How many batches each worker makes ahead; 2 by default.
+        num_workers: The number of worker processes; 0 loads in this process. "auto" finds it in the first seconds of
+            the first epoch, within the limits of cores and memory, and finds `prefetch`, too, unless that is given.
+            The batches are the same; `tuning()` reports what was chosen and why.
+        prefetch: How many batches each worker makes ahead, or "auto"; 2 by default.
         start_method: How workers start, "fork", "spawn" or "forkserver"; by default, the platform's way.
         timeout_s: After how long without a batch a worker is replaced; never by default.
         progress: Whether to show a progress bar.
@@ -140,9 +143,9 @@ class Loader:
     def __init__(
         self,
         source_datapipe: Any,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         *,
-        prefetch: int | None = None,
+        prefetch: int | Literal["auto"] | None = None,
         start_method: str | None = None,
         timeout_s: float | None = None,
         progress: bool = False,
@@ -155,6 +158,11 @@ class Loader:
             raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe, _way_in(source_datapipe)))
         for name, value in (("progress", progress), ("profile", profile)):
             check_flag(name, value)
+        if reading_service is not None and "auto" in (num_workers, prefetch):
+            raise ValueError('`reading_service` must be given alone: "auto" is for `num_workers=` and `prefetch=`.')
+        self._tuner = _tuner(num_workers, prefetch)
+        if self._tuner is not None:
+            num_workers, prefetch = self._tuner.setting
         given = {"prefetch": prefetch, "start_method": start_method, "timeout_s": timeout_s}
         self._service = _service(check_count("num_workers", num_workers, minimum=0), given, reading_service)
         if profile:
@@ -183,6 +191,11 @@ class Loader:
         own = self._own
         num_workers, has_workers = _num_workers(self._service), own is not None and own.has_workers
         self._checkpointer = Checkpointer(main_part(self._chain, has_workers=has_workers)[1], max(num_workers, 1))
+        if self._tuner is not None and "num_workers" in self._checkpointer.sizes():
+            raise ChainError(
+                'The batches of this chain depend on the number of workers, so that "auto" would change them. End it '
+                "with `.deal(batch_size=...)` and `.collate_samples()`, or pass numbers."
+            )
 
     def __len__(self) -> int:
         try:
@@ -196,7 +209,8 @@ class Loader:
     def __repr__(self) -> str:
         names = " → ".join(map(pipe_name, reversed(Chain.of(self._chain).pipes)))
         num_workers = _num_workers(self._service) if getattr(self._service, "has_workers", True) else 0
-        return f"<kdpipes.Loader of {names}; {num_workers} workers>"
+        found = "" if self._tuner is None else ", found" if self._tuner.reason else ", to be found"
+        return f"<kdpipes.Loader of {names}; {num_workers} workers{found}>"
 
     def _repr_html_(self) -> str:
         return str(_shown_as("html")(self))
@@ -278,6 +292,8 @@ class Loader:
             self._whole_epoch = self._counted_epoch()
             self._num_begun += 1
             own = self._own
+            if self._tuner is not None:
+                self._tuner.begin()
             if own is None:
                 self._open_whole(seed)
             else:
@@ -365,7 +381,9 @@ class Loader:
         if self._items is None:
             raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
         try:
-            return next(self._items)
+            batch = next(self._items)
+            self._tune(batches)
+            return batch
         except StopIteration:
             self._whole_epoch += 1
             self.reading_service.finalize_iteration()
@@ -384,6 +402,33 @@ class Loader:
         except Exception:
             self.shutdown()
             raise
+
+    def _tune(self, batches: Batches) -> None:
+        """Let other workers make the batches that follow, if the tuner tries another setting."""
+        own, tuner = self._own, self._tuner
+        if own is None or tuner is None or tuner.reason:
+            return
+        with uninterrupted():  # the batch that has come must reach the loop
+            setting = tuner.note_batch(own.counters.wait_s)
+            if setting is not None:
+                self.shutdown()
+                batches.interrupted_at = own.position
+                self._service.num_workers, self._service.prefetch = setting
+
+    def tuning(self) -> dict[str, Any]:
+        """Return what `num_workers="auto"` or `prefetch="auto"` have found so far: plain data, fit for JSON.
+
+        Returns:
+            `num_workers` and `prefetch` that are used now; `is_settled`, whether they stay; `reason`, why; `trials`, a
+            list of the settings that were measured, with `batches_per_s` and `wait_share`, the part of the time that
+            the loop waited for batches.
+
+        Raises:
+            ValueError: The loader has fixed numbers.
+        """
+        if self._tuner is None:
+            raise ValueError('Nothing is tuned: make the loader with `kdp.Loader(pipe, num_workers="auto")`.')
+        return self._tuner.as_dict()
 
     def from_batch(self, number: int) -> Iterator[Any]:
         """Return an iterator over the next epoch from batch `number` on, for `loader.dataset`."""
@@ -636,6 +681,17 @@ class Loader:
 
 def _seed_of(base_seed: int, epoch: int) -> int:
     return int.from_bytes(hash_key(base_seed, epoch)[:7], "little")
+
+
+def _tuner(num_workers: Any, prefetch: Any) -> Tuner | None:
+    """Return what finds the numbers that are "auto"; None if neither is."""
+    if "auto" not in (num_workers, prefetch):
+        return None  # other values are checked where the service is made
+    if num_workers == 0:
+        raise ValueError('`prefetch="auto"` is for workers, but `num_workers` is 0. Pass `num_workers="auto"`, too.')
+    workers = None if num_workers == "auto" else check_count("num_workers", num_workers)
+    ahead = 2 if prefetch is None else None if prefetch == "auto" else check_count("prefetch", prefetch)
+    return Tuner(workers, None if prefetch is None and workers is None else ahead)
 
 
 def _service(num_workers: int, given: Mapping[str, Any], reading_service: Any) -> Any:

@@ -11,15 +11,14 @@ from PIL import Image
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count, check_names, check_seed
-from kdpipes.core.item_form import ItemForm
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import a_datapipe, form_of
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import SampleMapper
+from kdpipes.core.traits import ItemForm
 from kdpipes.delivery.collate_samples import split_ctx
 from kdpipes.look.pictures import (
-    Normalization,
     check_normalization,
     crop_boxes,
     image_grid,
@@ -27,21 +26,17 @@ from kdpipes.look.pictures import (
     normalization_of,
     picture_of,
 )
+from kdpipes.look.rendering import class_name
 from kdpipes.work.replay import find_sample
 from kdpipes.work.transform import Transformer
 
-__all__ = ["Fields", "class_names_of", "fields_of", "names_of", "replay_grid", "show_batch"]
+__all__ = ["ItemFields", "class_names_of", "fields_of", "names_of", "replay_grid", "show_batch"]
 
 
-class Fields(NamedTuple):
-    """The fields of one item.
+class ItemFields(NamedTuple):
+    """The fields of one item, and what was recorded of it."""
 
-    Args:
-        values: The values by name, or by position if the chain does not give names.
-        ctx: The recorded parameters; empty if nothing was recorded.
-    """
-
-    values: dict[str, Any]
+    values: dict[str, Any]  # by name, or by position if the chain does not give names
     ctx: Mapping[str, Any]
 
 
@@ -56,20 +51,20 @@ def class_names_of(chain: Any) -> tuple[str, ...] | None:
     return None if nearest is None else nearest.class_names()
 
 
-def fields_of(item: Any, form: ItemForm | None = None) -> Fields:
+def fields_of(item: Any, form: ItemForm | None = None) -> ItemFields:
     """Return the fields of an item: of a sample, a tuple, a dictionary, a collated batch, or any other value."""
     if isinstance(item, Sample):
         values = dict(item)  # which records their ctx
-        return Fields({"key": item.key, **values}, item.ctx)
+        return ItemFields({"key": item.key, **values}, item.ctx)
     item, ctx = _without_ctx(item, form)
     if form is not None and form.kind == "bare":
-        return Fields({form.names[0]: item}, ctx)
+        return ItemFields({form.names[0]: item}, ctx)
     if isinstance(item, Mapping):
-        return Fields({str(name): value for name, value in item.items()}, ctx)
+        return ItemFields({str(name): value for name, value in item.items()}, ctx)
     if isinstance(item, tuple):
         known = form.names if form is not None and len(form.names) == len(item) else None
-        return Fields(dict(zip(known or (f"[{place}]" for place in range(len(item))), item, strict=True)), ctx)
-    return Fields({"value": item}, ctx)
+        return ItemFields(dict(zip(known or (f"[{place}]" for place in range(len(item))), item, strict=True)), ctx)
+    return ItemFields({"value": item}, ctx)
 
 
 def _without_ctx(item: Any, form: ItemForm | None) -> tuple[Any, Mapping[str, Any]]:
@@ -82,13 +77,6 @@ def _without_ctx(item: Any, form: ItemForm | None) -> tuple[Any, Mapping[str, An
         return item, {}
     is_tuple = isinstance(fields, list) and (form is None or form.kind == "tuple")  # torch's collate makes lists
     return tuple(fields) if is_tuple else fields, ctx
-
-
-def rows_of(batch: list[Any], form: ItemForm | None = None) -> Fields:
-    """Return the fields of a batch that is a list of items. Each field is a list."""
-    items = [fields_of(item, form) for item in batch]
-    fields = dict.fromkeys(name for item in items for name in item.values)
-    return Fields({name: [item.values.get(name) for item in items] for name in fields}, {})
 
 
 class _Batch(NamedTuple):
@@ -155,7 +143,8 @@ def show_batch(
     found = _read(batch, names)
     shown = found.images[: check_count("max_images", max_images)]
     captions = [_caption(found.labels, place, labels_of) for place in range(len(shown))]
-    rows = [_pictures(image, normalization) for image in shown]
+    views = (image if isinstance(image, tuple) else (image,) for image in shown)
+    rows = [[picture_of(view, normalization) for view in each] for each in views]
     if crops or originals is not None:
         drawn = _originals(found, source_datapipe, originals, len(shown))
         triples = zip(drawn, found.ctxs, rows, strict=False)  # of larger batches, only some are shown
@@ -169,28 +158,23 @@ def show_batch(
     )
 
 
-def _read(batch: Any, names: Any) -> _Batch:
+def _read(batch: Any, form: ItemForm | None) -> _Batch:
     """Return the parts of a batch that are shown."""
-    ctxs: list[dict[str, Any]] = []
     if isinstance(batch, list) and any(getattr(part, "ndim", 0) == 4 for part in batch):
         batch = tuple(batch)  # as torch's own collation gives them
-    if isinstance(batch, Sample):
-        batch = [batch]
-    if _is_list_of_items(batch):
-        fields, items = rows_of(batch, names), [fields_of(item, names) for item in batch]
+    batch = [batch] if isinstance(batch, Sample) else batch
+    if isinstance(batch, list) and batch and isinstance(batch[0], Sample | tuple | Mapping):
+        items = [fields_of(item, form) for item in batch]
+        names = dict.fromkeys(name for item in items for name in item.values)
+        values: dict[str, Any] = {name: [item.values.get(name) for item in items] for name in names}
         ctxs = [dict(item.ctx) for item in items]
     else:
-        fields = fields_of(batch, names)
-        ctxs = split_ctx(fields.ctx) if fields.ctx else []
-    images = _images(fields.values)
-    labels = fields.values.get("y")
+        values, ctx = fields_of(batch, form)
+        ctxs = split_ctx(ctx) if ctx else []
+    images, labels = _images(values), values.get("y")
     if labels is None:
-        labels = next((value for value in fields.values.values() if _are_labels(value, len(images))), None)
-    return _Batch(images, labels, fields.values.get("key"), ctxs)
-
-
-def _is_list_of_items(batch: Any) -> bool:
-    return isinstance(batch, list) and bool(batch) and isinstance(batch[0], Sample | tuple | Mapping)
+        labels = next((value for value in values.values() if _are_labels(value, len(images))), None)
+    return _Batch(images, labels, values.get("key"), ctxs)
 
 
 def _images(values: Mapping[str, Any]) -> list[Any]:
@@ -220,26 +204,20 @@ def _are_labels(value: Any, size: int) -> bool:
     return all(isinstance(entry, int | str | np.integer) or getattr(entry, "ndim", 1) == 0 for entry in value)
 
 
-def _pictures(image: Any, normalization: Normalization | None) -> list[Image.Image]:
-    return [picture_of(view, normalization) for view in (image if isinstance(image, tuple) else (image,))]
-
-
 def _caption(labels: Any, place: int, names: Sequence[str] | None) -> str:
     if labels is None:
         return ""
     label = labels[place]
     label = label.tolist() if hasattr(label, "tolist") else label
     if not isinstance(label, list):
-        return _class_of(label, names)
+        return class_name(label, names) or str(label)
     shares = sorted(((share, number) for number, share in enumerate(label) if share > 0.005), reverse=True)[:2]
-    if len(shares) == 1:
-        return _class_of(shares[0][1], names)
-    return " ".join(f"{_class_of(number, names)} {share:.0%}" for share, number in shares)
-
-
-def _class_of(label: Any, names: Sequence[str] | None) -> str:
-    is_named = names is not None and isinstance(label, int) and 0 <= label < len(names)
-    return names[label] if is_named and names is not None else str(label)
+    texts = [class_name(number, names) or str(number) for _, number in shares]
+    return (
+        texts[0]
+        if len(texts) == 1
+        else " ".join(f"{text} {share:.0%}" for text, (share, _) in zip(texts, shares, strict=True))
+    )
 
 
 def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, number: int) -> Sequence[Any]:
@@ -261,24 +239,18 @@ def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, numbe
         )
     while isinstance(source, SampleMapper) and source.traits.gives == "items":
         source = source.source
-    keys = list(map(str, batch.keys[:number]))
-    return [original_of(_sample_of(key, source), _image_field(source)) for key in keys]
-
-
-def _sample_of(key: str, source: MapPipe) -> Sample:
-    sample = find_sample(key, source)
-    if sample is None:
-        raise ChainError(
-            f"The chain has no sample {key!r}: the batch is another chain's. Give the chain that it comes from, or "
-            "`originals=[...]`."
-        )
-    return sample
-
-
-def _image_field(source: Any) -> str:
-    """Return the field that transforms were applied to."""
     transforms = Chain.of(source).operations(Transformer)
-    return transforms[0].field if transforms else "x"
+    field = transforms[0].field if transforms else "x"
+    found = []
+    for key in map(str, batch.keys[:number]):
+        sample = find_sample(key, source)
+        if sample is None:
+            raise ChainError(
+                f"The chain has no sample {key!r}: the batch is another chain's. Give the chain that it comes from, or "
+                "`originals=[...]`."
+            )
+        found.append(original_of(sample, field))
+    return found
 
 
 def replay_grid(
@@ -321,7 +293,7 @@ def replay_grid(
         before = originals.get(sample.ordinal)
         original = original_of(sample, field) if before is None else before.get(sample)
         results = sample[field] if isinstance(sample[field], tuple) else (sample[field],)
-        pictures += [crop_boxes(original, sample.ctx), *map(_shown, results)]
+        pictures += [crop_boxes(original, sample.ctx), *map(picture_of, results)]
         captions += [sample.key[-(tile // 6) :], *([""] * len(results))]
     num_each = len(pictures) // len(samples)
     return image_grid(pictures, captions, num_columns=max(1, 8 // num_each) * num_each, tile=tile)
@@ -335,11 +307,3 @@ def original_of(sample: Sample, field: str) -> Any:
 
 def _before(sample: Sample, field: str) -> Lazy | None:
     return sample.lazy(field).before(lambda step: step.startswith(("applying ", "making views ")))
-
-
-def _shown(value: Any) -> Any:
-    """Return an image; floats are stretched to black and white."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        low, high = value.amin(), value.amax()
-        return ((value - low) / (high - low).clamp(min=1e-9) * 255).to(torch.uint8)
-    return value

@@ -6,26 +6,27 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from PIL import Image
 
-from kdpipes.cache.metadata import layout_in
+from kdpipes.cache.folder import layout_in
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError, check_count
-from kdpipes.core.giving_up import given_up_by
-from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.errors import DataError, check_count, masked, printable
+from kdpipes.core.iter_pipe import IterPipe, with_lost_shards
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.masked import masked
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
 from kdpipes.core.sample import Sample
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
+from kdpipes.look.rendering import class_name, table_lines
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import IMAGE_SUFFIXES, ImageFolderMapDataPipe
 from kdpipes.storage.catalog import ShardSeen, survey_shards
@@ -36,6 +37,7 @@ from kdpipes.storage.records import HEADER, Header, finished_index, part_name, r
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shard_notes import Seen, class_names_of, notes_beside, notes_places
 from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names
+from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.on_error import OnError
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "PartState",
     "SampleSeen",
     "ShardState",
+    "contents_lines",
     "inspect_data",
     "look_at_chain",
 ]
@@ -54,22 +57,13 @@ _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _SHARDS = re.compile(r"\.(tar|tgz)\b|[*{]")  # a remote place without these is a folder
 _CLASSES = ("cls", "class")  # the member that is the label
 _LONGEST_NAME = 256  # bytes of a class's name
+_MOST = 20  # of classes, and of shards without a fresh index, that are listed
 _SHOWN = (bool, int, float, type(None))  # values of these types are shown as they are
 
 
 @dataclass(frozen=True)
 class FieldSeen:
-    """One field and its size.
-
-    Args:
-        name: "jpg".
-        num_samples: The number of samples that have it, among those that were read.
-        num_bytes: The size in all of these samples; None if it is unknown.
-        min_bytes: The size of the smallest.
-        median_bytes: The median size.
-        max_bytes: The size of the largest.
-        type: Its type in a chain: "EncodedImage", "Tensor uint8 [3, 96, 96]".
-    """
+    """One field, and its size in all samples that have it, among those that were read; None if that is unknown."""
 
     name: str
     num_samples: int
@@ -77,7 +71,7 @@ class FieldSeen:
     min_bytes: int | None = None
     median_bytes: float | None = None
     max_bytes: int | None = None
-    type: str | None = None
+    type: str | None = None  # in a chain: "EncodedImage", "Tensor uint8 [3, 96, 96]"
 
     @classmethod
     def of(cls, name: str, sizes: ArrayLike, type: str | None = None) -> FieldSeen:
@@ -91,13 +85,7 @@ class FieldSeen:
 
 @dataclass(frozen=True)
 class ClassSeen:
-    """One class.
-
-    Args:
-        label: The value of `y` or of the member `cls`: a number or a name.
-        name: The name of a class with a number, if it is known.
-        num_samples: The number of its samples.
-    """
+    """One class: its value in `y` or in the member `cls`, the name of a number if that is known, and its samples."""
 
     label: int | str
     name: str | None
@@ -106,12 +94,7 @@ class ClassSeen:
 
 @dataclass(frozen=True)
 class SampleSeen:
-    """One of the first samples.
-
-    Args:
-        key: Its key.
-        fields: What is known about each field: "bytes", "value" of a label, "type" in a chain.
-    """
+    """One of the first samples, and what is known about its fields: "bytes", "value" of a label, "type" in a chain."""
 
     key: str
     fields: dict[str, dict[str, Any]]
@@ -119,30 +102,17 @@ class SampleSeen:
 
 @dataclass(frozen=True)
 class ShardState:
-    """One shard.
-
-    Args:
-        url: Its path or URL.
-        num_samples: None if it was not read.
-        num_bytes: Its size in bytes.
-        index: "fresh", "stale", "damaged", "missing"; "impossible" for a compressed tar.
-    """
+    """One shard."""
 
     url: str
-    num_samples: int | None
+    num_samples: int | None  # None if it was not read
     num_bytes: int
-    index: str
+    index: str  # "fresh", "stale", "damaged", "missing"; "impossible" for a compressed tar
 
 
 @dataclass(frozen=True)
 class PartState:
-    """One part of record files.
-
-    Args:
-        path: Its path.
-        num_samples: The number of samples; None if the part is missing.
-        num_bytes: Its size in bytes.
-    """
+    """One part of record files; sizes are None if it is missing."""
 
     path: str
     num_samples: int | None
@@ -151,62 +121,33 @@ class PartState:
 
 @dataclass(frozen=True)
 class JobSeen:
-    """A job of `write_shards` or `write_records` that has made shards or parts.
-
-    Args:
-        url: The file that describes the job.
-        num_samples: The number of samples of the job; None if it is unknown.
-        is_complete: Whether the job has finished.
-    """
+    """A job of `write_shards` or `write_records`, and the file that describes it."""
 
     url: str
-    num_samples: int | None
+    num_samples: int | None  # None if it is unknown
     is_complete: bool
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in shards, a folder or a chain.
-
-    Args:
-        kind: "shards", "records", "images" (one folder for each class), "files" (any other folder), or "chain".
-        num_samples: The number of samples or files; None if it is unknown.
-        num_bytes: The size of shards, parts, images or files; None for a chain.
-        fields: The fields of all samples that were read; in a chain, of the first ones.
-        classes: The classes in ascending order; None if they are unknown.
-        samples: The first samples.
-        shards: The shards; empty for anything else.
-        parts: The parts of records; empty for anything else.
-        jobs: The jobs that wrote the shards or records, if files beside these describe them.
-        pipes: The names of a chain's pipes, the source first.
-        num_batches: The number of items of a chain in an epoch; None if it is unknown.
-    """
+    """What is in shards, records, folders or chains; None if it is unknown."""
 
     kind: Literal["shards", "records", "images", "files", "chain"]
-    num_samples: int | None
+    num_samples: int | None  # or files
     num_bytes: int | None
-    fields: list[FieldSeen]
-    classes: list[ClassSeen] | None
-    samples: list[SampleSeen]
+    fields: list[FieldSeen]  # of all samples that were read; in a chain, of the first ones
+    classes: list[ClassSeen] | None  # in ascending order
+    samples: list[SampleSeen]  # the first ones
     shards: list[ShardState] = field(default_factory=list)
-    pipes: list[str] = field(default_factory=list)
-    num_batches: int | None = None
+    pipes: list[str] = field(default_factory=list)  # of a chain, the source first
+    num_batches: int | None = None  # the items of a chain in an epoch
     parts: list[PartState] = field(default_factory=list)
-    jobs: list[JobSeen] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data that JSON can hold."""
-        return asdict(self)
+    jobs: list[JobSeen] = field(default_factory=list)  # that wrote shards or records, if they are known
 
 
 def _classes_seen(counts: Mapping[Any, int], names: Sequence[str] | None = None) -> list[ClassSeen]:
     """Return classes with their names, if these are known."""
-
-    def name_of(label: Any) -> str | None:
-        is_known = names is not None and isinstance(label, int) and 0 <= label < len(names)
-        return names[label] if names is not None and is_known else None
-
-    return [ClassSeen(label, name_of(label), number) for label, number in counts.items()]
+    return [ClassSeen(label, class_name(label, names), number) for label, number in counts.items()]
 
 
 def inspect_data(places: Sequence[str], *, num_samples: int = 3, scan: bool = True) -> Contents:
@@ -428,7 +369,7 @@ def _samples_of(source: Any) -> Iterator[Sample]:
             if sample is not LEFT_OUT:
                 yield sample
     elif isinstance(source, IterPipe):
-        samples = given_up_by(partial(skipper.give_up, 0, 0), with_stream_keys(source.samples(), 0, 0))
+        samples = with_lost_shards(partial(skipper.give_up, 0, 0), with_stream_keys(source.samples(), 0, 0))
         for place, sample in enumerate(samples):
             sample.bind(sample_key := SampleKey(position=place))
             if skipper.make(sample_key, 0, partial(_as_it_is, sample), _as_it_is) is not LEFT_OUT:
@@ -442,7 +383,7 @@ def _as_it_is(sample: Sample) -> Sample:
 def _length_of(pipe: Any) -> int | None:
     try:
         return len(pipe)
-    except TypeError:  # so says a pipe that does not know
+    except TypeError:  # the pipe has no length
         return None
 
 
@@ -468,40 +409,101 @@ def _described(value: Any) -> dict[str, Any]:
         return {"type": kind, "bytes": len(value)}
     if isinstance(value, str):
         return {"type": kind, "bytes": len(value.encode("utf-8", "surrogateescape"))}
-    if isinstance(value, _Array):
+    if isinstance(value, torch.Tensor | np.ndarray):
         dtype = str(value.dtype).removeprefix("torch.")
         return {"type": f"{kind} {dtype} {list(value.shape)}", "bytes": int(value.nbytes)}
-    size = value.size if isinstance(value, _Sized) else None  # of an image: width and height
-    shown = f"{kind} {size[0]} x {size[1]}" if isinstance(size, tuple) and len(size) == 2 else kind
-    content = value.content if isinstance(value, _Encoded) else None
-    return {"type": shown, **({"bytes": len(content)} if isinstance(content, bytes) else {})}
-
-
-@runtime_checkable
-class _Array(Protocol):
-    dtype: Any
-    shape: Any
-    nbytes: Any
-
-
-@runtime_checkable
-class _Sized(Protocol):
-    size: Any
-
-
-@runtime_checkable
-class _Encoded(Protocol):
-    content: Any
+    if isinstance(value, Image.Image | EncodedImage | DecodedImage):
+        content = {"bytes": len(value.content)} if isinstance(value, EncodedImage) else {}
+        return {"type": f"{kind} {value.size[0]} x {value.size[1]}", **content}
+    return {"type": kind}
 
 
 def _fields_of(samples: Sequence[SampleSeen]) -> list[FieldSeen]:
-    names = sorted({name for sample in samples for name in sample.fields})
-    return [_field_of(name, [sample.fields[name] for sample in samples if name in sample.fields]) for name in names]
+    found = []
+    for name in sorted({name for sample in samples for name in sample.fields}):
+        seen = [sample.fields[name] for sample in samples if name in sample.fields]
+        types = sorted({each["type"] for each in seen})
+        kind = types[0] if len(types) == 1 else f"{types[0]}, and {len(types) - 1} others"
+        if all("bytes" in each for each in seen):
+            found.append(FieldSeen.of(name, [each["bytes"] for each in seen], kind))
+        else:
+            found.append(FieldSeen(name, len(seen), type=kind))
+    return found
 
 
-def _field_of(name: str, seen: Sequence[dict[str, Any]]) -> FieldSeen:
-    types = sorted({each["type"] for each in seen})
-    kind = types[0] if len(types) == 1 else f"{types[0]}, and {len(types) - 1} others"
-    if all("bytes" in each for each in seen):
-        return FieldSeen.of(name, [each["bytes"] for each in seen], kind)
-    return FieldSeen(name, len(seen), type=kind)
+def contents_lines(title: str, found: Contents) -> Iterator[str]:
+    """Yield the lines that describe shards, a folder or a chain."""
+    yield f"{title}: {', '.join(_totals(found))}"
+    if found.pipes:
+        yield f"  pipes: {' > '.join(found.pipes)}"
+    if states := [shard.index for shard in found.shards]:
+        counts = ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
+        is_better_made = bool({"stale", "damaged", "missing"} & set(states))
+        yield f"  indexes: {counts}{'; `kdpipes index` renews those that are not fresh' if is_better_made else ''}"
+        yield from _listed(
+            [f"{shard.index}: {printable(shard.url)}" for shard in found.shards if shard.index != "fresh"]
+        )
+    if missing := [f"missing: {printable(part.path)}" for part in found.parts if part.num_samples is None]:
+        yield f"  parts: {len(found.parts) - len(missing):,} complete, {len(missing):,} missing"
+        yield from _listed(missing)
+    command = "kdpipes records" if found.kind == "records" else "kdpipes pack"
+    for job in found.jobs:
+        if not job.is_complete:
+            size = "" if job.num_samples is None else f" of {job.num_samples:,} samples"
+            hint = f"run the same command (`{command} ...`, or the same script) again to resume it"
+            yield f"  not finished: the job{size} described in {printable(job.url)}; {hint}"
+    if found.fields:
+        head = ["field", "samples", "bytes", "min", "median", "max"]
+        yield from (f"  {line}" for line in table_lines([head, *map(_row, found.fields)]))
+    if found.classes is not None:
+        rows = [
+            [f"{printable(str(each.label))} {printable(each.name or '')}".rstrip(), f"{each.num_samples:,}"]
+            for each in found.classes
+        ]
+        yield from (f"  {line}" for line in table_lines([["class", "samples"], *rows[:_MOST]]))
+        yield from _listed([], left_out=len(rows) - _MOST)
+    if found.samples:
+        yield "  first samples:"
+    for sample in found.samples:
+        fields = ", ".join(f"{printable(name)} {_known(about)}" for name, about in sample.fields.items())
+        yield f"    {printable(sample.key)}: {fields}"
+
+
+def _listed(lines: Sequence[str], left_out: int | None = None) -> Iterator[str]:
+    """Yield the first lines, and how many are left out."""
+    yield from (f"    {line}" for line in lines[:_MOST])
+    left_out = len(lines) - _MOST if left_out is None else left_out
+    if left_out > 0:
+        yield f"    ... and {left_out:,} more"
+
+
+def _totals(found: Contents) -> Iterator[str]:
+    what = "files" if found.kind == "files" else "samples"
+    read = [shard.num_samples for shard in found.shards if shard.num_samples is not None]
+    if found.num_samples is not None:
+        yield f"{found.num_samples:,} {what}"
+    elif found.shards:
+        yield f"{sum(read):,} samples in {len(read):,} shards with fresh indexes"
+    else:
+        yield "an unknown number of samples"
+    if found.num_bytes is not None:
+        yield f"{found.num_bytes:,} bytes"
+    if found.shards:
+        yield f"{len(found.shards):,} shards"
+    if found.parts:
+        yield f"{len(found.parts):,} parts"
+    if found.num_batches is not None and found.num_batches != found.num_samples:
+        yield f"{found.num_batches:,} batches"
+
+
+def _row(each: FieldSeen) -> list[str]:
+    name = printable(each.name) + (f" ({each.type})" if each.type else "")
+    median = None if each.median_bytes is None else round(each.median_bytes)
+    sizes = (each.num_bytes, each.min_bytes, median, each.max_bytes)
+    return [name, f"{each.num_samples:,}", *("-" if size is None else f"{size:,}" for size in sizes)]
+
+
+def _known(about: dict[str, Any]) -> str:
+    parts = [f"= {about['value']}"] if "value" in about else [about["type"]] if "type" in about else []
+    size = about.get("bytes")
+    return " ".join([*parts, *([] if size is None else [f"({size:,} byte{'' if size == 1 else 's'})"])])

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,17 +17,13 @@ from torch.utils.data import MapDataPipe
 
 from kdpipes.core.call_text import shown_value
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import check_count
-from kdpipes.core.masked import masked, printable
+from kdpipes.core.errors import check_count, masked, printable
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.work.decode import DecodedImage, EncodedImage
-
-if TYPE_CHECKING:
-    from kdpipes.look.batch import Fields
 
 __all__ = ["Peek", "summary"]
 
@@ -56,7 +52,8 @@ class Peek:
         self._class_names = class_names_of(source_datapipe)
         self._normalization = normalization_of(source_datapipe)
         names = names_of(source_datapipe)
-        self._fields = [fields_of(item, names) for item in items]
+        found = [fields_of(item, names) for item in items]
+        self._rows = [{**values, **({"ctx": ctx} if ctx else {})} for values, ctx in found]
 
     def __len__(self) -> int:
         return len(self.items)
@@ -67,30 +64,28 @@ class Peek:
     def __repr__(self) -> str:
         if not self.items:
             return "nothing: the chain is empty"
-        return "\n".join(self._lines(number, fields) for number, fields in enumerate(self._fields))
-
-    def _lines(self, number: int, fields: Fields) -> str:
-        width = max(map(len, [*fields.values, *(["ctx"] if fields.ctx else [])]), default=0)
-        lines = [f"{name:<{width}}  {self._shown(name, value)}" for name, value in fields.values.items()]
-        lines += [f"{'ctx':<{width}}  {masked(summary(fields.ctx))}"] if fields.ctx else []
-        return f"{number:>3}  " + "\n     ".join(lines)
+        lines = []
+        for number, row in enumerate(self._rows):
+            width = max(map(len, row), default=0)
+            fields = (f"{name:<{width}}  {self._shown(name, value)}" for name, value in row.items())
+            lines.append(f"{number:>3}  " + "\n     ".join(fields))
+        return "\n".join(lines)
 
     def _shown(self, name: str, value: Any) -> str:
-        names = self._class_names
-        if name == "y" and names is not None and isinstance(value, int) and 0 <= value < len(names):
-            return f"{value} ({printable(names[value])})"
-        return masked(summary(value))
+        from kdpipes.look.rendering import class_name
+
+        known = class_name(value, self._class_names) if name == "y" else None
+        return masked(summary(value)) if known is None else f"{value} ({printable(known)})"
 
     def _repr_html_(self) -> str:
         if not self.items:
             return "<i>nothing: the chain is empty</i>"
-        values = [{**fields.values, **({"ctx": fields.ctx} if fields.ctx else {})} for fields in self._fields]
-        columns = list(dict.fromkeys(name for fields in self._fields for name in fields.values))
-        columns += ["ctx"] if any(fields.ctx for fields in self._fields) else []
-        rows = [[self._cell(name, row[name]) if name in row else None for name in columns] for row in values]
         from kdpipes.look.rendering import render
 
-        return render("peek", columns, rows)
+        names = dict.fromkeys(name for row in self._rows for name in row)
+        columns = sorted(names, key=lambda name: name == "ctx")  # which comes last
+        cells = [[self._cell(name, row[name]) if name in row else None for name in columns] for row in self._rows]
+        return render("peek", columns, cells)
 
     def _cell(self, name: str, value: Any) -> dict[str, Any]:
         from kdpipes.look.pictures import picture_or_none
@@ -124,8 +119,8 @@ def peek(source_datapipe: Any, n: int = 3) -> Peek:
 
     A copy of the chain makes the samples that come next, in this process. The epochs of the pipe and of later loaders
     do not move, nor do the global random generators. After `deal`, as many batches are made as the samples need;
-    collated batches are shown whole, with their first images. `to_device` is left out. Remote sources are asked for
-    these samples only. Samples that `on_error` skips are not put into quarantine.
+    collated batches are shown whole, with their first images. `to_device` is left out. Only these samples
+    are read from remote sources. Samples that `on_error` skips are not put into quarantine.
 
     Args:
         source_datapipe: Any pipe, including stock pipes.

@@ -71,17 +71,13 @@ def image_grid(
     pen = ImageDraw.Draw(grid)
     for place, picture in enumerate(pictures):
         left, top = place % columns * tile, place // columns * height
-        shown = _fitted(picture, tile - 2)
+        scale = (tile - 2) / max(picture.size)
+        size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
+        shown = picture.resize(size, Image.Resampling.BILINEAR)
         grid.paste(shown, (left + (tile - shown.width) // 2, top + (tile - shown.height) // 2))
         if captions is not None:
             pen.text((left + 3, top + tile), str(captions[place])[: tile // 5], fill="black")
     return grid
-
-
-def _fitted(picture: Image.Image, side: int) -> Image.Image:
-    scale = side / max(picture.size)
-    size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
-    return picture.resize(size, Image.Resampling.BILINEAR)
 
 
 def as_picture(image: Any) -> Image.Image:
@@ -169,14 +165,11 @@ def check_normalization(mean: Any, std: Any) -> Normalization | None:
         return None
     for name, values in (("mean", mean), ("std", std)):
         entries = values if isinstance(values, Sequence | np.ndarray | torch.Tensor) else [values]
-        if isinstance(values, str) or not all(is_number(_plain(entry)) for entry in entries):
+        plain = [entry.item() if isinstance(entry, torch.Tensor | np.generic) else entry for entry in entries]
+        if isinstance(values, str) or not all(map(is_number, plain)):
             raise TypeError(must_be(name, "a number for each channel", values))
     made = tuple(np.atleast_1d(np.asarray(values, dtype=np.float64)) for values in (mean, std))
     return made[0], made[1]
-
-
-def _plain(entry: Any) -> Any:
-    return entry.item() if hasattr(entry, "item") else entry
 
 
 def normalization_of(chain: Any) -> Normalization | None:
@@ -234,20 +227,15 @@ def crop_boxes(image: Any, ctx: Mapping[str, Any], *, line: int | None = None) -
     if len(views) > 1 and not list(_first_box(ctx, drawn.size)):
         views = views[1:]
     boxes = [(box, color) for view, color in zip(views, colors, strict=False) for box in _first_box(view, drawn.size)]
-    for box, _ in boxes:
-        _draw_edges(pen, box, width)
+    edge = max(1, round(width / 3))
+    for (left, top, right, bottom), _ in boxes:  # a light edge outside and a dark one inside show on any image
+        outer = left - edge, top - edge, right - 1 + edge, bottom - 1 + edge
+        pen.rectangle(outer, outline=_LIGHT, width=edge)
+        if min(right - left, bottom - top) > 2 * (width + edge):
+            pen.rectangle((left, top, right - 1, bottom - 1), outline=_DARK, width=width + edge)
     for (left, top, right, bottom), color in boxes:
         pen.rectangle((left, top, right - 1, bottom - 1), outline=color, width=width)
     return drawn
-
-
-def _draw_edges(pen: ImageDraw.ImageDraw, box: Box, width: int) -> None:
-    """Draw a light line around the region and a dark one inside, so that it shows on images of any colour."""
-    (left, top, right, bottom), edge = box, max(1, round(width / 3))
-    outer, inner = (left - edge, top - edge, right - 1 + edge, bottom - 1 + edge), width + edge
-    pen.rectangle(outer, outline=_LIGHT, width=edge)
-    if min(right - left, bottom - top) > 2 * inner:
-        pen.rectangle((left, top, right - 1, bottom - 1), outline=_DARK, width=inner)
 
 
 def _first_box(ctx: Mapping[str, Any], size: tuple[int, int]) -> Iterator[Box]:

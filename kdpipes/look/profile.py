@@ -1,8 +1,11 @@
-"""Where the time of a chain goes: per pipe, in all workers, and who waits for whom."""
+"""Speed: the profile of a chain, pipe by pipe, as text, HTML, a chart or a trace; and the live rates of a loader."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,19 +17,31 @@ from kdpipes.core.errors import ChainError, check_callable, is_number, must_be
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.delivery import meter
-from kdpipes.loader.loader import Loader
+from kdpipes.loader.loader import Loader, show_loaders_by
 from kdpipes.loader.profile import Measured, Row, WorkerTimes
-from kdpipes.look.profile_view import as_chart, as_html, as_text, write_trace
-from kdpipes.look.rendering import Figure
+from kdpipes.look.figures import Figure, bar_chart
+from kdpipes.look.rendering import bytes_text, counted, render, seconds_text, table_lines
+from kdpipes.storage.files import replace_file
 
-__all__ = ["BORROWED", "SENDING", "Kind", "PipeTime", "Profile", "StepTime", "kind_of", "profile"]
+__all__ = ["BORROWED", "SENDING", "Kind", "PipeTime", "Profile", "StepTime", "loader_html", "profile", "show_live"]
 
 Kind = Literal["storage", "plan", "decoding", "transforms", "cache", "transfer", "device"]
 SENDING, BORROWED = "(sending)", "(deal)"  # these take time, but are not pipes of the chain
 _BATCH_SIZE = 16  # of an indexed chain, which has none
 _HARDLY = 0.05  # the share of waiting below which a faster chain would gain nothing to speak of
-
-
+_LEAST = 0.02  # smaller shares of the steps of a pipe are not shown
+_EVERY_S = 0.5  # how often live rates are updated
+_END: Any = object()
+_HEAD = ("pipe", "share", "time", "made", "per s", "size", "cached")
+_COLORS: dict[Kind, str] = {
+    "storage": "#4ea8de",
+    "plan": "#a3a3a3",
+    "decoding": "#e4572e",
+    "transforms": "#76b041",
+    "cache": "#c77dff",
+    "transfer": "#17bebb",
+    "device": "#7a6ff0",
+}
 _BY_ROLE: dict[str, Kind] = {
     "cache": "cache",
     "deal": "transfer",
@@ -38,7 +53,7 @@ _BY_ROLE: dict[str, Kind] = {
 _BY_NAME: dict[str, Kind] = {"decode_images": "decoding", "map": "transforms", "pin_memory": "device"}
 
 
-def kind_of(node: Node) -> Kind:
+def _kind_of(node: Node) -> Kind:
     """Return the kind of work that a pipe does."""
     if not node.upstream:
         return "storage"
@@ -129,23 +144,75 @@ class Profile:
         return "chain" if self.wait_share >= max(idle_share, _HARDLY) else "consumer"
 
     def __repr__(self) -> str:
-        return as_text(self)
+        rows = [cells for cells, _, _ in self._rows()]
+        return "\n".join([*table_lines([_HEAD, *rows]), *self._sentences()])
 
     def _repr_html_(self) -> str:
-        return as_html(self)
+        rows = [{"cells": cells, "color": _COLORS[kind], "share": share} for cells, kind, share in self._rows()]
+        return render("profile", _HEAD, rows, self._sentences())
+
+    def _rows(self) -> Iterator[tuple[tuple[str, ...], Kind, float]]:
+        """Yield the cells of each pipe and of its steps, with the kind of work and the share of the time."""
+        for pipe in self.pipes:
+            rate = f"{pipe.calls / pipe.seconds:,.0f}" if pipe.seconds and pipe.calls else ""
+            cached = "" if pipe.hits is None else f"{pipe.hits} of {pipe.hits + (pipe.misses or 0)}"
+            size = bytes_text(pipe.num_bytes) if pipe.num_bytes else ""
+            name = pipe.pipe + (" (main process)" if pipe.is_main else "")
+            times = f"{pipe.share:.1%}", seconds_text(pipe.seconds), f"{pipe.calls:,.0f}"
+            yield (name, *times, rate, size, cached), pipe.kind, pipe.share
+            for step in pipe.steps if len(pipe.steps) > 1 else ():
+                share = pipe.share * step.seconds / pipe.seconds if pipe.seconds else 0.0
+                if share >= _LEAST:
+                    cells = f"  {step.what}", f"{share:.1%}", seconds_text(step.seconds), "", "", "", ""
+                    yield cells, pipe.kind, share
+
+    def _sentences(self) -> list[str]:
+        """Return sentences that describe who waits for whom."""
+        text = f"{counted(self.num_batches, 'batch')} in {seconds_text(self.loop_s)}"
+        text += f", {self.num_samples / self.loop_s:,.0f} samples/s." if self.loop_s else "."
+        if not self.num_workers:
+            return [text, f"No workers: {self.wait_share:.0%} of the loop made batches, the rest was the consumer's."]
+        idle_share = self.idle_s / (self.work_s + self.idle_s or 1.0)
+        workers = "the worker" if self.num_workers == 1 else f"the {self.num_workers} workers"
+        return [
+            text,
+            f"The loop waited for {self.wait_share:.0%} of its time, {workers} for {idle_share:.0%} of theirs: "
+            f"the {self.bound} is the bottleneck.",
+        ]
 
     def plot(self) -> Figure:
         """Return a bar for each pipe as a figure: notebooks show it, and `.save("profile.svg")` writes it."""
-        return as_chart(self)
+        bars = [(one.pipe, [(one.share, f"{one.share:.1%} {one.kind}", _COLORS[one.kind])]) for one in self.pipes]
+        return bar_chart(bars, f"the time of {len(bars)} pipes", bar=18, gap=6)
 
     def to_trace(self, path: str | Path) -> Path:
         """Write the pieces of work of each worker for chrome://tracing or https://ui.perfetto.dev.
 
         Args:
-            path: Of a JSON file; what is there is replaced. It holds of each worker the last 20,000 batches
+            path: The JSON file to write. An existing file is replaced. It holds the last 20,000 batches of each worker
                 that were measured, and up to 20,000 pieces of work above 20 microseconds.
         """
-        return write_trace(self, Path(path))
+        content = json.dumps({"displayTimeUnit": "ms", "traceEvents": list(self._trace_events())})
+        replace_file(Path(path), content.encode())
+        return Path(path)
+
+    def _trace_events(self) -> Iterator[dict[str, Any]]:
+        """Yield Chrome's trace events: the names of workers, and their work, with times in microseconds."""
+        times = [start for lane in self.lanes for _, start, _ in lane.batches]
+        times += [start for lane in self.lanes for _, _, start, _ in lane.events]
+        begin = min(times, default=0.0)
+        for lane in self.lanes:
+            place = {"pid": lane.process, "tid": lane.worker}
+            worker = f"worker {lane.worker}" if self.num_workers else "the loop"
+            for kind, name in (("process_name", f"process {lane.process}"), ("thread_name", worker)):
+                yield {"name": kind, "ph": "M", **place, "args": {"name": name}}
+            found = [(f"batch {number}", "batch", start, end) for number, start, end in lane.batches]
+            for number, what, start, end in lane.events:
+                name = SENDING if number is None else self.names[number]
+                found.append((what or name, name, start, end))
+            for name, category, start, end in found:
+                span = {"ts": (start - begin) * 1e6, "dur": (end - start) * 1e6}
+                yield {"name": name, "cat": category, "ph": "X", **span, **place}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the profile as plain data, fit for JSON."""
@@ -192,7 +259,7 @@ def _pipe_times(
         own = [row for row in rows if row.place == place]
         if place is not None:
             pipe = measured.pipes[place]
-            kind = kind_of(nodes[id(pipe)])
+            kind = _kind_of(nodes[id(pipe)])
             made = _pipe_time(names[place], kind, place < measured.num_main, own, total_s)
             hits, misses = (_counted(pipe, before.get(place, {}), name) for name in ("cache_hits", "cache_misses"))
             found.append(made._replace(hits=hits, misses=misses))
@@ -287,4 +354,48 @@ def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> N
             raise ChainError("The chain yields no batch, so nothing can be measured.")
 
 
-_END: Any = object()
+def loader_html(loader: Loader) -> str:
+    """Return the rates of a loader as a piece of HTML; only its pipes if a foreign reading service runs it."""
+    try:
+        stats = loader.stats()
+    except TypeError:  # the reading service is not one of kdpipes'
+        return render("shares", repr(loader), [])
+    rows: list[tuple[str, str, float | None]] = [
+        ("epoch", f"{loader.epoch}", None),
+        ("batches", f"{stats['batches']:,.0f}, {stats['batches_per_s']:,.1f} per s", None),
+        ("samples", f"{stats['samples']:,.0f}, {stats['samples_per_s']:,.0f} per s", None),
+        ("waited for batches", f"{stats['wait_share']:.0%} of the loop, {stats['wait_s']:.1f} s", stats["wait_share"]),
+        ("batches ready", f"{stats['queue_depth']:,.0f}", None),
+    ]
+    if tried := stats.get("cache_hits", 0) + stats.get("cache_misses", 0):
+        hits = stats.get("cache_hits", 0)
+        rows.append(("found in caches", f"{hits:,.0f} of {tried:,.0f} fields", hits / tried))
+    for name in ("skipped_samples", "skipped_shards", "worker_deaths"):
+        if stats[name]:
+            rows.append((name.replace("_", " "), f"{stats[name]:,.0f}", None))
+    return render("shares", repr(loader), rows)
+
+
+def _bundle(loader: Loader) -> dict[str, str]:
+    return {"text/html": loader_html(loader), "text/plain": repr(loader)}
+
+
+def show_live(loader: Loader) -> None:
+    """Show the rates of a loader in a notebook, and update them while batches are delivered."""
+    import IPython.display  # installed where a notebook calls this
+
+    display: Any = IPython.display.display
+    handle = display(_bundle(loader), raw=True, display_id=True)
+    shown, last = weakref.ref(loader), time.monotonic()
+
+    def update() -> None:
+        nonlocal last
+        current = shown()
+        if current is not None and time.monotonic() - last >= _EVERY_S:
+            last = time.monotonic()
+            handle.update(_bundle(current), raw=True)
+
+    loader.on_batch(update)
+
+
+show_loaders_by(html=loader_html, live=show_live)

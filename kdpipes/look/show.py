@@ -12,12 +12,12 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 from kdpipes.core.call_text import arguments_of
 from kdpipes.core.chain import Chain, Node
+from kdpipes.core.errors import masked, printable
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.masked import masked, printable
 from kdpipes.core.pipe import Pipe, show_by
-from kdpipes.core.stock import is_of_torchdata, redraws, shards
-from kdpipes.look.rendering import render
+from kdpipes.core.stock import Seeded, is_of_torchdata, shards
+from kdpipes.look.rendering import class_name, counted, render
 from kdpipes.plan.class_counts import class_counts
 
 __all__ = ["COLORS", "NodeView", "chain_html", "chain_text", "length_text", "views_of"]
@@ -35,25 +35,15 @@ _REGROUPING = (Batcher, IndexedBatcher, UnBatcher)
 
 @dataclass(frozen=True, eq=False)
 class NodeView:
-    """What is shown of one pipe of a chain.
-
-    Args:
-        node: The node of the chain.
-        sources: The views of the pipes upstream.
-        stage: A key of `COLORS`.
-        unit: "samples", "batches", or "items" if that is unknown.
-        length: The number of items; None if it is unknown.
-        classes: The number of samples of each class, by name if there are names; None if that is unknown.
-        problem: The error that the plan raised; empty if it raised none.
-    """
+    """What is shown of one pipe of a chain."""
 
     node: Node
-    sources: tuple[NodeView, ...]
-    stage: str
-    unit: str
-    length: int | None = None
-    classes: dict[str, int] | None = None
-    problem: str = ""
+    sources: tuple[NodeView, ...]  # the views of the pipes upstream
+    stage: str  # a key of `COLORS`
+    unit: str  # "sample", "batch", or "item" if that is unknown
+    length: int | None = None  # None if it is unknown
+    classes: dict[str, int] | None = None  # the number of samples of each class; None if that is unknown
+    problem: str = ""  # the error that the plan raised
 
     @property
     def name(self) -> str:
@@ -106,18 +96,18 @@ def _stage(node: Node, sources: tuple[NodeView, ...]) -> str:
         return "plan" if traits.is_plan else "work"
     if all(source.stage == "source" and not isinstance(source.node.pipe, MapPipe | IterPipe) for source in sources):
         return "source"  # a stock pipe that helps to list or to read files
-    chooses = isinstance(node.pipe, IterDataPipe) and (shards(node.pipe) or redraws(node.pipe))
+    chooses = isinstance(node.pipe, IterDataPipe) and (shards(node.pipe) or isinstance(node.pipe, Seeded))
     return "plan" if chooses or len(sources) > 1 else "work"
 
 
 def _unit(node: Node, sources: tuple[NodeView, ...]) -> str:
     if node.traits.role == "deal":
-        return "batches"
+        return "batch"
     if isinstance(node.pipe, MapPipe | IterPipe):
-        return "samples"
+        return "sample"
     units = {source.unit for source in sources}
     regroups = isinstance(node.pipe, _REGROUPING) or is_of_torchdata(node.pipe, "FlatMapper")
-    return units.pop() if len(units) == 1 and not regroups else "items"
+    return units.pop() if len(units) == 1 and not regroups else "item"
 
 
 def _length(node: Node, sources: tuple[NodeView, ...], find_out: bool) -> int | None:
@@ -141,9 +131,10 @@ def _classes(pipe: Any) -> dict[str, int] | None:
     labels = pipe.column("y")
     if labels.dtype.kind not in "iuU":
         return None
-    counts, names = class_counts(labels), pipe.class_names() or ()
-    is_named = all(isinstance(label, int) and label < len(names) for label in counts)
-    return {names[label] if is_named and label >= 0 else str(label): count for label, count in counts.items()}
+    counts, names = class_counts(labels), pipe.class_names()
+    if any(isinstance(label, int) and label >= len(names or ()) for label in counts):
+        names = None
+    return {class_name(label, names) or str(label): count for label, count in counts.items()}
 
 
 def chain_text(chain: Any) -> str:
@@ -156,10 +147,10 @@ def chain_text(chain: Any) -> str:
     """
     views = views_of(chain, find_out=False)
     end, parts = views[-1], _calls(views[-1], 0)
-    counted = [end]
-    if end.unit == "batches":
-        counted = [*[view for view in views[::-1] if view.unit == "samples"][:1], end]
-    lengths = ", ".join(length_text(view) for view in counted if view.length is not None)
+    measured = [end]
+    if end.unit == "batch":
+        measured = [*[view for view in views[::-1] if view.unit == "sample"][:1], end]
+    lengths = ", ".join(length_text(view) for view in measured if view.length is not None)
     line = " → ".join(parts)
     return (line if len(line) <= _WIDTH else "\n  → ".join(parts)) + (f"  [{lengths}]" if lengths else "")
 
@@ -185,10 +176,7 @@ def _call(view: NodeView, depth: int) -> str:
 
 def length_text(view: NodeView) -> str:
     """Return the length with its unit; nothing if it is unknown."""
-    if view.length is None:
-        return ""
-    unit = {"batches": "batch", "samples": "sample", "items": "item"}[view.unit] if view.length == 1 else view.unit
-    return f"{view.length:,} {unit}"
+    return "" if view.length is None else counted(view.length, view.unit)
 
 
 def chain_html(chain: Any) -> str:
@@ -197,7 +185,7 @@ def chain_html(chain: Any) -> str:
     It shows lengths and classes that are known or quick to find out; see `views_of`.
     """
     views = views_of(chain, find_out=True)
-    is_unknown = all(view.length is None for view in views if view.unit == "samples")
+    is_unknown = all(view.length is None for view in views if view.unit == "sample")
     rows = _rows(views[-1], set())
     if is_unknown and any(isinstance(view.node.pipe, MapPipe) for view in views):
         rows.append({"note": "Lengths are not known yet: len(pipe) finds them out."})

@@ -72,9 +72,8 @@ class ShuffleQuality:
         return f"The shuffle is {verdict}, compared with a perfect one ({self.num_samples:,} samples):"
 
     def __repr__(self) -> str:
-        lines = self.lines()
-        width = max(len(name) for name, _, _ in lines)
-        return "\n".join([self._verdict(), *(f"  {name:<{width}}  {text}" for name, text, _ in lines)])
+        width = max(len(name) for name, _, _ in self.lines())
+        return "\n".join([self._verdict(), *(f"  {name:<{width}}  {text}" for name, text, _ in self.lines())])
 
     def _repr_html_(self) -> str:
         return render("shares", self._verdict(), self.lines())
@@ -84,7 +83,7 @@ class ShuffleQuality:
         return {**asdict(self), "is_good": self.is_good}
 
 
-class _Epoch(NamedTuple):
+class _Delivered(NamedTuple):
     """The samples of an epoch in the order of delivery: their places in the source and their batches."""
 
     places: NDArray[Any]
@@ -138,7 +137,7 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
     return ShuffleQuality(len(now.places), *_apart(now), *_runs(labels), _renewal(now, later))
 
 
-def _planned(deal: DealerMapDataPipe, epoch: int, max_samples: int) -> _Epoch:
+def _planned(deal: DealerMapDataPipe, epoch: int, max_samples: int) -> _Delivered:
     plan, size = deal.planned_epoch(epoch, Ranks()), len(deal.source)
     places: list[NDArray[Any]] = []
     batches: list[NDArray[Any]] = []
@@ -152,10 +151,10 @@ def _planned(deal: DealerMapDataPipe, epoch: int, max_samples: int) -> _Epoch:
         if total >= max_samples:
             break
     empty = np.zeros(0, np.int64)
-    return _Epoch(np.concatenate([empty, *places]), np.concatenate([empty, *batches]))
+    return _Delivered(np.concatenate([empty, *places]), np.concatenate([empty, *batches]))
 
 
-def _root_places(source: Any, epoch: _Epoch, number: int) -> NDArray[Any]:
+def _root_places(source: Any, epoch: _Delivered, number: int) -> NDArray[Any]:
     """Return where samples lie in the sources of the plan: what `permute` moved apart counts as moved."""
     places = epoch.places
     for node in Chain.of(source).path():
@@ -167,7 +166,7 @@ def _root_places(source: Any, epoch: _Epoch, number: int) -> NDArray[Any]:
     return np.asarray(places)
 
 
-def _read(deal: Dealer, epoch: int, max_samples: int) -> tuple[_Epoch, _Epoch, NDArray[Any] | None]:
+def _read(deal: Dealer, epoch: int, max_samples: int) -> tuple[_Delivered, _Delivered, NDArray[Any] | None]:
     """Return two epochs of a stream, and the labels of the first."""
     keys: list[list[str]] = []
     batches: list[list[int]] = []
@@ -183,11 +182,13 @@ def _read(deal: Dealer, epoch: int, max_samples: int) -> tuple[_Epoch, _Epoch, N
             if len(keys[-1]) >= max_samples:
                 break
     _, places = np.unique(np.asarray([*keys[0], *keys[1]]), return_inverse=True)
-    epochs = [_Epoch(part, np.asarray(of)) for part, of in zip(np.split(places, [len(keys[0])]), batches, strict=True)]
+    epochs = [
+        _Delivered(part, np.asarray(of)) for part, of in zip(np.split(places, [len(keys[0])]), batches, strict=True)
+    ]
     return epochs[0], epochs[1], None if None in labels else np.asarray(labels)
 
 
-def _apart(epoch: _Epoch) -> tuple[float, float]:
+def _apart(epoch: _Delivered) -> tuple[float, float]:
     """Return how far apart neighbours of the source are, and how often they are in different batches."""
     order = np.argsort(epoch.places, kind="stable")  # of samples that come several times, the copies are neighbours
     distance = np.abs(np.diff(order)).mean()
@@ -214,7 +215,7 @@ def _counts(labels: NDArray[Any]) -> NDArray[Any]:
     return np.unique(labels, return_counts=True)[1]
 
 
-def _renewal(now: _Epoch, later: _Epoch) -> float | None:
+def _renewal(now: _Delivered, later: _Delivered) -> float | None:
     """Return how many pairs of samples of a batch part in the next epoch, as a share of a perfect shuffle."""
     both, in_now, in_later = np.intersect1d(now.places, later.places, return_indices=True)
     if len(both) < 2:

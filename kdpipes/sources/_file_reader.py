@@ -1,4 +1,4 @@
-"""Whole files, remote ones read ahead of need."""
+"""Read whole files. Remote files are prefetched."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kdpipes.storage.urls import is_local
 
 __all__ = ["FileReader"]
 
-_GUESS = 1 << 20  # bytes that a file of unknown size counts for
+_GUESS = 1 << 20  # the size assumed for files of unknown size
 
 
 class FileReader:
-    """Reads the files of a field. A copy starts without the files that were read ahead.
+    """Reads the files of a field. A copy starts without prefetched files.
 
     Args:
-        field: The name of the field: until it has been read once, only the first positions are read ahead.
-        access: How remote storage is reached.
+        field: The name of the field. Until it has been read once, only the first positions are prefetched.
+        access: The options for remote storage.
     """
 
     def __init__(self, field: str, access: Access) -> None:
@@ -34,11 +34,11 @@ class FileReader:
         return FileReader, (self._field, self.access)
 
     def prefetch(self, order: Order, files_at: Callable[[Any], Iterable[tuple[str, int]]]) -> None:
-        """Begin to read the files of the next positions.
+        """Start to read the files of the next positions.
 
         Args:
             order: The positions.
-            files_at: Returns the URL and the size of each file at some positions; -1 for a size that is unknown.
+            files_at: A function from positions to the URL and the size of each file; -1 for an unknown size.
         """
         if order.is_epoch:
             return

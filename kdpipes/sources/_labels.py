@@ -19,7 +19,7 @@ __all__ = ["as_classes", "class_names_in", "numbered"]
 
 @runtime_checkable
 class _Labelled(Protocol):
-    """A feature of a Hugging Face dataset that names its classes."""
+    """A feature of a Hugging Face dataset with class names."""
 
     names: Any
 
@@ -30,21 +30,21 @@ Names = tuple[str, ...] | None
 def as_classes(labels: NDArray[Any], names: Names) -> tuple[NDArray[Any], Names]:
     """Return text labels as numbers, and the names of the classes 0, 1, ...; other labels are returned unchanged.
 
-    Without `names`, the classes are the sorted labels, as those of an image folder are; text that is whole numbers
-    becomes these. None and NaN, the label of an unlabelled sample, become -1.
+    Without `names`, the classes are the sorted labels, as in an image folder, but texts of integers become these
+    integers. None and NaN, which mark samples without a label, become -1.
 
     Raises:
         ValueError: A label is not among `names`, or a number has no name.
     """
     if names is not None and labels.dtype.kind in "iu" and len(labels) and labels.max() >= len(names):
         raise ValueError(f"`labels` has {int(labels.max())}, but `class_names` names {len(names)} classes.")
-    if labels.dtype.kind not in "UO":  # numbers: 10^8 of them take no time
+    if labels.dtype.kind not in "UO":  # numbers
         return labels, names
     given = [None if isinstance(label, float) and math.isnan(label) else label for label in labels.tolist()]
     present = {label for label in given if isinstance(label, str)}
     if not present or not all(label is None or isinstance(label, str) for label in given):
         return labels, names
-    if names is None and all(map(_is_whole, present)):
+    if names is None and all(text.isascii() and text.removeprefix("-").isdigit() for text in present):
         return as_column([UNLABELLED if label is None else int(label) for label in given]), None
     names = tuple(sorted(present)) if names is None else names
     numbers: dict[str | None, int] = {name: number for number, name in enumerate(names)}
@@ -55,16 +55,12 @@ def as_classes(labels: NDArray[Any], names: Names) -> tuple[NDArray[Any], Names]
     return np.fromiter((numbers[label] for label in given), dtype=np.int64, count=len(given)), names
 
 
-def _is_whole(text: str) -> bool:
-    return text.isascii() and text.removeprefix("-").isdigit()
-
-
 def _not_among(label: str, names: Sequence[str]) -> str:
     return f"{label!r}, which is not among the classes {', '.join(names)}.{closest(label, names)}"
 
 
 def numbered(label: Lazy, names: Sequence[str]) -> Lazy:
-    """Return the label of one sample so that text becomes a class number when the label is read."""
+    """Return a label that is converted from text to a class number when it is read."""
 
     def number(sample: Sample, value: Any) -> Any:
         if not isinstance(value, str):
@@ -79,8 +75,8 @@ def numbered(label: Lazy, names: Sequence[str]) -> Lazy:
 def class_names_in(dataset: Any, fields: Sequence[str]) -> Names:
     """Return the names of a dataset's classes, or None if the dataset does not have them.
 
-    They are its `classes` (torchvision) or `class_names` (KappaData), or those of the one `ClassLabel` among `fields`
-    (Hugging Face).
+    These are its `classes` (torchvision) or `class_names` (KappaData), or the names of the only `ClassLabel` among
+    `fields` (Hugging Face).
     """
     for attribute in ("classes", "class_names"):
         try:

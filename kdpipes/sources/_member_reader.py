@@ -1,4 +1,4 @@
-"""Read the bytes of members: from local files, from whole shards in the local cache, or by ranges of remote shards."""
+"""Read the bytes of members from local files, from whole shards in the local cache, or by ranges of remote shards."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from kdpipes.core.errors import DataError
 from kdpipes.core.order import WINDOW, Order
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Access, using
-from kdpipes.storage.catalog import Catalog
 from kdpipes.storage.files import Version
 from kdpipes.storage.memory import read_span
 from kdpipes.storage.remote import RangeReader, Span, read_range
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_cache import Shard, ShardCache, Survey
-from kdpipes.storage.shard_index import UNCHECKED, Places
+from kdpipes.storage.shard_index import UNCHECKED, Catalog, Places
 from kdpipes.storage.urls import is_local
 
 __all__ = ["Fetch", "Habit", "MemberReader"]
 
 Fetch = Literal["auto", "members", "shards"]
 _log = logging.getLogger(__name__)
-_KEPT = 4  # orders that wait: where no field is ever read, there would be more and more
-_MANY = 1_000  # shards that were prefetched, by all threads
-_SPARE = 1  # shards besides those that are read side by side: the one that comes
+_KEPT = 4  # orders that are kept waiting, so that they do not pile up if no field is ever read
+_MANY = 1_000  # prefetched shards that are remembered, for all threads
+_SPARE = 1  # the shard that comes next, in addition to those that are read at the same time
 _ON_DISK = ("file://", "local://")
-_BLOCK = 512  # of tars: a header is one, a content is filled up to whole ones
+_BLOCK = 512  # bytes of a block of a tar; a header is one block, and contents are padded to whole blocks
 
 
 class Habit:
-    """The fields that this process has read so far, and the positions that wait until the first one is known."""
+    """The fields that this process has read so far, and the positions to prefetch as soon as one is known."""
 
     def __init__(self) -> None:
         self.fields: set[str] = set()
@@ -48,7 +47,7 @@ class Habit:
         return Habit, ()
 
     def due(self, positions: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return the positions to read ahead: the first ones at once, later ones when the fields are known."""
+        """Return the positions to prefetch: the first ones at once, later ones when a field has been read."""
         if not self.fields and self._is_begun:
             self._waiting = [*self._waiting, positions][-_KEPT:]
             return []
@@ -58,16 +57,16 @@ class Habit:
 
 
 class MemberReader:
-    """Reads members of shards. Remote ones are read ahead, in the way that transfers fewer bytes.
+    """Reads members of shards. Remote ones are prefetched, as whole shards or by members, to transfer fewer bytes.
 
-    The threads of a loader share one reader: the first one to begin an epoch chooses how to read it, and the others
-    wait for that. A copy starts without any of this.
+    The threads of a loader share one reader. The first thread that begins an epoch chooses how to read it, and the
+    others wait for the choice. A copy starts without a choice and without prefetched data.
 
     Args:
         fetch: How remote shards are read: "shards" (whole), "members", or "auto": whole in an epoch that goes shard by
             shard and needs at least half of their bytes.
         cache: The local cache of whole shards.
-        access: How storage is reached.
+        access: The options for remote storage.
     """
 
     def __init__(self, fetch: Fetch, cache: ShardCache, access: Access) -> None:
@@ -86,24 +85,29 @@ class MemberReader:
         forget_after_fork(self)
 
     def forget(self) -> None:
-        """Make a new lock: after a fork, a thread of the parent may hold the old one for ever."""
+        """Make a new lock. After a fork, no thread would release the old one if one of the parent held it."""
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MemberReader, (self._fetch, self._cache, self._access)
+
+    @property
+    def indexes_copies(self) -> bool:
+        """Whether a shard without an index is copied whole, and its copy is indexed."""
+        return self._fetch == "shards"
 
     def has_copy(self, url: str, version: Version) -> bool:
         """Return whether a version of a shard can be read from the local cache."""
         return self._is_cached(url) and self._cache.has_version(url, version)
 
     def copy_of(self, url: str, version: Version) -> str | None:
-        """Return the path of a shard in the local cache, which is downloaded if all shards are read whole."""
+        """Return the path of a shard in the local cache; if all shards are read whole, it is downloaded first."""
         if not self._is_cached(url):
             return None
         return self._cache.path_of(Shard(url, version), fetches=self._fetch == "shards")
 
     def prefetch(self, catalog: Catalog, order: Order) -> None:
-        """Note the order of an epoch that begins, or start to read the samples that are fetched next."""
+        """Store the order of an epoch that begins, or start to read the samples that are fetched next."""
         if order.is_epoch:
             with self._lock:
                 self._expected = (*self._expected, order)
@@ -125,10 +129,10 @@ class MemberReader:
             self._ranges.prefetch(span for index in indices for span in _spans(catalog, index, fields))
 
     def read(self, catalog: Catalog, index: int, field: str, places: Places) -> bytes:
-        """Return the content of a member whose place is among `places`; less if a local shard ends early.
+        """Return the content of a member whose place is in `places`; fewer bytes if a local shard ends early.
 
         Raises:
-            DataError: The member cannot be read, or is not what was indexed.
+            DataError: The member cannot be read, or differs from the index.
         """
         self._habit.fields.add(field)
         number = int(catalog.shards[index])
@@ -152,8 +156,8 @@ class MemberReader:
                 return content
             content = bytes(read_range(span))  # it may have been damaged in transit
         raise DataError(
-            f"Sample {catalog.key(index)!r} is not what was indexed: {len(content)} bytes at offset "
-            f"{span.start} of {span.url!r} have another checksum. Index the shard again: `kdpipes index`."
+            f"Sample {catalog.key(index)!r} differs from the index: the checksum of the {len(content)} bytes at offset "
+            f"{span.start} of {span.url!r} does not match. Index the shard again: `kdpipes index`."
         )
 
     def _is_cached(self, url: str) -> bool:
@@ -179,7 +183,7 @@ class MemberReader:
             survey = Survey(catalog.shards, is_cached, survey.orders[0], *(other.orders[0] for other in others))
         is_known, self._begun = self._begun == survey.digest, survey.digest
         self._is_ordered = survey.num_samples > 0
-        if not is_known:  # a worker that is late does not choose again, by the fields that others have read so far
+        if not is_known:  # a late worker must not choose again, since other fields may have been read by now
             reason = "" if self._fetch == "shards" else self._against_whole(catalog, survey)
             self._is_whole = not reason
             if reason and is_cached.any() and self._cache.has_own_folder:
@@ -229,21 +233,21 @@ class MemberReader:
 
 
 def _shard(catalog: Catalog, number: int) -> Shard:
-    # `int64` has the mark of members without a checksum among others.
+    # Checksums of dtype int64 may contain `UNCHECKED`.
     places = (each for each in catalog.fields.values() if isinstance(each, Places))
     is_checked = all(each.checksums is not None and each.checksums.dtype == np.uint32 for each in places)
     return Shard(catalog.urls[number], catalog.versions[number], is_checked)
 
 
 def _places(catalog: Catalog, fields: set[str]) -> list[Places]:
-    """Return the places of those fields that have to be read."""
+    """Return the places of the fields that are stored in members; others are in the index."""
     return [places for field in fields if isinstance(places := catalog.fields[field], Places)]
 
 
 def _bytes_of(
     catalog: Catalog, fields: set[str], is_used: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return for each shard the bytes that `fields` of the used samples take, and those of all its members."""
+    """Return for each shard the bytes of `fields` of the used samples, and the bytes of all members."""
     used, whole = (np.zeros(len(catalog.urls)) for _ in range(2))
     for start in range(0, len(catalog), WINDOW):  # in windows, because sizes are large arrays
         window = slice(start, start + WINDOW)
@@ -254,7 +258,7 @@ def _bytes_of(
 
 
 def _sizes(catalog: Catalog, fields: set[str], window: slice) -> NDArray[np.int64]:
-    """Return the bytes that some fields of each sample of a window take in its shard."""
+    """Return the bytes of some fields of each sample of a window, with headers and padding."""
     sizes = np.zeros(len(catalog.shards[window]), dtype=np.int64)
     for places in _places(catalog, fields):
         padded = _BLOCK + -(-places.sizes[window] // _BLOCK) * _BLOCK

@@ -1,4 +1,4 @@
-"""Any torch Dataset as samples, and the class to write one whose fields load singly."""
+"""Read any torch Dataset as samples: `from_dataset`, and `SampleSource` for datasets whose fields load separately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kdpipes.core.fingerprint import settled_attributes
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.randomness import GlobalUse
 from kdpipes.core.registry import called_as
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Loaded, Sample
 from kdpipes.core.user_code import own_members
 from kdpipes.sources._labels import as_classes, class_names_in, numbered
 from kdpipes.storage.shared import Shared, is_sharing
@@ -31,46 +31,25 @@ __all__ = ["DatasetReaderMapDataPipe", "SampleSource"]
 _PREFIX = "getitem_"
 _LABELS = ("targets", "labels")  # attributes of datasets
 _IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)
-_RESERVED = frozenset(
-    [
-        "class_names",
-        "column",
-        "fetch",
-        "field_names",
-        "fingerprint",
-        "finish",
-        "has_column",
-        "has_quick_length",
-        "key_of",
-        "pick",
-        "prefetch",
-        "read_column",
-        "read_fields",
-        "read_items",
-        "redrawn_by",
-        "shard_numbers",
-        "value_fingerprint",
-    ]
-)
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
 
 
 @called_as("from_dataset")
 class DatasetReaderMapDataPipe(MapPipe):
-    """The items of a dataset as samples with named fields (`kdp.from_dataset(dataset)`).
+    """Reads the items of a dataset as samples with named fields (`kdp.from_dataset(dataset)`).
 
-    An object with `getitem_x(index)`, `getitem_y(index)`, ... methods keeps its fields: each is loaded alone, when it
-    is read (KappaData's convention; a parameter `ctx` gets the sample's, `rng` a generator). Of any other dataset an
-    item is loaded whole when the first of its fields is read. The global generators of `random`, NumPy and torch are
-    seeded while a method takes `ctx`, or while a dataset loads an item if it was seen to draw from them, so that its
-    own random transforms keep to the epoch. A method `__getitems__` that returns a list of items, as torch's DataLoader
-    and Hugging Face's datasets have it, is called once for many cheap items.
+    If the dataset has methods `getitem_x(index)`, `getitem_y(index)`, ... (KappaData's convention), each field is
+    loaded separately when it is read. A parameter `ctx` gets the sample's ctx, `rng` a generator. Of any other dataset,
+    the whole item is loaded when the first of its fields is read. The global generators of `random`, NumPy and torch
+    are seeded for methods that take `ctx`, and for items of datasets that were seen to draw from them, so that random
+    transforms of the dataset depend on the epoch only. A method `__getitems__` that returns a list of items, as torch's
+    DataLoader and Hugging Face's datasets use it, is called once for many cheap items.
 
     Args:
         dataset: An object with `__len__` and `__getitem__`, or with `__len__` and `getitem_*` methods.
         fields: The names of an item's parts, in order, as one string; for items that are dictionaries, which keys to
             take. Not for datasets with `getitem_*` methods.
-        labels: The labels, `[len(dataset)]`, so that none is read from an item. By default, those of the dataset's
+        labels: The labels, `[len(dataset)]`, which then are not read from the items. By default, they are the dataset's
             `targets` or `labels`, if it has them, as in torchvision. Text labels become class numbers.
         class_names: The names of the classes 0, 1, ...; by default, the dataset's `classes` or `class_names`, those of
             a Hugging Face `ClassLabel`, or the sorted `labels` if these are text. Without class names, text labels in
@@ -94,7 +73,7 @@ class DatasetReaderMapDataPipe(MapPipe):
     ) -> None:
         has_items = hasattr(dataset, "__getitem__") or _getters_of(dataset)
         if isinstance(dataset, str | bytes | Mapping) or not hasattr(dataset, "__len__") or not has_items:
-            raise TypeError(must_be("dataset", "a dataset with a length and positions", dataset, _way_in(dataset)))
+            raise TypeError(must_be("dataset", "a dataset with a length and positions", dataset, _hint_for(dataset)))
         if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
             raise TypeError(
                 "`dataset` must be a dataset, but is a table. Use `kdp.from_table(table)`; if its rows name files, "
@@ -121,7 +100,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         return type(self._dataset.value).__qualname__, len(self), self._fields, self._class_names, self._known_labels()
 
     def value_fingerprint(self) -> Any:
-        """Return what identifies values in caches: the dataset's class and attributes."""
+        """Return the data that identify values in caches: the dataset's class and attributes."""
         dataset = self._dataset.value
         return dataset.value_fingerprint() if isinstance(dataset, SampleSource) else self._dataset, self._fields
 
@@ -139,7 +118,7 @@ class DatasetReaderMapDataPipe(MapPipe):
             fields = {name: _part(item, names, place, is_cheap) for place, name in enumerate(names)}
         if self._labels is not None:
             label = self._labels.value[index]
-            fields["y"] = Lazy.of(label.item() if isinstance(label, np.generic) else label)
+            fields["y"] = Loaded(label.item() if isinstance(label, np.generic) else label)
         elif self._class_names is not None and "y" in fields:
             fields["y"] = numbered(fields["y"], self._class_names)
         return Sample(fields, key=str(index), index=index)
@@ -207,7 +186,7 @@ def _has_text_labels(dataset: Any) -> bool:
     return any(isinstance(one, list | tuple | np.ndarray) and isinstance(next(iter(one), None), str) for one in known)
 
 
-def _way_in(dataset: Any) -> str:
+def _hint_for(dataset: Any) -> str:
     """Return a hint how to make a pipe of a dataset without positions."""
     webdataset = sys.modules.get("webdataset.pipeline")
     if webdataset is not None and isinstance(dataset, webdataset.DataPipeline):
@@ -327,14 +306,14 @@ def _part(item: Lazy, names: list[str], place: int, is_cheap: bool) -> Lazy:
 
 
 class SampleSource(MapPipe):
-    """A source of one's own: subclass it, give it `__len__` and a `getitem_NAME(index)` method for each field.
+    """The base class of users' own sources, which implement `__len__` and a method `getitem_NAME(index)` per field.
 
-    A method is called only when its field is read; a parameter `ctx` gets the sample's ctx, `rng` a generator. Entries
+    A method is called only when its field is read. A parameter `ctx` gets the sample's ctx, `rng` a generator. Entries
     that a method writes into the ctx are returned by `select(..., return_ctx=True)`; random draws are recorded after
-    `record_ctx`. A method that draws random numbers takes one of the two parameters (with `ctx`, the global generators
-    are seeded). `__init__` need not call that of the base class. Forked workers share the attributes; for other
-    workers, they are pickled. Override `class_names()` if classes have names, and `read_column(name)` if all values of
-    a field are known at once; call `super()` for other fields.
+    `record_ctx`. A method that draws random numbers must take one of the two parameters (with `ctx`, the global
+    generators are seeded). `__init__` need not call that of the base class. Forked workers share the attributes; for
+    other workers, they are pickled. Override `class_names()` if classes have names, and `read_column(name)` if all
+    values of a field are known at once; call `super()` for other fields.
 
     Example:
         >>> class Squares(kdp.SampleSource):
@@ -363,7 +342,7 @@ class SampleSource(MapPipe):
         if not getters:
             raise ChainError(
                 f"{type(self).__name__} has no fields: give it methods `getitem_x(index)`, `getitem_y(index)`, ..., or "
-                "leave `kdp.SampleSource` out and use `kdp.from_dataset(dataset)`."
+                "use `kdp.from_dataset(dataset)` instead of `kdp.SampleSource`."
             )
         return Sample({name: _getter(self, name, index) for name in getters}, key=self.key_of(index), index=index)
 
@@ -393,20 +372,21 @@ class SampleSource(MapPipe):
         return frozenset(_getters_of(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        if MapDataPipe.getstate_hook is not None:  # torch walks the graph: it is to find pipes, not to pickle lists
+        if MapDataPipe.getstate_hook is not None:  # torch's graph traversal looks for pipes, and would pickle lists
             return {name: value for name, value in vars(self).items() if isinstance(value, IterDataPipe | MapDataPipe)}
         return {name: value for name, value in vars(self).items() if name != _SHARED}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if is_sharing() and MapDataPipe.reduce_ex_hook is None:  # a copy in this process is this very source
+        if is_sharing() and MapDataPipe.reduce_ex_hook is None:  # a copy in this process is the same object
             shared: Shared[SampleSource] = self.__dict__.setdefault(_SHARED, Shared(self))
             return _value_of, (shared,)
         return super().__reduce_ex__(protocol)
 
 
 def _reject_reserved(owner: type, name: str) -> None:
-    """Reject an attribute that would hide a method: Python finds the attribute first."""
-    if name in _RESERVED or name in owner.functions:  # type: ignore[attr-defined]
+    """Raise AttributeError if an attribute would hide a method."""
+    is_method = not name.startswith("_") and callable(getattr(SampleSource, name, None))
+    if is_method or name in owner.functions:  # type: ignore[attr-defined]
         raise AttributeError(
             f"`{name}` is a method of every source, which the attribute of {owner.__name__} would hide. Call it "
             f"`_{name}`" + (", and return it from a method `class_names(self)`." if name == "class_names" else ".")
@@ -418,7 +398,7 @@ def _value_of(shared: Shared[Any]) -> Any:
 
 
 class _Getter(NamedTuple):
-    """A method that loads a field, as its class has it."""
+    """A method of a class that loads a field."""
 
     method: Callback
     may_draw: bool
@@ -429,7 +409,7 @@ _getters: weakref.WeakKeyDictionary[type, dict[str, _Getter]] = weakref.WeakKeyD
 
 
 def _getters_of(source: Any) -> dict[str, _Getter]:
-    """Return the methods that load fields, by the fields' names: looked for once in each class."""
+    """Return the methods that load fields, by the names of the fields. They are looked up once per class."""
     kind = type(source)
     if kind not in _getters:
         methods = sorted(name for name in dir(kind) if name.startswith(_PREFIX))

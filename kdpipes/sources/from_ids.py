@@ -1,4 +1,4 @@
-"""Samples from a list of IDs and a dictionary of labels: the partition/labels pattern of many training scripts."""
+"""Make samples of a list of IDs and a dictionary of labels, as many training scripts have them."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ __all__ = ["IdReaderMapDataPipe"]
 
 @called_as("from_ids")
 class IdReaderMapDataPipe(MapPipe):
-    """One sample per ID: `x` is loaded from the ID, `y` is looked up (`kdp.from_ids(ids, labels, load)`).
+    """Makes one sample per ID: `x` is loaded from the ID, `y` is looked up (`kdp.from_ids(ids, labels, load)`).
 
     This is the `partition`/`labels` pattern of "A detailed example of how to generate your data in parallel with
     PyTorch" (Amidi and Amidi, Stanford).
 
     Args:
-        ids: The IDs, in order. `sample.key` is `str(id)`; a URL loses its user, signature and expiry.
+        ids: The IDs, in order. `sample.key` is `str(id)`; for URLs without user, signature and expiry.
         labels: The label of each ID: a dictionary by ID, or a sequence as long as `ids`. Text labels become class
             numbers. Without labels, samples have no field `y`.
-        load: A function that returns `x` for an ID; or a path or URL with `{id}` in it, whose suffix decides: `.pt` is
-            read as tensors (`weights_only`), `.npy` as an array, anything else as bytes.
+        load: A function that returns `x` for an ID; or a path or URL that contains `{id}`: `.pt` files are read as
+            tensors (`weights_only`), `.npy` files as arrays, other files as bytes.
         class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
             `{"anon": True}` for S3. Workers get them; no `repr`, state, fingerprint or error contains them.
         hedge_s: The seconds after which a read without an answer is requested a second time; the first answer counts.
 
     Raises:
-        ValueError: A label is not among `class_names`; an ID has no label, or `labels` has another length than `ids`.
+        ValueError: A label is not among `class_names`; an ID has no label; or `labels` and `ids` differ in length.
 
     Example:
         >>> pipe = kdp.from_ids(["id-1", "id-2"], {"id-1": 0, "id-2": 2}, load=lambda id: id.upper())
@@ -102,7 +102,7 @@ class IdReaderMapDataPipe(MapPipe):
         return Sample(fields, key=identity_of(str(name)), index=index, version=lambda: self._version_of(name))
 
     def value_fingerprint(self) -> Any:
-        """Return how an ID is loaded; besides that, the files' versions identify values."""
+        """Return the data that identify values in caches, in addition to the versions of the files."""
         return self._load
 
     @property
@@ -154,17 +154,17 @@ class _FileLoader(Fingerprinted):
         return len(names) > 0 and not is_local(self.path_of(names[0]))
 
     def prefetch(self, order: Order, names: Sequence[Any]) -> None:
-        """Begin to read the files at the next positions."""
+        """Start to read the files at the next positions."""
         self._reader.prefetch(
             order, lambda positions: ((self.path_of(names[index]), -1) for index in positions.tolist())
         )
 
     def fingerprint(self) -> Any:
-        """Return the data that identifies it, independent of the folder of the files."""
+        """Return the name of the files, without their folder."""
         return identity_of(self._template).rsplit("/", 1)[-1]
 
     def path_of(self, name: Any) -> str:
-        """Return where the file of an ID lies."""
+        """Return the path of the file of an ID."""
         return self._template.replace("{id}", str(name))
 
     def __call__(self, name: Any) -> Any:

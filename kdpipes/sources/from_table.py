@@ -1,4 +1,4 @@
-"""Tables as sources: columns become fields, and a column of paths is loaded when it is read. Needs pyarrow."""
+"""Read the rows of a table as samples. Columns become fields, and files at paths in a column are read lazily."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _READERS = {".parquet": "parquet", ".csv": ",", ".tsv": "\t"}
 
 @called_as("from_table")
 class TableReaderMapDataPipe(IdReaderMapDataPipe):
-    """The rows of a table as samples (`kdp.from_table("labels.csv", path="file", label="class")`).
+    """Reads the rows of a table as samples (`kdp.from_table("labels.csv", path="file", label="class")`).
 
-    Columns become fields. They stay in Arrow's memory, so that 10^7 rows take no Python loop. Needs the extra `table`.
+    Columns become fields. They stay in Arrow's memory, so no Python loop runs over the rows. Needs the extra `table`.
 
     Args:
         table: The path or URL of a `.csv`, `.tsv` or `.parquet` file; or a DataFrame of pandas or polars, a table of
             pyarrow, a data set of Hugging Face, or a dictionary of columns.
         path: The column that holds the path or URL of each sample's file, which is loaded as field `x` when it is
-            read: `.pt` as tensors (`weights_only`), `.npy` as an array, all else as bytes.
+            read: `.pt` as tensors (`weights_only`), `.npy` as an array, other files as bytes.
         root: The folder or URL that paths are relative to; by default, the folder of the table's file, or else the
             working directory.
         label: The column of labels, which becomes field `y`. Text becomes class numbers; a missing label becomes -1.
-        key: The column whose text is the key of a sample, each of them once; by default, that of `path`, or else the
-            number of the row.
+        key: The column whose text is the key of a sample. Each text must occur once. By default, it is the column
+            `path`, or else the number of the row.
         columns: The columns to keep as fields; by default all of them.
         class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text.
         header: Whether the first line of a text file names the columns; otherwise they are "f0", "f1", ...
@@ -88,7 +88,8 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         if path is None:
             super().__init__(range(self._num_rows), None, _no_file)
         else:
-            folder = _folder_of(table) if root is None else os.fspath(root)
+            own_folder = os.fspath(table).rpartition("/")[0] if isinstance(table, str | os.PathLike) else ""
+            folder = own_folder if root is None else os.fspath(root)
             super().__init__(_Texts(_one(rows.column(path)), folder), None, "{id}")
         self._has_file = path is not None
         taken = {"x"} & set(self._columns) if self._has_file else set()
@@ -192,12 +193,6 @@ def _no_file(name: Any) -> Any:
     raise DataError("The table has no column of paths: name it by `path=`.")
 
 
-def _folder_of(table: Any) -> str:
-    if not isinstance(table, str | os.PathLike):
-        return ""
-    return os.fspath(table).rpartition("/")[0]
-
-
 def _pyarrow() -> Any:
     try:
         import pyarrow
@@ -207,7 +202,7 @@ def _pyarrow() -> Any:
 
 
 def _as_arrow(table: Any, *, header: bool) -> pa.Table:
-    """Return anything that is a table as one of pyarrow."""
+    """Return a table of any supported kind as one of pyarrow."""
     arrow = _pyarrow()
     if isinstance(table, str | os.PathLike):
         return _read(os.fspath(table), header=header)
@@ -215,34 +210,17 @@ def _as_arrow(table: Any, *, header: bool) -> pa.Table:
         return table
     try:
         if isinstance(table, Mapping):
-            return arrow.table({name: _plain(values) for name, values in table.items()})
-        for convert in _CONVERSIONS:
-            found = convert(arrow, table)
-            if found is not None:
-                return found
+            is_array = {name: isinstance(values, np.ndarray) and values.ndim == 1 for name, values in table.items()}
+            return arrow.table({name: values if is_array[name] else list(values) for name, values in table.items()})
+        if hasattr(table, "iloc") and hasattr(table, "columns"):  # pandas
+            return arrow.Table.from_pandas(table, preserve_index=False)
+        if hasattr(table, "to_arrow"):  # polars
+            return table.to_arrow()
+        if hasattr(table, "with_format"):  # Hugging Face
+            return table.with_format("arrow")[:]
     except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
         raise DataError(f"The table cannot be read: {error}") from error
     raise TypeError(must_be("table", "a path, a DataFrame, or a dictionary of columns", table))
-
-
-def _plain(values: Any) -> Any:
-    return values if isinstance(values, np.ndarray) and values.ndim == 1 else list(values)
-
-
-def _of_pandas(arrow: Any, table: Any) -> Any:
-    is_pandas = hasattr(table, "iloc") and hasattr(table, "columns")
-    return arrow.Table.from_pandas(table, preserve_index=False) if is_pandas else None
-
-
-def _of_polars(arrow: Any, table: Any) -> Any:
-    return table.to_arrow() if hasattr(table, "to_arrow") else None
-
-
-def _of_hugging_face(arrow: Any, table: Any) -> Any:
-    return table.with_format("arrow")[:] if hasattr(table, "with_format") else None
-
-
-_CONVERSIONS = (_of_pandas, _of_polars, _of_hugging_face)
 
 
 def _read(url: str, *, header: bool) -> pa.Table:
@@ -267,7 +245,7 @@ def _read(url: str, *, header: bool) -> pa.Table:
 
 
 def _one(column: Any) -> Any:
-    """Return a column as one array, so that an entry is found at once."""
+    """Return a column as one array, which is faster to index than chunks."""
     found = column.combine_chunks()
     return found.chunk(0) if hasattr(found, "chunk") else found
 
@@ -304,7 +282,7 @@ def _as_numpy(values: Any) -> NDArray[Any]:
 
 
 def _digest(values: Any) -> bytes:
-    """Return a digest of a column that does not depend on how it lies in memory."""
+    """Return a digest of a column that does not depend on its layout in memory."""
     import pyarrow as arrow
 
     sink = _Hashing()
@@ -315,7 +293,7 @@ def _digest(values: Any) -> bytes:
 
 
 class _Hashing:
-    """A file that keeps a digest of what is written into it."""
+    """A file that computes a digest of what is written to it."""
 
     closed = False
 
@@ -327,7 +305,7 @@ class _Hashing:
         return len(content)
 
     def flush(self) -> None:
-        """Do nothing: nothing is held back."""
+        """Do nothing, as there is no buffer."""
 
     def digest(self) -> bytes:
         """Return the digest, 16 bytes."""

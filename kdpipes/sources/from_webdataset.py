@@ -1,4 +1,4 @@
-"""webdataset's own pipelines as a stream of samples."""
+"""Read a pipeline of webdataset as a stream of samples."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _REJECTED_FILTERS: dict[Any, str] = {
 
 @called_as("from_webdataset")
 class WebDatasetReaderIterDataPipe(IterPipe):
-    """The samples of a webdataset pipeline, front to back (`kdp.from_webdataset(wds.WebDataset(...))`).
+    """Reads the samples of a webdataset pipeline in order (`kdp.from_webdataset(wds.WebDataset(...))`).
 
-    Use it for what only webdataset has: its decoders, its caches, and `pipe:` URLs, which run shell commands and which
-    `kdp.stream_shards` does not accept. Dictionaries become samples: entries such as `__key__` are left out, and the
-    key is the shard's name, a slash and `__key__`. Tuples, such as those of `.to_tuple("jpg", "cls")`, need `fields`,
-    and are numbered.
+    Use it for features that only webdataset has: its decoders, its caches, and `pipe:` URLs, which run shell commands
+    and which `kdp.stream_shards` does not accept. Dictionaries become samples: entries such as `__key__` are left out,
+    and the key is the shard's name, a slash and `__key__`. Tuples, such as those of `.to_tuple("jpg", "cls")`, need
+    `fields`, and are numbered.
 
     `deal` decides which worker gets which sample. kdpipes therefore removes webdataset's splitters (`split_by_worker`,
     `split_by_node`, `single_node_only`) from a copy of the pipeline, so that every sample comes once in any loader.
@@ -72,8 +72,8 @@ class WebDatasetReaderIterDataPipe(IterPipe):
 
     Raises:
         TypeError: `dataset` is not a pipeline of webdataset.
-        ChainError: The pipeline makes batches, or draws in a way that would differ between workers (`resampled=True`,
-            `.rsample()`); a splitter is not one of webdataset's.
+        ChainError: The pipeline makes batches; draws random numbers that would differ between workers
+            (`resampled=True`, `.rsample()`); or contains a splitter that is not part of webdataset.
 
     Example:
         >>> import webdataset as wds
@@ -115,7 +115,7 @@ class WebDatasetReaderIterDataPipe(IterPipe):
 
 
 def _reject(pipeline: DataPipeline) -> None:
-    """Reject what would lose or double samples where several workers each read the whole stream."""
+    """Raise ChainError for stages that would lose or duplicate samples, because each worker reads the whole stream."""
     is_behind_splitters = False
     for stage in pipeline.pipeline:
         function = getattr(stage, "f", None)
@@ -147,7 +147,7 @@ def _is_splitter(stage: Any) -> bool:
 
 
 def _names_of(pipeline: DataPipeline) -> dict[str, str]:
-    """Return what the shards are called in keys, by URL."""
+    """Return the names of the shards in keys, by URL."""
     source: Any = pipeline.pipeline[0] if pipeline.pipeline else None
     if isinstance(source, DataPipeline):
         return _names_of(source)
@@ -156,7 +156,7 @@ def _names_of(pipeline: DataPipeline) -> dict[str, str]:
 
 
 def _of_epoch(pipeline: DataPipeline, *place: int) -> Any:
-    """Return a copy of a pipeline without its splitters, whose shuffles draw for one place: seed, epoch, ..."""
+    """Return a copy of a pipeline without splitters, whose shuffles are seeded by `place`: seed, epoch, ..."""
     made = copy.copy(pipeline)
     made.pipeline = []
     for number, stage in enumerate(pipeline.pipeline):
@@ -166,7 +166,7 @@ def _of_epoch(pipeline: DataPipeline, *place: int) -> Any:
 
 
 def _closing(opened: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Close the files that webdataset leaves to the collector."""
+    """Close the files that webdataset leaves open until they are garbage-collected."""
     for shard in opened:
         try:
             yield shard

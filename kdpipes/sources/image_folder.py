@@ -1,11 +1,10 @@
-"""A folder with one sub-folder of images for each class."""
+"""Read images from a folder with one subfolder per class."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ __all__ = ["IMAGE_SUFFIXES", "ImageFolderMapDataPipe"]
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".gif", ".tif", ".tiff")
 
-_FEW_FILES = 20_000  # a folder of at most so many is listed to show its length
+_FEW_FILES = 20_000  # folders of at most this many files are listed only to show the length
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"}
 
 
@@ -43,16 +42,16 @@ class _Listing(NamedTuple):
 
 @called_as("image_folder")
 class ImageFolderMapDataPipe(MapPipe):
-    """Images in one folder per class: `root/heron/0001.jpg` (`kdp.image_folder(root)`).
+    """Reads images from one folder per class: `root/heron/0001.jpg` (`kdp.image_folder(root)`).
 
-    Field `x` holds the encoded bytes, `y` the class: the position of its folder's name in sorted order. Samples are
-    sorted by class, then by path; their key is the path below `root`. The folder is listed at first use, once for all
-    workers.
+    Field `x` holds the encoded bytes, `y` the class number: the position of the folder's name in sorted order. Samples
+    are sorted by class, then by path. Their key is the path relative to `root`. The folder is listed when it is first
+    used, once for all workers.
 
     Args:
-        root: A path or an fsspec URL. Images may lie in subfolders of a class's folder. Hidden files are left out.
-        class_names: The names of the classes 0, 1, ...; by default, the sorted folder names. Pass those of the training
-            folder for validation, so that both agree. Folders with other names are an error.
+        root: A path or an fsspec URL. Images may be in subfolders of a class folder. Hidden files are ignored.
+        class_names: The names of the classes 0, 1, ...; by default, the sorted folder names. Pass the names of the
+            training folder for validation, so that both agree. Folders with other names are an error.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
             `{"anon": True}` for S3. Workers get them; no `repr`, state, fingerprint or error contains them.
         hedge_s: The seconds after which a read without an answer is requested a second time; the first answer counts.
@@ -61,7 +60,7 @@ class ImageFolderMapDataPipe(MapPipe):
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        DataError: The folder holds no images, or they are not in class folders.
+        DataError: The folder contains no images, or images that are not in a class folder.
 
     Example:
         >>> birds = kdp.image_folder("data/birds/train")  # doctest: +SKIP
@@ -108,7 +107,7 @@ class ImageFolderMapDataPipe(MapPipe):
         )
 
     def value_fingerprint(self) -> Any:
-        """Return nothing, because the files' versions identify their values."""
+        """Return an empty tuple, because the versions of the files identify the values."""
         return ()
 
     def prepare_for_workers(self) -> None:
@@ -166,7 +165,7 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     loose = next((path for path in paths if "/" not in path), None)
     if loose is not None:
         raise DataError(
-            f"Image {loose!r} lies in {root!r} itself, not in the folder of a class. "
+            f"Image {loose!r} is in {root!r} itself, not in a class folder. "
             "For images without classes use `FileLister(root).to_samples()`."
         )
     paths.sort(key=lambda path: path.split("/", 1))
@@ -191,27 +190,26 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
 
 
 def _class_folders(root: str) -> set[str]:
-    """Return the folders of classes, also those without images, which number the classes as well."""
+    """Return the names of the local class folders, including folders without images, which are classes, too."""
     if not is_local(root):
         return set()
     return {path.name for path in Path(root).iterdir() if path.is_dir() and not path.name.startswith(".")}
 
 
 def _has_few_files(root: str) -> bool:
-    """Return whether a local folder holds few files; reads no more entries than it takes to know."""
-    return sum(1 for _ in islice(_entries_of(root), _FEW_FILES + 1)) <= _FEW_FILES
-
-
-def _entries_of(root: str) -> Iterator[str]:
-    waiting, seen = [root], set[tuple[int, int]]()
+    """Return whether a local folder contains few files, without listing more of them than necessary."""
+    waiting, seen, number = [root], set[tuple[int, int]](), 0
     while waiting:
         folder = waiting.pop()
         status = Path(folder).stat()
-        if (status.st_dev, status.st_ino) in seen:  # a link that leads back
+        if (status.st_dev, status.st_ino) in seen:  # a link to a folder that contains it
             continue
         seen.add((status.st_dev, status.st_ino))
         with os.scandir(folder) as entries:
             for entry in entries:
-                yield entry.path
+                number += 1
+                if number > _FEW_FILES:
+                    return False
                 if Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir():
                     waiting.append(entry.path)
+    return True

@@ -1,4 +1,4 @@
-"""Read record files by position: labels and keys from their indexes, contents from mapped files, without a copy."""
+"""Read record files by position: labels and keys from their indexes, contents from memory-mapped files."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Verify = Literal["always", "once", "never"]
 
 @called_as("open_records")
 class RecordReaderMapDataPipe(MapPipe):
-    """The samples of record files, by position (`kdp.open_records(folder)`).
+    """Reads the samples of record files by position (`kdp.open_records(folder)`).
 
-    `kdp.write_records` writes such files, with the keys, fields and class names of its input. Keys, labels and all
-    other integer fields are known without opening a record. Each field is loaded alone, when it is read. Nothing is
-    written or locked, so folders may be read-only, and any number of processes share one copy in memory.
+    `kdp.write_records` writes such files, with the keys, fields and class names of its input. Keys, labels and other
+    integer fields are known without opening a record. Each field is loaded separately when it is read. Nothing is
+    written or locked, so folders may be read-only, and all processes share one copy in memory.
 
     Arrays of at least a page are read-only views of the files, so only the parts that you use are read from the disk.
     Smaller arrays and other values are copies. You may keep views, but must not truncate the files meanwhile.
 
-    For data larger than memory, `deal(shuffle="shards", window=10_000)` goes part by part, in another order in each
-    epoch, and shuffles samples within windows of 10,000; only the parts of a window need memory. Without `window`, it
-    has the samples of 8 parts. The writer distributes samples over the parts at random. With `block_size`, blocks of
-    that many samples take the place of parts, so that samples meet more different neighbours over the epochs.
+    For data larger than memory, `deal(shuffle="shards", window=10_000)` reads part by part, in a different order in
+    each epoch, and shuffles samples within windows of 10,000. Only the parts of a window need memory. Without `window`,
+    it has the samples of 8 parts. The writer distributes samples over the parts at random. With `block_size`, blocks of
+    that many samples are shuffled instead of parts, so that samples have more different neighbours over the epochs.
 
     Args:
         folder: A local folder; `kdp.copy_to_local` copies a remote one.
@@ -53,8 +53,8 @@ class RecordReaderMapDataPipe(MapPipe):
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        DataError: The folder does not hold all parts of one data set of this version; a part is truncated; or a record
-            is damaged. The message names the file, the key and the offset.
+        DataError: The folder does not contain all parts of one data set in this version of the format; a part is
+            truncated; or a record is damaged. The message names the file, the key and the offset.
 
     Example:
         >>> _ = kdp.write_records(kdp.from_dataset([("heron", 0), ("stork", 1)]), "birds", num_parts=1)
@@ -79,7 +79,7 @@ class RecordReaderMapDataPipe(MapPipe):
         self._verify = verify
         self._block_size = None if block_size is None else check_count("block_size", block_size)
         self._records: Shared[Records] | None = None
-        self._files, self._verified = MappedFiles(), _Verified()
+        self._files, self._verified = MappedFiles(), _VerifiedFields()
 
     def __len__(self) -> int:
         return len(self._opened())
@@ -106,7 +106,7 @@ class RecordReaderMapDataPipe(MapPipe):
         return records.keys, records.contents(), records.class_names, self._block_size
 
     def value_fingerprint(self) -> Any:
-        """Return nothing, because the samples' versions identify their values."""
+        """Return an empty tuple, because the versions of the samples identify the values."""
         return ()
 
     def prepare_for_workers(self) -> None:
@@ -162,7 +162,7 @@ class RecordReaderMapDataPipe(MapPipe):
 
     def _decoded(self, view: memoryview, name: str, index: int, checksum: int) -> Any:
         is_due = self._verify == "always" or (self._verify == "once" and not self._verified.has(name, index))
-        content = bytes(view) if len(view) < mmap.PAGESIZE else view  # LMDB aligns large ones alone
+        content = bytes(view) if len(view) < mmap.PAGESIZE else view  # LMDB aligns only large ones
         if is_due and checksum_of([content]) != checksum:
             raise DataError("it differs from the index of the part.")
         value = decode(content, verify=is_due)
@@ -171,14 +171,14 @@ class RecordReaderMapDataPipe(MapPipe):
         return value
 
 
-class _Verified:
-    """Which fields of which samples this process has verified; a copy knows of none."""
+class _VerifiedFields:
+    """The fields of samples that this process has verified. A copy starts with none."""
 
     def __init__(self) -> None:
         self._flags: dict[str, bytearray] = {}
 
-    def __reduce__(self) -> tuple[type[_Verified], tuple[()]]:
-        return _Verified, ()
+    def __reduce__(self) -> tuple[type[_VerifiedFields], tuple[()]]:
+        return _VerifiedFields, ()
 
     def has(self, name: str, index: int) -> bool:
         return name in self._flags and bool(self._flags[name][index])

@@ -1,4 +1,4 @@
-"""Tar shards with random access: their indexes are read, or made, once; contents when a field is read."""
+"""Read tar shards by position. Their indexes are read, or made, once; contents are read with their fields."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.traits import Traits
 from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.access import DEFAULT_S, Access, using
-from kdpipes.storage.catalog import Catalog, open_catalog
+from kdpipes.storage.catalog import find_index, open_catalog
+from kdpipes.storage.columns import missing_in, values_of
 from kdpipes.storage.decoding import decode_member, version_suffix
-from kdpipes.storage.files import forget_listings, matching_urls
+from kdpipes.storage.files import forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.shard_cache import ShardCache
-from kdpipes.storage.shard_index import Places
+from kdpipes.storage.shard_index import Catalog, Places
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import DottedKeys
@@ -35,11 +36,12 @@ from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_na
 __all__ = ["ShardReaderMapDataPipe"]
 
 _NUM_PROBED = 1000
+_PROBED = 4  # shards whose indexes `read_twice` looks for
 _AT_ONCE = 512  # how many members of a column are asked for at a time
 
 
 def _stamp_of(catalog: Catalog, index: int) -> str:
-    """Return what distinguishes a sample's shard from all others and from earlier versions."""
+    """Return a text that identifies the shard of a sample and its version."""
     number = int(catalog.shards[index])
     url, (size, tag) = catalog.urls[number], catalog.versions[number]
     where = os.path.abspath(url) if is_local(url) else identity_of(url)  # noqa: PTH100 - links stay
@@ -52,7 +54,7 @@ def _is_lacking(catalog: Catalog, field: str, index: int) -> bool:
 
 
 def _warn_of_dots(catalog: Catalog) -> None:
-    """Warn if the first samples look as if several samples were merged because their keys have dots."""
+    """Warn if the first samples seem to be several samples each, merged because their keys contain dots."""
     number = min(len(catalog), _NUM_PROBED)
     fields: list[list[str]] = [[] for _ in range(number)]
     for name, known in catalog.fields.items() if any("." in name for name in catalog.fields) else ():
@@ -67,37 +69,37 @@ def _warn_of_dots(catalog: Catalog) -> None:
 
 @called_as("open_shards")
 class ShardReaderMapDataPipe(MapPipe):
-    """The samples of plain webdataset tars, by position (`kdp.open_shards(urls)`).
+    """Reads the samples of plain webdataset tars by position (`kdp.open_shards(urls)`).
 
-    A field is one member, called by its extension: `0001.jpg` and `0001.cls` are fields `jpg` and `cls` of sample
-    `0001`; `.rename_fields(x="jpg;png", y="cls")` gives them the usual names. The extension
-    decides how a field is decoded: the number or name of a class (`.cls`), text (`.txt`, `.html`), JSON (`.json`), an
-    array (`.npy`), or tensors (`.pth` and `.pt`, loaded with `weights_only`); all other members are bytes. The key is
-    the shard's name, a slash and the sample's key. Members without an extension are ignored, as in webdataset. If a
-    sample lacks a member that others have, reading it is an error, and `.on_error("skip")` skips the sample.
+    Each member is a field with the name of its extension: `0001.jpg` and `0001.cls` are fields `jpg` and `cls` of
+    sample `0001`; `.rename_fields(x="jpg;png", y="cls")` gives them the usual names. The extension determines how a
+    field is decoded: the number or name of a class (`.cls`), text (`.txt`, `.html`), JSON (`.json`), an array (`.npy`),
+    or tensors (`.pth` and `.pt`, loaded with `weights_only`); other members are bytes. The key is the shard's name, a
+    slash and the sample's key. Members without an extension are ignored, as in webdataset. If a sample lacks a member
+    that others have, reading it is an error, and `.on_error("skip")` skips the sample.
 
-    Each shard has an index, `NAME.tar.index`, with the places of its members and the classes. It is read from beside
-    the shard. If it is missing, or belongs to another version of the shard, the shard is indexed once, and the index is
-    kept beside it, or in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`) if that is not writable.
+    Each shard has an index, `NAME.tar.index`, which contains the offsets of its members and the classes. It is stored
+    in the same folder. If it is missing, or belongs to another version of the shard, the shard is indexed once, and the
+    index is stored there, or in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`) if the folder is read-only.
 
-    Remote shards are read ahead of need, with retries. Members are verified if the index has checksums, as those of
+    Remote shards are prefetched, with retries. Members are verified if the index has checksums, as the indexes of
     remote shards and of `kdpipes index` have. Either only the members that the next batches of `deal` need are read,
-    neighbours in one request, or whole shards, which stay in the local cache for later epochs and runs, and for all
-    local processes; complete shards are read from there even if their storage cannot be reached. Whole shards are
-    downloaded in ranges, resumed after an interruption, and verified by size and ETag. To make room, the shards that
-    the plan needs last are removed first.
+    neighbouring ones in one request; or whole shards, which stay in the local cache for later epochs and runs, and for
+    all local processes. Complete shards are read from the cache even if their storage cannot be reached. Whole shards
+    are downloaded in ranges, resumed after an interruption, and verified by size and ETag. To make room, the shards
+    that the plan needs last are removed first.
 
     Args:
         urls: Paths or fsspec URLs of uncompressed tars, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or
             globs, `"birds-*.tar"`. `pipe:` is rejected.
-        class_names: The names of the classes 0, 1, ...; by default those that `kdp.write_shards` has noted beside its
-            shards, `NAME-shards.json`, if it has finished them and they are as it has left them.
+        class_names: The names of the classes 0, 1, ...; by default, those that `kdp.write_shards` has stored in
+            `NAME-shards.json`, if all shards are finished and have not changed since.
         fetch: How remote shards are read: "members", "shards" (whole), or "auto": whole in an epoch that goes shard by
             shard and needs at least half of their bytes, if the cache holds all shards of a window and one more;
             otherwise by members, unless they are in the cache.
         cache_dir: The folder for whole shards; None is `shards` in the local cache.
-        max_cache_bytes: How large it may be, with what is being downloaded; None is half of what is free on its disk.
-            A shard for which there is no room is read by members.
+        max_cache_bytes: The maximum size of this folder, including downloads in progress; None is half of the free
+            space on its disk. If there is no room for a shard, its members are read instead.
         timeout_s: How long remote storage may take to answer a request, in seconds, plus 1 s for each 256 KiB of a
             large one; a second timeout is an error. None waits without limit.
         decode: Whether to decode texts, JSON, arrays and tensors; False returns their bytes. Numbers are always
@@ -113,7 +115,7 @@ class ShardReaderMapDataPipe(MapPipe):
     Raises:
         FileNotFoundError: A shard is missing.
         DataError: A shard is truncated, compressed, not a tar, or cannot be reached; or a member has changed since it
-            was indexed. The message names the shard, the member and the offset.
+            was indexed. The error names the shard, the member and the offset.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class ShardReaderMapDataPipe(MapPipe):
         max_bytes = None if max_cache_bytes is None else check_count("max_cache_bytes", max_cache_bytes)
         self._catalog: Shared[Catalog] | None = None
         self._found: Shared[list[str]] | None = None
-        self._noted: tuple[tuple[str, ...] | None] | None = None  # the names, once they have been looked for
+        self._noted: tuple[tuple[str, ...] | None] | None = None  # the stored names, once looked up
         check_filesystems("urls", self._urls.value)
         self._access = Access(timeout_s, storage_options, hedge_s)
         self._decode = check_flag("decode", decode)
@@ -162,7 +164,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return sample
 
     def _place_of(self, index: int, present: Sequence[str]) -> str:
-        """Return where a sample begins, as far as that is known."""
+        """Return the shard of a sample, and its offset if it is known."""
         catalog = self._indexed()
         url = catalog.urls[int(catalog.shards[index])]
         known = (catalog.fields[field] for field in present)
@@ -182,7 +184,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return identity if self._decode else (*identity, "bytes")
 
     def value_fingerprint(self) -> Any:
-        """Return the data that identifies it in caches, besides the versions of the shards."""
+        """Return the data that identify values in caches, in addition to the versions of the shards."""
         return () if self._decode else "bytes"
 
     def prefetch(self, order: Order) -> None:
@@ -205,9 +207,9 @@ class ShardReaderMapDataPipe(MapPipe):
         catalog = self._indexed()
         if name in catalog.columns and not isinstance(catalog.fields.get(name), np.ndarray):
             column = catalog.columns[name]
-            for index in column.missing[:1].tolist():
+            for index in missing_in(column)[:1].tolist():
                 value_of(self.fetch(index), name)  # raises the error that names the sample
-            return column.values()
+            return values_of(column)
         if is_key(name, catalog.fields):
             return np.asarray([catalog.key(index) for index in range(len(self))])
         if name not in catalog.fields:
@@ -231,9 +233,16 @@ class ShardReaderMapDataPipe(MapPipe):
     def field_names(self) -> frozenset[str] | None:
         return None if self._catalog is None else frozenset(self._catalog.value.fields)
 
+    def read_twice(self) -> list[str]:
+        """Return those of the first remote shards that have no index: opening them reads them once more."""
+        if not self._is_remote or self._catalog is not None or self._members.indexes_copies:
+            return []
+        with using(self._access):
+            return [url for url in self._matching()[:_PROBED] if find_index(url, version_of(url)).index is None]
+
     def _indexed(self) -> Catalog:
         if self._catalog is None:
-            urls, self._found = self._matching(), None  # if that fails, they are looked for again
+            urls, self._found = self._matching(), None  # if opening fails, the globs are matched again
             with using(self._access):
                 self._catalog = Shared(
                     open_catalog(urls, relative_names(urls), self._members.has_copy, self._members.copy_of)
@@ -242,7 +251,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return self._catalog.value
 
     def _matching(self) -> list[str]:
-        """Return the shards, with globs written out."""
+        """Return the URLs of the shards, without globs."""
         if self._catalog is not None:
             return list(self._catalog.value.urls)
         if self._found is None:
@@ -278,8 +287,8 @@ class ShardReaderMapDataPipe(MapPipe):
         content = self._members.read(catalog, index, field, places)
         if len(content) < places.sizes[index]:
             raise DataError(
-                f"Shard {catalog.urls[catalog.shards[index]]!r} is truncated: {places.sizes[index]} bytes are due at "
-                f"offset {places.offsets[index]}, {len(content)} are there."
+                f"Shard {catalog.urls[catalog.shards[index]]!r} is truncated: expected {places.sizes[index]} bytes at "
+                f"offset {places.offsets[index]}, but found {len(content)}."
             )
         try:
             return decode_member(field, content, decode=self._decode)

@@ -1,4 +1,4 @@
-"""Tar shards read front to back, from wherever fsspec reaches."""
+"""Read tar shards in order, from local files and remote storage."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from kdpipes.core.errors import DataError, add_note, check_choice, check_count, check_flag, check_names
-from kdpipes.core.giving_up import are_given_up, give_up
-from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.iter_pipe import IterPipe, report_lost_shard, tolerates_lost_shards
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import Permutation
@@ -36,26 +35,26 @@ _Group = list[tuple[Member, bytes]]
 
 @called_as("stream_shards")
 class ShardStreamerIterDataPipe(IterPipe):
-    """The samples of webdataset tars, front to back (`kdp.stream_shards(urls)`).
+    """Reads the samples of webdataset tars in order (`kdp.stream_shards(urls)`).
 
     Fields, keys and decoding are those of `kdp.open_shards`; compressed tars (`.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.xz`)
-    are read as well. Members are grouped into samples as webdataset groups them: neighbours with the same key.
+    are read as well. As in webdataset, neighbouring members with the same key form a sample.
 
-    Remote shards are read ahead. After a failed request, reading continues at the same place, with growing waits. A
+    Remote shards are prefetched. After a failed request, reading continues at the same place, with growing delays. A
     shard that cannot be read to its end is an error. With `.on_error("skip")` or `"quarantine"`, `deal` gets the
-    samples before that place, as far as they are known to be whole; the rest of the shard is left out and listed as
-    one entry under the shard's name, and the next shard follows. A shard in quarantine is tried again, because its
-    first samples are good. It is an error if no shard yields a sample. A member that one sample lacks, but an earlier
-    sample had, is damage of that sample only.
+    samples before that place that are known to be complete; the rest of the shard is left out and listed as one entry
+    under the shard's name, and the next shard follows. A shard in quarantine is read again, because its first samples
+    are good. It is an error if no shard yields a sample. If a sample lacks a member that an earlier sample had, only
+    that sample is damaged.
 
     Args:
         urls: Paths or fsspec URLs, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or globs, `"birds-*.tar"`.
             `pipe:` is rejected: `kdp.from_webdataset(wds.WebDataset(...))` reads that.
         class_names: The names of the classes 0, 1, ...; by default, for local shards, those that `kdp.write_shards` has
-            noted beside them, provided that it has finished the shards and they have not changed since.
+            stored in `NAME-shards.json`, if all shards are finished and have not changed since.
         verify: Whether to check members against the checksums of the shard's index when they are read. True requires an
-            index with checksums (`kdpipes index`) beside each shard or in the local cache; "auto" uses such an index if
-            there is one, for local shards; False uses none. A checksum of 100 KB takes about 50 microseconds.
+            index with checksums (`kdpipes index`) next to each shard or in the local cache; "auto" uses such an index
+            if it exists, for local shards; False uses none. A checksum of 100 KB takes about 50 microseconds.
             Compressed shards have their own checksums.
         max_member_bytes: The maximum size of a member; a larger member is an error of its shard. A small compressed
             shard can hold members that do not fit into memory.
@@ -64,17 +63,16 @@ class ShardStreamerIterDataPipe(IterPipe):
         decode: Whether to decode texts, JSON, arrays and tensors; False returns their bytes. Numbers are always
             decoded.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
-            `{"anon": True}` of S3, for all URLs. Workers get them; no `repr`, state, fingerprint or error
-            contains them.
-        hedge_s: After how many seconds a read that has no answer is requested a second time; the first answer counts.
+            `{"anon": True}` for S3, for all URLs. Workers get them; no `repr`, state, fingerprint or error contains
+            them.
+        hedge_s: The seconds after which a read without an answer is requested a second time; the first answer counts.
 
-    Length: none; a stream ends where its shards end.
+    Length: unknown.
 
-    Memory: one sample, and 1 MiB of the shard; of remote shards up to 56 MiB: 48 of the one that is read, and 8 of
-        the next.
+    Memory: one sample and 1 MiB of the shard; up to 56 MiB for remote shards: 48 of the current one and 8 of the next.
 
     Raises:
-        FileNotFoundError: A shard is missing; of those on this machine, before the first sample of the epoch.
+        FileNotFoundError: A shard is missing. For local shards, this is raised before the first sample of the epoch.
         DataError: A shard is truncated, not a tar, cannot be reached or changes while it is read, or a member does not
             match the index; the error names the shard, the member and the offset.
     """
@@ -100,7 +98,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._urls = Shared(expand_urls(urls))
         self._has_looked = False
         self._class_names = check_names("class_names", class_names)
-        self._noted: tuple[tuple[str, ...] | None] | None = None  # the names, once they have been looked for
+        self._noted: tuple[tuple[str, ...] | None] | None = None  # the stored names, once looked up
         check_filesystems("urls", self._urls.value)
         self._access = Access(timeout_s, storage_options, hedge_s)
         self._decode = check_flag("decode", decode)
@@ -110,13 +108,13 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._seen: frozenset[str] = frozenset()  # fields
         self._dotted = DottedKeys()
         self.cursor = self._start
-        self._ahead: StreamsAhead | None = None  # what `start_reading` has started
-        self.num_lost = 0  # shards that were given up in this epoch
-        self._stamps: dict[str, str] = {}  # of the shards; those of remote ones are kept as long as this process runs
+        self._ahead: StreamsAhead | None = None  # the streams that `start_reading` has opened
+        self.num_lost = 0  # shards whose rest was left out in this epoch
+        self._stamps: dict[str, str] = {}  # versions of the shards; those of remote ones are kept in later epochs
 
     @property
     def num_shards(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return len(self._found())
 
     def num_indexed(self) -> int | None:
@@ -128,26 +126,26 @@ class ShardStreamerIterDataPipe(IterPipe):
         return None if None in indexes else sum(len(index.keys) for index in indexes if index is not None)
 
     def read_part(self, part: int, num_parts: int) -> None:
-        """Read every `num_parts`-th shard from `part` on, and no other."""
+        """Read only every `num_parts`-th shard, starting with shard `part`."""
         self._part = part, num_parts
 
     def order_by(self, key: bytes | None) -> None:
-        """Read the shards in the order that a key stands for, from the next iteration on; None: as they are given."""
+        """Shuffle the shards by a key from the next iteration on; None restores their original order."""
         self._order_key = key
 
     def seek(self, cursor: tuple[int, int, int]) -> None:
-        """Let the next iteration begin behind the sample at which `cursor` was taken."""
+        """Start the next iteration after the sample at which `cursor` was read."""
         self._start = cursor
 
     def place(self) -> Any:
-        """Return what the next iteration will give: which shards, in which version; None if it will be shuffled."""
+        """Return data that identify the next iteration: its shards and their versions; None if it is shuffled."""
         if self._order_key is not None or self._start != (0, 0, 0):
             return None
         part, num_parts = self._part
         urls = self._found()
         try:
             stamps = [file_stamp(url) if is_local(url) else self._stamp_of(url) for url in urls[part::num_parts]]
-        except FileNotFoundError:  # which iterating says better
+        except FileNotFoundError:  # iterating raises a better error
             return None
         return relative_names(urls), part, num_parts, stamps, "decoded" if self._decode else "bytes"
 
@@ -164,7 +162,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._start = (0, 0, 0)
         is_from_start = (first, skipped) == (0, 0)
         own = self._own()
-        if not are_given_up():
+        if not tolerates_lost_shards():
             _reject_missing(urls if part == 0 else [url for url, _ in own[first:]])
         lost: list[Exception] = []
         ahead, self._ahead = self._ahead or self._streams_ahead(own[first:]), None
@@ -173,14 +171,15 @@ class ShardStreamerIterDataPipe(IterPipe):
                 known: dict[int, int] = {}
                 groups = _up_to_damage(self._groups(url, streams, known), lost)
                 for place, group in enumerate(groups, 1):
-                    self._see(group)
-                    self._dotted.see(f"{name}/{group[0][0].key}", [member.field for member, _ in group])
+                    fields = [member.field for member, _ in group]
+                    self._seen = self._seen if self._seen.issuperset(fields) else self._seen.union(fields)
+                    self._dotted.see(f"{name}/{group[0][0].key}", fields)
                     if place > skipped:
                         index += 1
                         self.cursor = shard, place, index
                         yield self._sample(url, name, group, known, index - 1)
                 if len(lost) > self.num_lost:
-                    give_up(name, index, lost[-1])
+                    report_lost_shard(name, index, lost[-1])
                     self.num_lost += 1
                 skipped = 0
         if is_from_start:
@@ -190,14 +189,14 @@ class ShardStreamerIterDataPipe(IterPipe):
             raise lost[-1]
 
     def start_reading(self) -> None:
-        """Start to read the first shard of the next iteration, if it is remote, so that lanes need not wait in turn."""
+        """Start to read the first shard of the next iteration if it is remote, so that lanes read in parallel."""
         own = self._own()[self._start[0] :]
         self._ahead = self._streams_ahead(own)
         for url, _ in own[:1]:
             self._ahead.begin(url)
 
     def stop_reading(self) -> None:
-        """Close what `start_reading` has started, if no iteration has used it."""
+        """Close the streams that `start_reading` has opened, unless an iteration uses them."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.close()
@@ -222,17 +221,12 @@ class ShardStreamerIterDataPipe(IterPipe):
 
     def _names_beside(self) -> tuple[str, ...] | None:
         urls = self._found()
-        if not all(map(is_local, urls)):  # whose sizes would cost a request each
+        if not all(map(is_local, urls)):  # the sizes of remote shards would cost a request each
             return None
         try:
             return names_beside(urls, lambda: {url: Seen(version_of(url).size) for url in urls})
-        except FileNotFoundError:  # of a shard, which iterating says
+        except FileNotFoundError:  # a shard is missing, which iterating reports
             return None
-
-    def _see(self, group: _Group) -> None:
-        fields = {member.field for member, _ in group}
-        if not fields <= self._seen:
-            self._seen |= fields
 
     def _groups(self, url: str, streams: StreamsAhead, known: dict[int, int]) -> Iterator[_Group]:
         """Yield the members of each sample of a shard; to verify them, fill `known` with their checksums first."""
@@ -294,18 +288,18 @@ class ShardStreamerIterDataPipe(IterPipe):
         return Lazy(load, what=f"decoding member {member.field!r}")
 
     def value_fingerprint(self) -> Any:
-        """Return the data that identifies it in caches, besides the versions of the shards."""
+        """Return the data that identify values in caches, in addition to the versions of the shards."""
         return () if self._decode else "bytes"
 
     def _stamp_of(self, url: str) -> str:
-        """Return what distinguishes a shard from earlier versions, as it is in this epoch."""
+        """Return a text that identifies the version of a shard in this epoch."""
         if url not in self._stamps:
             with using(self._access):
                 self._stamps[url] = file_stamp(url) if is_local(url) else f"{identity_of(url)} {version_of(url)}"
         return self._stamps[url]
 
     def _found(self) -> list[str]:
-        """Return the shards, with globs written out, once for all copies."""
+        """Return the URLs of the shards, without globs. Globs are matched once for all copies of the pipe."""
         urls = self._urls.value
         with using(self._access):
             if not self._has_looked:
@@ -318,7 +312,7 @@ class ShardStreamerIterDataPipe(IterPipe):
 
 
 def _up_to_damage(groups: Iterator[_Group], lost: list[Exception]) -> Iterator[_Group]:
-    """Yield what can be read of a shard, and take note of what keeps the rest from being read."""
+    """Yield the readable groups of a shard. Append the error that ends it early, if any, to `lost`."""
     try:
         yield from groups
     except Exception as error:
@@ -326,14 +320,14 @@ def _up_to_damage(groups: Iterator[_Group], lost: list[Exception]) -> Iterator[_
 
 
 def _reject_missing(urls: Sequence[str]) -> None:
-    """Raise now if a local shard is missing, not when its turn comes; remote ones would cost a request each."""
+    """Raise FileNotFoundError if a local shard is missing. Checking remote ones would cost a request each."""
     missing = next((url for url in urls if is_local(url) and not Path(url).exists()), None)
     if missing is not None:
         raise FileNotFoundError(f"There is no file {missing!r}.")
 
 
 def _read_again(url: str, member: Member, checksum: int, what: str) -> bytes:
-    """Return a member that arrived damaged, read again: damage in transit does not happen every time."""
+    """Read a remote member again that arrived damaged, as it may have been damaged in transit."""
     for _ in range(0 if is_local(url) else NUM_TRIES):
         content = bytes(read_range(Span(url, member.offset, member.offset + member.size)))
         if zlib.crc32(content) == checksum:

@@ -1,4 +1,4 @@
-"""The items of any stock pipe as samples."""
+"""Make samples of the items of any stock pipe."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch.utils.data import IterDataPipe, MapDataPipe
-
 from kdpipes.core.callback import Callback
 from kdpipes.core.errors import ChainError, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.pipe import a_datapipe
+from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.registry import functional_pipe
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Loaded, Sample
 from kdpipes.core.traits import Traits
 from kdpipes.sources._labels import numbered
 from kdpipes.storage.files import file_stamp, read_url
@@ -25,7 +23,7 @@ __all__ = ["Recipe", "SampleMakerIterDataPipe", "SampleMakerMapDataPipe"]
 
 
 class Recipe(Fingerprinted):
-    """How an item becomes a sample."""
+    """Makes a sample of an item. The arguments are those of `to_samples`."""
 
     def __init__(
         self,
@@ -44,7 +42,7 @@ class Recipe(Fingerprinted):
         self._functions = {name: Callback(f"fields[{name!r}]", function) for name, function in named.items()}
 
     def fingerprint(self) -> Any:
-        """Return the data that identifies it, in the form that states and caches of kdpipes 0.1 have."""
+        """Return the data that identify the recipe, in the form of older states and caches."""
         known = {name: value for name, value in vars(self).items() if name != "class_names"}
         return known if self.class_names is None else (known, self.class_names)
 
@@ -62,16 +60,17 @@ class Recipe(Fingerprinted):
         return Sample(self._all_fields(_without_files(item)), key=key, index=index, version=version)
 
     def _all_fields(self, item: Any) -> dict[str, Any]:
-        fields = self._computed_fields(item) if self._functions else self._fields(item)
+        if self._functions:
+            functions = self._functions.items()
+            fields: dict[str, Any] = {name: computed(one, item, f"computing field {name!r}") for name, one in functions}
+        else:
+            fields = self._fields(item)
         if self._label is not None:
             fields["y"] = computed(self._label, item, "computing the label")
         if self.class_names is not None and "y" in fields:
             label = fields["y"]
-            fields["y"] = numbered(label if isinstance(label, Lazy) else Lazy.of(label), self.class_names)
+            fields["y"] = numbered(label if isinstance(label, Lazy) else Loaded(label), self.class_names)
         return fields
-
-    def _computed_fields(self, item: Any) -> dict[str, Any]:
-        return {name: computed(called, item, f"computing field {name!r}") for name, called in self._functions.items()}
 
     def _fields(self, item: Any) -> dict[str, Any]:
         if isinstance(item, Sample):
@@ -109,13 +108,14 @@ class Recipe(Fingerprinted):
 
 
 def computed(function: Callback, item: Any, what: str) -> Lazy:
+    """Return the result of a function of an item, which is called when the value is read."""
     if isinstance(item, Sample):
         return Lazy(lambda earlier: function(earlier), what=what, scope=item.scope())
     return Lazy(lambda sample: function(item), what=what)
 
 
 def _content(value: Any) -> Any:
-    """Return what an open file contains: it could not be read once the stream has gone on, nor travel to a worker."""
+    """Return the content of an open file, which can neither be read later nor be sent to a worker."""
     if not hasattr(value, "read"):
         return value
     try:
@@ -125,12 +125,12 @@ def _content(value: Any) -> Any:
 
 
 class _PathAndContent(tuple[Any, ...]):
-    """A pair of a path and what the file contains, in the place of the open file."""
+    """A pair of a path and the content of the file, made of a pair with an open file."""
 
 
 def _without_files(item: Any) -> Any:
-    """Return an item with open files read."""
-    if isinstance(item, dict | Mapping):  # of which the first takes a tenth of the time
+    """Return an item in which open files are replaced by their contents."""
+    if isinstance(item, dict | Mapping):  # checking for `dict` takes a tenth of the time
         return {name: _content(value) for name, value in item.items()}
     if isinstance(item, tuple | list) and any(hasattr(part, "read") for part in item):
         kind = _PathAndContent if len(item) == 2 and isinstance(item[0], str) else tuple
@@ -148,36 +148,14 @@ def _default_key(item: Any, index: int) -> Any:
     return identity_of(item) if isinstance(item, str) else index
 
 
-@functional_pipe("to_samples", flavour="map")
-class SampleMakerMapDataPipe(MapPipe):
-    """Makes samples of the items of any indexed pipe (functional name: ``to_samples``).
-
-    A string is taken for the path or URL of a file, whose bytes become `x`; a dictionary for fields by name, as
-    `.webdataset()` gives them, dots left out; a pair of path and open file for the key and `x`; other tuples need
-    `fields`.
-
-    Args:
-        source_datapipe: Any indexed pipe, like `SequenceWrapper(paths)`.
-        key: Called with an item, returns the sample's key: stable and unique. By default the path, `__key__` or index.
-        label: Called with an item, returns `y`, when that is read.
-        fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string; or functions of the
-            item by field name.
-        class_names: The names of the classes 0, 1, ...: text labels `y` become these numbers. Without it, they stay
-            text.
-
-    Raises:
-        ChainError: An item's parts cannot be named without `fields`.
-
-    Example:
-        >>> SequenceWrapper([(1, "a"), (2, "b")]).to_samples(fields="x y").select("y x")[1]
-        ('b', 2)
-    """
+class _SampleMaker(Pipe):
+    """The base class of both flavours."""
 
     traits = Traits(role="source")
 
     def __init__(
         self,
-        source_datapipe: MapDataPipe[Any],
+        source_datapipe: Any,
         key: Callable[[Any], Any] | None = None,
         label: Callable[[Any], Any] | None = None,
         fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
@@ -192,58 +170,45 @@ class SampleMakerMapDataPipe(MapPipe):
     def class_names(self) -> tuple[str, ...] | None:
         return self._recipe.class_names
 
-    def fetch(self, index: int) -> Sample:
-        return self._recipe(self.source[index], index)
 
+@functional_pipe("to_samples", flavour="map")
+class SampleMakerMapDataPipe(_SampleMaker, MapPipe):
+    """Makes samples of the items of any stock pipe (functional name: ``to_samples``).
 
-@functional_pipe("to_samples", flavour="iter")
-class SampleMakerIterDataPipe(IterPipe):
-    """Makes samples of the items of any stream (functional name: ``to_samples``).
-
-    A string is taken for the path or URL of a file, whose bytes become `x`; a dictionary for fields by name, as
-    `.webdataset()` gives them, dots left out; a pair of path and open file for the key and `x`; other tuples need
-    `fields`. Open files are read as they pass, and closed: functions get bytes in their place.
+    A string is the path or URL of a file, whose bytes become `x`. A dictionary holds fields by name; dots before names,
+    as in the items of torchdata's `.webdataset()`, are removed. Of a pair of a path and an open file, the path becomes
+    the key, and the content becomes `x`. Other tuples need `fields`. Open files are read and closed when an item
+    passes: functions get bytes instead.
 
     Args:
-        source_datapipe: Any stream, like `FileLister("photos", "*.jpg", recursive=True)`.
-        key: Called with an item, returns the sample's key: stable and unique. By default the path, `__key__` or index.
-        label: Called with an item, returns `y`, when that is read.
+        source_datapipe: Any pipe, like `SequenceWrapper(paths)` or `FileLister("photos", "*.jpg", recursive=True)`.
+        key: A function of an item that returns the sample's key, which must be stable and unique. By default, the key
+            is the path, `__key__` or the index.
+        label: A function of an item that returns `y`. It is called when `y` is read.
         fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string; or functions of the
             item by field name.
         class_names: The names of the classes 0, 1, ...: text labels `y` become these numbers. Without it, they stay
             text.
 
-    Length: the source's, if it has one.
+    Length: that of the source, if it has one.
 
     Raises:
-        ChainError: An item's parts cannot be named without `fields`.
+        ChainError: The parts of an item cannot be named without `fields`.
 
     Example:
+        >>> SequenceWrapper([(1, "a"), (2, "b")]).to_samples(fields="x y").select("y x")[1]
+        ('b', 2)
         >>> stream = IterableWrapper(["a/1.jpg", "b/2.jpg"]).to_samples(label=lambda path: path[0])
         >>> [(sample.key, sample["y"]) for sample in stream]
         [('a/1.jpg', 'a'), ('b/2.jpg', 'b')]
     """
 
-    traits = Traits(role="source")
+    def fetch(self, index: int) -> Sample:
+        return self._recipe(self.source[index], index)
 
-    def __init__(
-        self,
-        source_datapipe: IterDataPipe[Any],
-        key: Callable[[Any], Any] | None = None,
-        label: Callable[[Any], Any] | None = None,
-        fields: str | Mapping[str, Callable[[Any], Any]] | None = None,
-        class_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__()
-        self.source = a_datapipe(source_datapipe)
-        self._recipe = Recipe(key, label, fields, class_names)
 
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def class_names(self) -> tuple[str, ...] | None:
-        return self._recipe.class_names
-
+@functional_pipe("to_samples", flavour="iter", doc_of=SampleMakerMapDataPipe)
+class SampleMakerIterDataPipe(_SampleMaker, IterPipe):
     def samples(self) -> Iterator[Sample]:
         for index, item in enumerate(self.source):
             yield self._recipe(item, index)

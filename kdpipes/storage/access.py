@@ -1,10 +1,13 @@
-"""How the current thread reaches remote storage: its time limit, the options of file systems, and hedged requests."""
+"""How a thread reaches remote storage, and threads for requests, which reach it as their caller does."""
 
 from __future__ import annotations
 
 import math
+import queue
 import threading
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +15,7 @@ from fsspec.utils import tokenize
 
 from kdpipes.core.errors import is_number, must_be
 
-__all__ = ["DEFAULT_S", "Access", "check_timeout", "current_access", "time_limit", "using"]
+__all__ = ["DEFAULT_S", "Access", "Threads", "check_timeout", "current_access", "time_limit", "using"]
 
 DEFAULT_S = 30.0  # the time limit of a request
 
@@ -59,13 +62,13 @@ class Access:
         return f"Access(timeout_s={self.timeout_s})"
 
 
-class _Own(threading.local):
+class _AccessOfThread(threading.local):
     """The access of a thread."""
 
     access = Access()
 
 
-_own = _Own()
+_own = _AccessOfThread()
 
 
 def current_access() -> Access:
@@ -86,3 +89,45 @@ def using(access: Access) -> Iterator[None]:
 def time_limit() -> float | None:
     """Return how many seconds this thread waits for an answer; None means for ever."""
     return _own.access.timeout_s
+
+
+class Threads:
+    """Daemon threads for requests. They do not delay the end of the process, and end when this object is dropped.
+
+    Args:
+        number: The maximum number of threads; each starts when a job would have to wait.
+        name: The name of the threads.
+    """
+
+    def __init__(self, number: int, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any], Access] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_missing, self._name = number, name
+        weakref.finalize(self, _end, self._jobs, number)
+
+    def submit(self, action: Callable[[], Any]) -> Future[Any]:
+        """Run a function in one of the threads, with the caller's access."""
+        future: Future[Any] = Future()
+        with self._lock:
+            self._jobs.put((action, future, current_access()))
+            if self._num_missing and self._jobs.qsize():
+                self._num_missing -= 1
+                threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
+        return future
+
+
+def _work(jobs: Any) -> None:
+    while (job := jobs.get()) is not None:
+        action, future, access = job
+        if future.set_running_or_notify_cancel():
+            try:
+                with using(access):
+                    future.set_result(action())
+            except BaseException as error:
+                future.set_exception(error)
+        del job, action, future  # an idle thread must not keep the bytes that it has read
+
+
+def _end(jobs: Any, number: int) -> None:
+    for _ in range(number):
+        jobs.put(None)

@@ -6,23 +6,20 @@ import hashlib
 import logging
 import threading
 import zlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kdpipes.core.errors import DataError, FieldError
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import DataError, FieldError, masked
 from kdpipes.core.progress import shown_if_slow
-from kdpipes.storage.catalog_file import CatalogFile, Joined, KnownIndexes, cached_index
+from kdpipes.storage.access import Threads
+from kdpipes.storage.catalog_file import CatalogFile, KnownIndexes, cached_index
 from kdpipes.storage.columns import Column, ColumnBuilder
 from kdpipes.storage.files import (
     Version,
@@ -32,17 +29,13 @@ from kdpipes.storage.files import (
     version_of,
     write_url,
 )
-from kdpipes.storage.memory import read_span
 from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
-from kdpipes.storage.shard_index import IndexBuilder, JoinedIndexes, Places, ShardIndex
-from kdpipes.storage.shared import PackedStrings
+from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
 from kdpipes.storage.tar import Member, add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
-from kdpipes.storage.threads import Threads
 from kdpipes.storage.urls import is_local
 
 __all__ = [
-    "Catalog",
     "IndexFound",
     "IndexRecorder",
     "IndexState",
@@ -69,42 +62,6 @@ _NUM_READINGS = 3  # of a shard that arrives damaged
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Catalog:
-    """Where each field of each sample of some shards lies.
-
-    Args:
-        names: The names of the shards in keys.
-        versions: Of the shards, when they were opened.
-        shards: The number of the shard of each sample, `[n]`.
-        short_keys: The samples' keys in their shards, `[n]`.
-        fields: The places of each field, `[n]`; or its values, `[n] int64`, where the indexes hold all of them: labels.
-        urls: Of the shards.
-        columns: Values of fields or of their entries that the indexes of all shards keep.
-    """
-
-    names: Sequence[str]
-    versions: Sequence[Version]
-    shards: NDArray[np.int32]
-    short_keys: PackedStrings
-    fields: dict[str, Places | NDArray[np.int64]]
-    urls: Sequence[str] = ()
-    columns: dict[str, Column] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.shards)
-
-    @cached_property
-    def gaps(self) -> frozenset[str]:
-        """The fields that some samples lack."""
-        places = {name: known for name, known in self.fields.items() if isinstance(known, Places)}
-        return frozenset(name for name, known in places.items() if len(known.offsets) and known.offsets.min() < 0)
-
-    def key(self, index: int) -> str:
-        """Return the key of a sample: the shard's name, a slash and its key there."""
-        return f"{self.names[int(self.shards[index])]}/{self.short_keys[index]}"
-
-
 def open_catalog(
     urls: Sequence[str],
     names: Sequence[str],
@@ -120,16 +77,13 @@ def open_catalog(
             even if its storage cannot be reached.
         copy_of: Returns the path of a copy of a remote shard that has no index, which may be made now, or None. The
             copy is indexed, so that no byte is read twice.
-
-    Raises:
-        FileNotFoundError: A shard is missing.
-        DataError: A shard cannot be read.
     """
-    joined = _joined(urls, {}, {}, has_copy, copy_of) if all(map(is_local, urls)) else _shared(urls, has_copy, copy_of)
-    return Catalog(names, joined.versions, joined.shards, joined.keys, joined.fields, urls, joined.columns)
+    is_here = all(map(is_local, urls))
+    joined = _joined(urls, {}, {}, has_copy, copy_of) if is_here else _shared(urls, has_copy, copy_of)
+    return replace(joined, names=names, urls=urls)
 
 
-def _shared(urls: Sequence[str], has_copy: HasCopy, copy_of: CopyOf) -> Joined:
+def _shared(urls: Sequence[str], has_copy: HasCopy, copy_of: CopyOf) -> Catalog:
     """Return the joined indexes of remote shards, made by one process of the machine and mapped by the others."""
     file, versions = CatalogFile(urls), dict[str, Version]()
 
@@ -139,7 +93,7 @@ def _shared(urls: Sequence[str], has_copy: HasCopy, copy_of: CopyOf) -> Joined:
             return KnownIndexes.of(urls)
         return KnownIndexes()
 
-    def is_current(joined: Joined) -> bool:
+    def is_current(joined: Catalog) -> bool:
         if joined.sources != known().sources:
             return False
         then = dict(zip(urls, joined.versions, strict=True))
@@ -155,7 +109,7 @@ def _shared(urls: Sequence[str], has_copy: HasCopy, copy_of: CopyOf) -> Joined:
         joined = file.find(is_current)
         if joined is None:
             joined = _joined(urls, known().read(), versions, has_copy, copy_of)
-            joined = file.keep(joined._replace(sources=known().sources))
+            joined = file.keep(replace(joined, sources=known().sources))
         return joined
 
 
@@ -165,8 +119,7 @@ def _joined(
     versions: Mapping[str, Version],
     has_copy: HasCopy,
     copy_of: CopyOf,
-) -> Joined:
-    joined = JoinedIndexes(len(urls))
+) -> Catalog:
     is_offline = threading.Event()
 
     def find(url: str) -> ShardIndex:
@@ -175,9 +128,7 @@ def _joined(
             return index
         return _found_or_made(url, versions.get(url), has_copy, copy_of, is_offline)
 
-    for index in shown_if_slow(_in_order(find, urls), len(urls), "indexing", "shards"):
-        joined.add(index)
-    return Joined(joined.versions, joined.shards(), joined.keys(), joined.fields(), joined.columns())
+    return Catalog.of(shown_if_slow(_in_order(find, urls), len(urls), "indexing", "shards"), len(urls))
 
 
 def _in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:
@@ -252,9 +203,6 @@ class IndexRecorder:
 
     A checksum of each member costs 0.45 s of CPU for each GB, once on each machine: without them, damage of members
     that are later read by ranges would not be noticed.
-
-    Args:
-        url: Of the shard.
     """
 
     def __init__(self, url: str) -> None:
@@ -328,8 +276,8 @@ def _put(url: str, index: ShardIndex) -> None:
 def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> ShardIndex:
     """Index a shard for `kdpipes index`: anew, except that an index of the shard as it is now is kept for its columns.
 
-    Columns that an earlier index keeps stay. If an index lacks only columns, and members are large, only the members
-    that the columns need are read.
+    Columns that an earlier index keeps stay. If an index of a remote shard lacks only columns, and members are large,
+    only the members that the columns need are read.
 
     Args:
         url: Of the tar.
@@ -340,47 +288,35 @@ def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> Sh
     index = find_index(url, version).index
     if index is None or not (columns or index.columns) or (with_checksums and index.checksums() is None):
         return make_index(url, version, with_checksums=with_checksums, columns=columns)
-    missing = [name for name in columns if name not in index.columns]
-    every = [*index.columns, *missing]
-    # Requests for small members between small members take longer than the whole shard.
-    if not columns or (missing and not is_local(url) and len(index.keys) * _SMALL > version.size):
-        return make_index(url, version, with_checksums=with_checksums, columns=every)
-    if missing:
-        try:
-            found = _read_columns(url, index, missing)
-        except DataError as error:  # a member may have arrived damaged
-            _log.info("%s", error)
-            return make_index(url, version, with_checksums=with_checksums, columns=every)
-        index = replace(index, version=version, columns={**index.columns, **found})
-        _put(url, index)
-    return index
+    every = list(dict.fromkeys((*index.columns, *columns)))
+    missing = every[len(index.columns) :]
+    if missing and not is_local(url) and len(index.keys) * _SMALL <= version.size:
+        with suppress(DataError):  # a member may have arrived damaged
+            index = replace(index, version=version, columns={**index.columns, **_read_columns(url, index, missing)})
+            _put(url, index)
+            return index
+    return make_index(url, version, with_checksums=with_checksums, columns=every) if missing or not columns else index
 
 
 def _read_columns(url: str, index: ShardIndex, names: Sequence[str]) -> dict[str, Column]:
-    """Return columns of an indexed shard from the members that they need, of which many are requested at a time."""
+    """Return columns of a remote shard from the members that they need, of which many are requested at a time."""
     kept, ranges = ColumnBuilder(url, names), RangeReader()
     places = {name: known for name, known in index.fields.items() if kept.needs(name)}
-
-    def spans(sample: int) -> Iterator[tuple[str, Span]]:
-        for name, known in places.items():
-            start, size = int(known.offsets[sample]), int(known.sizes[sample])
-            if start >= 0:
-                yield name, Span(url, start, start + size)
-
-    num_samples = len(index.keys)
-    for sample in range(num_samples):
-        if sample % _AT_ONCE == 0 and not is_local(url):
-            coming = range(sample + _AT_ONCE if sample else 0, min(sample + 2 * _AT_ONCE, num_samples))
-            ranges.prefetch(span for later in coming for _, span in spans(later))
-        contents = {}
-        for name, span in spans(sample):
-            is_here = is_local(url)
-            content = read_span(url, span.start, span.stop - span.start) if is_here else ranges.read(span)
-            checksums = places[name].checksums
-            if checksums is not None and zlib.crc32(content) != int(checksums[sample]):
+    for begin in range(0, len(index.keys), _AT_ONCE):
+        spans = {
+            (sample, name): Span(url, int(known.offsets[sample]), int(known.offsets[sample] + known.sizes[sample]))
+            for sample in range(begin, min(begin + _AT_ONCE, len(index.keys)))
+            for name, known in places.items()
+            if known.offsets[sample] >= 0
+        }
+        ranges.prefetch(spans.values())
+        contents: dict[int, dict[str, bytes]] = defaultdict(dict)
+        for (sample, name), span in spans.items():
+            contents[sample][name], checksums = ranges.read(span), places[name].checksums
+            if checksums is not None and zlib.crc32(contents[sample][name]) != int(checksums[sample]):
                 raise DataError(f"Member {name!r} of sample {index.keys[sample]!r} in {url!r} is damaged.")
-            contents[name] = content
-        kept.add(index.keys[sample], contents)
+        for sample in range(begin, min(begin + _AT_ONCE, len(index.keys))):
+            kept.add(index.keys[sample], contents[sample])
     return kept.columns()
 
 
@@ -414,16 +350,13 @@ def index_url(url: str) -> str:
 def index_beside(url: str) -> ShardIndex | None:
     """Return the index beside a shard, if both exist and it describes the shard as it is now, or a copy of it."""
     try:
-        content, version = read_url(index_url(url)), version_of(url)
+        version = version_of(url)
     except FileNotFoundError:
         return None
-    try:
-        index = ShardIndex.from_bytes(content, index_url(url))
-    except DataError as error:
-        _log.warning("%s The shard is taken for unfinished.", error)
-        return None
-    fits = _is_of(index, version) or (_may_fit(index.version, version, index_url(url)) and is_index_of(index, url))
-    return index if fits or _is_proven(index, url, version) else None
+    found = find_index(url, version, [index_url(url)])
+    for damage in found.damage:
+        _log.warning("%s The shard is taken for unfinished.", damage)
+    return found.index or next((index for index in found.others if _is_proven(index, url, version)), None)
 
 
 def _is_proven(index: ShardIndex, url: str, version: Version) -> bool:
@@ -456,27 +389,21 @@ class IndexFound:
         state: "fresh": it describes the shard as it is now; "stale": another one; "damaged"; "missing".
         index: If it is fresh. Its version may be that of the shard's original, of which shard and index are copies.
         damage: Why existing indexes cannot be read.
+        others: The indexes of other shards.
     """
 
     state: IndexState
     index: ShardIndex | None
     damage: Sequence[DataError] = ()
+    others: Sequence[ShardIndex] = ()
 
 
-def find_index(url: str, version: Version) -> IndexFound:
-    """Look for a shard's index; nothing is written.
-
-    Args:
-        url: Of the tar.
-        version: Of the tar.
-
-    Raises:
-        DataError: The storage cannot be reached.
-    """
+def find_index(url: str, version: Version, places: Sequence[str] = ()) -> IndexFound:
+    """Look for a shard's index beside it and in the local cache; nothing is written."""
     indexes: list[tuple[str, ShardIndex]] = []
     damage: list[DataError] = []
-    places = index_url(url), cached_index(url)
-    for place in places if is_local(url) else reversed(places):  # a request less
+    known = [index_url(url), cached_index(url)]
+    for place in places or (known if is_local(url) else reversed(known)):  # a request less
         content = _content_of(place)
         if content is None:
             continue
@@ -491,7 +418,7 @@ def find_index(url: str, version: Version) -> IndexFound:
     fitting = [index for place, index in indexes if _may_fit(index.version, version, place)]
     fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
     otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
-    return IndexFound("fresh" if fit is not None else otherwise, fit, damage)
+    return IndexFound("fresh" if fit is not None else otherwise, fit, damage, [index for _, index in indexes])
 
 
 def _content_of(place: str) -> bytes | None:
@@ -542,10 +469,6 @@ def survey_shards(urls: Sequence[str], *, scan: bool = True) -> Iterator[ShardSe
     Args:
         urls: Of tars, which may be compressed.
         scan: Whether to read shards without a fresh index: of local plain tars the headers, of others everything.
-
-    Raises:
-        FileNotFoundError: A shard is missing.
-        DataError: A shard cannot be read.
     """
     return _in_order(partial(_seen, scan=scan), urls)
 

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
-import mmap
 import os
 import tarfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kdpipes.core.errors import DataError
-from kdpipes.core.masked import masked
-from kdpipes.storage.columns import Column
+from kdpipes.core.errors import DataError, masked
 from kdpipes.storage.files import (
     Version,
     cache_folder,
@@ -35,14 +27,12 @@ from kdpipes.storage.files import (
     write_url,
 )
 from kdpipes.storage.retries import is_rejected
-from kdpipes.storage.shard_index import Places, ShardIndex, arrays_of, columns_in, packed, unpacked
-from kdpipes.storage.shared import PackedStrings
+from kdpipes.storage.shard_index import Catalog, ShardIndex
 from kdpipes.storage.urls import identity_of, is_local
 
 __all__ = [
     "DATA_SET_INDEX",
     "CatalogFile",
-    "Joined",
     "KnownIndexes",
     "cached_index",
     "forget_joined",
@@ -50,7 +40,6 @@ __all__ = [
 ]
 
 DATA_SET_INDEX = "kdpipes.index"  # a tar of the indexes beside it
-_MAGIC = b"kdpjoind"
 _FEW = 2  # shards of a folder, fewer of which are opened by their own indexes
 _CHECKED = 4_000  # shards of a folder up to which a listing shows whether they have changed
 _FRESH_S = 600.0  # for how long ranks of one job trust what one of them has verified
@@ -58,73 +47,8 @@ _JOB = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SL
 _log = logging.getLogger(__name__)
 
 
-class Joined(NamedTuple):
-    """The indexes of many shards, joined: see `Catalog`.
-
-    Args:
-        versions: Of the shards.
-        shards: The number of the shard of each sample.
-        keys: The samples' keys in their shards.
-        fields: The places of each field, or its values.
-        columns: The columns that all shards have.
-        sources: The versions of the data-set indexes that they were read from.
-    """
-
-    versions: Sequence[Version]
-    shards: NDArray[np.int32]
-    keys: PackedStrings
-    fields: dict[str, Places | NDArray[np.int64]]
-    columns: dict[str, Column]
-    sources: Sequence[Version] = ()
-
-    def to_bytes(self) -> bytes:
-        """Return it as the content of a file."""
-        kinds = {name: "places" if isinstance(known, Places) else "values" for name, known in self.fields.items()}
-        header = {
-            "versions": list(self.versions),
-            "sources": list(self.sources),
-            "fields": kinds,
-            "columns": list(self.columns),
-        }
-        return packed(_MAGIC, header, self._arrays())
-
-    def _arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        ends, letters = self.keys.arrays()
-        yield from (("shards", self.shards), ("ends", ends), ("keys", letters))
-        for number, known in enumerate(self.fields.values()):
-            columns = vars(known) if isinstance(known, Places) else {"values": known}
-            yield from ((f"{number}.{name}", values) for name, values in columns.items() if values is not None)
-        yield from arrays_of(self.columns)
-
-    @classmethod
-    def from_file(cls, path: Path) -> Joined:
-        """Return what a file holds; its pages are shared by all processes that map it.
-
-        Raises:
-            DataError: It is something else, or damaged.
-            OSError: It cannot be mapped.
-        """
-        with path.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        header, arrays = unpacked(_MAGIC, content, str(path))
-        fields: dict[str, Places | NDArray[np.int64]] = {}
-        for number, (name, kind) in enumerate(header["fields"].items()):
-            columns = ("offsets", "sizes", "checksums", "values")
-            known = {column: arrays.get(f"{number}.{column}") for column in columns}
-            fields[name] = Places(**known) if kind == "places" else arrays[f"{number}.values"]  # type: ignore[arg-type]
-        versions, sources = (
-            [Version(int(size), str(tag)) for size, tag in header[name]] for name in ("versions", "sources")
-        )
-        keys = PackedStrings.of_arrays(arrays["ends"], arrays["keys"])
-        return cls(versions, arrays["shards"], keys, fields, columns_in(header, arrays), sources)
-
-
 class CatalogFile:
-    """The joined indexes of some shards in the local cache, which one process writes and the others map.
-
-    Args:
-        urls: Of the shards.
-    """
+    """The joined indexes of some shards in the local cache, which one process writes and the others map."""
 
     _opened: set[tuple[int, Path]] = set()  # by process
 
@@ -134,30 +58,18 @@ class CatalogFile:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Let other processes wait that open the same shards."""
-        try:
-            make_cache_folder(self._path.parent)
-            lock = locked(self._path.with_suffix(".lock"))
-            lock.__enter__()
-        except OSError:  # the cache may be read-only
+        with ExitStack() as stack:
+            with suppress(OSError):  # the cache may be read-only
+                make_cache_folder(self._path.parent)
+                stack.enter_context(locked(self._path.with_suffix(".lock")))
             yield
-            return
-        try:
-            yield
-        finally:
-            lock.__exit__(None, None, None)
 
-    def find(self, is_current: Callable[[Joined], bool]) -> Joined | None:
-        """Return the joined indexes, if they are those of the shards as they are now.
-
-        Ranks of one job trust what another one has just verified.
-
-        Args:
-            is_current: Returns whether the shards have not changed since.
-        """
+    def find(self, is_current: Callable[[Catalog], bool]) -> Catalog | None:
+        """Return the catalog if `is_current`; ranks of one job trust what another one has just verified."""
         is_first = (os.getpid(), self._path) not in self._opened
         self._opened.add((os.getpid(), self._path))
         try:
-            joined = Joined.from_file(self._path) if self._path.exists() else None
+            joined = Catalog.from_file(self._path) if self._path.exists() else None
         except (DataError, OSError, ValueError, KeyError, TypeError) as error:
             _log.info("%s", error)
             return None
@@ -168,34 +80,32 @@ class CatalogFile:
         self._note()
         return joined
 
-    def keep(self, joined: Joined) -> Joined:
-        """Write joined indexes, and return them as other processes map them."""
+    def keep(self, catalog: Catalog) -> Catalog:
+        """Write a catalog, and return it as other processes map it."""
         with suppress(OSError):  # the cache may be read-only
-            replace_file(self._path, joined.to_bytes())
+            replace_file(self._path, catalog.to_bytes())
             self._note()
-            return Joined.from_file(self._path)
-        return joined
+            return Catalog.from_file(self._path)
+        return catalog
 
     def _is_verified(self) -> bool:
+        note = self._path.with_suffix(".job")
         try:
-            noted = json.loads(self._path.with_suffix(".json").read_text())
-            return bool(noted["job"] == _job() and 0 <= time.time() - noted["time"] < _FRESH_S)
-        except (OSError, ValueError, KeyError, TypeError):
+            return note.read_text() == _job() and 0 <= time.time() - note.stat().st_mtime < _FRESH_S
+        except OSError:
             return False
 
     def _note(self) -> None:
-        job = _job()
-        if job is not None:
-            content = json.dumps({"job": job, "time": time.time()}).encode()
+        if job := _job():
             with suppress(OSError):
-                replace_file(self._path.with_suffix(".json"), content)
+                replace_file(self._path.with_suffix(".job"), job.encode())
 
 
-def _job() -> list[str] | None:
-    """Return what the ranks of a job have in common; None if this process is not one of several ranks."""
+def _job() -> str:
+    """Return what the ranks of a job have in common; empty if this process is not one of several ranks."""
     if int(os.environ.get("WORLD_SIZE") or 1) < 2:
-        return None
-    return [str(os.getppid()), *(os.environ.get(name, "") for name in _JOB)]
+        return ""
+    return "\n".join([str(os.getppid()), *(os.environ.get(name, "") for name in _JOB)])
 
 
 def forget_joined() -> None:
@@ -229,11 +139,7 @@ class KnownIndexes:
 
     @classmethod
     def of(cls, urls: Sequence[str]) -> KnownIndexes:
-        """Look for indexes; only their versions are read.
-
-        Raises:
-            DataError: The storage cannot be reached.
-        """
+        """Look for indexes; only their versions are read."""
         found = cls()
         for folder, some in _by_folder(urls).items():
             source = _version_of(f"{folder}/{DATA_SET_INDEX}") if len(some) >= _FEW else None
@@ -299,11 +205,7 @@ def _indexes_in(content: bytes, urls: Iterable[str]) -> Iterator[tuple[str, Shar
 
 
 def write_data_set_indexes(indexes: dict[str, ShardIndex]) -> list[str]:
-    """Write the indexes of remote shards into one object for each folder, and return the URLs of the objects.
-
-    Args:
-        indexes: By the URL of the shard.
-    """
+    """Write the indexes of remote shards into one object for each folder, and return the URLs of the objects."""
     written = []
     for folder, urls in _by_folder(indexes).items():
         if len(urls) < _FEW:

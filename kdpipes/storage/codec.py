@@ -17,7 +17,7 @@ import pickle
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,11 +34,10 @@ _FRAME = struct.Struct("<3sBIQI")
 _START_OF_CHECKED = 8
 _ALIGNMENT = 64
 _LONG = 256  # characters; strings from this length on are stored after the header
-_SHORT_HEADER = 256  # bytes; other entries may have the same header, so its plan is cached
+_SHORT_HEADER = 256  # bytes; other entries may have the same header, so it is parsed once
 _MOST_LEVELS = 64
 _NATIVE = frozenset([bool, float, type(None)])
 Name = TypeVar("Name")
-Span = Callable[[int, int], memoryview]
 _DTYPE = re.compile(r"[<>|][biufcmMSUV]\d+(\[\w+\])?")
 _MOST_DIMENSIONS = 64
 _QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")  # torch.frombuffer crashes with these
@@ -98,7 +97,7 @@ def encode(value: Any, *, allow_pickle: bool = False, key: bytes = b"") -> list[
     Raises:
         TypeError: A type is not supported.
     """
-    writer = _Writer(allow_pickle)
+    writer = _NodeWriter(allow_pickle)
     header = _to_json(writer.node(value)).encode("utf-8", "surrogatepass")
     lead = header + bytes(-(_FRAME.size + len(header)) % _ALIGNMENT)
     length = _FRAME.size + len(lead) + writer.end
@@ -154,8 +153,8 @@ def decode(
         raise DamagedError(f"The entry of {length} bytes is damaged: its checksum differs{of_another}.")
     start = _FRAME.size + size
     try:
-        make = (_plan_of if size > _SHORT_HEADER else _plan_again)(bytes(view[_FRAME.size : start]))
-        return make(_Contents(view[start + -start % _ALIGNMENT :], allow_pickle, bytes_as_views))
+        node = (_node_of if size > _SHORT_HEADER else _node_again)(bytes(view[_FRAME.size : start]))
+        return _Contents(view[start + -start % _ALIGNMENT :], allow_pickle, bytes_as_views).value(node)
     except DataError:
         raise
     except _BROKEN as error:
@@ -180,7 +179,7 @@ def in_batches(entries: Iterable[tuple[Name, bytes]], num_bytes: int) -> Iterato
         yield batch
 
 
-class _Writer:
+class _NodeWriter:
     """Converts values to nodes of the header, and collects the contents that are stored after it."""
 
     def __init__(self, allow_pickle: bool) -> None:
@@ -230,25 +229,25 @@ class _Writer:
         return ["pickle", *_bytes_node(self, pickle.dumps(value, protocol=5))[1:]]
 
 
-def _int_node(writer: _Writer, value: int) -> Any:
+def _int_node(writer: _NodeWriter, value: int) -> Any:
     return value if -(1 << 63) <= value < 1 << 63 else ["int", hex(value)]  # decimals have a limit of digits
 
 
-def _str_node(writer: _Writer, value: str) -> Any:
+def _str_node(writer: _NodeWriter, value: str) -> Any:
     return value if len(value) < _LONG else ["str", *_bytes_node(writer, value.encode("utf-8", "surrogatepass"))[1:]]
 
 
-def _bytes_node(writer: _Writer, value: Any) -> list[Any]:
+def _bytes_node(writer: _NodeWriter, value: Any) -> list[Any]:
     return ["bytes", writer.add(value), len(value)]
 
 
-def _dict_node(writer: _Writer, value: dict[Any, Any]) -> Any:
+def _dict_node(writer: _NodeWriter, value: dict[Any, Any]) -> Any:
     if all(type(key) is str for key in value):
         return dict(zip(value, writer.nodes(value.values()), strict=True))
     return ["dict", writer.nodes(value), writer.nodes(value.values())]
 
 
-_WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
+_WRITERS: dict[type, Callable[[_NodeWriter, Any], Any]] = {
     int: _int_node,
     str: _str_node,
     bytes: _bytes_node,
@@ -257,14 +256,14 @@ _WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
     list: lambda writer, value: ["list", writer.nodes(value)],
     tuple: lambda writer, value: ["tuple", writer.nodes(value)],
     dict: _dict_node,
-    np.ndarray: lambda writer, value: ["array", *_write_array(writer.add, value)],
-    np.memmap: lambda writer, value: ["array", *_write_array(writer.add, np.asarray(value))],
-    torch.Tensor: lambda writer, value: ["tensor", *_write_tensor(writer.add, value)],
+    np.ndarray: lambda writer, value: _write_array(writer, value),
+    np.memmap: lambda writer, value: _write_array(writer, np.asarray(value)),
+    torch.Tensor: lambda writer, value: _write_tensor(writer, value),
 }
 
 
 class _Contents:
-    """The bytes after a header, and how to read them."""
+    """The bytes after a header, and how to make values of the nodes in it."""
 
     __slots__ = ("_left", "allow_pickle", "bytes_as_views", "memory")
 
@@ -275,6 +274,16 @@ class _Contents:
         self.allow_pickle = allow_pickle
         self.bytes_as_views = bytes_as_views
         self._left = [len(memory)] if left is None else left
+
+    def value(self, node: Any) -> Any:
+        if type(node) is list:
+            return _READERS[node[0]](self, *node[1:])
+        if type(node) is dict:
+            return dict(zip(node, self.values(node.values()), strict=True))
+        return node
+
+    def values(self, nodes: Iterable[Any]) -> list[Any]:
+        return [self.value(node) if type(node) is list or type(node) is dict else node for node in nodes]
 
     def span(self, start: int, size: int) -> memoryview:
         """Return some bytes; raise if spans overlap, judging by their sum, because `encode` writes each byte once."""
@@ -288,138 +297,94 @@ class _Contents:
 
     def with_copies(self) -> _Contents:
         """Return the same contents, read as copies instead of views."""
-        if not self.bytes_as_views:
-            return self
-        return _Contents(self.memory, self.allow_pickle, left=self._left)
+        return _Contents(self.memory, self.allow_pickle, left=self._left) if self.bytes_as_views else self
 
 
-_Plan = Callable[[_Contents], Any]
+def _node_of(header: bytes) -> Any:
+    return _from_json(str(header, "utf-8", "surrogatepass"))[0]
 
 
-def _plan(node: Any) -> _Plan:
-    """Return a function that makes the value of a node from the contents; entries with the same header share it."""
-    if type(node) is list:
-        return _PLANS[node[0]](*node[1:])
-    if type(node) is dict:
-        if not any(type(entry) in (list, dict) for entry in node.values()):
-            return lambda contents: dict(node)
-        parts = {key: _plan(entry) for key, entry in node.items()}
-        return lambda contents: {key: make(contents) for key, make in parts.items()}
-    return lambda contents: node
+_node_again = functools.lru_cache(maxsize=256)(_node_of)  # for arrays of one shape, for example
 
 
-def _plan_of(header: bytes) -> _Plan:
-    return _plan(_from_json(str(header, "utf-8", "surrogatepass"))[0])
+def _read_bytes(contents: _Contents, start: int, size: int) -> Any:
+    span = contents.span(start, size)
+    return span if contents.bytes_as_views else bytes(span)
 
 
-_plan_again = functools.lru_cache(maxsize=256)(_plan_of)  # for arrays of one shape, for example
+def _read_dict(contents: _Contents, keys: list[Any], nodes: list[Any]) -> dict[Any, Any]:
+    return dict(zip(contents.with_copies().values(keys), contents.values(nodes), strict=True))
 
 
-def _list_plan(nodes: list[Any]) -> _Plan:
-    if not any(type(node) in (list, dict) for node in nodes):  # copying a thousand numbers is faster
-        return lambda contents: list(nodes)
-    parts = [_plan(node) for node in nodes]
-    return lambda contents: [make(contents) for make in parts]
+def _read_registered(contents: _Contents, tag: str, node: Any) -> Any:
+    if tag not in _by_tag:
+        raise DataError(f"The entry holds a {tag!r}, which is not known here: import what registers it.")
+    return _by_tag[tag].from_plain(contents.with_copies().value(node))
 
 
-def _tuple_plan(nodes: list[Any]) -> _Plan:
-    make_list = _list_plan(nodes)
-    return lambda contents: tuple(make_list(contents))
+def _read_pickle(contents: _Contents, start: int, size: int) -> Any:
+    if not contents.allow_pickle:
+        hint = "If you trust everything that is read, pass `allow_pickle=True`."
+        raise PickledError(f"The entry holds a pickle, which could execute arbitrary code. {hint}")
+    return pickle.loads(contents.span(start, size))  # noqa: S301 - which the user has asked for
 
 
-def _dict_plan(keys: list[Any], nodes: list[Any]) -> _Plan:
-    make_keys, make_values = _list_plan(keys), _list_plan(nodes)
-    return lambda contents: dict(zip(make_keys(contents.with_copies()), make_values(contents), strict=True))
+def _read_array(contents: _Contents, dtype: str, shape: list[int], start: int, is_fortran: int) -> NDArray[Any]:
+    """Return an array, a view of the contents."""
+    kind, num_bytes = _layout(dtype, tuple(shape))
+    array: NDArray[Any]
+    if not num_bytes:
+        array = np.ndarray(shape, kind, b"")
+    else:  # np.ndarray would keep only the view's owner alive
+        array = np.frombuffer(contents.span(start, num_bytes), kind)
+        array = array if len(shape) == 1 else array.reshape(shape, order="F" if is_fortran else "C")
+    return array
 
 
-def _bytes_plan(start: int, size: int) -> _Plan:
-    def make(contents: _Contents) -> Any:
-        span = contents.span(start, size)
-        return span if contents.bytes_as_views else bytes(span)
-
-    return make
+@functools.lru_cache(maxsize=256)
+def _layout(dtype: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], int]:
+    kind = _dtype_of(dtype)
+    return kind, _num_bytes(shape, kind.itemsize)
 
 
-def _array_plan(*place: Any) -> _Plan:
-    read = _read_array(*place)
-    return lambda contents: read(contents.span)
+def _read_tensor(contents: _Contents, dtype: str, shape: list[int], start: int) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype) or dtype in _QUANTIZED or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"{dtype!r} is not a dtype of torch")
+    num_bytes = _num_bytes(shape, kind.itemsize)
+    if not num_bytes:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(contents.span(start, num_bytes)), dtype=kind).reshape(shape)
 
 
-def _scalar_plan(node: Any) -> _Plan:
-    make = _plan(node)
-    return lambda contents: make(contents)[()]
-
-
-def _registered_plan(tag: str, node: Any) -> _Plan:
-    make = _plan(node)
-
-    def make_registered(contents: _Contents) -> Any:
-        if tag not in _by_tag:
-            raise DataError(f"The entry holds a {tag!r}, which is not known here: import what registers it.")
-        return _by_tag[tag].from_plain(make(contents.with_copies()))
-
-    return make_registered
-
-
-def _pickle_plan(start: int, size: int) -> _Plan:
-    def make(contents: _Contents) -> Any:
-        if not contents.allow_pickle:
-            hint = "If you trust everything that is read, pass `allow_pickle=True`."
-            raise PickledError(f"The entry holds a pickle, which could execute arbitrary code. {hint}")
-        return pickle.loads(contents.span(start, size))  # noqa: S301 - which the user has asked for
-
-    return make
-
-
-_PLANS: dict[str, Callable[..., _Plan]] = {
-    "int": lambda digits: lambda contents: int(digits, 16),
-    "str": lambda start, size: lambda contents: str(contents.span(start, size), "utf-8", "surrogatepass"),
-    "bytes": _bytes_plan,
-    "bytearray": lambda start, size: lambda contents: bytearray(contents.span(start, size)),
-    "list": _list_plan,
-    "tuple": _tuple_plan,
-    "dict": _dict_plan,
-    "array": _array_plan,
-    "scalar": _scalar_plan,
-    "tensor": lambda *place: lambda contents: _read_tensor(contents.span, *place),
-    "of": _registered_plan,
-    "pickle": _pickle_plan,
+_READERS: dict[str, Callable[..., Any]] = {
+    "int": lambda contents, digits: int(digits, 16),
+    "str": lambda contents, start, size: str(contents.span(start, size), "utf-8", "surrogatepass"),
+    "bytes": _read_bytes,
+    "bytearray": lambda contents, start, size: bytearray(contents.span(start, size)),
+    "list": _Contents.values,
+    "tuple": lambda contents, nodes: tuple(contents.values(nodes)),
+    "dict": _read_dict,
+    "array": _read_array,
+    "scalar": lambda contents, node: contents.value(node)[()],
+    "tensor": _read_tensor,
+    "of": _read_registered,
+    "pickle": _read_pickle,
 }
 
 
-def _write_array(add: Callable[[Any], int], array: NDArray[Any]) -> list[Any]:
-    """Pass the bytes of an array to `add`, and return its dtype, shape, offset and whether it is in Fortran order.
-
-    Raises:
-        TypeError: The array holds objects, or has a dtype that NumPy cannot describe as text.
-    """
+def _write_array(writer: _NodeWriter, array: NDArray[Any]) -> list[Any]:
     dtype = _text_of(array.dtype)
     is_fortran = array.flags.fnc
     contiguous = array.T if is_fortran else np.ascontiguousarray(array)
     content = contiguous.reshape(-1).view(np.uint8) if array.nbytes else b""
-    return [dtype, list(array.shape), add(content), int(is_fortran)]
+    return ["array", dtype, list(array.shape), writer.add(content), int(is_fortran)]
 
 
-def _read_array(dtype: str, shape: list[int], start: int, is_fortran: int) -> Callable[[Span], NDArray[Any]]:
-    """Return a function that makes the array, a view of the bytes that `span(start, size)` returns."""
-    kind, lengths = _dtype_of(dtype), tuple(shape)
-    order: Any = "F" if is_fortran else "C"
-    num_bytes = _num_bytes(shape, kind.itemsize, start)
-    if not num_bytes:
-        return lambda span: np.ndarray(lengths, kind, b"")
-
-    def read(span: Span) -> NDArray[Any]:
-        flat = np.frombuffer(span(start, num_bytes), kind)  # np.ndarray would keep only the view's owner alive
-        array: NDArray[Any] = flat.reshape(lengths, order=order)
-        return array
-
-    return read
-
-
-def _num_bytes(shape: list[int], item_size: int, start: int) -> int:
+def _num_bytes(shape: Sequence[int], item_size: int) -> int:
     """Return the size of an array in bytes; raise for negative numbers, with which NumPy reads before the buffer."""
-    if start < 0 or min(shape, default=0) < 0:
-        raise ValueError(f"an array of {shape} from {start} on is none")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"{list(shape)} is not the shape of an array")
     return math.prod(shape) * item_size
 
 
@@ -458,12 +423,8 @@ def _checked(description: Any) -> Any:
     ]
 
 
-def _write_tensor(add: Callable[[Any], int], tensor: torch.Tensor) -> list[Any]:
-    """Pass the bytes of a tensor to `add`, and return its dtype, shape and offset.
-
-    Raises:
-        TypeError: The tensor is not in main memory, is sparse or quantized, or requires gradients.
-    """
+def _write_tensor(writer: _NodeWriter, tensor: torch.Tensor) -> list[Any]:
+    """Pass the bytes of a tensor to `add`, and return its dtype, shape and offset."""
     if tensor.requires_grad:
         raise TypeError("A tensor that requires gradients cannot be kept: pass what its `.detach()` returns.")
     if tensor.device.type != "cpu":
@@ -474,18 +435,7 @@ def _write_tensor(add: Callable[[Any], int], tensor: torch.Tensor) -> list[Any]:
         )
     dense = tensor.resolve_conj().resolve_neg().contiguous()
     content = dense.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
-    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), add(content)]
-
-
-def _read_tensor(span: Span, dtype: str, shape: list[int], start: int) -> torch.Tensor:
-    """Return the tensor, a copy of the bytes that `span(start, size)` returns."""
-    kind = getattr(torch, dtype)
-    if not isinstance(kind, torch.dtype) or dtype in _QUANTIZED or len(shape) > _MOST_DIMENSIONS:
-        raise ValueError(f"{dtype!r} is not a dtype of torch")
-    num_bytes = _num_bytes(shape, kind.itemsize, start)
-    if not num_bytes:
-        return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(bytearray(span(start, num_bytes)), dtype=kind).reshape(shape)
+    return ["tensor", str(tensor.dtype).removeprefix("torch."), list(tensor.shape), writer.add(content)]
 
 
 def _image_as_plain(image: Image.Image) -> tuple[Any, ...]:

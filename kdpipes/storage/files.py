@@ -21,11 +21,10 @@ import fsspec
 import platformdirs
 from filelock import FileLock, Timeout
 
-from kdpipes.core.errors import DataError, as_cause
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import DataError, as_cause, masked
+from kdpipes.storage.access import Threads
 from kdpipes.storage.filesystems import filesystem_of, not_installed, parent_of
 from kdpipes.storage.retries import NUM_TRIES, SilenceError, ask, hedged, in_time, is_missing, retried, what_went_wrong
-from kdpipes.storage.threads import Threads
 from kdpipes.storage.urls import identity_of, is_local
 
 __all__ = [
@@ -115,11 +114,7 @@ def file_stamp(url: str) -> str:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the local folder for data that later runs can use; it may not exist yet.
-
-    Args:
-        name: The purpose: "indexes", "shards".
-    """
+    """Return the local folder for data that later runs can use; it may not exist yet."""
     return Path(os.environ.get("KDPIPES_CACHE_DIR") or _user_cache()).expanduser() / name
 
 
@@ -263,12 +258,7 @@ def list_files(root: str, suffixes: Sequence[str], found: Iterable[str] = ()) ->
 
 
 def list_versions(root: str) -> dict[str, Version]:
-    """Return the version of each file below a remote folder, by its path there; sub-folders are listed in parallel.
-
-    Raises:
-        FileNotFoundError: There is no such folder.
-        DataError: It cannot be listed.
-    """
+    """Return the version of each file below a remote folder, by its path there; sub-folders are listed in parallel."""
     with naming(root):
         filesystem, path = filesystem_of(root)
         filesystem.invalidate_cache(path)
@@ -471,10 +461,6 @@ class HeldFile:
 
     `locked` cannot do this: filelock's locks are exclusive, and its lock files must not be moved. A forked process does
     not inherit the hold.
-
-    Args:
-        path: Of the file.
-        flags: As `os.open` takes them.
     """
 
     def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:

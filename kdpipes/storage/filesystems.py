@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
-from kdpipes.core.errors import must_be
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import masked, must_be
 from kdpipes.storage.access import current_access
 from kdpipes.storage.object_store import with_obstore
 from kdpipes.storage.urls import is_local

@@ -73,12 +73,10 @@ def run_jobs(
         WorkerError: A process has died, or an error cannot be sent.
     """
     check_workers(executor, num_workers)
-    if executor is not None:
-        results = _in_executor(executor, function, jobs, num_workers, what)
-    elif num_workers:
-        results = _in_processes(function, jobs, min(num_workers, len(jobs)), what)
-    else:
+    if executor is None and not num_workers:
         results = _in_this_process(function, jobs, what)
+    else:
+        results = _in_workers(function, jobs, executor, num_workers, what)
     return _shown(results, len(jobs), what) if progress else results
 
 
@@ -142,61 +140,52 @@ def _note(what: str, job: Any) -> str:
     return f"kdpipes: while {what}: {job}"
 
 
-def _in_executor(
-    executor: Executor, function: Callable[[Any], Any], jobs: Sequence[Any], num_workers: int, what: str
+def _in_workers(
+    function: Callable[[Any], Any], jobs: Sequence[Any], executor: Executor | None, num_workers: int, what: str
 ) -> Iterator[Any]:
-    payload = cloudpickle.dumps(function)
-    if len(payload) > _LARGE:
-        warnings.warn(
-            f"While {what}, {len(payload) / 1e6:.0f} MB of the chain and its functions go with each job. Keep what is "
-            "large in files that workers open by themselves; or use `num_workers=`, whose processes get it once.",
-            stacklevel=2,
-        )
-    name = hashlib.blake2b(payload, digest_size=16).digest()
-    num_at_once = num_workers or getattr(executor, "_max_workers", None) or _NUM_UNKNOWN
     pending: deque[tuple[Any, Future[Any]]] = deque()
-    try:
-        yield from _submitted(executor, (name, payload), jobs, _AHEAD * num_at_once, what, pending)
-    finally:
-        for _, future in pending:
-            future.cancel()
-        with _loading:
-            _functions.pop(name, None)  # which threads of this process keep, with the chain and its caches
+    with contextlib.ExitStack() as stack:
+        if executor is None:
+            # Gives classes of a notebook their names, so that results are of the same classes. Objects that cannot be
+            # pickled raise later, if they have to be pickled.
+            with sharing(), contextlib.suppress(Exception):
+                cloudpickle.dumps(function)
+            num_at_once, name, payload = min(num_workers, len(jobs)), _OWN, None
+            executor = stack.enter_context(_own_pool(function, num_at_once)) if jobs else None
+        else:
+            payload = cloudpickle.dumps(function)
+            if len(payload) > _LARGE:
+                warnings.warn(
+                    f"While {what}, {len(payload) / 1e6:.0f} MB of the chain and its functions go with each job. Keep "
+                    "large data in files that workers open by themselves; or use `num_workers=`, whose processes get "
+                    "it once.",
+                    stacklevel=2,
+                )
+            name = hashlib.blake2b(payload, digest_size=16).digest()
+            num_at_once = num_workers or getattr(executor, "_max_workers", None) or _NUM_UNKNOWN
+            stack.callback(_forget, name, pending)
+        rest = iter(jobs)
+        while executor is not None:
+            for job in islice(rest, _AHEAD * num_at_once - len(pending)):
+                pending.append((job, executor.submit(_do, name, payload, cloudpickle.dumps(job))))
+            if not pending:
+                return
+            while True:  # wait for the first job, or for the first error of any
+                for job, future in pending:
+                    if future.done():
+                        _raise_if_failed(job, future, what)
+                if pending[0][1].done():
+                    break
+                wait([future for _, future in pending if not future.done()], return_when=FIRST_COMPLETED)
+            yield cloudpickle.loads(pending.popleft()[1].result()[1])
 
 
-def _in_processes(function: Callable[[Any], Any], jobs: Sequence[Any], num_workers: int, what: str) -> Iterator[Any]:
-    if not jobs:
-        return
-    # Gives classes of a notebook their names, so that results are of the same classes. Objects that cannot be pickled
-    # raise later, if they have to be pickled.
-    with sharing(), contextlib.suppress(Exception):
-        cloudpickle.dumps(function)
-    with _own_pool(function, num_workers) as pool:
-        yield from _submitted(pool, (_OWN, None), jobs, _AHEAD * num_workers, what, deque())
-
-
-def _submitted(
-    executor: Executor,
-    function: tuple[bytes, bytes | None],
-    jobs: Sequence[Any],
-    num_ahead: int,
-    what: str,
-    pending: deque[tuple[Any, Future[Any]]],
-) -> Iterator[Any]:
-    rest = iter(jobs)
-    while True:
-        for job in islice(rest, num_ahead - len(pending)):
-            pending.append((job, executor.submit(_do, *function, cloudpickle.dumps(job))))
-        if not pending:
-            return
-        while True:  # wait for the first job, or for the first error of any
-            for job, future in pending:
-                if future.done():
-                    _raise_if_failed(job, future, what)
-            if pending[0][1].done():
-                break
-            wait([future for _, future in pending if not future.done()], return_when=FIRST_COMPLETED)
-        yield cloudpickle.loads(pending.popleft()[1].result()[1])
+def _forget(name: bytes, pending: Iterable[tuple[Any, Future[Any]]]) -> None:
+    """Cancel waiting jobs, and drop a function that threads of this process keep, with the chain and its caches."""
+    for _, future in pending:
+        future.cancel()
+    with _loading:
+        _functions.pop(name, None)
 
 
 def _raise_if_failed(job: Any, future: Future[Any], what: str) -> None:
@@ -271,23 +260,18 @@ def _own_pool(function: Callable[[Any], Any], num_workers: int) -> Iterator[Proc
     pool = ProcessPoolExecutor(num_workers, initializer=_begin, initargs=(_Inherited(function),))
     try:
         yield pool
-    except BaseException:
-        _kill(pool)
+    except BaseException:  # a pool has no public method for this before Python 3.14
+        processes = list((pool._processes or {}).values())
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+        # Without this, the thread of the pool waits for the rest of a result that a killed process had begun to send.
+        # For the same thread's sake, the futures are not cancelled before.
+        pool._result_queue._writer.close()  # type: ignore[attr-defined]
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _kill(pool: ProcessPoolExecutor) -> None:
-    """End the processes of a pool at once, which it has no public method for before Python 3.14."""
-    processes = list((pool._processes or {}).values())
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
-    # Without this, the thread of the pool waits for the rest of a result that a killed process had begun to send.
-    # For the same thread's sake, the futures are not cancelled before.
-    pool._result_queue._writer.close()  # type: ignore[attr-defined]
 
 
 def _begin(inherited: _Inherited) -> None:
@@ -297,10 +281,10 @@ def _begin(inherited: _Inherited) -> None:
     _use_one_thread()
     _functions[_OWN] = inherited.function
     parent = multiprocessing.parent_process()
+
+    def end_with_parent() -> None:
+        parent.join()  # type: ignore[union-attr]
+        os._exit(1)
+
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), name="kdpipes-parent", daemon=True).start()
-
-
-def _end_with(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
+        threading.Thread(target=end_with_parent, name="kdpipes-parent", daemon=True).start()

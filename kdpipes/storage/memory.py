@@ -50,9 +50,6 @@ class MappedFiles:
     The maps are freed with this object and the views of them. Forked processes share them; a copy of this object maps
     anew. A file that has been replaced, cut or changed is mapped anew: each read looks at its size first, because
     reading what is no longer there kills the process. Pages that were viewed leave the process's memory after 64 MiB.
-
-    Args:
-        number: How many files stay mapped.
     """
 
     def __init__(self, number: int | None = None) -> None:
@@ -65,12 +62,6 @@ class MappedFiles:
 
     def view(self, path: str, start: int, size: int, num_bytes: int) -> memoryview:
         """Return a read-only view of a part of a file.
-
-        Args:
-            path: Of the file.
-            start: The offset of the first byte.
-            size: The number of bytes.
-            num_bytes: The expected length of the file.
 
         Raises:
             DataError: The file is missing, or has another length.

@@ -37,11 +37,7 @@ _REASON = re.compile(r'message: "([^"]*)"')
 
 
 class ObjectFiles:
-    """A file system of fsspec, whose objects are read through obstore; everything else is left to the file system.
-
-    Args:
-        filesystem: The file system.
-    """
+    """A file system of fsspec, whose objects are read through obstore; everything else is left to the file system."""
 
     def __init__(self, filesystem: Any) -> None:
         self.filesystem = filesystem

@@ -24,14 +24,14 @@ from kdpipes.core.errors import DataError
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.codec import checksum_of, encode, in_batches
 from kdpipes.storage.files import Version
-from kdpipes.storage.shard_index import IndexBuilder, JoinedIndexes, Places, ShardIndex
+from kdpipes.storage.shard_index import Catalog, IndexBuilder, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 
 __all__ = [
     "HEADER",
     "Header",
-    "Record",
     "Records",
+    "WrittenSample",
     "finished_index",
     "header_of",
     "part_name",
@@ -187,40 +187,32 @@ def read_records(folder: Path) -> Records:
         if not folder.is_dir():
             raise FileNotFoundError(f"There is no folder {str(folder)!r}.")
         raise DataError(f"{str(folder)!r} holds no records: `kdp.write_records` writes them. It has no {HEADER}.")
-    joined = JoinedIndexes(header.num_parts)
-    for number in shown_if_slow(range(header.num_parts), header.num_parts, "opening records", "parts"):
-        index = finished_index(folder, header, number)
-        if index is None:
-            name = part_name(number)
-            raise DataError(
-                f"{str(folder)!r} is not complete: {name!r} of {header.num_parts} parts is missing. "
-                "`kdp.write_records` with the same arguments goes on where it was broken off."
-            )
-        joined.add(index)
+
+    def indexes() -> Iterator[ShardIndex]:
+        for number in shown_if_slow(range(header.num_parts), header.num_parts, "opening records", "parts"):
+            index = finished_index(folder, header, number)
+            if index is None:
+                raise DataError(
+                    f"{str(folder)!r} is not complete: {part_name(number)!r} of {header.num_parts} parts is missing. "
+                    "`kdp.write_records` with the same arguments goes on where it was broken off."
+                )
+            yield index
+
+    catalog = Catalog.of(indexes(), header.num_parts)
     paths = [str(folder / part_name(number)) for number in range(header.num_parts)]
-    sizes = [version.size for version in joined.versions]
-    return Records(paths, sizes, joined.shards(), joined.keys(), joined.fields(), header.class_names)
+    sizes = [version.size for version in catalog.versions]
+    return Records(paths, sizes, catalog.shards, catalog.short_keys, catalog.fields, header.class_names)
 
 
-class Record(NamedTuple):
-    """A sample to be written.
-
-    Args:
-        key: Of the sample.
-        fields: Its fields, of types that the codec knows.
-    """
+class WrittenSample(NamedTuple):
+    """A sample to be written."""
 
     key: str
     fields: dict[str, Any]
 
 
-def write_part(path: Path, records: Iterable[Record], tag: str) -> ShardIndex:
+def write_part(path: Path, records: Iterable[WrittenSample], tag: str) -> ShardIndex:
     """Write an LMDB file, which must not exist, and return its index. The same records make the same bytes.
-
-    Args:
-        path: Of the file.
-        records: In order.
-        tag: What identifies the input of the part.
 
     Raises:
         TypeError: A field is not plain data.
@@ -282,7 +274,7 @@ def _address(value: memoryview) -> int:
     return int(np.frombuffer(value, np.uint8).__array_interface__["data"][0])
 
 
-def _packed(index: IndexBuilder, record: Record) -> tuple[int, bytes]:
+def _packed(index: IndexBuilder, record: WrittenSample) -> tuple[int, bytes]:
     """Add a record to the index, and return its number and bytes."""
     number = len(index)
     parts = _padded(encode([number, record.key, list(record.fields)]))

@@ -21,7 +21,7 @@ from fsspec.spec import AbstractFileSystem
 
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.processes import forget_after_fork
-from kdpipes.storage.access import current_access, using
+from kdpipes.storage.access import Threads, current_access, using
 from kdpipes.storage.files import Version, remote_info, version_in
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.retries import (
@@ -35,7 +35,6 @@ from kdpipes.storage.retries import (
     waiting,
     what_went_wrong,
 )
-from kdpipes.storage.threads import Threads
 from kdpipes.storage.urls import is_local
 
 __all__ = [
@@ -79,15 +78,7 @@ class Span(NamedTuple):
 
 
 def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> Content:
-    """Return the bytes of a span; temporary errors are retried.
-
-    Args:
-        span: The bytes to read.
-        num_silent: The maximum number of tries that time out.
-
-    Raises:
-        DataError: They cannot be read, or the file ends before them.
-    """
+    """Return the bytes of a span; temporary errors are retried."""
     if span.start >= span.stop:
         return b""
     try:
@@ -194,11 +185,7 @@ class RangeReader:
                     self._expect(known)
 
     def read(self, span: Span) -> bytes:
-        """Return the bytes of a span.
-
-        Raises:
-            DataError: They cannot be read.
-        """
+        """Return the bytes of a span."""
         if span.start >= span.stop:
             return b""
         with self._lock:
@@ -309,14 +296,8 @@ class _ChangedError(Exception):
     """The file is not the one that was opened."""
 
 
-class _Source:
-    """A remote file as one process sees it: returns chunks, with retries.
-
-    Args:
-        url: Of the file.
-        version: The version that the file must have, if it was opened before.
-        has_ranges: Whether the server supports range requests, as far as is known.
-    """
+class _RemoteFile:
+    """A remote file as one process sees it: returns chunks, with retries."""
 
     def __init__(self, url: str, version: Version | None = None, *, has_ranges: bool = True) -> None:
         self._url = url
@@ -434,10 +415,6 @@ class RemoteStream:
     Args:
         url: Of the file.
         num_ahead: How many chunks to read ahead until the first one has been read.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        DataError: The storage cannot be reached.
     """
 
     def __init__(self, url: str, num_ahead: int | None = None) -> None:
@@ -448,7 +425,7 @@ class RemoteStream:
         self._coming: deque[Future[Content]] = deque()
         self._num_ahead = min(num_ahead or _NUM_AT_FIRST, _NUM_AHEAD)
         self.at_end: Callable[[int], object] | None = None  # called with the number of chunks still under way
-        self._source = _Source(url)
+        self._source = _RemoteFile(url)
         self._threads: Threads | None = None
         self._process, self._access = os.getpid(), current_access()
 
@@ -531,7 +508,7 @@ class RemoteStream:
     def _renew(self, *, has_ranges: bool) -> None:
         """Open the file again, and continue after the chunk that was read last."""
         self._cancel()
-        self._source, self._threads = _Source(self._url, self._source.version, has_ranges=has_ranges), None
+        self._source, self._threads = _RemoteFile(self._url, self._source.version, has_ranges=has_ranges), None
         self._wanted, self._process = self._begin, os.getpid()
 
     def _cancel(self) -> None:
@@ -542,11 +519,7 @@ class RemoteStream:
 
 
 class StreamsAhead:
-    """Remote files that are read one after the other: while one is read, the next one is started.
-
-    Args:
-        urls: Of the files, in order; local ones are skipped.
-    """
+    """Remote files that are read one after the other: while one is read, the next one is started."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._next = dict(pairwise(url for url in urls if not is_local(url)))
@@ -563,12 +536,7 @@ class StreamsAhead:
                 self._begun = url, os.getpid(), begun
 
     def open(self, url: str) -> RemoteStream:
-        """Return the stream of one of the files, and start the next one.
-
-        Raises:
-            FileNotFoundError: The file does not exist.
-            DataError: The storage cannot be reached.
-        """
+        """Return the stream of one of the files, and start the next one."""
         with using(self._access):
             (known, process, begun), self._begun = self._begun or ("", 0, Future()), None
             is_begun = known == url and process == os.getpid()  # the parent's threads do not run in a forked process

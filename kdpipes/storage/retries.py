@@ -16,7 +16,7 @@ from concurrent.futures import TimeoutError as NotDone
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import masked
 from kdpipes.storage.access import current_access, time_limit, using
 from kdpipes.storage.filesystems import PrivateHostError
 from kdpipes.storage.object_store import ObjectFiles
@@ -167,13 +167,13 @@ def _is_rejection(error: BaseException) -> bool:
     return is_known or isinstance(error, PermissionError)
 
 
-class _Own(threading.local):
+class _WaitsOfThread(threading.local):
     """Whether a thread itself may wait without a limit."""
 
     waits = False
 
 
-_own = _Own()
+_own = _WaitsOfThread()
 
 
 @contextmanager

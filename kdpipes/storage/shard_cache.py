@@ -18,17 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.errors import DataError
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import DataError, masked
 from kdpipes.core.processes import forget_after_fork
-from kdpipes.storage.access import Access, current_access, using
+from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.catalog import keep_index
 from kdpipes.storage.files import CAN_HOLD, HeldFile, Version, cache_folder, pread
 from kdpipes.storage.remote import read_range
-from kdpipes.storage.shard_folder import Entry, ReplacedError, Shard, ShardFolder, download
-from kdpipes.storage.threads import Threads
+from kdpipes.storage.shard_folder import ReplacedError, Shard, ShardFolder, StoredFile, download
 
-__all__ = ["Shard", "ShardCache", "ShardOrder", "Survey", "Visits"]
+__all__ = ["NeededShards", "Shard", "ShardCache", "Survey", "Visits"]
 
 _AT_ONCE = 16  # how many shards an order may go through side by side
 _NUM_HELD = 2  # shards that stay open in a process between reads, and so cannot be removed by others: at least
@@ -78,12 +76,7 @@ class ShardCache:
             self._end.detach()
 
     def takes(self, shard: Shard, num_bytes: int | None = None) -> bool:
-        """Return whether a shard can be kept, as far as is known.
-
-        Args:
-            shard: Which one.
-            num_bytes: The size of it and of all that must be kept at the same time; None means the shard alone.
-        """
+        """Return whether a shard, or `num_bytes` that are needed at the same time, can be kept, as far as is known."""
         fetcher = self._fetcher()
         needed = shard.version.size if num_bytes is None else num_bytes
         try:
@@ -107,12 +100,7 @@ class ShardCache:
         return self._fetcher().folder.has(shard)
 
     def path_of(self, shard: Shard, *, fetches: bool) -> str | None:
-        """Return the path of a shard in the cache; None if it is not there.
-
-        Args:
-            shard: Which one.
-            fetches: Whether to download a shard that is not in the cache.
-        """
+        """Return the path of a shard in the cache; if `fetches`, it is downloaded. None if it is not there."""
         try:
             file = self._file(shard, fetches=fetches)
         except ReplacedError:
@@ -122,36 +110,24 @@ class ShardCache:
     def expect(self, shards: Sequence[Shard], untils: Sequence[int] | None = None) -> None:
         """Set the order in which an epoch that begins needs shards, and start to download the first ones.
 
-        Args:
-            shards: In order of need; one that is needed again later appears again.
-            untils: See `ShardOrder`.
+        A shard that is needed again later appears again; for `untils` see `NeededShards`.
         """
         fetcher = self._fetcher()
         fetcher.failure = None
         fetcher.rejected.clear()
-        self._set_order(shards, untils)
+        self.prefetch(shards, untils)
 
-    def prefetch(self, shards: Sequence[Shard]) -> None:
+    def prefetch(self, shards: Sequence[Shard], untils: Sequence[int] | None = None) -> None:
         """Set which shards will be read soon, where the order of the epoch is not known."""
-        self._set_order(shards, None)
-
-    def _set_order(self, shards: Sequence[Shard], untils: Sequence[int] | None) -> None:
         fetcher = self._fetcher()
-        fetcher.order = ShardOrder(shards, untils)
+        fetcher.order = NeededShards(shards, untils)
         if self._is_able(fetcher):
             fetcher.look_ahead()
 
     def read(self, shard: Shard, offset: int, size: int, *, fetches: bool = True) -> bytes | None:
         """Return bytes of a shard; None if it is not in the cache and cannot be, or is too short.
 
-        Args:
-            shard: Which one.
-            offset: Of the first byte.
-            size: The number of bytes.
-            fetches: Whether to download a shard that is not in the cache.
-
-        Raises:
-            ReplacedError: The shard has been replaced.
+        If `fetches`, a missing shard is downloaded. Raises ReplacedError if it has been replaced.
         """
         file = self._file(shard, fetches=fetches)
         content = None if file is None else pread(file.descriptor, size, offset)
@@ -214,7 +190,7 @@ class _Fetcher:
 
     def __init__(self, folder: ShardFolder, num_ahead: int, num_ranges: int, range_size: int) -> None:
         self.folder = folder
-        self.order = ShardOrder()
+        self.order = NeededShards()
         self.failure: OSError | None = None  # of the local disk: nothing more is downloaded
         self.rejected: set[str] = set()  # shards whose storage fails, or that have no room in this epoch
         self._num_ahead, self._num_ranges, self._range_size = num_ahead, num_ranges, range_size
@@ -281,20 +257,18 @@ class _Fetcher:
         return next((shard for shard in due if not self.folder.has(shard)), None)
 
     def _fetched(self, shard: Shard, *, waits: bool) -> HeldFile | None:
-        def expendable(entries: list[Entry]) -> Iterator[Entry]:
-            for entry in self._by_need(entries, self.order.need(shard.name)):
+        def expendable(entries: list[StoredFile]) -> Iterator[StoredFile]:
+            """Yield files that may be removed: unneeded ones, then those needed after the shard, last ones first."""
+            needs = [(self.order.need(entry.name), entry) for entry in entries]
+            latest = self.order.need(shard.name)
+            unneeded = sorted((entry for need, entry in needs if need is None), key=lambda entry: entry.used)
+            needed = sorted(((need, entry) for need, entry in needs if need is not None), reverse=True)
+            for entry in (*unneeded, *(entry for need, entry in needed if latest is None or need > latest)):
                 with self._lock:
                     self._held.pop(entry.name, None)
                 yield entry
 
         return self.folder.fetch(shard, self._download, expendable, waits=waits)
-
-    def _by_need(self, entries: list[Entry], latest: int | None) -> list[Entry]:
-        """Return the files that may be removed: unneeded ones, then those needed after `latest`, last ones first."""
-        needs = {entry: self.order.need(entry.name) for entry in entries}
-        unneeded = sorted((entry for entry, need in needs.items() if need is None), key=lambda entry: entry.used)
-        needed = sorted(((need, entry) for entry, need in needs.items() if need is not None), reverse=True)
-        return [*unneeded, *(entry for need, entry in needed if latest is None or need > latest)]
 
     def _download(self, shard: Shard, file: HeldFile) -> bool:
         with self._lock:
@@ -314,7 +288,7 @@ class _Fetcher:
         return is_whole
 
 
-class ShardOrder:
+class NeededShards:
     """The order in which an epoch needs shards, and which of them it has reached.
 
     Args:

@@ -30,7 +30,7 @@ from kdpipes.storage.files import (
 )
 from kdpipes.storage.remote import BrokenStreamError, Content, NoRangesError, RemoteStream, Span
 
-__all__ = ["Entry", "ReplacedError", "Shard", "ShardFolder", "download"]
+__all__ = ["ReplacedError", "Shard", "ShardFolder", "StoredFile", "download"]
 
 _NAME = re.compile(r"([0-9a-f]{32}-([0-9]+))\.(tar|part)")
 _WHOLE, _PART, _LOCK = ".tar", ".part", "lock"
@@ -74,10 +74,10 @@ def _name_of(url: str, size: int, tag: str) -> str:
 
 
 Download = Callable[[Shard, HeldFile], bool]
-Expendable = Callable[[list["Entry"]], Iterable["Entry"]]
+Expendable = Callable[[list["StoredFile"]], Iterable["StoredFile"]]
 
 
-class Entry(NamedTuple):
+class StoredFile(NamedTuple):
     """A file in the folder.
 
     Args:
@@ -117,7 +117,7 @@ class ShardFolder:
             self._max_bytes = (shutil.disk_usage(self.path).free + held) // 2
         return self._max_bytes
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[StoredFile]:
         """Return its files."""
         found = []
         with os.scandir(self.path) as files:
@@ -125,7 +125,7 @@ class ShardFolder:
                 match = _NAME.fullmatch(file.name)
                 with suppress(FileNotFoundError):  # another process has just removed or finished it
                     if match is not None:
-                        found.append(Entry(Path(file.path), match[1], int(match[2]), file.stat().st_mtime))
+                        found.append(StoredFile(Path(file.path), match[1], int(match[2]), file.stat().st_mtime))
         return found
 
     def has(self, shard: Shard) -> bool:
@@ -156,14 +156,9 @@ class ShardFolder:
     def fetch(self, shard: Shard, download: Download, expendable: Expendable, *, waits: bool) -> HeldFile | None:
         """Return the file of a shard, shared with other readers; a missing one is downloaded by one process.
 
-        Args:
-            shard: Which one.
-            download: Fills a part, and returns whether it is whole.
-            expendable: Returns which of the other files may be removed, first ones first.
-            waits: Whether to wait while another process makes progress in downloading it.
-
-        Returns:
-            None if there is no room, another process is downloading it, or the download was stopped.
+        `download` fills a part, and returns whether it is whole. `expendable` returns which of the other files may be
+        removed, first ones first. The result is None if there is no room, the download was stopped, or another process
+        is downloading the shard and this one does not wait, or the other one makes no progress.
         """
         if shard.version.size > self.max_bytes():
             return None
@@ -290,17 +285,12 @@ def download(
     process was killed.
 
     Args:
-        shard: Which one.
-        file: Open for appending and held alone; it has the beginning of this version of the shard.
+        shard: The shard.
+        file: A file with the beginning of this version of the shard, open for appending and held alone.
         submit: Starts to read a range.
         range_size: The size of a range in bytes.
         num_ranges: How many are under way; at most so many are lost when the process is killed.
         is_wanted: Called after each range; returns whether to go on.
-
-    Raises:
-        ReplacedError: The shard has been replaced.
-        DataError: It cannot be read, or arrives damaged again and again.
-        OSError: The file cannot be written.
     """
     earlier, due = None, md5_of(shard.version)
     for _ in range(2):

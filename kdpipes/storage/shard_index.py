@@ -1,4 +1,4 @@
-"""The index of a tar shard or of a part of records: its samples, and where their fields lie. Built, saved and joined.
+"""The index of a tar shard or of a part of records, which says where the fields of each sample lie; and many, joined.
 
 A sidecar `NAME.index` is plain data: a mark, a header in JSON, little-endian arrays and a CRC-32 of it all.
 """
@@ -6,41 +6,32 @@ A sidecar `NAME.index` is plain data: a mark, a header in JSON, little-endian ar
 from __future__ import annotations
 
 import json
+import mmap
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from mmap import mmap
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
-from kdpipes.storage.columns import Column
+from kdpipes.storage.columns import Column, joined_column
 from kdpipes.storage.files import Version
 from kdpipes.storage.shared import PackedStrings
 
-__all__ = [
-    "UNCHECKED",
-    "IndexBuilder",
-    "JoinedIndexes",
-    "Places",
-    "ShardIndex",
-    "arrays_of",
-    "columns_in",
-    "packed",
-    "unpacked",
-]
+__all__ = ["UNCHECKED", "Catalog", "IndexBuilder", "Places", "ShardIndex"]
 
 UNCHECKED = -1  # in place of a checksum that was not computed
-_MAGIC = b"kdpindex"
+_MAGIC, _MAGIC_OF_MANY = b"kdpindex", b"kdpjoind"
 _FORMATS = (1, 2)  # without columns, as kdpipes 0.1 writes and reads them, and with columns
 _ALIGNMENT = 8
 _RESERVE = 1.25  # times the size that the shards so far let expect
-
-Buffer = bytes | memoryview | mmap
 
 
 @dataclass(frozen=True)
@@ -48,15 +39,15 @@ class Places:
     """Where one field of each sample lies, and its values, as far as they are known without reading it.
 
     Args:
-        offsets: Of the contents in the shard, `[n] int64`; -1 where a sample lacks the field.
-        sizes: Of the contents in bytes, `[n] int64`.
-        checksums: CRC-32 of the contents, `[n] uint32`; None if they were not computed. Of several shards `int64`, with
-            `UNCHECKED` for each that was not.
-        values: The values themselves, where all samples have one and all are integers: labels, `[n] int64`.
+        offsets: The offsets of the contents in the shard, `[n] int64`; -1 if a sample lacks the field.
+        sizes: The sizes of the contents in bytes, `[n]`.
+        checksums: The CRC-32 of the contents, `[n] uint32`; None if they were not computed. Of several shards `int64`,
+            with `UNCHECKED` for each that was not.
+        values: The values, if all samples have one and all are integers: labels, `[n] int64`.
     """
 
     offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    sizes: NDArray[Any]
     checksums: NDArray[Any] | None = None
     values: NDArray[np.int64] | None = None
 
@@ -66,10 +57,10 @@ class ShardIndex:
     """The index of one shard.
 
     Args:
-        version: Of the tar that it describes.
+        version: The version of the tar that it describes.
         keys: The samples' keys, `[n]`.
         fields: The places of each field.
-        columns: Values of fields, or of entries of fields, that `kdpipes index --columns` keeps.
+        columns: The values of fields, or of entries of fields, that `kdpipes index --columns` keeps.
     """
 
     version: Version
@@ -89,79 +80,30 @@ class ShardIndex:
 
     def to_bytes(self) -> bytes:
         """Return the content of the sidecar."""
-        header = {
-            "size": self.version.size,
-            "tag": self.version.tag,
-            "num_samples": len(self.keys),
-            "fields": list(self.fields),
-            **({"columns": list(self.columns)} if self.columns else {}),
-        }
-        return packed(_MAGIC, header, self._arrays())
-
-    def _arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        ends, letters = self.keys.arrays()
-        yield from (("ends", ends), ("keys", letters))
-        for number, places in enumerate(self.fields.values()):
-            for name in ("offsets", "sizes", "checksums", "values"):
-                values = getattr(places, name)
-                if values is not None:
-                    yield f"{number}.{name}", values
-        yield from arrays_of(self.columns)
+        header = {"size": self.version.size, "tag": self.version.tag, "num_samples": len(self.keys)}
+        arrays = _arrays_of(self.keys, self.fields, self.columns)
+        return _packed(_MAGIC, header | _names_of(self.fields, self.columns), arrays)
 
     @classmethod
     def from_bytes(cls, content: bytes, url: str) -> ShardIndex:
-        """Return the index that a sidecar holds.
-
-        Args:
-            content: Of the sidecar. The index holds views of it.
-            url: Of the sidecar, for errors.
+        """Return the index that a sidecar holds; its arrays are views of the content.
 
         Raises:
-            DataError: It is not an index, damaged, or of another format.
+            DataError: The content is not an index, damaged, or of another format.
         """
-        header, arrays = unpacked(_MAGIC, content, url)
+        header, arrays = _unpacked(_MAGIC, content, url)
         try:
-            fields = {
-                str(name): Places(
-                    arrays[f"{number}.offsets"],
-                    arrays[f"{number}.sizes"],
-                    arrays.get(f"{number}.checksums"),
-                    arrays.get(f"{number}.values"),
-                )
-                for number, name in enumerate(header["fields"])
-            }
-            keys = PackedStrings.of_arrays(arrays["ends"], arrays["keys"])
-            columns = columns_in(header, arrays)
-            parts = [values for places in fields.values() for values in vars(places).values() if values is not None]
-            if any(len(values) != header["num_samples"] for values in (keys, *parts, *columns.values())):
-                raise ValueError("its columns are of different lengths")
-            return cls(Version(int(header["size"]), str(header["tag"])), keys, fields, columns)
+            keys, fields, columns = _contents_of(header, arrays)
+            places = {name: known for name, known in fields.items() if isinstance(known, Places)}
+            if len(keys) != header["num_samples"] or len(places) != len(fields):
+                raise ValueError("it is not complete")
+            return cls(Version(int(header["size"]), str(header["tag"])), keys, places, columns)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"Index {url!r} cannot be read: {type(error).__name__}: {error}.") from error
 
 
-def arrays_of(columns: dict[str, Column]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the arrays of columns, each with its name in a file."""
-    for number, column in enumerate(columns.values()):
-        yield from ((f"column {number}.{name}", values) for name, values in column.arrays().items())
-
-
-def columns_in(header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> dict[str, Column]:
-    """Return the columns in a file.
-
-    Raises:
-        KeyError: An array is missing.
-        ValueError: Arrays do not make a column.
-    """
-    found = {}
-    for number, name in enumerate(header.get("columns", ())):
-        parts = {part: arrays.get(f"column {number}.{part}") for part in ("kinds", "numbers", "ends", "letters")}
-        found[str(name)] = Column.of_arrays({part: values for part, values in parts.items() if values is not None})
-    return found
-
-
-def packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, NDArray[Any]]]) -> bytes:
-    """Return a mark, a header in JSON, named arrays of integers and a checksum as one content."""
+def _packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, NDArray[Any]]]) -> bytes:
+    """Return a mark, a header in JSON, named arrays of numbers and a checksum as one content."""
     known = [(name, np.ascontiguousarray(values)) for name, values in arrays]
     kinds = [[name, values.dtype.newbyteorder("<").str, len(values)] for name, values in known]
     text = json.dumps({**header, "arrays": kinds}, ensure_ascii=False).encode("utf-8", "surrogateescape")
@@ -175,12 +117,8 @@ def packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, NDA
     return content + np.array([zlib.crc32(content)], dtype="<u4").tobytes()
 
 
-def unpacked(magic: bytes, content: Buffer, url: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the header and the arrays of what `packed` has made; the arrays are views of it.
-
-    Raises:
-        DataError: It is something else, damaged, or of another format.
-    """
+def _unpacked(magic: bytes, content: bytes | mmap.mmap, url: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Return the header and the arrays of what `_packed` has made; the arrays are views of it."""
     view, head = memoryview(content), len(magic) + 8
     if view[: len(magic)] != magic or len(view) < head + 4:
         raise DataError(f"{url!r} is not the index of a shard.")
@@ -195,7 +133,7 @@ def unpacked(magic: bytes, content: Buffer, url: str) -> tuple[dict[str, Any], d
         start = head + length
         for name, kind, count in header["arrays"]:
             dtype = np.dtype(kind)
-            if dtype.kind not in "iu":
+            if dtype.kind not in "biuf":
                 raise ValueError(f"array {name!r} is of {dtype}")
             start += -start % _ALIGNMENT
             arrays[name] = np.frombuffer(view, dtype=dtype, count=count, offset=start)
@@ -222,9 +160,9 @@ class IndexBuilder:
         """Add a sample.
 
         Args:
-            key: Of the sample.
-            members: Of each field: name, offset, size, checksum and value; None for a checksum that was not computed,
-                and for a value that is not an integer.
+            key: The key of the sample.
+            members: For each field its name, offset, size, checksum and value; None for a checksum that was not
+                computed, and for a value that is not an integer.
         """
         for name, offset, size, checksum, value in members:
             self._has_checksums &= checksum is not None
@@ -234,12 +172,7 @@ class IndexBuilder:
         self._keys.append(key)
 
     def index(self, version: Version, starts: NDArray[np.int64] | None = None) -> ShardIndex:
-        """Return the index of the samples so far.
-
-        Args:
-            version: Of the shard.
-            starts: Where each sample starts, if offsets were given from there.
-        """
+        """Return the index of the samples so far; with `starts`, offsets are relative to the start of each sample."""
         fields = {}
         for name, numbers in self._rows.items():
             rows = np.frombuffer(numbers, dtype=np.int64).reshape(-1, 4)
@@ -255,126 +188,180 @@ class IndexBuilder:
         return ShardIndex(version, PackedStrings(self._keys), fields)
 
 
-class JoinedIndexes:
-    """The indexes of many shards, one after the other, in one array per column.
+@dataclass(frozen=True)
+class Catalog:
+    """The indexes of many shards, joined: where each field of each sample lies.
 
     Args:
-        num_shards: How many there will be. The first ones reserve room for all, and reserved pages that are not used
-            cost nothing: 2,000 indexes of 500 samples join in 0.07 s, against 0.12 s with columns that grow by a
-            quarter.
+        versions: The versions of the shards when they were opened.
+        shards: The number of the shard of each sample, `[n]`.
+        short_keys: The samples' keys in their shards, `[n]`.
+        fields: The places of each field; or its values, `[n] int64`, if the indexes hold all of them: labels.
+        columns: The columns that the indexes of all shards have.
+        sources: The versions of the data-set indexes that the indexes were read from.
+        names: The names of the shards in keys.
+        urls: The URLs of the shards.
     """
 
-    def __init__(self, num_shards: int) -> None:
-        self.versions: list[Version] = []
-        self._num_shards = num_shards
-        self._counts: list[int] = []
-        self._num_samples = 0
-        self._ends, self._letters = _Column(np.int64), _Column(np.uint8)
-        self._fields: dict[str, _Field] = {}
-        self._columns: dict[str, list[Column]] | None = None
+    versions: Sequence[Version]
+    shards: NDArray[np.int32]
+    short_keys: PackedStrings
+    fields: dict[str, Places | NDArray[np.int64]]
+    columns: dict[str, Column] = field(default_factory=dict)
+    sources: Sequence[Version] = ()
+    names: Sequence[str] = ()
+    urls: Sequence[str] = ()
 
-    def add(self, index: ShardIndex) -> None:
-        """Add the index of the next shard; it is copied."""
-        self.versions.append(index.version)
-        self._counts.append(len(index.keys))
-        self._num_samples += len(index.keys)
-        ends, letters = index.keys.arrays()
-        before, growth = self._letters.size, _RESERVE * self._num_shards / len(self.versions)
-        self._ends.extend(ends + before, len(self), growth)
-        self._letters.extend(letters, before + len(letters), growth)
-        for name, places in index.fields.items():
-            self._fields.setdefault(name, _Field()).extend(places, len(self), growth)
-        if len(index.keys):
-            known = {name: [] for name in index.columns} if self._columns is None else self._columns
-            self._columns = {name: parts for name, parts in known.items() if name in index.columns}
-            for name, parts in self._columns.items():
-                parts.append(index.columns[name])
+    @classmethod
+    def of(cls, indexes: Iterable[ShardIndex], num_shards: int) -> Catalog:
+        """Join the indexes of so many shards; each index can be freed before the next one is read."""
+        versions: list[Version] = []
+        counts: list[int] = []
+        # The first shards reserve zeros for all; pages that are not used cost nothing. So 0 stands for missing values.
+        grown: dict[tuple[str, str], NDArray[Any]] = {}
+        lacking: set[str] = set()  # fields without values in some shard
+        columns: dict[str, list[Column]] | None = None
+
+        def grow(name: str, part: str, values: NDArray[Any], start: int, dtype: Any = np.int64) -> None:
+            stop, column = start + len(values), grown.get((name, part), np.zeros(0, dtype=dtype))
+            if dtype == np.uint32 and values.max(initial=0) > np.iinfo(np.uint32).max:
+                column = column.astype(np.int64, copy=False)
+            if stop > len(column):
+                larger = np.zeros(int(stop * max(1, _RESERVE * num_shards / len(versions))), dtype=column.dtype)
+                larger[: len(column)] = column
+                column = larger
+            column[start:stop] = values
+            grown[name, part] = column
+
+        num_letters = start = 0
+        for index in indexes:
+            versions.append(index.version)
+            counts.append(len(index.keys))
+            ends, letters = index.keys.arrays()
+            grow("", "ends", ends + num_letters, start)
+            grow("", "letters", letters, num_letters, np.uint8)
+            for name, places in index.fields.items():
+                grow(name, "offsets", places.offsets + 1, start)
+                grow(name, "sizes", places.sizes, start, np.uint32)
+                if places.checksums is not None:
+                    grow(name, "checksums", places.checksums + np.int64(1), start)
+                if places.values is None:
+                    lacking.add(name)
+                else:
+                    grow(name, "values", places.values, start)
+            if counts[-1]:
+                known = {name: [] for name in index.columns} if columns is None else columns
+                columns = {
+                    name: [*parts, index.columns[name]] for name, parts in known.items() if name in index.columns
+                }
+            num_letters, start = num_letters + len(letters), start + counts[-1]
+        fields: dict[str, Places | NDArray[np.int64]] = {}
+        for name, part in list(grown):
+            grow(name, part, np.zeros(0, dtype=np.uint8), num_letters if part == "letters" else start)
+            grown[name, part] = grown[name, part][: num_letters if part == "letters" else start]
+        for name in dict.fromkeys(name for name, _ in grown if name):
+            offsets, checksums = grown[name, "offsets"], grown.get((name, "checksums"))
+            offsets -= 1
+            is_there = offsets >= 0
+            if name not in lacking and is_there.all():
+                fields[name] = grown[name, "values"]
+                continue
+            if checksums is not None:
+                checksums -= 1  # now UNCHECKED for missing ones
+                checksums[~is_there] = 0
+                if checksums.min(initial=0) >= 0:
+                    checksums = checksums.astype(np.uint32)
+            fields[name] = Places(offsets, grown[name, "sizes"], checksums)
+        empty = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
+        keys = PackedStrings.of_arrays(grown.get(("", "ends"), empty[0]), grown.get(("", "letters"), empty[1]))
+        shards = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        joined = {name: joined_column(parts) for name, parts in (columns or {}).items()}
+        return cls(versions, shards, keys, fields, joined)
 
     def __len__(self) -> int:
-        return self._num_samples
+        return len(self.shards)
 
-    def shards(self) -> NDArray[np.int32]:
-        """Return the number of the shard of each sample."""
-        return np.repeat(np.arange(len(self._counts), dtype=np.int32), self._counts)
+    @cached_property
+    def gaps(self) -> frozenset[str]:
+        """The fields that some samples lack."""
+        places = {name: known for name, known in self.fields.items() if isinstance(known, Places)}
+        return frozenset(name for name, known in places.items() if len(known.offsets) and known.offsets.min() < 0)
 
-    def keys(self) -> PackedStrings:
-        """Return the keys that the samples have in their shards."""
-        return PackedStrings.of_arrays(self._ends.array(len(self)), self._letters.array(self._letters.size))
+    def key(self, index: int) -> str:
+        """Return the key of a sample: the shard's name, a slash and its key there."""
+        return f"{self.names[int(self.shards[index])]}/{self.short_keys[index]}"
 
-    def fields(self) -> dict[str, Places | NDArray[np.int64]]:
-        """Return the places of each field, or its values where all samples have one."""
-        return {name: column.joined(len(self)) for name, column in self._fields.items()}
+    def to_bytes(self) -> bytes:
+        """Return the content of a file in the local cache; `names` and `urls` are not part of it."""
+        header = {"versions": list(self.versions), "sources": list(self.sources)}
+        arrays = chain([("shards", self.shards)], _arrays_of(self.short_keys, self.fields, self.columns))
+        return _packed(_MAGIC_OF_MANY, header | _names_of(self.fields, self.columns), arrays)
 
-    def columns(self) -> dict[str, Column]:
-        """Return the columns that all shards have."""
-        return {name: Column.joined(parts) for name, parts in (self._columns or {}).items()}
+    @classmethod
+    def from_file(cls, path: Path) -> Catalog:
+        """Return the catalog in a file, whose pages are shared by all processes that map it.
 
-
-class _Column:
-    """A NumPy array that grows. Values that do not fit its dtype widen it to `int64`.
-
-    Args:
-        dtype: Of the values.
-        missing: The value of samples for which none is given.
-    """
-
-    def __init__(self, dtype: Any, missing: int = 0) -> None:
-        self._values: NDArray[Any] = np.empty(0, dtype=dtype)
-        self._missing = missing
-        self.size = 0
-
-    def extend(self, values: NDArray[Any], stop: int, growth: float) -> None:
-        """Add values up to the size `stop`, with missing ones before them, and room for `growth` times as many."""
-        is_wider = len(values) > 0 and values.dtype.itemsize > self._values.dtype.itemsize
-        if is_wider and int(values.max()) > np.iinfo(self._values.dtype).max:
-            self._values = self._values.astype(np.int64)
-        if stop > len(self._values):
-            grown = np.empty(max(stop, int(stop * growth)), dtype=self._values.dtype)
-            grown[: self.size] = self._values[: self.size]
-            self._values = grown
-        start = stop - len(values)
-        self._values[self.size : start] = self._missing
-        self._values[start:stop] = values
-        self.size = stop
-
-    def array(self, size: int) -> NDArray[Any]:
-        """Return the values up to `size`."""
-        if self.size < size:
-            self.extend(np.empty(0, dtype=np.uint8), size, 1.0)
-        return self._values[:size]
+        Raises:
+            DataError: The file is something else, or damaged.
+            OSError: It cannot be mapped.
+        """
+        with path.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        header, arrays = _unpacked(_MAGIC_OF_MANY, content, str(path))
+        versions, sources = (
+            [Version(int(size), str(tag)) for size, tag in header[name]] for name in ("versions", "sources")
+        )
+        keys, fields, columns = _contents_of(header, arrays)
+        return cls(versions, arrays["shards"], keys, fields, columns, sources)
 
 
-class _Field:
-    """The places and values of one field."""
+def _names_of(fields: Mapping[str, Any], columns: Mapping[str, Column]) -> dict[str, list[str]]:
+    return {"fields": list(fields), **({"columns": list(columns)} if columns else {})}
 
-    def __init__(self) -> None:
-        self._offsets, self._sizes = _Column(np.int64, -1), _Column(np.uint32)
-        self._checksums, self._values = _Column(np.uint32), _Column(np.int64)
-        self._has_values = True
-        self._unchecked: list[slice] = []  # samples of shards whose indexes have no checksums
 
-    def extend(self, places: Places, stop: int, growth: float) -> None:
-        """Add the places of one shard."""
-        self._offsets.extend(places.offsets, stop, growth)
-        self._sizes.extend(places.sizes, stop, growth)
-        if places.checksums is None:
-            self._unchecked.append(slice(stop - len(places.offsets), stop))
+def _arrays_of(
+    keys: PackedStrings, fields: Mapping[str, Places | NDArray[np.int64]], columns: Mapping[str, Column]
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the arrays of an index or catalog, each with its name in the file."""
+    ends, letters = keys.arrays()
+    yield from (("ends", ends), ("keys", letters))
+    for number, known in enumerate(fields.values()):
+        parts = vars(known) if isinstance(known, Places) else {"values": known}
+        yield from ((f"{number}.{name}", values) for name, values in parts.items() if values is not None)
+    for number, column in enumerate(columns.values()):
+        if isinstance(column, PackedStrings):
+            ends, letters = column.arrays()
+            yield from ((f"column {number}.ends", ends), (f"column {number}.letters", letters))
         else:
-            self._checksums.extend(places.checksums, stop, growth)
-        self._has_values &= places.values is not None
-        if self._has_values and places.values is not None:
-            self._values.extend(places.values, stop, growth)
+            yield f"column {number}", column
 
-    def joined(self, size: int) -> Places | NDArray[np.int64]:
-        """Return what is known of the field in so many samples."""
-        offsets = self._offsets.array(size)
-        if self._has_values and self._values.size == size == np.count_nonzero(offsets >= 0):
-            return self._values.array(size)
-        checksums = None
-        if self._checksums.size:
-            checksums = self._checksums.array(size)
-            if self._unchecked:
-                checksums = checksums.astype(np.int64)
-                for samples in self._unchecked:
-                    checksums[samples] = UNCHECKED
-        return Places(offsets, self._sizes.array(size), checksums)
+
+def _contents_of(
+    header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+) -> tuple[PackedStrings, dict[str, Places | NDArray[np.int64]], dict[str, Column]]:
+    """Return keys, fields and columns; raise KeyError or ValueError if they are incomplete."""
+    keys = PackedStrings.of_arrays(arrays["ends"], arrays["keys"])
+    fields: dict[str, Places | NDArray[np.int64]] = {}
+    for number, name in enumerate(header["fields"]):
+        offsets, sizes, checksums, values = (
+            arrays.get(f"{number}.{part}") for part in ("offsets", "sizes", "checksums", "values")
+        )
+        if offsets is not None and sizes is not None:
+            fields[str(name)] = Places(offsets, sizes, checksums, values)
+        else:
+            fields[str(name)] = arrays[f"{number}.values"]
+    columns: dict[str, Column] = {}
+    for number, name in enumerate(header.get("columns", ())):
+        if f"column {number}" in arrays:
+            columns[str(name)] = arrays[f"column {number}"]
+        else:
+            ends, letters = arrays[f"column {number}.ends"], arrays[f"column {number}.letters"]
+            columns[str(name)] = PackedStrings.of_arrays(ends, letters)
+    parts = [
+        values
+        for known in fields.values()
+        for values in (vars(known).values() if isinstance(known, Places) else [known])
+    ]
+    if any(values is not None and len(values) != len(keys) for values in (*parts, *columns.values())):
+        raise ValueError("its columns are of different lengths")
+    return keys, fields, columns

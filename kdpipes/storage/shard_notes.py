@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,12 +79,7 @@ class Seen(NamedTuple):
 
 
 class NotesPlace(NamedTuple):
-    """Where the notes of some shards lie, if they exist.
-
-    Args:
-        url: Of the notes.
-        numbers: The number of each shard in its name, by its URL.
-    """
+    """The URL of the notes of some shards, if they exist, and the number of each shard in its name, by its URL."""
 
     url: str
     numbers: dict[str, int]
@@ -96,34 +91,23 @@ def notes_places(urls: Sequence[str]) -> list[NotesPlace]:
     >>> notes_places(["a/p-000.tar", "a/p-001.tar"])
     [NotesPlace(url='a/p-shards.json', numbers={'a/p-000.tar': 0, 'a/p-001.tar': 1})]
     """
-    known = {url: _candidates(url) for url in urls}
+    known: dict[str, dict[str, int]] = defaultdict(dict)
+    for url in urls:
+        folder, slash, name = url.rpartition("/")
+        stem = name.removesuffix(".tar")
+        for found in reversed(list(_DIGITS.finditer(stem)) if name.endswith(".tar") else []):
+            place = f"{folder}{slash}{stem[: found.start()]}shards{stem[found.end() :]}.json"
+            known[url][place] = int(found[0])
     counts = Counter(place for candidates in known.values() for place in candidates)
-    found: dict[str, dict[str, int]] = {}
+    places: dict[str, dict[str, int]] = defaultdict(dict)
     for url, candidates in known.items():
-        if candidates:
-            place = max(candidates, key=lambda each: counts[each])
-            found.setdefault(place, {})[url] = candidates[place]
-    return [NotesPlace(place, numbers) for place, numbers in found.items()]
-
-
-def _candidates(url: str) -> dict[str, int]:
-    """Return the possible places of a shard's notes, one for each number in its name, last one first."""
-    folder, slash, name = url.rpartition("/")
-    if not name.endswith(".tar"):
-        return {}
-    stem = name.removesuffix(".tar")
-    places = ((stem[: found.start()], int(found[0]), stem[found.end() :]) for found in _DIGITS.finditer(stem))
-    return {f"{folder}{slash}{head}shards{tail}.json": number for head, number, tail in reversed(list(places))}
+        place = max(candidates, key=lambda each: counts[each])
+        places[place][url] = candidates[place]
+    return [NotesPlace(place, numbers) for place, numbers in places.items()]
 
 
 def notes_beside(place: NotesPlace) -> SavedNotes | None:
-    """Return the notes of shards; None if they are missing or cannot be read.
-
-    The local cache keeps a copy of remote notes.
-
-    Raises:
-        DataError: The storage cannot be reached, and there is no copy of the notes.
-    """
+    """Return the notes of shards; None if they are missing or cannot be read. The local cache keeps remote ones."""
     content = _content_of(place.url)
     try:
         return SavedNotes.from_bytes(content, place.url) if content else None
@@ -153,38 +137,24 @@ def _content_of(url: str) -> bytes:
 
 
 def names_beside(urls: Sequence[str], look: Callable[[], Mapping[str, Seen]]) -> tuple[str, ...] | None:
-    """Return the names of the classes 0, 1, ... in the notes beside shards; None if they have none. One file is read.
+    """Return the names of the classes in the notes beside shards of one job; None if they have none.
 
-    Args:
-        urls: Of shards of one job.
-        look: Returns what is known of each shard, by its URL; called only if the notes have names.
-
-    Raises:
-        DataError: The storage cannot be reached.
+    One file is read. `look` returns what is known of each shard, by its URL; it is called only if the notes have names.
     """
     places = notes_places(urls)
     if len(places) != 1 or len(places[0].numbers) != len(urls):
         return None
     notes = notes_beside(places[0])
-    if notes is None or notes.class_names is None:
-        return None
-    return class_names_of(notes, places[0], look())
+    return None if notes is None or notes.class_names is None else class_names_of(notes, places[0], look())
 
 
 def class_names_of(notes: SavedNotes, place: NotesPlace, seen: Mapping[str, Seen]) -> tuple[str, ...] | None:
-    """Return the names of the classes 0, 1, ...; None if the notes have none, or are those of other shards.
-
-    Args:
-        notes: The notes.
-        place: Where they lie.
-        seen: What is known of each shard, by its URL.
-    """
-    if notes.class_names is None:
+    """Return the names of the classes 0, 1, ...; None if the notes have none, or are those of other shards."""
+    shards = notes.shards or ()
+    if notes.class_names is None or max(place.numbers.values()) >= len(shards):
         return None
     for url, number in place.numbers.items():
-        if notes.shards is None or number >= len(notes.shards):
-            return None
-        num_samples, num_bytes = notes.shards[number]
+        num_samples, num_bytes = shards[number]
         if seen[url].num_bytes not in (num_bytes, -1) or seen[url].num_samples not in (num_samples, None):
             return None
     return tuple(notes.class_names)

@@ -335,9 +335,6 @@ class DottedKeys:
     `img.7.jpg` and `img.8.jpg` are members `7.jpg` and `8.jpg` of one sample, since a key ends at the first dot. So are
     the frames of a clip or the cameras of a scene, and rightly: but those have the same names in other samples, or a
     member without such a name beside them.
-
-    Args:
-        warns: False only sets `message`.
     """
 
     def __init__(self, *, warns: bool = True) -> None:

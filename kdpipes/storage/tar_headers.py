@@ -17,11 +17,11 @@ from zlib import adler32
 from kdpipes.storage.files import pread
 
 __all__ = [
-    "Entry",
     "FileBytes",
     "ForwardBytes",
     "NoTarError",
     "StreamBytes",
+    "TarEntry",
     "UnreadableTarError",
     "read_entries",
     "truncated",
@@ -130,7 +130,7 @@ class StreamBytes:
 ForwardBytes = FileBytes | StreamBytes
 
 
-class Entry(NamedTuple):
+class TarEntry(NamedTuple):
     """A member of a tar, as its headers describe it.
 
     Args:
@@ -154,7 +154,7 @@ class NoTarError(Exception):
     """A file that does not begin like a tar; the message is the reason."""
 
 
-def read_entries(source: ForwardBytes) -> Iterator[Entry]:
+def read_entries(source: ForwardBytes) -> Iterator[TarEntry]:
     """Yield the members of a tar up to its end mark; their contents are not read.
 
     Raises:
@@ -177,7 +177,7 @@ class _Headers:
         self._offset = 0
         self._known: dict[bytes, int] = {}  # pax headers, many of which are equal, and the sizes in them
 
-    def next(self) -> Entry | None:
+    def next(self) -> TarEntry | None:
         """Return the next member, or None at the end mark."""
         if self._known and self._source.goes_back and (entry := self._like_others()) is not None:
             return entry
@@ -200,7 +200,7 @@ class _Headers:
                 )
             self._offset += len(chunk)
 
-    def _like_others(self) -> Entry | None:
+    def _like_others(self) -> TarEntry | None:
         """Return the next member if its headers are like most of webdataset's, which are then read in one piece."""
         headers = self._take(self._offset, 3 * _BLOCK)
         size = self._known.get(headers[:_BLOCK], _BLOCK + 1)
@@ -242,7 +242,7 @@ class _Headers:
             raise UnreadableTarError(f"cannot be read from offset {offset} on: unexpected end of data") from None
         raise UnreadableTarError(f"is truncated: no end mark stands at offset {offset}") from None
 
-    def _extended(self, block: bytes, size: int) -> Entry:
+    def _extended(self, block: bytes, size: int) -> TarEntry:
         """Return the member after extended headers; of two values for the same key, the first holds, as in tarfile."""
         begin, records = self._offset - _BLOCK, dict[bytes, bytes]()
         kind = block[156]
@@ -288,12 +288,12 @@ class _Headers:
             raise _damaged(begin, "gives all members one path or size")
         return {}
 
-    def _entry(self, name: str, block: bytes, size: int, *, has_map: bool = False) -> Entry:
+    def _entry(self, name: str, block: bytes, size: int, *, has_map: bool = False) -> TarEntry:
         """Return a member, and skip its content."""
         kind = block[156]
         if kind == _SPARSE:
             self._pass_map(block)
-        entry = Entry(name, self._offset, size, "sparse" if has_map else _KINDS.get(kind, "other"))
+        entry = TarEntry(name, self._offset, size, "sparse" if has_map else _KINDS.get(kind, "other"))
         is_folder = kind == 0 and block[:100].split(b"\0", 1)[0].endswith(b"/")  # as v7 writes it
         if kind in _EMPTY or is_folder:
             return entry._replace(size=0, kind="other" if is_folder else entry.kind)

@@ -1,10 +1,8 @@
 """Checks for your own chains and pipes, and faults: storage that fails on a schedule, killed workers, a full disk."""
 
 from kdpipes.testing.checks import check_elastic, check_exactly_once, check_pipe, check_resumable
-from kdpipes.testing.faults import Fault, Request
-from kdpipes.testing.faulty_storage import FaultyFileSystem, StorageStats, faulty_storage
-from kdpipes.testing.run_faults import full_disk, kill_one_worker, slow_consumer
-from kdpipes.testing.s3_server import s3_server
+from kdpipes.testing.faults import Fault, full_disk, kill_one_worker, slow_consumer
+from kdpipes.testing.faulty_storage import FaultyFileSystem, Request, StorageStats, faulty_storage
 
 __all__ = [
     "Fault",
@@ -18,6 +16,5 @@ __all__ = [
     "faulty_storage",
     "full_disk",
     "kill_one_worker",
-    "s3_server",
     "slow_consumer",
 ]

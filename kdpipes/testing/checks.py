@@ -31,7 +31,7 @@ from kdpipes.loader.loader import Loader
 from kdpipes.loader.receipt import verify_receipts
 from kdpipes.loader.services import ThreadReadingService
 from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDataPipe
-from kdpipes.testing.run_faults import kill_one_worker
+from kdpipes.testing.faults import kill_one_worker
 from kdpipes.work.fields import Selector
 
 __all__ = ["PROMISES", "as_rank", "check_elastic", "check_exactly_once", "check_pipe", "check_resumable", "plain"]
@@ -77,7 +77,7 @@ def as_rank(rank: int, num_ranks: int) -> Iterator[None]:
 
 
 def _made(chain: Any) -> Any:
-    """Return a chain, or the one that a function makes anew, as another process would."""
+    """Return a chain; a function is called to make a new one, as in another process."""
     return chain() if callable(chain) else chain
 
 
@@ -116,7 +116,7 @@ def check_elastic(
     global batches grow with the number of ranks.
 
     Args:
-        chain: A chain with `deal`; or a function that makes it, which is called for each run, as another process would.
+        chain: A chain with `deal`; or a function that makes it, which is called for each run, as in another process.
         num_workers: The numbers of worker processes to compare with none.
         num_ranks: The numbers of ranks to compare with one.
         threads: Whether to compare with two threads, too.
@@ -266,7 +266,7 @@ def _first_epoch(chain: Any) -> list[Any]:
 
 
 def _keyed(deal: Dealer) -> Any:
-    """Return a copy of a `deal` whose batches name samples in place of giving their fields."""
+    """Return a copy of a `deal` whose batches hold the keys of samples instead of their fields."""
     source = deal.source
     while isinstance(source, Pipe) and isinstance(source.operation, Selector):
         source = Chain.of(source).end.upstream[0].pipe

@@ -1,24 +1,21 @@
-"""Storage faults: what goes wrong, with which requests, and a record of all requests."""
+"""Faults: what goes wrong with which requests to storage; a killed worker, a full disk, a slow consumer."""
 
 from __future__ import annotations
 
 import errno
 import fnmatch
-import json
+import multiprocessing
 import os
-import threading
-import weakref
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from kdpipes.core.errors import check_choice, check_count, is_number, must_be
-from kdpipes.core.randomness import hash_key
 
-__all__ = ["BEFORE_THE_ANSWER", "Begun", "ErrorStyle", "Fault", "Ledger", "Request", "error_of", "num_repeated"]
+__all__ = ["BEFORE_THE_ANSWER", "ErrorStyle", "Fault", "error_of", "full_disk", "kill_one_worker", "slow_consumer"]
 
 FaultKind = Literal[
     "latency",
@@ -51,8 +48,6 @@ _ERRORS: dict[str, tuple[type[OSError], int, str]] = {
     "too_many_requests": (OSError, errno.EIO, _BUSY),
     "missing": (FileNotFoundError, errno.ENOENT, "The specified key does not exist."),
 }
-_ANY = -1  # stands for any fault, where requests are numbered
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ class Fault:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether it depends on how many requests there were before."""
+        """Whether it depends on the number of earlier requests."""
         is_scheduled = self.every is not None or self.probability is not None or self.times is not None or self.after
         return bool(is_scheduled) or self.kind in ("flip_bit", "wrong_range")
 
@@ -131,140 +126,66 @@ class Fault:
 
 
 def error_of(kind: str, path: str, style: ErrorStyle) -> Exception:
-    """Return the error that a kind of fault raises."""
-    error = _error_of_s3fs(kind, path) if style == "s3fs" else None
+    """Return the error that a kind of fault raises; those of s3fs are partly classes of botocore and aiohttp."""
+    if style == "s3fs" and kind in ("reset", "reset_midway", "timeout"):
+        from aiohttp import ClientPayloadError
+        from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
+
+        made: dict[str, Exception] = {
+            "reset": EndpointConnectionError(endpoint_url=path),
+            "reset_midway": ClientPayloadError("Response payload is not completed"),
+            "timeout": ReadTimeoutError(endpoint_url=path),
+        }
+        return made[kind]
     builtin, number, text = _ERRORS[kind]
-    return error or builtin(number, text)
+    return builtin(number, text)
 
 
-def _error_of_s3fs(kind: str, path: str) -> Exception | None:
-    """Return the error that s3fs raises, if it is a class of botocore or aiohttp."""
-    if kind not in ("reset", "reset_midway", "timeout"):
-        return None
-    from aiohttp import ClientPayloadError
-    from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
+def kill_one_worker() -> bool:
+    """Kill one worker process of this process by SIGKILL, as the system does when memory runs out.
 
-    made: dict[str, Exception] = {
-        "reset": EndpointConnectionError(endpoint_url=path),
-        "reset_midway": ClientPayloadError("Response payload is not completed"),
-        "timeout": ReadTimeoutError(endpoint_url=path),
-    }
-    return made[kind]
+    A loader replaces it, and delivers the same batches.
 
-
-class Request(NamedTuple):
-    """One request for the bytes `start` to `stop` of `path`, of which `delivered` bytes came.
-
-    `kind` is `info`, `list`, `whole` or `range`; `faults` are the numbers of the faults that hit it.
+    Returns:
+        Whether there was one.
     """
-
-    path: str
-    kind: str
-    pid: int
-    faults: tuple[int, ...]
-    start: int = 0
-    stop: int = 0
-    delivered: int = 0
+    children = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+    if children:
+        os.kill(children[0], signal.SIGKILL)
+    return bool(children)
 
 
-class Begun(NamedTuple):
-    name: str
-    number_of_path: int
-    faults: list[Fault]
+@contextmanager
+def full_disk(max_bytes: int = 4096) -> Iterator[None]:
+    """Limit the size of files in the block: writing beyond it raises OSError, as on a full disk. Not on Windows.
 
+    It applies to this process, and to workers that it forks inside. The error is `EFBIG`, which kdpipes treats like
+    `ENOSPC`.
 
-class Ledger:
-    """The requests of all processes, in one file: a line when a request begins, one when its bytes are known.
-
-    Lines are appended whole. Without a fault that has a schedule, no lock is taken.
+    Example:
+        >>> with full_disk(100), open("large.bin", "wb", buffering=0) as file:
+        ...     file.write(bytes(100))
+        ...     file.write(bytes(1))
+        Traceback (most recent call last):
+        OSError: [Errno 27] File too large
     """
+    import resource  # Windows does not have it, but must be able to import this module
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._num_read = 0
-        self.requests: list[Request] = []
-        self._places: dict[str, int] = {}
-        self._numbers: Counter[tuple[int, str]] = Counter()
-        self._hits: Counter[tuple[int, str]] = Counter()
-        self._lock = threading.Lock()
-        self._names = count()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._descriptor)
-
-    def begin(self, faults: Sequence[Fault], seed: int, path: str, kind: str) -> Begun:
-        """Record a request, and return its name, its number and the faults that hit it."""
-        concerned = [place for place, fault in enumerate(faults) if fault.concerns(path, kind)]
-        name = f"{os.getpid()}-{next(self._names)}"
-        if not any(faults[place].is_numbered for place in concerned):
-            self._append(["begin", name, path, kind, os.getpid(), concerned, [_ANY, *concerned]])
-            return Begun(name, 0, [faults[place] for place in concerned])
-        with self._locked():
-            hits = [place for place in concerned if self._is_hit(place, faults[place], seed, path)]
-            self._append(["begin", name, path, kind, os.getpid(), hits, [_ANY, *concerned]])
-            return Begun(name, self._numbers[_ANY, path], [faults[place] for place in hits])
-
-    def end(self, name: str, start: int, stop: int, delivered: int) -> None:
-        """Record the bytes that a request was for, and how many came."""
-        self._append(["end", name, start, stop, delivered])
-
-    def read(self) -> list[Request]:
-        """Return all requests so far."""
-        with self._locked():
-            return list(self.requests)
-
-    def _is_hit(self, place: int, fault: Fault, seed: int, path: str) -> bool:
-        number = self._numbers[place, path]
-        draw = hash_key(seed, place, path, number)
-        return fault.hits(number, self._hits[place, path], lambda: int.from_bytes(draw[:7], "little") / (1 << 56))
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep the other threads and processes that number requests waiting, and read what they have written."""
-        import fcntl  # imported late: Windows does not have it, but must be able to import this module
-
-        with self._lock:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            try:
-                self._take_new()
-                yield
-            finally:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing it leaves the lock to a process forked meanwhile
-
-    def _append(self, entry: list[Any]) -> None:
-        os.write(self._descriptor, json.dumps(entry).encode() + b"\n")
-
-    def _take_new(self) -> None:
-        content = b""
-        while part := os.pread(self._descriptor, _CHUNK, self._num_read + len(content)):
-            content += part
-        lines = content.splitlines(keepends=True)
-        for line in lines:
-            if line.endswith(b"\n"):  # somebody may be at the last one
-                self._num_read += len(line)
-                self._take(*json.loads(line))
-
-    def _take(self, what: str, name: str, *entry: Any) -> None:
-        if what == "end":
-            start, stop, delivered = entry
-            place = self._places[name]
-            self.requests[place] = self.requests[place]._replace(start=start, stop=stop, delivered=delivered)
-            return
-        path, kind, pid, hits, concerned = entry
-        self._places[name] = len(self.requests)
-        self.requests.append(Request(path, kind, pid, tuple(hits)))
-        self._numbers.update((place, path) for place in concerned)
-        self._hits.update((place, path) for place in hits)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (check_count("max_bytes", max_bytes, minimum=0), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def num_repeated(requests: Sequence[Request]) -> int:
-    """Return how many bytes have come more than once: all of them, less those of the union of the ranges."""
-    ranges: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for request in requests:
-        ranges[request.path].append((request.start, request.start + request.delivered))
-    repeated = 0
-    for places in ranges.values():
-        end = 0
-        for start, stop in sorted(places):
-            repeated += max(min(end, stop) - start, 0)
-            end = max(end, stop)
-    return repeated
+def slow_consumer(batches: Iterable[Any], step: Callable[[Any], Any] = lambda batch: time.sleep(0.1)) -> Iterator[Any]:
+    """Yield batches, each after a step that takes long, so that workers wait for room and buffers are full.
+
+    Args:
+        batches: A loader, or an iterator of one.
+        step: Called with each batch.
+    """
+    for batch in batches:
+        step(batch)
+        yield batch

@@ -7,12 +7,14 @@ import importlib.util
 import json
 import os
 import tempfile
+import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -23,9 +25,12 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from kdpipes.core.errors import check_choice, check_seed, must_be
 from kdpipes.core.randomness import hash_key
 from kdpipes.storage.files import pread
-from kdpipes.testing.faults import BEFORE_THE_ANSWER, Begun, ErrorStyle, Fault, Ledger, Request, error_of, num_repeated
+from kdpipes.testing.faults import BEFORE_THE_ANSWER, ErrorStyle, Fault, error_of
 
-__all__ = ["FaultyFileSystem", "StorageStats", "faulty_storage"]
+__all__ = ["FaultyFileSystem", "Request", "StorageStats", "faulty_storage"]
+
+_ANY = -1  # stands for any fault, where requests are numbered
+_CHUNK = 1 << 20
 
 
 class StorageStats(NamedTuple):
@@ -46,7 +51,127 @@ class StorageStats(NamedTuple):
     faults: dict[str, int]
 
 
-_ledgers: dict[tuple[int, str], Ledger] = {}  # by process: a forked one reads the file for itself
+class Request(NamedTuple):
+    """One request for the bytes `start` to `stop` of `path`, of which `delivered` bytes were delivered.
+
+    `kind` is `info`, `list`, `whole` or `range`; `faults` are the numbers of the faults that hit it.
+    """
+
+    path: str
+    kind: str
+    pid: int
+    faults: tuple[int, ...]
+    start: int = 0
+    stop: int = 0
+    delivered: int = 0
+
+
+class _Begun(NamedTuple):
+    """A request that has begun: its name in the ledger, its number for that path, and the faults that hit it."""
+
+    name: str
+    number_of_path: int
+    faults: list[Fault]
+
+
+class _Ledger:
+    """The requests of all processes, in one file: a line when a request begins, one when its bytes are known.
+
+    Lines are appended whole. Without a fault that has a schedule, no lock is taken.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._num_read = 0
+        self.requests: list[Request] = []
+        self._places: dict[str, int] = {}
+        self._numbers: Counter[tuple[int, str]] = Counter()
+        self._hits: Counter[tuple[int, str]] = Counter()
+        self._lock = threading.Lock()
+        self._names = count()
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def begin(self, faults: Sequence[Fault], seed: int, path: str, kind: str) -> _Begun:
+        """Record a request, and return its name, its number and the faults that hit it."""
+        concerned = [place for place, fault in enumerate(faults) if fault.concerns(path, kind)]
+        name = f"{os.getpid()}-{next(self._names)}"
+        if not any(faults[place].is_numbered for place in concerned):
+            self._append(["begin", name, path, kind, os.getpid(), concerned, [_ANY, *concerned]])
+            return _Begun(name, 0, [faults[place] for place in concerned])
+        with self._locked():
+            hits = [place for place in concerned if self._is_hit(place, faults[place], seed, path)]
+            self._append(["begin", name, path, kind, os.getpid(), hits, [_ANY, *concerned]])
+            return _Begun(name, self._numbers[_ANY, path], [faults[place] for place in hits])
+
+    def end(self, name: str, start: int, stop: int, delivered: int) -> None:
+        """Record the range of a request, and the number of delivered bytes."""
+        self._append(["end", name, start, stop, delivered])
+
+    def read(self) -> list[Request]:
+        """Return all requests so far."""
+        with self._locked():
+            return list(self.requests)
+
+    def _is_hit(self, place: int, fault: Fault, seed: int, path: str) -> bool:
+        number = self._numbers[place, path]
+        draw = hash_key(seed, place, path, number)
+        return fault.hits(number, self._hits[place, path], lambda: int.from_bytes(draw[:7], "little") / (1 << 56))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep the other threads and processes that number requests waiting, and read what they have written."""
+        import fcntl  # imported late: Windows does not have it, but must be able to import this module
+
+        with self._lock:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            try:
+                self._take_new()
+                yield
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing it leaves the lock to a process forked meanwhile
+
+    def _append(self, entry: list[Any]) -> None:
+        os.write(self._descriptor, json.dumps(entry).encode() + b"\n")
+
+    def _take_new(self) -> None:
+        content = b""
+        while part := os.pread(self._descriptor, _CHUNK, self._num_read + len(content)):
+            content += part
+        lines = content.splitlines(keepends=True)
+        for line in lines:
+            if line.endswith(b"\n"):  # somebody may be at the last one
+                self._num_read += len(line)
+                self._take(*json.loads(line))
+
+    def _take(self, what: str, name: str, *entry: Any) -> None:
+        if what == "end":
+            start, stop, delivered = entry
+            place = self._places[name]
+            self.requests[place] = self.requests[place]._replace(start=start, stop=stop, delivered=delivered)
+            return
+        path, kind, pid, hits, concerned = entry
+        self._places[name] = len(self.requests)
+        self.requests.append(Request(path, kind, pid, tuple(hits)))
+        self._numbers.update((place, path) for place in concerned)
+        self._hits.update((place, path) for place in hits)
+
+
+def _num_repeated(requests: Sequence[Request]) -> int:
+    """Return the number of bytes that were delivered more than once: the total minus the union of the ranges."""
+    ranges: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for request in requests:
+        ranges[request.path].append((request.start, request.start + request.delivered))
+    repeated = 0
+    for places in ranges.values():
+        end = 0
+        for start, stop in sorted(places):
+            repeated += max(min(end, stop) - start, 0)
+            end = max(end, stop)
+    return repeated
+
+
+_ledgers: dict[tuple[int, str], _Ledger] = {}  # by process: a forked one reads the file for itself
 
 
 def _opened(target: str) -> tuple[Any, str]:
@@ -55,6 +180,16 @@ def _opened(target: str) -> tuple[Any, str]:
         return AbstractFileSystem.from_json(target), ""
     filesystem, root = fsspec.core.url_to_fs(target)
     return filesystem, str(root).rstrip("/")
+
+
+def _passing(name: str) -> Callable[..., Any]:
+    """Return a method that calls that of the inner file system with the path there."""
+
+    def method(self: FaultyFileSystem, path: str, *args: Any, **kwargs: Any) -> Any:
+        filesystem, root = self._opened()
+        return getattr(filesystem, name)(_joined(root, self._strip_protocol(path)), *args, **kwargs)
+
+    return method
 
 
 class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -137,7 +272,7 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
             requests=len(requests),
             bytes_asked=sum(request.stop - request.start for request in requests),
             bytes_delivered=sum(request.delivered for request in requests),
-            bytes_repeated=num_repeated(requests),
+            bytes_repeated=_num_repeated(requests),
             faults=dict(Counter(self._faults[place].kind for request in requests for place in request.faults)),
         )
 
@@ -194,7 +329,7 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
             Path(lpath).mkdir(parents=True, exist_ok=True)
             return
         content, error = self._body(self._strip_protocol(rpath), None, None)
-        Path(lpath).write_bytes(content)  # what came before the error is left behind, as s3fs leaves it
+        Path(lpath).write_bytes(content)  # what came before the error stays in the file, as with s3fs
         if error is not None:
             raise error
 
@@ -204,35 +339,20 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         filesystem, root = self._opened()
         return filesystem.open(_joined(root, path), mode, block_size=block_size, **kwargs)
 
-    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
-        self._pass("pipe_file", path, value, **kwargs)
-
-    def put_file(self, lpath: Any, rpath: str, callback: Any = None, mode: str = "overwrite", **kwargs: Any) -> None:
-        filesystem, root = self._opened()
-        filesystem.put_file(lpath, _joined(root, self._strip_protocol(rpath)), **kwargs)
+    pipe_file = _passing("pipe_file")
+    mkdir = _passing("mkdir")
+    makedirs = _passing("makedirs")
+    rm_file = _passing("rm_file")
+    rmdir = _passing("rmdir")
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
-        self._pass("cp_file", path1, _joined(self._opened()[1], self._strip_protocol(path2)), **kwargs)
-
-    def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
-        self._pass("mkdir", path, create_parents=create_parents, **kwargs)
-
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        self._pass("makedirs", path, exist_ok=exist_ok)
-
-    def rm_file(self, path: str) -> None:
-        self._pass("rm_file", path)
+        filesystem, root = self._opened()
+        filesystem.cp_file(*(_joined(root, self._strip_protocol(path)) for path in (path1, path2)), **kwargs)
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        for each in [path] if isinstance(path, str) else path:
-            self._pass("rm", each, recursive=recursive, maxdepth=maxdepth)
-
-    def rmdir(self, path: str) -> None:
-        self._pass("rmdir", path)
-
-    def _pass(self, method: str, path: str, *args: Any, **kwargs: Any) -> None:
         filesystem, root = self._opened()
-        getattr(filesystem, method)(_joined(root, self._strip_protocol(path)), *args, **kwargs)
+        for each in [path] if isinstance(path, str) else path:
+            filesystem.rm(_joined(root, self._strip_protocol(each)), recursive=recursive, maxdepth=maxdepth)
 
     def _opened(self) -> tuple[Any, str]:
         """Return the inner file system and its root; each process opens its own, since many outlive no fork."""
@@ -247,12 +367,12 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return path
 
     @property
-    def _ledger(self) -> Ledger:
+    def _ledger(self) -> _Ledger:
         place = os.getpid(), self._ledger_path
-        return _ledgers.get(place) or _ledgers.setdefault(place, Ledger(self._ledger_path))
+        return _ledgers.get(place) or _ledgers.setdefault(place, _Ledger(self._ledger_path))
 
-    def _begin(self, path: str, kind: str) -> Begun:
-        """Write down a request, and suffer the faults that come before its answer."""
+    def _begin(self, path: str, kind: str) -> _Begun:
+        """Record a request, and apply the faults that come before its answer."""
         begun = self._ledger.begin(self._faults, self._seed, path, kind)
         for fault in begun.faults:
             if fault.seconds:

@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
@@ -18,7 +18,6 @@ from PIL import Image
 
 from kdpipes.core.errors import must_be
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.plain_data import as_plain, restored
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.image_ops import NUM_COLUMNS, FieldKind, as_array, back_as
@@ -26,10 +25,14 @@ from kdpipes.work.joint import (
     Fields,
     JointTransform,
 )
+from kdpipes.work.plain_data import as_plain, restored
 
 __all__ = ["AlbumentationsAdapter", "TorchvisionAdapter", "adapted", "unwrapped"]
 
 _NUM_SEEDS = 1 << 53  # larger integers are not exact in all JSON readers
+# The transforms that only call other transforms in turn.
+_COMPOSITIONS = {"Compose", "OneOf", "OneOrOther", "RandomOrder", "ReplayCompose", "Sequential", "SomeOf"}
+_V2_CONTAINERS = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
 _NO_IDENTITY = {"_images_was_list", "_key2func", "_masks_was_list", "params", "py_random", "random_generator", "seed"}
 
 
@@ -125,26 +128,28 @@ class _Tree:
 
     Args:
         transform: The user's transform, which is not modified.
-        containers: Returns whether a transform only calls other transforms in turn.
+        package: The package of the containers.
+        containers: The names of the classes that only call other transforms in turn.
         unit: Makes a unit of any other transform.
     """
 
     def __init__(
         self,
         transform: Any,
-        containers: Callable[[Any], bool],
+        package: str,
+        containers: set[str],
         unit: Callable[[Any, list[int], _Tree], _Unit],
     ) -> None:
         self.rng = np.random.default_rng(0)
         self.steps: list[dict[str, Any]] = []
         self.is_skipped = False
         self._units: dict[tuple[int, ...], _Unit] = {}
-        self._is_container = containers
+        self._package, self._containers = package, containers
         self._make = unit
         self.top = self._grown(transform, [])
 
     def _grown(self, transform: Any, at: list[int]) -> Any:
-        if self._is_container(transform):
+        if _is_of(type(transform), self._package) and type(transform).__name__ in self._containers:
             grown = copy.copy(transform)
             children = enumerate(transform.transforms)
             vars(grown)["transforms"] = [self._grown(child, [*at, number]) for number, child in children]
@@ -248,17 +253,32 @@ class AlbumentationsAdapter(_Adapter):
 
     def _copied(self) -> _Tree:
         if self._fields is None:
-            return _Tree(self._transform, _is_composition, _AlbumentationsUnit)
+            return _Tree(self._transform, "albumentations", _COMPOSITIONS, _AlbumentationsUnit)
         transform = copy.deepcopy(self._transform)  # including its processors, which hold state during a call
         targets = zip(_targets_of(self._fields), self._fields.kinds, strict=True)
         names = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}
         more = {target: names[kind] for target, kind in targets if kind in names and target != names[kind]}
         transform.add_targets(more)
-        return _Tree(transform, _is_composition, _AlbumentationsUnit)
+        return _Tree(transform, "albumentations", _COMPOSITIONS, _AlbumentationsUnit)
 
     def _opened(self, value: Any) -> Any:
-        if self._fields is not None:
-            return _opened_for_albumentations(self._fields, value, _labels_of(self._transform))
+        fields = self._fields
+        if fields is not None:
+            fields.size(value)
+            labels, data = _labels_of(self._transform), dict[str, Any]()
+            for name, target, kind, each in zip(fields.names, _targets_of(fields), fields.kinds, value, strict=True):
+                if kind in ("boxes", "points"):
+                    data[target] = as_array(kind, each).astype(np.float32)
+                elif kind == "other":
+                    data.update({name: each} if name in labels else {})
+                elif isinstance(each, torch.Tensor):
+                    pixels = each.numpy()
+                    data[target] = np.ascontiguousarray(pixels if each.dim() == 2 else pixels.transpose(1, 2, 0))
+                else:
+                    image = _plain(each)
+                    is_odd = kind == "image" and isinstance(image, Image.Image) and image.mode not in {"L", "RGB"}
+                    data[target] = np.array(image.convert("RGB") if is_odd else image)
+            return data
         if isinstance(value, EncodedImage | DecodedImage | np.ndarray):
             return np.array(value)
         if not isinstance(value, Image.Image):
@@ -295,8 +315,17 @@ class AlbumentationsAdapter(_Adapter):
         return flat(force_apply=True, **result)
 
     def _closed(self, result: Any, value: Any) -> Any:
-        if self._fields is not None:
-            return _closed_of_albumentations(self._fields, value, result)
+        fields = self._fields
+        if fields is not None:
+            made = []
+            for name, target, kind, before in zip(fields.names, _targets_of(fields), fields.kinds, value, strict=True):
+                if kind == "other":
+                    made.append(_filtered(before, result[name]) if name in result else before)
+                elif kind in ("boxes", "points"):
+                    made.append(back_as(before, np.asarray(result[target]).reshape(-1, NUM_COLUMNS[kind])))
+                else:
+                    made.append(_closed_image(kind, before, result[target]))
+            return tuple(made)
         is_image = isinstance(result, np.ndarray) and result.dtype == np.uint8 and result.shape[2:] in {(), (3,)}
         return Image.fromarray(result) if is_image else result
 
@@ -332,11 +361,6 @@ class _AlbumentationsUnit(_Unit):
 
     def _state(self) -> Any:
         return self._transform.random_generator.bit_generator.state, self._transform.py_random.getstate()
-
-
-def _is_composition(transform: Any) -> bool:
-    names = {"Compose", "OneOf", "OneOrOther", "RandomOrder", "ReplayCompose", "Sequential", "SomeOf"}
-    return _is_of(type(transform), "albumentations") and type(transform).__name__ in names
 
 
 def _processors_of(transform: Any) -> dict[str, Any]:
@@ -410,43 +434,6 @@ def _plain(value: Any) -> Any:
     return value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
 
 
-def _opened_for_albumentations(fields: Fields, values: tuple[Any, ...], labels: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values in the form that albumentations takes, by target name.
-
-    Args:
-        fields: The fields of the values.
-        values: The values.
-        labels: The fields that are filtered along with boxes or points.
-    """
-    fields.size(values)
-    data: dict[str, Any] = {}
-    for name, target, kind, value in zip(fields.names, _targets_of(fields), fields.kinds, values, strict=True):
-        if kind in ("boxes", "points"):
-            data[target] = as_array(kind, value).astype(np.float32)
-        elif kind == "other":
-            data.update({name: value} if name in labels else {})
-        elif isinstance(value, torch.Tensor):
-            data[target] = np.ascontiguousarray(value.numpy() if value.dim() == 2 else value.permute(1, 2, 0).numpy())
-        else:
-            image = _plain(value)
-            is_odd = kind == "image" and isinstance(image, Image.Image) and image.mode not in {"L", "RGB"}
-            data[target] = np.array(image.convert("RGB") if is_odd else image)
-    return data
-
-
-def _closed_of_albumentations(fields: Fields, values: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the results of albumentations in the types of the original values."""
-    made = []
-    for name, target, kind, value in zip(fields.names, _targets_of(fields), fields.kinds, values, strict=True):
-        if kind == "other":
-            made.append(_filtered(value, data[name]) if name in data else value)
-        elif kind in ("boxes", "points"):
-            made.append(back_as(value, np.asarray(data[target]).reshape(-1, NUM_COLUMNS[kind])))
-        else:
-            made.append(_closed_image(kind, value, data[target]))
-    return tuple(made)
-
-
 def _targets_of(fields: Fields) -> list[str]:
     """Return the target name of each field: that of its kind for the first field of a kind, else the field's name."""
     names = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}
@@ -495,19 +482,53 @@ class TorchvisionAdapter(_Adapter):
         return self._transform if self._fields is None else [self._transform, self._fields]
 
     def _copied(self) -> _Tree:
-        return _Tree(self._transform, _is_v2_container, _TorchvisionUnit)
+        return _Tree(self._transform, "torchvision.transforms.v2", _V2_CONTAINERS, _TorchvisionUnit)
 
     def _opened(self, value: Any) -> Any:
-        if self._fields is not None:
-            return _opened_for_v2(self._fields, value)
-        return value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
+        if self._fields is None:
+            return _plain(value)
+        from torchvision import tv_tensors  # type: ignore[import-untyped]  # imported already by the transform's module
+
+        width, height = self._fields.size(value)
+        data: dict[str, Any] = {}
+        for name, kind, each in zip(*self._fields, value, strict=True):
+            if kind == "other" or isinstance(each, tv_tensors.TVTensor):
+                data[name] = torch.as_tensor(each) if _is_numbers(each) else each  # v2 would treat an array as an image
+            elif kind in ("boxes", "points"):
+                numbers = torch.as_tensor(as_array(kind, each)).float()
+                how: dict[str, Any] = {"canvas_size": (height, width)}
+                made = tv_tensors.KeyPoints if kind == "points" else tv_tensors.BoundingBoxes
+                data[name] = made(numbers, **how, **({"format": "XYXY"} if kind == "boxes" else {}))
+            elif kind == "image":
+                image = _plain(each)
+                data[name] = image if isinstance(image, Image.Image) else tv_tensors.Image(_planes_of(image))
+            else:
+                data[name] = tv_tensors.Mask(_planes_of(_plain(each)))
+        return data
 
     def _run(self, tree: _Tree, value: Any) -> Any:
         with seeded_globals(tree.rng.bytes(32)):
             return tree.top(value)
 
     def _closed(self, result: Any, value: Any) -> Any:
-        return result if self._fields is None else _closed_of_v2(self._fields, value, result)
+        if self._fields is None:
+            return result
+        made = []
+        for name, kind, before in zip(*self._fields, value, strict=True):
+            each = result[name]
+            if not isinstance(each, torch.Tensor) or type(before) is type(each):
+                made.append(each)
+                continue
+            plain = each.as_subclass(torch.Tensor)
+            if kind == "image" or (kind == "mask" and isinstance(before, torch.Tensor)):
+                made.append(plain)
+            elif kind == "mask":
+                array = np.ascontiguousarray((plain if plain.dim() == 2 else plain.permute(1, 2, 0)).numpy())
+                made.append(array.astype(before.dtype) if isinstance(before, np.ndarray) else Image.fromarray(array))
+            else:
+                is_list = kind == "other" and isinstance(before, list)
+                made.append(plain.tolist() if is_list else back_as(before, plain))
+        return tuple(made)
 
 
 class _TorchvisionUnit(_Unit):
@@ -547,53 +568,9 @@ class _TorchvisionUnit(_Unit):
         return torch.get_rng_state().numpy().tobytes()
 
 
-def _is_v2_container(transform: Any) -> bool:
-    names = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
-    return _is_of(type(transform), "torchvision.transforms.v2") and type(transform).__name__ in names
-
-
 def unwrapped(transform: Any) -> Any:
     """Return the transform that the user passed to `.transform(...)`, without an adapter of kdpipes."""
     return transform.wrapped if isinstance(transform, _Adapter | JointTransform) else transform
-
-
-def _opened_for_v2(fields: Fields, values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the values in the form that torchvision v2 takes: `tv_tensors` and Pillow images by field name."""
-    from torchvision import tv_tensors  # type: ignore[import-untyped]  # imported already by the transform's module
-
-    width, height = fields.size(values)
-    data: dict[str, Any] = {}
-    for name, kind, value in zip(fields.names, fields.kinds, values, strict=True):
-        if kind == "other" or isinstance(value, tv_tensors.TVTensor):
-            data[name] = torch.as_tensor(value) if _is_numbers(value) else value  # v2 would treat an array as an image
-        elif kind in ("boxes", "points"):
-            numbers = torch.as_tensor(as_array(kind, value)).float()
-            how: dict[str, Any] = {"canvas_size": (height, width)}
-            made = tv_tensors.KeyPoints if kind == "points" else tv_tensors.BoundingBoxes
-            data[name] = made(numbers, **how, **({"format": "XYXY"} if kind == "boxes" else {}))
-        elif kind == "image":
-            image = _plain(value)
-            data[name] = image if isinstance(image, Image.Image) else tv_tensors.Image(_planes_of(image))
-        else:
-            data[name] = tv_tensors.Mask(_planes_of(_plain(value)))
-    return data
-
-
-def _closed_of_v2(fields: Fields, values: tuple[Any, ...], data: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the results of v2: plain tensors; masks, boxes and points in the types of the original values."""
-    made = []
-    for name, kind, value in zip(fields.names, fields.kinds, values, strict=True):
-        result = data[name]
-        if not isinstance(result, torch.Tensor) or type(value) is type(result):
-            made.append(result)
-        elif kind == "image" or (kind == "mask" and isinstance(value, torch.Tensor)):
-            made.append(result.as_subclass(torch.Tensor))
-        elif kind == "mask":
-            made.append(_mask_of(value, result.as_subclass(torch.Tensor)))
-        else:
-            is_list = kind == "other" and isinstance(value, list)
-            made.append(result.tolist() if is_list else back_as(value, result.as_subclass(torch.Tensor)))
-    return tuple(made)
 
 
 def _is_numbers(value: Any) -> bool:
@@ -608,10 +585,3 @@ def _planes_of(value: Any) -> torch.Tensor:
     array = np.array(value)
     planes = torch.from_numpy(array.astype(np.int32) if array.dtype in (np.uint16, np.uint32) else array)
     return planes if array.ndim == 2 else planes.permute(2, 0, 1)
-
-
-def _mask_of(before: Any, made: torch.Tensor) -> Any:
-    array = np.ascontiguousarray((made if made.dim() == 2 else made.permute(1, 2, 0)).numpy())
-    if isinstance(before, np.ndarray):
-        return array.astype(before.dtype)
-    return Image.fromarray(array)

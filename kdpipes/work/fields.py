@@ -12,11 +12,10 @@ from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.entries import field_of, lazy_entry
 from kdpipes.core.errors import FieldError, check_flag, must_be, reject_field
-from kdpipes.core.item_form import ItemForm
 from kdpipes.core.operation import Operation
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
-from kdpipes.core.traits import Traits
+from kdpipes.core.traits import ItemForm, Traits
 
 __all__ = ["CtxRecorder", "FieldAdder", "FieldRenamer", "Selector"]
 

@@ -14,6 +14,7 @@ from PIL import Image
 from torch.nn import functional
 
 from kdpipes.core.errors import DataError, check_count, must_be
+from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.work.decode import DecodedImage, EncodedImage
 
 __all__ = [
@@ -133,6 +134,7 @@ def like(value: Any, image: Any) -> Any:
     return DecodedImage(image) if is_ours else image
 
 
+@in_one_torch_thread
 def cut_out(value: Any, params: dict[str, int], owner: str, least: tuple[int, int] | None = None) -> Any:
     """Return a region of an image, black outside the image. Of an encoded image, only the region is decoded.
 
@@ -144,7 +146,7 @@ def cut_out(value: Any, params: dict[str, int], owner: str, least: tuple[int, in
     """
     if isinstance(value, EncodedImage | DecodedImage) and value.mode == "RGB":
         width, height = value.size
-        top, left, rows, columns = (params[name] for name in ("top", "left", "height", "width"))
+        top, left, rows, columns = params["top"], params["left"], params["height"], params["width"]
         if min(top, left) >= 0 and top + rows <= height and left + columns <= width:
             return value.region(top, left, rows, columns, least=least)
     return cut(as_image(value, owner), params)
@@ -167,6 +169,7 @@ def cut(image: Any, params: dict[str, int]) -> Any:
     return functional.pad(image, (-left, right - columns, -top, bottom - rows))
 
 
+@in_one_torch_thread
 def resized(image: Any, size: tuple[int, int], interpolation: str) -> Any:
     """Return the image in another size (height, width), antialiased unless `interpolation` is "nearest"."""
     height, width = size

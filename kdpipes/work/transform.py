@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,15 +169,23 @@ class Transformer(Operation):
             views.append(self._transformed(sample, value, steps, view=name))
             if sample.is_recording:
                 sample.promise_ctx(name, views[-1])
-        return Lazy(_side_by_side if self._fields is None else _by_field, *views, what=f"making views of {self._what}")
+        is_joint = self._fields is not None
+
+        def collect(sample: Sample, *views: Any) -> tuple[Any, ...]:
+            return tuple(zip(*views, strict=True)) if is_joint else views
+
+        return Lazy(collect, *views, what=f"making views of {self._what}")
 
     def _transformed(self, sample: Sample, value: Lazy, steps: list[_Step], view: str = "") -> Lazy:
+        what, is_recorded = self._what, sample.is_recording
         for step, has_params in steps:
             place = sample.claim_name(f"{view}.{step.name}" if view else step.name)
-            where = _Place(place, view, sample.is_recording)
-            run = _in_two_steps(step, where) if has_params else _in_one(step, where, self._fields)
-            value = Lazy(run, value, what=f"applying {step.name!r} to {self._what}")
-            if sample.is_recording and not view:
+            if has_params:
+                run = _in_two_steps(step, place, view, is_recorded)
+            else:
+                run = _in_one(step, place, view, is_recorded, self._fields)
+            value = Lazy(run, value, what=f"applying {step.name!r} to {what}")
+            if is_recorded and not view:
                 sample.promise_ctx(place, value)
         return value
 
@@ -226,14 +234,6 @@ def _part(place: int, sample: Sample, values: tuple[Any, ...]) -> Any:
     return values[place]
 
 
-def _side_by_side(sample: Sample, *views: Any) -> tuple[Any, ...]:
-    return views
-
-
-def _by_field(sample: Sample, *views: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(zip(*views, strict=True))
-
-
 def _draws(step: Callback, has_params: bool) -> bool:
     declared = step.declares_random
     return has_params or "rng" in step.parameters if declared is None else declared
@@ -257,38 +257,23 @@ def _step(param: str, transform: Any, fields: Fields | None) -> _Step:
     return Callback(param, transform, check=not has_params), has_params
 
 
-class _Place(NamedTuple):
-    """The place of an operation: its unique name, and the view that it belongs to, if any."""
-
-    name: str
-    view: str
-    is_recorded: bool
-
-    @property
-    def entry(self) -> str:
-        """The name of the entry in the ctx, or in the part of the ctx for the view."""
-        return self.name[len(self.view) + 1 :] if self.view else self.name
-
-    def ctx_of(self, sample: Sample) -> dict[str, Any] | None:
-        """Return the dictionary in which the operation records its parameters; None if they are not recorded."""
-        if not self.is_recorded:
-            return None
-        return sample.ctx.setdefault(self.view, {}) if self.view else sample.ctx
-
-    def replayed(self, sample: Sample) -> Any:
-        """Return the parameters to replay; None if new ones are to be drawn."""
-        replayed = sample.draw.replayed or {}
-        return (replayed.get(self.view, {}) if self.view else replayed).get(self.entry)
+def _ctx_of(sample: Sample, view: str) -> dict[str, Any]:
+    """Return the dictionary in which operations record their parameters: the ctx, or its entry for a view."""
+    return sample.ctx.setdefault(view, {}) if view else sample.ctx
 
 
-def _in_one(step: Callback, place: _Place, fields: Fields | None) -> Callable[[Sample, Any], Any]:
+def _in_one(
+    step: Callback, place: str, view: str, is_recorded: bool, fields: Fields | None
+) -> Callable[[Sample, Any], Any]:
     def run(sample: Sample, value: Any) -> Any:
         values = [_plain(each) for each in ((value,) if fields is None else value)]
         try:
-            made = call_seeded(step, sample, place.name, *values, ctx=place.ctx_of(sample))
+            made = call_seeded(step, sample, place, *values, ctx=_ctx_of(sample, view) if is_recorded else None)
         except Exception as error:
-            if any(isinstance(each, bytes) and _is_image_file(each) for each in values):
-                add_note(error, "kdpipes: it got the bytes of an image file: put `.decode_images()` before it")
+            for content in (each for each in values if isinstance(each, bytes)):
+                with suppress(DataError):
+                    EncodedImage(content, "").size  # noqa: B018 - raises unless it is an image
+                    add_note(error, "kdpipes: it got the bytes of an image file: put `.decode_images()` before it")
             raise
         return _made(made, values[0], step) if fields is None else _made_of_all(made, values, step, fields)
 
@@ -343,29 +328,24 @@ def _made(made: Any, value: Any, step: Callback) -> Any:
     return made
 
 
-def _is_image_file(content: bytes) -> bool:
-    try:
-        return min(EncodedImage(content, "").size) > 0
-    except DataError:
-        return False
-
-
-def _in_two_steps(step: Callback, place: _Place) -> Callable[[Sample, Any], Any]:
+def _in_two_steps(step: Callback, place: str, view: str, is_recorded: bool) -> Callable[[Sample, Any], Any]:
     transform: RecordedTransform = step.function
     at_once = getattr(transform, "draw_and_apply", None)
     is_borrowed = borrows_rng(transform.draw)
+    entry = place[len(view) + 1 :] if view else place
 
     def run(sample: Sample, value: Any) -> Any:
-        before, params, ctx = value, place.replayed(sample), place.ctx_of(sample)
+        replayed, made = sample.draw.replayed, None
+        params = None if replayed is None else (replayed.get(view, {}) if view else replayed).get(entry)
         is_made = params is None and at_once is not None
-        if is_made and at_once is not None:
-            params, value = at_once(value, sample.rng(place.name))
-        elif params is None:
-            params = transform.draw(value, sample.rng(place.name, is_borrowed=is_borrowed))
-        else:
+        if params is not None:
             params = copy.deepcopy(params)
-        if ctx is not None:
-            ctx[place.entry] = copy.deepcopy(params)  # `apply` may change its own
-        return _made(value if is_made else transform.apply(value, params), before, step)
+        elif at_once is not None:
+            params, made = at_once(value, sample.rng(place))
+        else:
+            params = transform.draw(value, sample.rng(place, is_borrowed=is_borrowed))
+        if is_recorded:
+            _ctx_of(sample, view)[entry] = copy.deepcopy(params)  # `apply` may change its argument
+        return _made(made if is_made else transform.apply(value, params), value, step)
 
     return run

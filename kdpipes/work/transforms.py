@@ -13,6 +13,7 @@ import torch
 from PIL import Image, ImageEnhance
 
 from kdpipes.core.errors import check_choice, check_count, check_number, is_number, must_be
+from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.work.image_ops import (
     RESAMPLING,
     Drawn,
@@ -220,6 +221,7 @@ class HorizontalFlip(Drawn):
         """Return whether to flip, drawn from `rng`."""
         return {"flipped": bool(rng.random() < self._p)}
 
+    @in_one_torch_thread
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return the image, flipped if `params["flipped"]` is True."""
         image = as_image(value, "HorizontalFlip")
@@ -242,12 +244,16 @@ def _middle(space: int) -> int:
 
 def _check_range(param: str, value: Any, *, below: float) -> tuple[float, float]:
     rule = "two numbers, the smaller first, above 0" + (f" and up to {below:g}" if below < math.inf else "")
-    if not isinstance(value, tuple | list) or [is_number(end) for end in value] != [True, True]:
-        raise TypeError(must_be(param, rule, value))
-    low, high = value
+    low, high = _pair(param, value, rule)
     if not (0 < low <= high <= below and math.isfinite(high)):
         raise ValueError(must_be(param, rule, value))
     return float(low), float(high)
+
+
+def _pair(param: str, value: Any, rule: str) -> tuple[float, float]:
+    if not isinstance(value, tuple | list) or [is_number(end) for end in value] != [True, True]:
+        raise TypeError(must_be(param, rule, value))
+    return value[0], value[1]
 
 
 _ENHANCERS = {
@@ -308,6 +314,7 @@ class ColorJitter(Drawn):
         order = [names[place] for place in rng.permutation(len(names))]
         return {"order": order, **{name: float(rng.uniform(*ends)) for name, ends in self._ranges.items()}}
 
+    @in_one_torch_thread
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return the image with the changes in `params`."""
         image = as_image(value, "ColorJitter")
@@ -398,12 +405,7 @@ def _hue_and_saturation(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _check_ends(param: str, value: Any, rule: str, *, centre: float, least: float, most: float) -> tuple[float, float]:
-    if is_number(value):
-        low, high = max(least, centre - value), centre + value
-    elif isinstance(value, tuple | list) and [is_number(end) for end in value] == [True, True]:
-        low, high = value
-    else:
-        raise TypeError(must_be(param, rule, value))
+    low, high = (max(least, centre - value), centre + value) if is_number(value) else _pair(param, value, rule)
     if not least <= low <= high <= most:
         raise ValueError(must_be(param, rule, value))
     return float(low), float(high)
@@ -428,6 +430,7 @@ class ToTensor(Fixed):
         (torch.Size([3, 2, 4]), torch.float32, [1.0, 0.0, 0.20000000298023224])
     """
 
+    @in_one_torch_thread
     def apply(self, value: Any, params: dict[str, Any]) -> torch.Tensor:
         """Return the image as a tensor. `params` is empty."""
         pixels = _of_array(value) if isinstance(value, np.ndarray) else as_image(value, "ToTensor")
@@ -470,6 +473,7 @@ class Normalize(Fixed):
         if len(self._mean) != len(self._std):
             raise ValueError(must_be("std", f"as many numbers as `mean`, {len(self._mean)}", std))
 
+    @in_one_torch_thread
     def apply(self, value: Any, params: dict[str, Any]) -> torch.Tensor:
         """Return the normalized tensor. `params` is empty."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():

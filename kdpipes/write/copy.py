@@ -27,8 +27,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from kdpipes.core.errors import DataError, as_cause, check_count, must_be
-from kdpipes.core.masked import masked
+from kdpipes.core.errors import DataError, as_cause, check_count, masked, must_be
 from kdpipes.core.progress import bytes_if_slow
 from kdpipes.storage.access import Access, current_access, using
 from kdpipes.storage.files import CAN_HOLD, HeldFile, draft_of, version_in
@@ -162,7 +161,7 @@ def is_inside(name: str) -> bool:
 
 
 def _settle(url: str, root: Path, relative: str, num_workers: int) -> CopyResult:
-    """Copy the folder `relative` from `url` to `root` unless it is complete, and return what was done."""
+    """Copy the folder `relative` from `url` to `root` unless it is complete."""
     folder = root / relative
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{str(folder)!r} is a file; a folder is needed.")
@@ -180,21 +179,14 @@ def _settle(url: str, root: Path, relative: str, num_workers: int) -> CopyResult
 
 
 def state_of(folder: Path, root: Path) -> State:
-    """Return the state of a folder.
-
-    Args:
-        folder: The folder.
-        root: The same, or the topmost folder above it that `localize_files` may be filling.
-    """
+    """Return the state of a folder; `root` is the topmost folder above it that `localize_files` may be filling."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return "missing"
     if (folder / START).exists():
         return "complete" if (folder / END).exists() else "unfinished"
     for each in (folder, *folder.parents):
-        if (each / END).exists():
-            return "own"
-        if (each / PARTIAL).exists():
-            return "partial"
+        if (each / END).exists() or (each / PARTIAL).exists():
+            return "own" if (each / END).exists() else "partial"
         if each == root:
             break
     return "own"
@@ -250,16 +242,14 @@ class SourceFile(NamedTuple):
         """Return a file from the entry that its file system has for it."""
         return cls(name, url, filesystem, path, *version_in({"size": None, **info}))
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a local disk."""
+        return isinstance(self.filesystem, LocalFileSystem)
 
-class _Source(NamedTuple):
-    """A folder to be copied.
 
-    Args:
-        url: Its URL.
-        folders: All folders in it, including empty ones.
-        files: The files that are copied as they are.
-        zips: The files that are unpacked, each into the folder of its `name`.
-    """
+class _CopySource(NamedTuple):
+    """A folder to be copied: all its folders, its files, and zips, each of which becomes the folder of its name."""
 
     url: str
     folders: list[str]
@@ -270,49 +260,37 @@ class _Source(NamedTuple):
         """Return a hash that changes with the names, sizes and tags of the files."""
         entries = (("file", self.files), ("zip", self.zips))
         lines = sorted((kind, each.name, each.size, each.tag) for kind, group in entries for each in group)
-        return hashlib.blake2b(
-            repr((identity_of(self.url), lines)).encode("utf-8", "surrogateescape"), digest_size=16
-        ).hexdigest()
+        text = repr((identity_of(self.url), lines)).encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
-def _find_source(url: str) -> _Source:
-    """Return the folder or zip at `url`, or the zip that has the name of a missing folder.
-
-    Raises:
-        FileNotFoundError: There is no such folder or zip.
-        NotADirectoryError: There is a file that is not a zip.
-        DataError: The folder cannot be listed.
-    """
+def _find_source(url: str) -> _CopySource:
+    """Return the folder or zip at `url`, or the zip that has the name of a missing folder."""
+    first, separator, rest = url.partition("::")
+    zip_url = f"{first.rstrip('/')}{_ZIP}{separator}{rest}"
     try:
-        return _found(url)
+        for place in (url, zip_url):
+            filesystem, path = filesystem_of(place)
+            filesystem.invalidate_cache()
+            info = _info(filesystem, path)
+            is_file = info is not None and info["type"] == "file"
+            if is_file and path.lower().endswith(_ZIP):
+                return _CopySource(place, [], [], [SourceFile.of("", place, filesystem, path, info)])
+            if info is None or place == zip_url:
+                continue
+            # servers of HTTP report folders as files
+            if info["type"] != "directory" and not retried(lambda: filesystem.isdir(path)):  # noqa: B023
+                raise NotADirectoryError(
+                    f"{masked(url)!r} is a file; a folder or a zip is needed. `.localize_files()` copies files."
+                )
+            return _tree(url, filesystem, path)
     except (NotADirectoryError, DataError):
         raise
     except Exception as error:
         if is_missing(error):
             raise
         raise DataError(f"{url!r} cannot be listed: {what_went_wrong(url, error)}.") from as_cause(error)
-
-
-def _found(url: str) -> _Source:
-    filesystem, path = filesystem_of(url)
-    filesystem.invalidate_cache()
-    info = _info(filesystem, path)
-    if info is None:
-        first, separator, rest = url.partition("::")
-        zip_url = f"{first.rstrip('/')}{_ZIP}{separator}{rest}"
-        filesystem, path = filesystem_of(zip_url)
-        info = _info(filesystem, path)
-        if info is None or info["type"] != "file":
-            raise FileNotFoundError(f"There is neither a folder {masked(url)!r} nor a file {masked(zip_url)!r}.")
-        return _Source(zip_url, [], [], [SourceFile.of("", zip_url, filesystem, path, info)])
-    if info["type"] == "file" and path.lower().endswith(_ZIP):
-        return _Source(url, [], [], [SourceFile.of("", url, filesystem, path, info)])
-    # servers of HTTP report folders as files
-    if info["type"] != "directory" and not retried(lambda: filesystem.isdir(path)):
-        raise NotADirectoryError(
-            f"{masked(url)!r} is a file; a folder or a zip is needed. `.localize_files()` copies files."
-        )
-    return _tree(url, filesystem, path)
+    raise FileNotFoundError(f"There is neither a folder {masked(url)!r} nor a file {masked(zip_url)!r}.")
 
 
 def _info(filesystem: Any, path: str) -> Any:
@@ -324,11 +302,28 @@ def _info(filesystem: Any, path: str) -> Any:
         raise
 
 
-def _tree(url: str, filesystem: Any, root: str) -> _Source:
-    if isinstance(filesystem, LocalFileSystem):
-        found = dict(_walk(root, ()))
-    else:
-        found = retried(lambda: filesystem.find(root, withdirs=True, detail=True))
+def _status(path: str) -> dict[str, Any]:
+    """Return the entry of a local file as fsspec has it; of a link, that of its target."""
+    status = os.stat(path)  # noqa: PTH116 - of each of many files
+    kind = "directory" if stat.S_ISDIR(status.st_mode) else "file" if stat.S_ISREG(status.st_mode) else "other"
+    return {"type": kind, "size": status.st_size, "mtime": status.st_mtime_ns, "place": (status.st_dev, status.st_ino)}
+
+
+def _walk(folder: str, above: tuple[Any, ...] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what lies below a local folder, by path; links are followed, unless they lead back up."""
+    above = (*above, _status(folder)["place"])
+    for path in sorted(entry.path for entry in os.scandir(folder)):
+        info = _status(path)
+        if info["type"] == "other":
+            raise DataError(f"{path!r} is neither a file nor a folder.")
+        if info["place"] not in above:
+            yield path, info
+            yield from _walk(path, above) if info["type"] == "directory" else ()
+
+
+def _tree(url: str, filesystem: Any, root: str) -> _CopySource:
+    is_here = isinstance(filesystem, LocalFileSystem)
+    found = dict(_walk(root)) if is_here else retried(lambda: filesystem.find(root, withdirs=True, detail=True))
     folders: set[str] = set()
     files: list[SourceFile] = []
     by_folder: dict[str, list[str]] = defaultdict(list)  # files that are not hidden
@@ -349,12 +344,8 @@ def _tree(url: str, filesystem: Any, root: str) -> _Source:
     # zips stand for folders where all files of a folder are zips, and no folder of the same name is beside them
     only_zips = [names for names in by_folder.values() if all(name.lower().endswith(_ZIP) for name in names)]
     zips = {name for names in only_zips for name in names if name[: -len(_ZIP)] not in folders}
-    return _Source(
-        url,
-        sorted(folders),
-        [file for file in files if file.name not in zips],
-        [file._replace(name=file.name[: -len(_ZIP)]) for file in files if file.name in zips],
-    )
+    unpacked = [file._replace(name=file.name[: -len(_ZIP)]) for file in files if file.name in zips]
+    return _CopySource(url, sorted(folders), [file for file in files if file.name not in zips], unpacked)
 
 
 def _with_parents(folder: str) -> set[str]:
@@ -363,29 +354,7 @@ def _with_parents(folder: str) -> set[str]:
     return {"/".join(parts[:end]) for end in range(1, len(parts) + 1)}
 
 
-def _walk(folder: str, above: tuple[Any, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what lies below a local folder, by path; links are followed, unless they lead back up."""
-    above = (*above, _status(folder)["place"])
-    with os.scandir(folder) as entries:
-        paths = [entry.path for entry in entries]
-    for path in paths:
-        info = _status(path)
-        if info["type"] == "other":
-            raise DataError(f"{path!r} is neither a file nor a folder.")
-        if info["place"] not in above:
-            yield path, info
-            if info["type"] == "directory":
-                yield from _walk(path, above)
-
-
-def _status(path: str) -> dict[str, Any]:
-    """Return the entry of a local file as fsspec has it; of a link, that of its target."""
-    status = os.stat(path)  # noqa: PTH116 - of each of many files
-    kind = "directory" if stat.S_ISDIR(status.st_mode) else "file" if stat.S_ISREG(status.st_mode) else "other"
-    return {"type": kind, "size": status.st_size, "mtime": status.st_mtime_ns, "place": (status.st_dev, status.st_ino)}
-
-
-def _copy(source: _Source, folder: Path, num_workers: int) -> CopyResult:
+def _copy(source: _CopySource, folder: Path, num_workers: int) -> CopyResult:
     """Copy what is missing in a folder, which is locked."""
     start, version, parts = folder / START, source.version(), folder / PARTS
     before = start.read_text(encoding="utf-8").splitlines()[-1:] if start.exists() else []
@@ -398,7 +367,7 @@ def _copy(source: _Source, folder: Path, num_workers: int) -> CopyResult:
     start.write_text(_STARTED.format(url=identity_of(source.url), version=version), encoding="utf-8")
     shutil.rmtree(parts, ignore_errors=True)  # of a process that was killed
     parts.mkdir()
-    writer = _Writer(folder, parts, num_workers)
+    writer = _FolderWriter(folder, parts, num_workers)
     try:
         writer.copy(source)
     finally:
@@ -412,14 +381,8 @@ class _StoppedError(Exception):
     """Ends the copy of a file because another one has failed."""
 
 
-class _Writer:
-    """Writes the files that are missing in a folder.
-
-    Args:
-        folder: The folder.
-        parts: The folder for incomplete files.
-        num_workers: The number of files written at a time.
-    """
+class _FolderWriter:
+    """Writes the files that are missing in a folder, several at a time."""
 
     def __init__(self, folder: Path, parts: Path, num_workers: int) -> None:
         self._folder, self._parts, self._num_workers = folder, parts, num_workers
@@ -431,7 +394,7 @@ class _Writer:
                 folders.clear()
         self.num_files = self.num_bytes = 0
 
-    def copy(self, source: _Source) -> None:
+    def copy(self, source: _CopySource) -> None:
         """Copy files, and unpack zips."""
         files = [file for file in source.files if self._lacks(file.name, file.size)]
         zips = [file for file in source.zips if not self._is_settled(f"{file.name}/")]
@@ -449,8 +412,7 @@ class _Writer:
         with _opened_zip(file) as archive:
             folders, contents = _contents_of(archive, url)
             members = {name: info for name, info in contents.items() if self._lacks(prefix + name, info.file_size)}
-            num_bytes = sum(info.file_size for info in members.values())
-            _require_room(self._folder, num_bytes, f"unpacking {url!r}")
+            _require_room(self._folder, sum(info.file_size for info in members.values()), f"unpacking {url!r}")
             self._make_folders([file.name, *(prefix + name for name in folders)])
 
             def unpack(name: str) -> int:
@@ -462,12 +424,9 @@ class _Writer:
             self._write_all(members, unpack)
 
     def _write_all(self, items: Iterable[Item], write: Callable[[Item], int]) -> None:
-        for num_bytes in in_parallel(write, items, self._num_workers, self._stop):
+        for num_bytes in in_parallel(write, items, self._num_workers, partial(setattr, self, "_is_stopped", True)):
             self.num_files += 1
             self.num_bytes += num_bytes
-
-    def _stop(self) -> None:
-        self._is_stopped = True
 
     def _write(self, name: str, chunks: Iterable[bytes], size: int, advance: Callable[[int], object]) -> int:
         def report(num_bytes: int) -> None:
@@ -475,8 +434,7 @@ class _Writer:
                 raise _StoppedError
             advance(num_bytes)
 
-        draft = self._parts / f"{os.urandom(8).hex()}.part"
-        return write_whole(self._folder / name, chunks, size, draft, report)
+        return write_whole(self._folder / name, chunks, size, self._parts / f"{os.urandom(8).hex()}.part", report)
 
     def _make_folders(self, names: Iterable[str]) -> None:
         for name in names:
@@ -490,10 +448,9 @@ class _Writer:
         if self._is_settled(name):
             return False
         try:
-            status = os.stat(self._folder / name)  # noqa: PTH116 - of each of many files
+            return os.stat(self._folder / name).st_size != size  # noqa: PTH116 - of each of many files
         except FileNotFoundError:
             return True
-        return status.st_size != size
 
 
 def write_whole(
@@ -506,9 +463,9 @@ def write_whole(
     """Write a file that appears when it is complete, and return its size.
 
     Args:
-        target: The path; a file that is there stays until the new one is complete.
+        target: The path; an existing file stays until the new one is complete.
         chunks: The content.
-        size: The expected size in bytes; -1 if unknown.
+        size: The expected size in bytes; -1 if it is unknown.
         draft: The path until then, on the same file system; None is hidden beside `target`.
         advance: Called with the number of bytes after each chunk.
 
@@ -558,36 +515,38 @@ def _chunks(file: SourceFile) -> Iterator[bytes]:
 
     Large remote files are streamed and not copied by fsspec's `get_file`: a stream goes on where a request broke off,
     has a time limit for silent storage (aiohttp would end each file after five minutes), and can be stopped.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DataError: It cannot be read, or has another size.
     """
-    is_large = file.size > _STEP and not isinstance(file.filesystem, LocalFileSystem)
-    try:
-        if file.size < 0 or is_large:
+    with _naming(file.url):
+        if file.size < 0 or (file.size > _STEP and not file.is_local):
             with RemoteStream(file.url) as stream:
                 while chunk := stream.read(_STEP):
                     yield chunk
-        for start in range(0, file.size, _STEP) if not is_large else ():
-            yield retried(partial(_range, file, start, min(start + _STEP, file.size)))
+        else:
+            for start in range(0, file.size, _STEP):
+                yield _range(file, start, min(start + _STEP, file.size))
+
+
+@contextmanager
+def _naming(url: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
-        raise _unreadable(file.url, error) from as_cause(error)
-
-
-def _unreadable(url: str, error: Exception) -> Exception:
-    if is_missing(error):
-        return FileNotFoundError(errno.ENOENT, "There is no such file", masked(url))
-    return DataError(f"{url!r} cannot be read: {what_went_wrong(url, error)}.")
+        if is_missing(error):
+            raise FileNotFoundError(errno.ENOENT, "There is no such file", masked(url)) from as_cause(error)
+        raise DataError(f"{url!r} cannot be read: {what_went_wrong(url, error)}.") from as_cause(error)
 
 
 def _range(file: SourceFile, start: int, stop: int) -> bytes:
     """Return some bytes of a file. A whole file is read without a range, which not every server supports."""
     part = {} if (start, stop) == (0, file.size) else {"start": start, "end": stop}
-    content: bytes = file.filesystem.cat_file(file.path, **part)
-    if len(content) != stop - start:
-        raise BrokenStreamError(f"{stop - start} bytes are due at offset {start}, {len(content)} came")
-    return content
+
+    def read() -> bytes:
+        content: bytes = file.filesystem.cat_file(file.path, **part)
+        if len(content) != stop - start:
+            raise BrokenStreamError(f"{stop - start} bytes are due at offset {start}, {len(content)} came")
+        return content
+
+    return retried(read)
 
 
 class _RemoteZip(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
@@ -599,23 +558,14 @@ class _RemoteZip(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no t
         self._source, self._access = file, current_access()
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        file = self._source
-        try:
-            with using(self._access):  # fsspec reads ahead in a thread of its own
-                return retried(partial(_range, file, start, min(end, file.size)))
-        except Exception as error:
-            raise _unreadable(file.url, error) from as_cause(error)
+        with using(self._access), _naming(self._source.url):  # fsspec reads ahead in a thread of its own
+            return _range(self._source, start, min(end, self._source.size))
 
 
 @contextmanager
 def _opened_zip(file: SourceFile) -> Iterator[zipfile.ZipFile]:
-    """Open a zip, from which several threads may read.
-
-    Raises:
-        DataError: The file is not a zip, or damaged.
-    """
-    is_local_file = isinstance(file.filesystem, LocalFileSystem)
-    with Path(file.path).open("rb") if is_local_file else cast("IO[bytes]", _RemoteZip(file)) as content:
+    """Open a zip, from which several threads may read."""
+    with Path(file.path).open("rb") if file.is_local else cast("IO[bytes]", _RemoteZip(file)) as content:
         try:
             archive = zipfile.ZipFile(content)
         except DataError:
@@ -627,12 +577,7 @@ def _opened_zip(file: SourceFile) -> Iterator[zipfile.ZipFile]:
 
 
 def _contents_of(archive: zipfile.ZipFile, url: str) -> tuple[list[str], dict[str, zipfile.ZipInfo]]:
-    """Return the folders and files of a zip, by path, in the order in which they lie there.
-
-    Raises:
-        DataError: A member would lie outside of the folder, is a link or a device, is encrypted, or has the path of a
-            folder.
-    """
+    """Return the folders and files of a zip, by path, in the order in which they lie there."""
     folders, members = set[str](), dict[str, zipfile.ZipInfo]()
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
         kind, path = stat.S_IFMT(info.external_attr >> 16), info.orig_filename
@@ -661,11 +606,7 @@ def _contents_of(archive: zipfile.ZipFile, url: str) -> tuple[list[str], dict[st
 
 
 def _unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo, url: str) -> Iterator[bytes]:
-    """Yield the content of a member: at most as much as the zip states, verified by its checksum.
-
-    Raises:
-        DataError: It is damaged.
-    """
+    """Yield the content of a member: at most as much as the zip states, verified by its checksum."""
     try:
         with archive.open(info) as file:
             while chunk := file.read(_ZIP_STEP):

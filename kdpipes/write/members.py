@@ -18,9 +18,8 @@ import torch
 from PIL import Image
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.errors import ChainError, DataError, add_note, check_callable, closest, must_be
+from kdpipes.core.errors import ChainError, DataError, add_note, check_callable, closest, masked, must_be
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.masked import masked
 from kdpipes.core.sample import Sample
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import Version
@@ -99,11 +98,7 @@ class MemberEncoder(Fingerprinted):
         }
 
     def __call__(self, sample: Sample) -> list[tuple[str, bytes]]:
-        """Return the extension and the content of each member, sorted by extension; a field that is None has no member.
-
-        Raises:
-            ChainError: A field cannot be written, or two would have the same extension.
-        """
+        """Return the extension and content of each member, sorted by extension; fields that are None have no member."""
         members: dict[str, bytes] = {}
         for field in self._fields or tuple(sample):
             value = sample[field]
@@ -368,12 +363,7 @@ def make_or_leave_out(
 
 
 class TarSample(NamedTuple):
-    """The bytes of a sample in a tar.
-
-    Args:
-        key: The common name of its members, without extensions.
-        members: The extension, header and content of each member.
-    """
+    """The bytes of a sample in a tar."""
 
     key: str
     members: list[tuple[str, bytes, bytes]]
@@ -409,11 +399,7 @@ _PLAIN_SUM = sum(_PLAIN[:124]) + sum(_PLAIN[135:148]) + 8 * ord(" ") + sum(_PLAI
 
 
 class TarShard:
-    """A tar that grows sample by sample, and its index, for which nothing has to be read again.
-
-    Args:
-        url: The URL of the tar, for errors.
-    """
+    """A tar that grows sample by sample, and its index, for which nothing has to be read again."""
 
     def __init__(self, url: str) -> None:
         self._url = url

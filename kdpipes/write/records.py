@@ -45,7 +45,7 @@ from kdpipes.storage.jobs import check_workers, run_jobs
 from kdpipes.storage.records import (
     HEADER,
     Header,
-    Record,
+    WrittenSample,
     finished_index,
     part_name,
     read_header,
@@ -187,16 +187,9 @@ def write_records(
 
 
 class _PartWriter:
-    """Writes one part, in any process.
+    """Writes one part, in any process."""
 
-    Args:
-        items: The content of all parts.
-        folder: The folder of the parts.
-        header: The header of the folder.
-        key: The key of the order; None keeps the order of the items.
-    """
-
-    def __init__(self, items: _Items, folder: Path, header: Header, key: bytes | None) -> None:
+    def __init__(self, items: _RecordItems, folder: Path, header: Header, key: bytes | None) -> None:
         self.items, self.folder, self.header, self.key = items, folder, header, key
 
     def __call__(self, number: int) -> tuple[int, int]:
@@ -226,11 +219,7 @@ def _counts(index: ShardIndex) -> tuple[int, int]:
 
 @contextmanager
 def _claimed(folder: Path, header: Header) -> Iterator[None]:
-    """Make the folder one for these records, and lock it; wait for another process that writes there.
-
-    Raises:
-        DataError: The folder holds something else, or parts of another input.
-    """
+    """Make the folder one for these records, and lock it; wait for another process that writes there."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{str(folder)!r} is a file; a folder is needed.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -269,15 +258,8 @@ def _remove_drafts(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-class _Items:
-    """The content of records, by position.
-
-    Args:
-        source: An indexed chain, or a sequence of items.
-        encode: Returns the fields of an item; None takes the fields of a sample.
-        place: Names the items in errors.
-        access: How the files of a data list are reached.
-    """
+class _RecordItems:
+    """The content of records, by position."""
 
     def __init__(self, source: MapPipe | Sequence[Any], encode: Encode | None, place: str, access: Access) -> None:
         self._access = access
@@ -304,7 +286,7 @@ class _Items:
             parts += (part for node in nodes for part in (digest(node.pipe), digest_values(node.pipe)))
         return hash_key(*parts).hex()[:32]
 
-    def records(self, positions: Any, what: str) -> Iterator[Record]:
+    def records(self, positions: Any, what: str) -> Iterator[WrittenSample]:
         """Yield the records of some positions, without those that `on_error` leaves out."""
         handler = None if self._chain is None else Chain.of(self._chain).error_handler()
         listed: Mapping[str, str] = {} if handler is None else handler.listed()
@@ -322,11 +304,11 @@ class _Items:
         sample: Sample = self._chain[position]
         return sample
 
-    def _record(self, sample: Sample, position: int, listed: Mapping[str, str]) -> Record | None:
+    def _record(self, sample: Sample, position: int, listed: Mapping[str, str]) -> WrittenSample | None:
         if sample.key in listed:
             return None
         if self._encode is None:
-            return Record(sample.key, dict(sample))
+            return WrittenSample(sample.key, dict(sample))
         item = sample if self._items is None else self._items.value[position]
         try:
             with using(self._access):
@@ -336,22 +318,18 @@ class _Items:
             add_note(error, f"kdpipes: while encoding {what}")
             raise
         if isinstance(made, Sample):
-            return Record(made.key, dict(made))
+            return WrittenSample(made.key, dict(made))
         if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
             what = type(made).__name__
             raise TypeError(f"`encode` must return a dictionary of fields, but has returned {what} for {item!r:.80}.")
         fields = dict(made)
-        return Record(str(fields.pop("key", sample.key)), fields)
+        return WrittenSample(str(fields.pop("key", sample.key)), fields)
 
 
-def _items_of(source: Any, encode: Encode | None, access: Access) -> _Items:
-    """Return the items of the `source` of `write_records`.
-
-    Raises:
-        TypeError: It is not an indexed chain of samples, a data list or a sequence.
-    """
+def _items_of(source: Any, encode: Encode | None, access: Access) -> _RecordItems:
+    """Return the items of the `source` of `write_records`."""
     if isinstance(source, MapPipe):
-        return _Items(gives_samples(source, "write_records"), encode, type(source).__name__, access)
+        return _RecordItems(gives_samples(source, "write_records"), encode, type(source).__name__, access)
     if isinstance(source, IterDataPipe | MapDataPipe):
         is_stream = isinstance(source, IterDataPipe)
         hint = "`kdp.open_shards` is indexed." if is_stream else "Make samples first: `.to_samples(...)`."
@@ -367,10 +345,10 @@ def _items_of(source: Any, encode: Encode | None, access: Access) -> _Items:
         raise TypeError(must_be("source", rule, source, hint))
     if encode is None:
         raise TypeError(must_be("encode", "a function from item to fields, as `source` holds no samples", encode))
-    return _Items(source if isinstance(source, Sequence) else list(source), encode, "the sequence", access)
+    return _RecordItems(source if isinstance(source, Sequence) else list(source), encode, "the sequence", access)
 
 
-def _items_of_list(path: str, encode: Encode | None, access: Access) -> _Items:
+def _items_of_list(path: str, encode: Encode | None, access: Access) -> _RecordItems:
     if not path.lower().endswith(_LISTS) or not is_local(path):
         raise ValueError(must_be("source", "a local .txt or .csv file, one item per line", path))
     with Path(path).expanduser().open(encoding="utf-8-sig", errors="surrogateescape") as file:
@@ -380,7 +358,7 @@ def _items_of_list(path: str, encode: Encode | None, access: Access) -> _Items:
         labels = [_Rows(lines)[place][-1].strip() for place in (0, 1)]
         if [label.lstrip("-").isdecimal() for label in labels] == [False, True]:  # the first line is a header
             lines = PackedStrings(list(lines)[1:])
-    return _Items(_Rows(lines) if is_csv else lines, encode or _image_and_label, repr(path), access)
+    return _RecordItems(_Rows(lines) if is_csv else lines, encode or _image_and_label, repr(path), access)
 
 
 # The name of `_Rows` and the code of `_image_and_label`, docstring included, are part of the identity of records that

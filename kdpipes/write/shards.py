@@ -226,14 +226,7 @@ def _field_names(pipe: Any, fields: str | None) -> tuple[str, ...] | None:
 
 
 class _Report(NamedTuple):
-    """A shard that is complete.
-
-    Args:
-        number: The number of the shard.
-        hashes: 64 bits of each key.
-        num_bytes: The size of the tar.
-        num_left_out: The number of samples that `on_error` has left out.
-    """
+    """A shard that is complete."""
 
     number: int
     hashes: NDArray[np.uint64]
@@ -414,10 +407,6 @@ def _begin_notes(
     The notes also keep two jobs from writing the same remote shards at the same time, where no lock is possible: they
     are created by one request, and never replaced by those of another job. Two runs of the same job are harmless: they
     write the same bytes.
-
-    Raises:
-        FileExistsError: The notes belong to another job, or there are shards without notes.
-        DataError: The notes cannot be read.
     """
     notes, existing = _read_notes(places), places.existing()
     was_begun = notes is not None
@@ -533,13 +522,7 @@ class _Span(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    """How samples become members.
-
-    Args:
-        pipe: The chain.
-        encoder: Encodes the fields.
-        key: Returns the key of a sample; None takes the sample's own.
-    """
+    """How samples become members."""
 
     pipe: Any
     encoder: MemberEncoder
@@ -599,17 +582,7 @@ def _measure_span(recipe: _Recipe, span: _Span) -> NDArray[np.int64]:
 
 @dataclass
 class _Run:
-    """One call of `write_shards`: finds the shards that exist, writes those that are missing, and counts both.
-
-    Args:
-        recipe: How samples become members.
-        places: The URLs of the shards.
-        limits: The maximum size of a shard.
-        notes: The notes of the job.
-        size: The number of samples; None for a stream.
-        num_workers: The number of worker processes.
-        executor: Writes the shards instead, if given.
-    """
+    """One call of `write_shards`: finds the shards that exist, writes those that are missing, and counts both."""
 
     recipe: _Recipe
     places: ShardPlaces
@@ -755,9 +728,6 @@ class _Keys:
     """Finds keys that two samples have, by 64 bits of each: 12 bytes per sample.
 
     New keys are compared in batches that grow with the number of known keys, so that all of it takes n log n.
-
-    Args:
-        keys_of: Returns the keys of a shard, for the error.
     """
 
     def __init__(self, keys_of: Callable[[int], Sequence[str]]) -> None:

@@ -22,9 +22,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.cache import cache, open_cache, warm_up
-from kdpipes.cache.admin import check_cache
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
+from kdpipes.cache.open_cache import check_cache
 from kdpipes.demo import write_photo_folder
 from tests.cache.test_lmdb_store import run_in_child
 
@@ -345,7 +345,9 @@ def test_warm_up_of_an_unwritable_cache_is_an_error(
         return ""
 
     said, warned = on_small_disk(work, 1 << 22, tmp_path / "disk")
-    assert re.search(r"it has 1 entries of .*(takes no more|cannot be written) \(.+\)\. .*Let this user write", said)
+    assert re.search(
+        r"it has 1 entries of .*(takes no more|cannot be written) \(.+\)\. .*Give this user write access", said
+    )
     assert len(warned) == 1
 
 
@@ -440,7 +442,7 @@ def test_a_cache_moved_while_open_is_not_called_incomplete(tmp_path: Path) -> No
     (tmp_path / "before").rename(tmp_path / "after")
     with (
         pytest.warns(UserWarning, match="cannot be opened"),
-        pytest.raises(kdp.DataError, match=r"let go of that pipe"),
+        pytest.raises(kdp.DataError, match=r"delete that pipe first"),
     ):
         len(kdp.open_cache(tmp_path / "after"))
     del cached

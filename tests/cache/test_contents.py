@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
-from kdpipes.cache import file_store, open_cache
-from kdpipes.cache.admin import check_cache
+from kdpipes.cache import folder, open_cache
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
-from kdpipes.cache.open_cache import read_contents, write_contents
+from kdpipes.cache.open_cache import check_cache, read_list, write_list
 from kdpipes.storage.codec import DamagedError, encode
 
 
@@ -22,21 +21,21 @@ from kdpipes.storage.codec import DamagedError, encode
 def test_a_cache_is_complete_when_it_was_said_to_be(tmp_path: Path, kind: Any) -> None:
     store = kind(tmp_path / "cache")
     store.put(b"a", [b"heron"])
-    assert read_contents(store) is None
-    assert write_contents(store, ["birds/2.jpg", "birds/1.jpg", ""], {"fields": ["x"], "y": np.arange(3)})
+    assert read_list(store) is None
+    assert write_list(store, ["birds/2.jpg", "birds/1.jpg", ""], {"fields": ["x"], "y": np.arange(3)})
     store.close()
-    found = read_contents(kind(tmp_path / "cache"))
+    found = read_list(kind(tmp_path / "cache"))
     assert found is not None
     assert list(found.keys) == ["birds/2.jpg", "birds/1.jpg", ""]
     assert (found.notes["fields"], found.notes["y"].tolist()) == (["x"], [0, 1, 2])
-    assert write_contents(store, [], {})
-    assert [len(part) for part in read_contents(store) or ()] == [0, 0]
+    assert write_list(store, [], {})
+    assert [len(part) for part in read_list(store) or ()] == [0, 0]
 
 
 def test_a_packed_cache_says_what_it_holds(tmp_path: Path) -> None:
-    write_contents(FileStore(tmp_path / "cache"), ["heron", "gull"], {})
+    write_list(FileStore(tmp_path / "cache"), ["heron", "gull"], {})
     shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "cache")
-    found = read_contents(FileStore(f"zip://::{tmp_path}/packed.zip"))
+    found = read_list(FileStore(f"zip://::{tmp_path}/packed.zip"))
     assert found is not None
     assert list(found.keys) == ["heron", "gull"]
 
@@ -50,19 +49,19 @@ def lists_in(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: content[:90] + b"?" + content[91:]])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_damaged_list_is_read_from_its_copy_and_healed(tmp_path: Path, damage: Any, number: int) -> None:
-    write_contents(FileStore(tmp_path / "cache"), ["heron", "gull"], {"y": 3})
+    write_list(FileStore(tmp_path / "cache"), ["heron", "gull"], {"y": 3})
     paths = lists_in(tmp_path / "cache")
     whole = paths[number].read_bytes()
     assert damage(whole) != whole
     paths[number].write_bytes(damage(whole))
-    assert read_contents(FileStore(tmp_path / "cache"))[1] == {"y": 3}  # type: ignore[index]
+    assert read_list(FileStore(tmp_path / "cache"))[1] == {"y": 3}  # type: ignore[index]
     assert check_cache(str(tmp_path / "cache")) == (2, 1, 1)
     assert paths[number].read_bytes() == whole
     assert check_cache(str(tmp_path / "cache")) == (2, 0, 0)
 
 
 def test_a_list_damaged_with_its_copy_is_an_error_with_place(tmp_path: Path) -> None:
-    write_contents(FileStore(tmp_path / "cache"), ["heron"], {})
+    write_list(FileStore(tmp_path / "cache"), ["heron"], {})
     paths = lists_in(tmp_path / "cache")
     for path in paths:
         path.write_bytes(b"".join(encode(1))[:-1])
@@ -70,17 +69,17 @@ def test_a_list_damaged_with_its_copy_is_an_error_with_place(tmp_path: Path) -> 
     with pytest.raises(DamagedError, match=r"list of the cache's samples.*`.warm_up\(\)`") as caught:
         len(kdp.open_cache(tmp_path / "cache"))
     assert all(str(path) in str(caught.value) for path in paths)
-    assert write_contents(FileStore(tmp_path / "cache"), ["heron"], {})
+    assert write_list(FileStore(tmp_path / "cache"), ["heron"], {})
     assert check_cache(str(tmp_path / "cache")) == (2, 0, 0)
 
 
 def test_a_list_without_a_copy_gets_one(tmp_path: Path) -> None:
-    write_contents(FileStore(tmp_path / "cache"), ["heron"], {})
+    write_list(FileStore(tmp_path / "cache"), ["heron"], {})
     first, copy = lists_in(tmp_path / "cache")
     copy.unlink()
     assert check_cache(str(tmp_path / "cache")) == (1, 0, 0)
     first.unlink()
-    found = read_contents(FileStore(tmp_path / "cache"))
+    found = read_list(FileStore(tmp_path / "cache"))
     assert found is not None
     assert list(found.keys) == ["heron"]
 
@@ -88,7 +87,7 @@ def test_a_list_without_a_copy_gets_one(tmp_path: Path) -> None:
 def test_writing_the_same_list_again_adds_nothing(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / "cache")
     for keys in (["heron"], ["heron"], ["gull"], ["gull"]):
-        assert write_contents(store, keys, {})
+        assert write_list(store, keys, {})
     assert store.stats().entries == 2
 
 
@@ -109,12 +108,12 @@ def test_damaged_metadata_is_an_error_that_says_what_to_do(tmp_path: Path, kind:
 
 
 def test_what_cannot_be_written_stays_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_contents(FileStore(tmp_path / "cache"), ["heron"], {})
+    write_list(FileStore(tmp_path / "cache"), ["heron"], {})
     lists_in(tmp_path / "cache")[0].write_bytes(b"")
 
     def reject(*_: Any, **__: Any) -> None:
         raise PermissionError("of somebody else")
 
-    monkeypatch.setattr(file_store._LocalFolder, "write", reject)
+    monkeypatch.setattr(folder.LocalFolder, "write", reject)
     with pytest.warns(UserWarning, match="cannot be written"):
         assert check_cache(str(tmp_path / "cache")) == (2, 1, 0)

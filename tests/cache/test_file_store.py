@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kdpipes as kdp
-from kdpipes.cache import file_store
+from kdpipes.cache import folder
 from kdpipes.cache.file_store import FileLayout, FileStore
 from kdpipes.core.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode, encode
@@ -222,7 +222,7 @@ def test_storage_that_is_out_of_reach_is_gone_without(
 ) -> None:
     store = FileStore(f"memory://{namespace}")
     store.put(b"a", [b"heron"])
-    monkeypatch.setattr(file_store, "_NUM_TRIES", 1)
+    monkeypatch.setattr(folder, "_NUM_TRIES", 1)
 
     def away(*_: Any, **__: Any) -> None:
         raise RuntimeError("Connection reset")
@@ -269,3 +269,36 @@ def test_a_cache_of_a_missing_compression_is_not_damaged(tmp_path: Path, monkeyp
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"b", [b""]), lambda s: s.stats()):
         with pytest.raises(ImportError, match="pip install zstandard"):
             call(FileStore(tmp_path / "cache"))
+
+
+def test_entries_deleted_by_hand_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileStore(tmp_path / "cache", num_entries=10_000, max_files_per_folder=40)
+    fill(store, 50)
+    size = store.stats().bytes
+    monkeypatch.setattr(folder, "_SETTLED_NS", 0)  # else folders that have just changed are listed each time
+    assert FileStore(tmp_path / "cache").stats()[2:4] == (size, 50)
+    paths = [path for path in (tmp_path / "cache").rglob("*") if len(path.name) == 40]
+    gone = paths[0].stat().st_size
+    paths[0].unlink()
+    assert store.stats()[2:4] == (size - gone, 49)
+    shutil.rmtree(paths[1].parent)
+    assert store.stats().entries == len([path for path in paths if path.exists()])
+    store.put(b"new", [b"x"])
+    assert store.stats().entries == len([path for path in paths if path.exists()]) + 1
+
+
+def test_counting_again_lists_no_folder_that_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(FileStore(tmp_path / "cache", num_entries=10_000, max_files_per_folder=40), 50)
+    monkeypatch.setattr(folder, "_SETTLED_NS", 0)
+    counted = FileStore(tmp_path / "cache").stats()
+    listed: list[Any] = []
+    listing = os.scandir
+
+    def note(path: Any) -> Any:
+        listed.append(path)
+        return listing(path)
+
+    FileStore(tmp_path / "cache").stats()  # the first count has written its file into the first folder
+    monkeypatch.setattr(folder.os, "scandir", note)
+    assert FileStore(tmp_path / "cache").stats() == counted
+    assert listed == []

@@ -160,23 +160,6 @@ def test_a_stopped_watcher_holds_up_neither_release_nor_exit() -> None:
             os.kill(pid, 0)
 
 
-def test_a_stopped_watcher_with_a_full_pipe_blocks_nobody() -> None:
-    def work(pipe: Any) -> None:
-        folder = SharedFolder()
-        os.kill(watcher(), signal.SIGSTOP)
-        for number in range(5000):
-            folder_watcher.watch(f"/nowhere/{number}", is_named=False)
-        pipe.send(Path(folder.path).is_dir())
-        os.kill(watcher(), signal.SIGKILL)
-
-    child, pipe = run_in_child(work)
-    answered = pipe.poll(PATIENCE_MS / 1000)
-    child.kill()
-    child.join()
-    assert answered
-    assert pipe.recv()
-
-
 def test_where_no_process_can_be_started_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def reject(*_: Any, **__: Any) -> int:
         raise BlockingIOError("no more processes")

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from kdpipes.cache import folder_watcher, lmdb_store, shared_folder
+from kdpipes.cache.folder import LocalFolder, read_metadata
 from kdpipes.cache.lmdb_store import LmdbStore
-from kdpipes.cache.metadata import create_metadata
 from kdpipes.cache.shared_folder import SharedFolder, clear_named, named_folders
 from kdpipes.core.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode, encode
@@ -169,8 +169,8 @@ def test_wrong_names_are_rejected(wrong: Any) -> None:
 
 
 def test_a_folder_that_is_open_to_others_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_folder, "_root", lambda: tmp_path)
-    path = tmp_path / f"{shared_folder._prefix()}birds"
+    monkeypatch.setattr(shared_folder, "root", lambda: tmp_path)
+    path = tmp_path / f"{shared_folder.prefix()}birds"
     path.mkdir()
     path.chmod(0o777)
     lock = os.open(path, os.O_RDONLY)
@@ -235,7 +235,7 @@ def test_without_free_shared_memory_there_is_no_cache(on_small_disk: OnDisk, is_
     def work(folder: Path, remount: Any) -> Any:
         store = LmdbStore.in_memory()
         if is_set_up:
-            create_metadata(Path(store.folder), "lmdb", {"max_bytes": 1 << 20})
+            read_metadata(LocalFolder(store.folder), store.folder, "lmdb", {"max_bytes": 1 << 20})
         with (folder / "others").open("wb", buffering=0) as file:
             while True:
                 try:

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,20 +162,16 @@ def test_a_claim_by_a_record_that_is_not_renewed_is_taken_over(monkeypatch: pyte
     monkeypatch.setattr("kdpipes.cache.store._POLL_S", 0.0)
     held: list[bytes] = [b"of a process that was killed"]
 
-    class Fixed(NamedTuple):
-        def create(self, content: bytes) -> bytes:
-            held[:] = held or [content]
-            return held[0]
+    def create(content: bytes) -> bytes:
+        held[:] = held or [content]
+        return held[0]
 
-        def replace(self, content: bytes) -> None:
-            held[:] = [content]
+    def replace(content: bytes) -> None:
+        held[:] = [content]
 
-        def remove(self) -> None:
-            held.clear()
-
-    with claim_by(Fixed(), waits=False) as is_held:
+    with claim_by(create, replace, held.clear, waits=False) as is_held:
         assert not is_held
-    with claim_by(Fixed(), waits=True) as is_held:
+    with claim_by(create, replace, held.clear, waits=True) as is_held:
         assert is_held
     assert not held
 

@@ -121,7 +121,7 @@ class NoisySource(kdp.SampleSource):
 
 
 def test_a_generator_of_a_source_that_draws_is_rejected() -> None:
-    with pytest.raises(kdp.ChainError, match=r"What `NoisySource` calls .*its own generator `rng`"):
+    with pytest.raises(kdp.ChainError, match=r"A function of `NoisySource` .*its own generator `rng`"):
         seen(NoisySource().cache_in_memory())
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes.cache.admin import check_cache, clear_cache, look_at_cache, named_caches
 from kdpipes.cache.file_store import FileStore
+from kdpipes.cache.open_cache import check_cache, clear_cache, look_at_cache, named_caches
 from kdpipes.core import progress
 
 
@@ -92,7 +92,7 @@ def test_places_without_a_cache_are_told_in_one_line(tmp_path: Path, run: Any) -
     for action in ("ls", "verify"):
         mistake = run("cache", action, tmp_path, "--json").mistake()
         assert mistake.startswith(f"kdpipes cache: There is no cache in {str(tmp_path)!r}")
-        assert "There is no cache of the name 'none'" in run("cache", action, "name=none").mistake()
+        assert "There is no cache named 'none'" in run("cache", action, "name=none").mistake()
 
 
 def test_a_name_without_its_prefix_is_told(places: list[str], run: Any) -> None:
@@ -100,10 +100,10 @@ def test_a_name_without_its_prefix_is_told(places: list[str], run: Any) -> None:
     for command in ("clear", "ls", "verify"):
         said = run("cache", command, name)
         assert said.status == 1
-        assert f"The one in memory of that name is 'name={name}'" in said.err
+        assert f"The cache of that name in memory is 'name={name}'" in said.err
 
 
 def test_where_there_is_no_cache_that_is_said(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
-    monkeypatch.setattr("kdpipes.cache.admin.named_folders", dict)
+    monkeypatch.setattr("kdpipes.cache.open_cache.named_folders", dict)
     assert run("cache", "ls").out.startswith("There are no named caches in memory.")
     assert run("cache", "ls", "--json").json() == []

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 import kdpipes as kdp
 from kdpipes import cli
-from kdpipes.cache.admin import clear_cache, named_caches
+from kdpipes.cache.open_cache import clear_cache, named_caches
 from kdpipes.testing.checks import as_rank
 
 CHAIN = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_json_is_what_the_function_returns(folder: Path, words: str, places: Any, options: Any, run: Any) -> None:
     expected = inspect_data(places or words.split(), **options)
-    assert run("inspect", *words.split(), "--json").json() == expected.as_dict()
+    assert run("inspect", *words.split(), "--json").json() == asdict(expected)
 
 
 @pytest.mark.parametrize("place", ["users_chain.py:chain", "users_chain:chain"])
 def test_json_of_a_chain_is_what_the_function_returns(folder: Path, place: str, run: Any) -> None:
     pipe = kdp.from_dataset([(bytes(n), n % 2) for n in range(5)], "x y", class_names=["heron", "stork"])
     expected = look_at_chain(pipe.oversample(mode="exact").deal(batch_size=4), num_samples=1)
-    assert run("inspect", place, "--samples", "1", "--json").json() == expected.as_dict()
+    assert run("inspect", place, "--samples", "1", "--json").json() == asdict(expected)
 
 
 def test_shards_are_told_in_lines(folder: Path, run: Any) -> None:

@@ -24,7 +24,7 @@ import torch
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.core.fingerprint import digest, digest_with_globals, fingerprint
+from kdpipes.core.fingerprint import digest, fingerprint, hash_value
 from kdpipes.storage.shared import Shared
 from tests.hashes import fingerprints
 from tests.torchdata_parts import SampleMultiplexer, needs_torchdata
@@ -351,7 +351,9 @@ LARGE: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("what", LARGE)
-@pytest.mark.parametrize("hashed", [digest, digest_with_globals])
+@pytest.mark.parametrize(
+    "hashed", [digest, functools.partial(hash_value, globals=True)], ids=["digest", "with_globals"]
+)
 def test_twice_as_much_takes_twice_the_work(what: str, hashed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     num_bytes = 0
 
@@ -388,7 +390,7 @@ def test_arrays_are_hashed_without_copies() -> None:
     for value in (array, Shared(array), torch.from_numpy(array), array[:, ::2], array.T):
         tracemalloc.start()
         try:
-            digest_with_globals(value)
+            hash_value(value, globals=True)
             assert tracemalloc.get_traced_memory()[1] < array.nbytes / 4
         finally:
             tracemalloc.stop()

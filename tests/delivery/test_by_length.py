@@ -182,7 +182,7 @@ def test_batches_of_one_size_are_grouped_by_length_too() -> None:
     assert epochs(pipe) == [[[1, 2], [0, 4], [3]]] * 2
 
 
-def test_padding_is_marked_and_keeps_to_the_limit() -> None:
+def test_padding_has_list_and_keeps_to_the_limit() -> None:
     pipe = Texts([5, 1, 1, 1]).select("x ordinal is_padding").deal(batch_by="length", max_tokens=5, uneven="pad")
     for _ in range(2):
         (longest,), short = list(pipe)

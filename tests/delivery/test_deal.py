@@ -48,7 +48,7 @@ def test_a_short_batch_is_kept_dropped_or_padded(flavour: str, uneven: Any, expe
 
 
 @both
-def test_padding_is_marked_and_has_ordinals_of_its_own(flavour: str) -> None:
+def test_padding_has_list_and_has_ordinals_of_its_own(flavour: str) -> None:
     pipe = source(flavour, 2).select("x ordinal is_padding").deal(batch_size=5, uneven="pad")
     assert list(pipe) == [[(0, 0, False), (1, 1, False), (0, 2, True), (1, 3, True), (0, 4, True)]]
 

@@ -341,7 +341,7 @@ def test_it_says_what_bounds_and_what_one_change_would_help_most(
     report = kdp.doctor(slow(clock, *times, monkeypatch), num_workers=0, seconds=0.5)
     assert (report.findings, report.bound) == ((), bound)
     assert (report.advice[0].change, round(report.advice[0].gain, 6)) == (best, gain)
-    assert f"What bounds is {bound}. What would help" in str(report)
+    assert f"The bottleneck is {bound}. Changes that would help" in str(report)
     assert f"{gain:.1f} times as fast: {best}" in str(report)
 
 
@@ -399,6 +399,18 @@ def test_the_advised_cache_comes_after_all_that_draws_nothing(
         report = kdp.doctor(chain.deal(batch_size=4), num_workers=0, seconds=2)
         (found,) = [one for one in report.advice if "cache" in one.change]
         assert (found.change, found.gain) == (change, pytest.approx(gain, rel=0.05))
+
+
+def test_no_more_is_promised_of_a_cache_than_its_share_allows(clock: Clock) -> None:
+    tried = set(np.linspace(0, 63, 16).astype(int).tolist())
+    uneven = lambda x: clock.spend(0.02 if int(x) in tried else 0.002, x)  # noqa: E731
+    drawing = lambda x: clock.spend(0.004, x + np.random.rand())  # noqa: E731
+    chain = numbers().transform("x", uneven).transform("x", drawing).select("x")
+    report = kdp.doctor(chain.deal(batch_size=4), num_workers=0, seconds=2)
+    assert report.profile is not None
+    source, fixed, *_ = report.profile.pipes
+    (found,) = [one for one in report.advice if "cache" in one.change]
+    assert 2.0 < found.gain <= 1 / (1 - source.share - fixed.share) + 1e-6
 
 
 def test_a_cache_that_stands_too_early_is_to_be_moved(

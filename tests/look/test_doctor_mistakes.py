@@ -21,6 +21,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.chain import Chain
+from kdpipes.demo import write_photo_shards
 from kdpipes.look.doctor.data import turned_photos, wide_pixels
 from kdpipes.look.doctor.rules import Facts
 from kdpipes.testing import faulty_storage
@@ -406,7 +407,7 @@ def named(sample: Any) -> str:
 # Caches and errors
 
 
-@pytest.mark.filterwarnings("ignore:Functions before a cache read:UserWarning")
+@pytest.mark.filterwarnings("ignore:Functions upstream of a cache read:UserWarning")
 def test_a_cache_that_cannot_follow_a_function_is_found(tmp_path: Path) -> None:
     database = sqlite3.connect(":memory:")
     namespace: dict[str, Any] = {"database": database, "__name__": "__main__"}
@@ -453,6 +454,31 @@ def test_a_cache_that_holds_nothing_is_found() -> None:
     assert found(numbers().transform("x", float).cache_in_memory().select("x").deal(batch_size=8)) == []
 
 
+def a_kilobyte(x: int) -> bytes:
+    return bytes(1000)
+
+
+def test_a_cache_without_room_for_its_small_values_is_found() -> None:
+    source = kdp.from_dataset([(number, 0) for number in range(200)]).transform("x", a_kilobyte)
+    (finding,) = findings(source.cache_in_memory(max_bytes=210_000).select("x").deal(batch_size=16))
+    assert (finding.code, finding.severity, finding.pipe) == ("small-cache", "warning", "cache_in_memory")
+    assert "small values take" in finding.why
+    for cached in (source.cache_in_memory(), source.take_percent(to_percent=0.1).cache_in_memory(max_bytes=210_000)):
+        assert found(cached.select("x").deal(batch_size=16)) == []
+
+
+def test_remote_shards_that_are_read_twice_are_found(tmp_path: Path) -> None:
+    expected = {"auto": [("unindexed-shards", "hint")], "shards": [], "members": [("unindexed-shards", "hint")]}
+    with faulty_storage(str(tmp_path)):
+        for fetch, codes in expected.items():
+            write_photo_shards(tmp_path / fetch)
+            urls = f"faulty://{fetch}/photos-{{000..003}}.tar"
+            assert found(kdp.open_shards(urls, fetch=fetch).select("key").deal(batch_size=8)) == codes
+            assert found(kdp.open_shards(urls, fetch=fetch).select("key").deal(batch_size=8)) == [], "now it has one"
+    local = kdp.open_shards(write_photo_shards(tmp_path / "local"))
+    assert found(local.select("key").deal(batch_size=8)) == []
+
+
 def test_a_shuffle_that_leaves_neighbours_together_is_found(tmp_path: Path) -> None:
     source = kdp.from_dataset([str(number) for number in range(1024)], "txt")
     kdp.write_shards(source, f"{tmp_path}/n-%06d.tar", max_samples=64)
@@ -473,5 +499,6 @@ def test_labels_computed_from_a_remote_source_are_found(photo_shards: str) -> No
         local = kdp.open_shards(photo_shards)
         chains = [source.add_field("y", label_of).filter_classes(valid=[0, 1]) for source in (remote, local)]
         plain = remote.rename_fields(y="cls").oversample()
+        len(remote)  # makes the index, whose lack is a finding of its own
         codes = [found(chain.select("key").deal(batch_size=8)) for chain in (*chains, plain)]
     assert codes == [[("computed-labels", "warning")], [], []]

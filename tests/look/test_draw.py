@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.look.draw import layout_of
+from kdpipes.look.figures import layout_of
 
 Box = tuple[float, float, float, float]
 Points = list[tuple[float, float]]

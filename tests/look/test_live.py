@@ -8,7 +8,7 @@ import IPython.display
 import pytest
 
 import kdpipes as kdp
-from kdpipes.look import live
+from kdpipes.look import profile as live
 from tests.torchdata_parts import InProcessReadingService
 
 

@@ -141,7 +141,7 @@ def test_who_waits_for_whom(clock: Clock) -> None:
     assert slow.wait_share == pytest.approx(0.04 / 0.4, abs=0.05)
     workers = dataclasses.replace(slow, num_workers=2, loop_s=10.0, wait_s=1.0, work_s=10.0, idle_s=10.0)
     assert workers.bound == "consumer"
-    assert "the 2 workers for 50% of theirs: the consumer bounds." in str(workers)
+    assert "the 2 workers for 50% of theirs: the consumer is the bottleneck." in str(workers)
     assert dataclasses.replace(workers, wait_s=6.0).bound == "chain"
 
 

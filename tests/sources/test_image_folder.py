@@ -84,7 +84,7 @@ def test_a_root_that_is_no_folder_is_rejected_at_once(birds: Path) -> None:
 
 def test_a_folder_without_class_folders_of_images_is_rejected(birds: Path) -> None:
     (birds / "0.jpg").write_bytes(b"")
-    with pytest.raises(kdp.DataError, match=r"^Image '0\.jpg' lies in '.*' itself, .* `FileLister\(root\)\.to_samples"):
+    with pytest.raises(kdp.DataError, match=r"^Image '0\.jpg' is in '.*' itself, .* `FileLister\(root\)\.to_samples"):
         len(kdp.image_folder(birds))
     (birds / "empty").mkdir()
     with pytest.raises(kdp.DataError, match=r"^There are no images in '.*/empty': no file ends with one of \.jpg, "):

@@ -15,8 +15,9 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.cli import main
+from kdpipes.storage.columns import values_of
 from kdpipes.storage.shard_index import ShardIndex
-from kdpipes.testing.proxy import Proxy, slow_proxy
+from tests.proxy import Proxy, slow_proxy
 
 NUM_SHARDS = 20
 BIRDS = ["heron", "stork", "gull"]
@@ -125,7 +126,7 @@ def test_a_column_is_added_without_reading_large_members(s3: str, proxy: Proxy) 
     ranges = [request for request in proxy.requests()[num_before:] if request == f"GET /{url.removeprefix('s3://')}"]
     assert len(ranges) == 4  # one for each JSON member
     index = ShardIndex.from_bytes(fsspec.filesystem("s3").cat_file(f"{url}.index"), "")
-    assert [column.values().tolist() for column in index.columns.values()] == [
+    assert [values_of(column).tolist() for column in index.columns.values()] == [
         ["stork", "gull", "heron", "stork"],
         [40, 50, 60, 70],
     ]

@@ -80,7 +80,7 @@ def test_a_field_is_read_alone_and_damage_after_it_is_named(write: Callable[...,
     last = pipe[3]
     path.write_bytes(content[: content.rindex(b"\3" * 2_000) + 100])
     assert (last["cls"], pipe.column("cls").tolist()) == (1, [0, 1, 0, 1])
-    with pytest.raises(kdp.DataError, match=r"truncated: 2000 bytes are due at offset .*, 100 are there") as caught:
+    with pytest.raises(kdp.DataError, match=r"truncated: expected 2000 bytes at offset .*, but found 100") as caught:
         last["jpg"]
     assert caught.value.__notes__ == ["kdpipes: while reading member 'jpg' of sample 'a.tar/birds/3' (ordinal 3)"]
 

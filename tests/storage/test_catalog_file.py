@@ -16,10 +16,11 @@ from webdataset import TarWriter
 import kdpipes as kdp
 from kdpipes.cli import main
 from kdpipes.storage.catalog import open_catalog
-from kdpipes.storage.catalog_file import DATA_SET_INDEX, Joined
+from kdpipes.storage.catalog_file import DATA_SET_INDEX
+from kdpipes.storage.shard_index import Catalog
 from kdpipes.testing import faulty_storage
-from kdpipes.testing.proxy import Proxy, slow_proxy
 from tests.processes import in_child
+from tests.proxy import Proxy, slow_proxy
 
 NUM_SHARDS = 40
 
@@ -157,7 +158,7 @@ def test_a_process_that_is_killed_while_it_opens_leaves_no_lock(s3: str, proxy: 
 
     def open_it() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("kdpipes.storage.catalog.JoinedIndexes.shards", die)
+            patch.setattr("kdpipes.storage.catalog.Catalog.of", die)
             len(kdp.open_shards(urls_in(s3)))
 
     assert in_child(open_it) == 9
@@ -169,6 +170,5 @@ def test_joined_indexes_are_read_as_they_were_written(tmp_path: Path) -> None:
         (tmp_path / f"{shard}.tar").write_bytes(tar(shard))
     urls = [str(tmp_path / f"{shard}.tar") for shard in range(3)]
     catalog = open_catalog(urls, urls)
-    joined = Joined(catalog.versions, catalog.shards, catalog.short_keys, catalog.fields, catalog.columns)
-    (tmp_path / "joined").write_bytes(joined.to_bytes())
-    assert Joined.from_file(tmp_path / "joined").to_bytes() == joined.to_bytes()
+    (tmp_path / "joined").write_bytes(catalog.to_bytes())
+    assert Catalog.from_file(tmp_path / "joined").to_bytes() == catalog.to_bytes()

@@ -18,8 +18,8 @@ from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.object_store import ObjectFiles
 from kdpipes.storage.remote import Span, read_range
-from kdpipes.testing.proxy import Proxy, slow_proxy
 from tests.processes import in_child
+from tests.proxy import Proxy, slow_proxy
 
 
 @pytest.fixture

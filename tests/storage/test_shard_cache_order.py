@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdpipes.storage.files import Version
-from kdpipes.storage.shard_cache import ShardOrder, Survey
+from kdpipes.storage.shard_cache import NeededShards, Survey
 from kdpipes.storage.shard_folder import Shard
 
 IN_ORDER = np.repeat(np.arange(40), 50)
@@ -81,7 +81,7 @@ def test_orders_that_go_by_shards_are_told_from_others(shards: Any, positions: A
 
 
 def test_need_counts_from_the_shard_that_is_read() -> None:
-    order = ShardOrder([A, B, C])
+    order = NeededShards([A, B, C])
     assert [order.need(one.name) for one in (A, B, C, D)] == [0, 1, 2, None]
     assert order.ahead(2) == [A, B]
     assert order.reach(B)
@@ -95,7 +95,7 @@ def test_need_counts_from_the_shard_that_is_read() -> None:
 
 
 def test_a_shard_that_is_read_beside_later_ones_is_still_needed() -> None:
-    order = ShardOrder([A, B, C, D, A], [2, 2, 2, 3, 4])
+    order = NeededShards([A, B, C, D, A], [2, 2, 2, 3, 4])
     assert order.reach(C)
     assert not order.reach(A)
     assert [order.need(one.name) for one in (A, B, C, D)] == [0, 1, 2, 3]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdpipes.storage.files import Version
-from kdpipes.storage.shard_index import UNCHECKED, JoinedIndexes, Places, ShardIndex
+from kdpipes.storage.shard_index import UNCHECKED, Catalog, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 
 LARGE = 1 << 33  # more than 32 bits hold
@@ -39,15 +39,13 @@ def told(index: ShardIndex, name: str, place: int) -> Any:
 
 @given(st.lists(indexes(), max_size=6))
 def test_joined_columns_are_the_indexes_columns_in_sequence(parts: list[ShardIndex]) -> None:
-    joined = JoinedIndexes(len(parts))
-    for part in parts:
-        joined.add(part)
+    joined = Catalog.of(parts, len(parts))
     every = [(part, place) for part in parts for place in range(len(part.keys))]
     assert len(joined) == len(every)
     assert joined.versions == [part.version for part in parts]
-    assert list(joined.keys()) == [part.keys[place] for part, place in every]
-    assert joined.shards().tolist() == [n for n, part in enumerate(parts) for _ in range(len(part.keys))]
-    fields = joined.fields()
+    assert list(joined.short_keys) == [part.keys[place] for part, place in every]
+    assert joined.shards.tolist() == [n for n, part in enumerate(parts) for _ in range(len(part.keys))]
+    fields = joined.fields
     assert set(fields) == {name for part in parts for name in part.fields}
     for name, known in fields.items():
         wanted = [told(part, name, place) for part, place in every]
@@ -72,9 +70,7 @@ def test_columns_are_as_narrow_as_their_values_allow() -> None:
         return ShardIndex(Version(1, ""), PackedStrings(["a"]), {"x": Places(np.array([5]), np.array([size]))})
 
     for sizes, dtype in (([7, 8], np.uint32), ([7, LARGE], np.int64)):
-        joined = JoinedIndexes(2)
-        for size in sizes:
-            joined.add(index(size))
-        found = joined.fields()["x"]
+        joined = Catalog.of(map(index, sizes), 2)
+        found = joined.fields["x"]
         assert isinstance(found, Places)
         assert (found.sizes.dtype, found.sizes.tolist()) == (dtype, sizes)

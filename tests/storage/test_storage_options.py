@@ -15,13 +15,12 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.cache.admin import check_cache, clear_cache, look_at_cache
+from kdpipes.cache.open_cache import check_cache, clear_cache, look_at_cache
 from kdpipes.core.errors import DataError
 from kdpipes.core.fingerprint import fingerprint
-from kdpipes.storage.access import Access, current_access, using
+from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.remote import Span, read_range
-from kdpipes.storage.threads import Threads
 from kdpipes.testing import Fault, faulty_storage
 
 Open = Callable[[str, dict[str, Any]], Any]

@@ -1,1 +1,1 @@
-"""What is wrong with a chain, what bounds it, and what one change would help most."""
+"""What is wrong with a chain, its bottleneck, and the one change that would help most."""

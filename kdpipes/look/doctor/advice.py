@@ -1,4 +1,4 @@
-"""What bounds a chain that was measured, and how much one change of it would help at the most."""
+"""The bottleneck of a chain that was measured, and the largest possible gain of single changes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kdpipes.core.chain import Chain, Node, upstream_of
+from kdpipes.core.chain import Chain, Node
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import SampleKey, seeded_globals, using_key
 from kdpipes.core.sample import Sample
 from kdpipes.delivery import meter
-from kdpipes.look.doctor.rules import Facts, callables_of
+from kdpipes.look.doctor.rules import Facts, callables_of, num_different
 from kdpipes.look.doctor.work import is_same
 from kdpipes.look.profile import SENDING, Kind, PipeTime, Profile
 from kdpipes.work.adapters import AlbumentationsAdapter, TorchvisionAdapter
@@ -43,12 +43,12 @@ _log = logging.getLogger("kdpipes")
 
 
 class Advice(NamedTuple):
-    """One change, and what it would gain at the most.
+    """One change, and its largest possible gain.
 
     Args:
         change: What to do.
-        gain: How many times as many samples per second, at the most.
-        why: What that is reckoned from.
+        gain: The samples per second, as a multiple of those now.
+        why: The figures behind it.
     """
 
     change: str
@@ -60,14 +60,14 @@ class Advice(NamedTuple):
 
 
 def gain(profile: Profile, left: float, *, has_workers: bool) -> float:
-    """Return how many times as fast the loop is when a part `left` of the waiting is left."""
+    """Return the speedup of the loop if only a share `left` of its waiting remains."""
     wait_s, consumer_s = profile.wait_s * max(left, 0.01), profile.consumer_s
     loop_s = max(wait_s, consumer_s) if has_workers else wait_s + consumer_s
     return profile.loop_s / loop_s if loop_s else 1.0
 
 
 def gain_without(profile: Profile, share: float) -> float:
-    """Return how many times as fast the loop is without a share of the work."""
+    """Return the speedup of the loop without a share of the work."""
     return gain(profile, 1 - share, has_workers=profile.num_workers > 0)
 
 
@@ -79,8 +79,8 @@ def shares_by_kind(profile: Profile) -> dict[Kind, float]:
     return dict(sorted(shares.items(), key=lambda entry: -entry[1]))
 
 
-def times_behind(first: Node | None, chain: Chain, profile: Profile) -> list[tuple[Node, PipeTime]]:
-    """Return the pipes behind `first`, or all where that is None, from the source on, with their times."""
+def times_after(first: Node | None, chain: Chain, profile: Profile) -> list[tuple[Node, PipeTime]]:
+    """Return the pipes after `first` with their times, the source first; None stands for all."""
     nodes, times = list(chain), [one for one in profile.pipes if one.pipe != SENDING]
     if len(nodes) != len(times):  # the loader has added pipes of its own
         return []
@@ -89,7 +89,7 @@ def times_behind(first: Node | None, chain: Chain, profile: Profile) -> list[tup
 
 
 def bound_of(profile: Profile) -> str:
-    """Return what bounds: the consumer, or the kind of work that takes most of the chain's time."""
+    """Return the bottleneck: the consumer, or the kind of work that takes most of the chain's time."""
     if profile.bound == "consumer":
         return "the consumer"
     kind: Kind = next(iter(shares_by_kind(profile)), "plan")
@@ -97,19 +97,14 @@ def bound_of(profile: Profile) -> str:
 
 
 def kinds_text(profile: Profile) -> str:
-    """Return how much of the chain's time each kind of work takes, and of which pipes that is the sum."""
-    parts = [
-        f"{_NAMES.get(kind, kind)} {share:.1%} ({_pipes_of(profile, kind)})"
-        for kind, share in shares_by_kind(profile).items()
-        if share >= _HARDLY
-    ]
+    """Return the shares of each kind of work in the chain's time, with the pipes that do it."""
+    parts = []
+    for kind, share in shares_by_kind(profile).items():
+        names = [pipe.pipe for pipe in profile.pipes if pipe.kind == kind and pipe.share >= _HARDLY]
+        if share >= _HARDLY:
+            parts.append(f"{_NAMES.get(kind, kind)} {share:.1%} ({', '.join(dict.fromkeys(names))})")
     busy = profile.consumer_s / profile.loop_s if profile.loop_s else 0.0
     return f"By kind of work: {', '.join(parts) or 'nothing'}. The consumer was busy for {busy:.0%} of the loop."
-
-
-def _pipes_of(profile: Profile, kind: Kind) -> str:
-    names = [pipe.pipe for pipe in profile.pipes if pipe.kind == kind and pipe.share >= _HARDLY]
-    return ", ".join(dict.fromkeys(names))
 
 
 def advice(chain: Chain, profile: Profile, facts: Facts) -> list[Advice]:
@@ -148,25 +143,21 @@ def _decoder(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advice]:
 
 def _seeding(chain: Chain, profile: Profile) -> Iterator[Advice]:
     """Yield the change for callables that draw from the global generators, which are seeded for each call."""
-    behind = [(node.operation, measured) for node, measured in times_behind(None, chain, profile)]
-    found = [(operation.drawing(), measured) for operation, measured in behind if operation is not None]
+    each = [(node.operation, measured) for node, measured in times_after(None, chain, profile)]
+    found = [(operation.drawing(), measured) for operation, measured in each if operation is not None]
     names = [name for names, _ in found for name in names]
     total = sum(one.seconds for one in profile.pipes)
     if names and total:
-        each = _seconds_of_seeding()
-        share = sum(min(each * len(names) * one.calls, one.seconds) for names, one in found) / total
+        begin = time.perf_counter()
+        for number in range(_CALLS):
+            with seeded_globals(number.to_bytes(8, "little")):
+                pass
+        each_s = (time.perf_counter() - begin) / _CALLS
+        share = sum(min(each_s * len(names) * one.calls, one.seconds) for names, one in found) / total
         parts = ", ".join(f"`{name}`" for name in dict.fromkeys(names))
         change = f"a parameter `rng` for {parts}, to draw from it"
         why = f"the global generators are seeded for each call, which takes {share:.0%} of the work"
         yield Advice(change, gain_without(profile, share), why)
-
-
-def _seconds_of_seeding() -> float:
-    begin = time.perf_counter()
-    for number in range(_CALLS):
-        with seeded_globals(number.to_bytes(8, "little")):
-            pass
-    return (time.perf_counter() - begin) / _CALLS
 
 
 def cache_advice(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advice]:
@@ -176,62 +167,55 @@ def cache_advice(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advic
     one after decoding and the one after the source differ much.
     """
     cache = next((node for node in reversed(chain) if node.traits.role == "cache"), None)
-    places: list[tuple[str, _Place]] = []
-    share = 0.0
-    for node, measured in times_behind(cache, chain, profile):
+    has_decoder, share = any(one.kind == "decoding" for one in profile.pipes), 0.0
+    places: list[tuple[str, Node, PipeTime, float]] = []  # where, after which pipe, and the share of the work up to it
+    for node, measured in times_after(cache, chain, profile):
         if node.traits.random or node.traits.role in ("deal", "batch", "device") or node.traits.gives != "samples":
             break
         share += measured.share
+        where = ""
         if measured.kind == "transforms" and node.name not in _BETWEEN:
             if not _is_ours(node) and not _is_fixed(node.pipe):
                 break
-            places.append(("after the last `.transform()` that draws no random numbers", _Place(node, measured, share)))
+            where = "after the last `.transform()` that draws no random numbers"
         elif measured.kind == "decoding":
-            places.append(("after `.decode_images()`", _Place(node, measured, share)))
+            where = "after `.decode_images()`"
         elif measured.kind == "storage" and cache is None:
-            before = "before `.decode_images()`" if any(one.kind == "decoding" for one in profile.pipes) else ""
-            places.append((before or f"after `{node.name}`", _Place(node, measured, share)))
-    found = []
-    for where, place in places:
+            where = "before `.decode_images()`" if has_decoder else f"after `{node.name}`"
         is_limited = cache is None or cache.name == "cache_in_memory"
-        if place.share < _LITTLE or (is_limited and not _has_room(place.node.pipe, place.measured, facts)):
-            continue
-        gained = _measured_gain(chain, place, profile)
+        if where and share >= _LITTLE and not (is_limited and not _has_room(node.pipe, measured, facts)):
+            places.append((where, node, measured, share))
+    last = {where: (node, share) for where, node, _, share in places}
+    found = []
+    for where, (node, share) in last.items():
         change = f"`.cache_in_memory()` {where}" if cache is None else f"move `.{cache.name}()` {where}"
-        why = f"all up to there takes {place.share:.0%} of the work, in every epoch; measured on a few samples"
-        found.append(Advice(change, gained, why))
+        why = f"all up to there takes {share:.0%} of the work, in every epoch; measured on a few samples"
+        found.append(Advice(change, _measured_gain(chain, node, share, profile), why))
     yield from sorted(found, key=lambda one: -one.gain)[:1]
 
 
-class _Place(NamedTuple):
-    """A place for a cache: after which node, its time, and the share of the work that the cache would save."""
-
-    node: Node
-    measured: PipeTime
-    share: float
-
-
-def _measured_gain(chain: Chain, place: _Place, profile: Profile) -> float:
-    """Return how many times as fast the loop is with a cache at a place, as measured on a few samples.
+def _measured_gain(chain: Chain, place: Node, share: float, profile: Profile) -> float:
+    """Return the speedup of the loop by a cache after a pipe, as measured on a few samples.
 
     If the samples cannot be made one by one, as in a stream, reading the cache is taken to cost nothing.
     """
     end = chain.deal.upstream[0] if chain.deal is not None else chain.end
     path = Chain.of(end.pipe).path()
-    made = {id(node.pipe): measured for node, measured in times_behind(None, chain, profile)}
+    made = {id(node.pipe): measured for node, measured in times_after(None, chain, profile)}
     whole = sum(made[id(node.pipe)].share for node in path if id(node.pipe) in made)
-    if not isinstance(end.pipe, MapPipe) or not any(node.pipe is place.node.pipe for node in path):
-        return gain_without(profile, place.share)
-    cached = place.node.pipe.cache_in_memory()
-    changed = _replaced(end.pipe, place.node.pipe, cached)
+    if not isinstance(end.pipe, MapPipe) or not any(node.pipe is place.pipe for node in path):
+        return gain_without(profile, share)
+    cached = place.pipe.cache_in_memory()
+    changed = _replaced(end.pipe, place.pipe, cached)
     places = np.linspace(0, len(end.pipe) - 1, min(len(end.pipe), _NUM_TRIED)).astype(int).tolist()
     try:
         _seconds(changed, places)  # fills the cache
         before, after = (min(_seconds(pipe, places) for _ in range(_TIMES)) for pipe in (end.pipe, changed))
     except Exception as error:  # a user's code may raise anything, and a cache may reject what they return
-        _log.debug("A cache after %s cannot be tried: %s", place.node.name, error)
+        _log.debug("A cache after %s cannot be tried: %s", place.name, error)
         return 0.0
-    return gain_without(profile, whole * (1 - after / before)) if before else 1.0
+    # On a few samples, a cache may save more than those pipes take in the loop, where sending comes on top.
+    return gain_without(profile, min(whole * (1 - after / before), share)) if before else 1.0
 
 
 def _replaced(end: Any, old: Any, new: Any) -> Any:
@@ -269,7 +253,7 @@ def _is_fixed(pipe: Any) -> bool:
         for seed in range(_SEEDS):
             with using_key(SampleKey(seed=seed)):
                 made.append(_load(pipe[0]))
-    except Exception as error:  # whatever a user's code raises
+    except Exception as error:  # a user's code may raise anything
         _log.debug("The first sample cannot be made: %s", error)
         return False
     return all(is_same(made[0], other) for other in made[1:])
@@ -282,17 +266,7 @@ def _is_ours(node: Node) -> bool:
 
 
 def _has_room(pipe: Any, measured: PipeTime, facts: Facts) -> bool:
-    num_samples = _num_different(pipe)
+    num_samples = num_different(pipe)
     if facts.shm_free is None or num_samples is None or not measured.calls:
         return True
     return num_samples * measured.num_bytes / measured.calls <= facts.shm_free * _PART
-
-
-def _num_different(pipe: Any) -> int | None:
-    """Return how many samples a pipe gives at the most, each counted once; None where that is not known."""
-    lengths = []
-    while isinstance(pipe, MapPipe):
-        lengths.append(len(pipe))
-        before = upstream_of(pipe)
-        pipe = before[0] if len(before) == 1 else None
-    return min(lengths, default=None)

@@ -7,19 +7,31 @@ import itertools
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
+from kdpipes.cache.cache import Cacher, is_cached
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import DataError, masked
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
-from kdpipes.core.sample import Sample
-from kdpipes.look.doctor.rules import Facts, Wrong, contents, readable, rule, samples_of, selected_from, selector_in
+from kdpipes.look.doctor.rules import (
+    Facts,
+    Wrong,
+    contents,
+    num_different,
+    rule,
+    samples_of,
+    selected_from,
+    selector_in,
+)
+from kdpipes.look.rendering import bytes_text
+from kdpipes.sources.open_shards import ShardReaderMapDataPipe
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.work.decode import DecodedImage, ImageDecoder, orientation_of
 from kdpipes.work.fields import FieldAdder
@@ -32,18 +44,13 @@ _log = logging.getLogger("kdpipes")
 _LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}
 _MASK = re.compile("mask|segm|label_?map|annotation|trimap", re.IGNORECASE)
 _NUM_PROBED = 16  # images whose headers are read
-_LEAST = 4  # equal values that are no accident
+_LEAST = 4  # equal values that are not a coincidence; entries of a cache from which its size is estimated
+_BASE_BYTES = 32 << 10  # of an LMDB file, for pages that do not grow with the entries
+_CLEARLY = 1.5  # the size of few entries is a rough estimate
 
 
-class _Column(NamedTuple):
-    """The values of one field in a batch."""
-
-    field: str
-    values: Sequence[Any]
-
-
-def _columns(chain: Chain, batch: Any) -> list[_Column]:
-    """Return the fields of a batch, where the chain still knows which part of it is which."""
+def _columns(chain: Chain, batch: Any) -> list[tuple[str, Sequence[Any]]]:
+    """Return the names and values of the fields of a batch, if the chain still knows which part is which field."""
     form, selector = form_of(chain.end.pipe), selector_in(chain)
     if form is None or selector is None:
         return []
@@ -54,7 +61,7 @@ def _columns(chain: Chain, batch: Any) -> list[_Column]:
     else:
         parts = batch[0] if form.has_ctx else batch
         columns = [parts] if form.kind == "bare" else [parts[key] for key in keys]
-    return [_Column(name, values) for name, values in zip(selector.names, columns, strict=True)]
+    return list(zip(selector.names, columns, strict=True))
 
 
 @rule("text-labels", "warning", needs="batch")
@@ -82,14 +89,14 @@ _RETURN = ("A function may lack its `return`.", "Return the new value in it.")
 
 @rule("nothing-made", "error", needs="batch")
 def no_batches(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
-    """A function returns None in place of batches or items."""
+    """A function returns None instead of batches or items."""
     if _are_none(batch if isinstance(batch, list) else [batch]):
-        yield (chain.end.name, f"`.{chain.end.name}()` gives None in place of batches.", *_RETURN)
+        yield (chain.end.name, f"`.{chain.end.name}()` returns None instead of batches.", *_RETURN)
 
 
 @rule("nothing-made", "warning", needs="batch")
 def no_values(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
-    """A function makes None of a field for all samples of a batch; a source may well have no labels."""
+    """A function returns None for a field of all samples of a batch; sources may lack labels."""
     added = {adder.name for adder in chain.operations(FieldAdder)}  # a transform that returns None is an error
     for field, values in [] if batch is None else _columns(chain, batch):
         if field in added and isinstance(values, list) and _are_none(values):
@@ -111,7 +118,7 @@ def equal_images(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
     """All images, or all arrays of a field, are equal after the transforms, but not before."""
     transformed = {name for each in chain.operations(Transformer) for name in each.fields.names}
     for field, values in _columns(chain, batch):
-        is_part = fields_of((field,), None).kinds[0] != "image"  # a small crop of a mask may well be empty
+        is_part = fields_of((field,), None).kinds[0] != "image"  # small crops of masks may be empty
         if field not in transformed or is_part or not _are_equal(values):
             continue
         before = [_bytes_of(value) for value in itertools.islice(contents(_before(chain, field), field), _NUM_PROBED)]
@@ -125,7 +132,7 @@ def equal_images(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
 
 
 def _are_equal(values: Sequence[Any]) -> bool:
-    """Return whether these are at least four images or arrays, all equal. Single numbers may well be equal."""
+    """Return whether these are at least four images or arrays, all equal. Single numbers may be equal by chance."""
     if not isinstance(values, torch.Tensor | list) or len(values) < _LEAST:
         return False
     if not isinstance(values[0], torch.Tensor | np.ndarray | Image.Image | DecodedImage):
@@ -192,10 +199,10 @@ def _decoded(chain: Chain, facts: Facts) -> Iterator[tuple[ImageDecoder, set[str
 
 def _headers(source: Any, field: str) -> Iterator[Image.Image]:
     """Yield some of the images of a field, opened, but not decoded: of an indexed source from all over it."""
-    values = itertools.islice(contents(source, field), _NUM_PROBED)
+    positions = None
     if isinstance(source, MapPipe):
         positions = np.linspace(0, len(source) - 1, min(len(source), _NUM_PROBED)).astype(int).tolist()
-        values = itertools.islice(readable(source, positions, field), _NUM_PROBED)
+    values = itertools.islice(contents(source, field, positions), _NUM_PROBED)
     for value in values:
         if isinstance(value, bytes | bytearray | memoryview):
             try:
@@ -211,7 +218,7 @@ def merged_samples(chain: Chain, facts: Facts) -> Iterator[Wrong]:
         if not isinstance(source, MapPipe | IterPipe) or _upstream(source) is not None:
             continue
         dotted = DottedKeys(warns=False)
-        for sample in _read(source):
+        for sample in samples_of(source):
             if not any("." in name for name in sample.names):
                 break
             dotted.see(sample.key, sample.names)
@@ -226,17 +233,51 @@ def merged_samples(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             )
 
 
-def _read(source: Any) -> Iterator[Sample]:
-    for read in samples_of(source):
-        try:
-            yield read()
-        except Exception as error:  # whatever a user's code raises; making a batch reports it
-            _log.debug("A sample cannot be read: %s", error)
-
-
 def _upstream(pipe: Any) -> Any:
     """Return the nearest of kdpipes' pipes upstream."""
     return next((other for other in Chain.of(pipe).pipes[1:] if isinstance(other, MapPipe | IterPipe)), None)
+
+
+@rule("unindexed-shards", "hint")
+def unindexed_shards(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """Remote shards without an index are read once to make it, and again for their samples."""
+    for source in chain.of_type(ShardReaderMapDataPipe):
+        try:
+            urls = source.read_twice()
+        except (DataError, OSError) as error:  # making a batch reports it
+            _log.debug("The indexes of shards cannot be looked for: %s", error)
+            continue
+        if urls:
+            yield (
+                pipe_name(source),
+                f"The remote shard {masked(urls[0])!r} has no index.",
+                "To open the chain reads all bytes of such shards, and to read their samples does so again.",
+                'Run `kdpipes index` on them once; or pass `fetch="shards"`, which copies them first.',
+            )
+
+
+@rule("small-cache", "warning", needs="batch")
+def small_cache(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+    """The entries of one batch show that the cache cannot hold all samples."""
+    for node in chain:
+        if not isinstance(node.operation, Cacher) or not isinstance(node.pipe, MapPipe):
+            continue
+        found, limit = node.operation.store.stats(), node.operation.store.limit()
+        sample = next(samples_of(node.upstream[0].pipe), None)
+        if limit is None or sample is None or found.entries < _LEAST:
+            continue
+        num_fields = sum(is_cached(value) for value in sample.scope().values())
+        room = max(found.bytes - _BASE_BYTES, 0) / found.entries
+        needed = room * num_fields * (num_different(node.pipe) or 0)
+        if needed > _CLEARLY * limit:
+            yield (
+                node.name,
+                f"`.{node.name}()` has room for {bytes_text(limit)}, but all samples take about {bytes_text(needed)}: "
+                f"{bytes_text(room)} for each value.",
+                "The rest is loaded again in every epoch. LMDB keeps pages of 4 KiB, so small values take "
+                "several times their size.",
+                "Pass a larger `max_bytes`; or join small fields into one before the cache.",
+            )
 
 
 @rule("unnamed-classes", "hint")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import check_count, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.delivery.skipping import unrecorded
+from kdpipes.loader.autotune import available_cores
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.services import ThreadReadingService
 from kdpipes.look.doctor import data as _data  # noqa: F401  # which registers its rules, as does the next one
@@ -31,16 +32,17 @@ __all__ = ["Report", "doctor"]
 
 _BATCH_SIZE = 16  # of an indexed chain, which has none
 _SEVERITIES = ("error", "warning", "hint")
+_NOTHING: Any = object()
 
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What is wrong with a chain, what bounds it, and what to change: prints as text, shows as HTML in notebooks.
+    """What is wrong with a chain, its bottleneck, and what to change: prints as text, shows as HTML in notebooks.
 
     Args:
         findings: What is wrong, or could be better, the worst first.
         profile: Where the time goes; None if that was not measured.
-        bound: What bounds the chain: "storage", "decoding", "transforms", "transfer", "the consumer", ...
+        bound: The bottleneck: "storage", "decoding", "transforms", "transfer", "the consumer", ...
         advice: The changes that would help, the best one first, each alone.
         decoders: What decodes the JPEGs of `decode_images`, and in which version.
         shuffle: How well the chain shuffles; None if it does not, or if that was not measured.
@@ -93,9 +95,9 @@ class Report:
 
     def _bound_text(self) -> str:
         if self.bound == "the consumer":
-            return "What bounds is the consumer: no change of the chain would help."
-        best = " What would help, each alone:" if self.advice else ""
-        return f"What bounds is {self.bound}.{best}"
+            return "The bottleneck is the consumer: no change of the chain would help."
+        best = " Changes that would help, each on its own:" if self.advice else ""
+        return f"The bottleneck is {self.bound}.{best}"
 
 
 def doctor(
@@ -106,11 +108,11 @@ def doctor(
     step: Callable[[Any], Any] | None = None,
     measure: bool = True,
 ) -> Report:
-    """Return what is wrong with a chain, what bounds it, and what one change would help most.
+    """Return what is wrong with a chain, its bottleneck, and the one change that would help most.
 
     It looks at the chain, makes its first batch twice, and, unless an error was found, runs it for some seconds.
-    Without `step`, nothing is done with the batches, so that the consumer bounds nothing. Samples that `on_error`
-    leaves out are put into no quarantine.
+    Without `step`, nothing is done with the batches, so the consumer is never the bottleneck. Samples that `on_error`
+    skips are not put into quarantine.
 
     Args:
         source_datapipe: The chain; an indexed one is taken in batches of 16.
@@ -126,65 +128,64 @@ def doctor(
     """
     if not isinstance(source_datapipe, IterDataPipe | MapDataPipe):
         raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe))
-    indexed = isinstance(source_datapipe, MapDataPipe)
-    facts = _facts(check_count("num_workers", num_workers, minimum=0), is_undealt=indexed)
-    chain = source_datapipe.deal(batch_size=_BATCH_SIZE) if indexed else source_datapipe
+    is_undealt = isinstance(source_datapipe, MapDataPipe)
+    shared = Path("/dev/shm")
+    facts = Facts(
+        num_workers=check_count("num_workers", num_workers, minimum=0),
+        num_cpus=available_cores(),
+        shm_free=shutil.disk_usage(shared).free if shared.is_dir() else None,
+        fast_decoders=tuple(find_decoders()),
+        is_undealt=is_undealt,
+    )
+    chain = source_datapipe.deal(batch_size=_BATCH_SIZE) if is_undealt else source_datapipe
+    service: dict[str, Any] = {"num_workers": num_workers}
+    if num_workers and os.name != "posix":
+        service = {"reading_service": ThreadReadingService(num_workers)}
     with unrecorded(chain):
         nodes = Chain.of(chain)
         findings = _examined(nodes, facts)
         if not measure or any(finding.severity == "error" for finding in findings):
             return Report(findings, decoders=decoders_of(nodes))
-        measured = profile(source_datapipe, seconds, step=step, **_way_to_run(num_workers))
+        measured = profile(source_datapipe, seconds, step=step, **service)
         suggested = tuple(advice(nodes, measured, facts))
-    deal = None if indexed or nodes.deal is None else nodes.deal.pipe
+    deal = None if is_undealt or nodes.deal is None else nodes.deal.pipe
     is_measurable = deal is not None and deal.is_shuffled and isinstance(deal.source, MapPipe) and len(deal.source) > 1
     shuffle = shuffle_quality(chain) if is_measurable else None
     return Report(findings, measured, bound_of(measured), suggested, decoders_of(nodes), shuffle)
 
 
-def _way_to_run(num_workers: int) -> dict[str, Any]:
-    if num_workers and os.name != "posix":
-        return {"reading_service": ThreadReadingService(num_workers)}
-    return {"num_workers": num_workers}
-
-
-def _facts(num_workers: int, *, is_undealt: bool) -> Facts:
-    shared = Path("/dev/shm")
-    return Facts(
-        num_workers=num_workers,
-        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        shm_free=shutil.disk_usage(shared).free if shared.is_dir() else None,
-        fast_decoders=tuple(find_decoders()),
-        is_undealt=is_undealt,
-    )
-
-
 def _examined(chain: Chain, facts: Facts) -> tuple[Finding, ...]:
+    """Return what all rules find, the worst first, of each kind and pipe once."""
     findings = [finding for rule in RULES if rule.needs == "nothing" for finding in rule.findings(chain, facts)]
     if not any(finding.severity == "error" for finding in findings):
         findings += _tried(chain, facts)
     if facts.is_undealt:
         own = chain.end.upstream[0].name
         findings = [finding._replace(pipe=own) if finding.pipe == "deal" else finding for finding in findings]
-        findings.append(_undealt(own, _redrawn(chain)))
-    return tuple(sorted(_once(findings), key=lambda finding: _SEVERITIES.index(finding.severity)))
+        findings.append(_undealt(chain, own))
+    once: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        once.setdefault((finding.code, finding.pipe), finding)
+    return tuple(sorted(once.values(), key=lambda finding: _SEVERITIES.index(finding.severity)))
 
 
 def _tried(chain: Chain, facts: Facts) -> list[Finding]:
     """Return what is found when the first batch is made, twice."""
+    end = chain.end.name
     try:
         first, once = _first_batch(chain), global_generators()
         batches, twice = (first, _first_batch(chain)), global_generators()
     except Exception as error:  # a user's code may raise anything: it is what is looked for
-        return [_broken(chain, error)]
-    if batches[0] is _NOTHING:
-        return [_empty(chain)]
+        what = f"The first batch cannot be made: {type(error).__name__}: {error}".split("\n")[0]
+        why = " ".join(getattr(error, "__notes__", [])) or "No loader can run the chain."
+        fix = 'Fix what it names, or leave such samples out: `.on_error("skip")`.'
+        return [Finding("cannot-load", "error", end, what, why, fix)]
+    if first is _NOTHING:
+        fix = "Look at the plan: `len(pipe)` after each filter."
+        return [Finding("empty", "error", end, "The chain gives no batch.", "An epoch ends before it begins.", fix)]
     found = [finding for rule in RULES if rule.needs == "samples" for finding in rule.findings(chain, facts)]
     found += [finding for rule in RULES if rule.needs == "batch" for finding in rule.findings(chain, facts, first)]
     return [*found, *unrepeatable(chain, facts, batches, (once, twice))]
-
-
-_NOTHING: Any = object()
 
 
 def _first_batch(chain: Chain) -> Any:
@@ -193,49 +194,12 @@ def _first_batch(chain: Chain) -> Any:
         return next(iter(loader), _NOTHING)
 
 
-def _broken(chain: Chain, error: Exception) -> Finding:
-    notes = " ".join(getattr(error, "__notes__", []))
-    return Finding(
-        "cannot-load",
-        "error",
-        chain.end.name,
-        f"The first batch cannot be made: {type(error).__name__}: {error}".split("\n")[0],
-        notes or "No loader can run the chain.",
-        'Fix what it names, or leave such samples out: `.on_error("skip")`.',
-    )
-
-
-def _empty(chain: Chain) -> Finding:
-    return Finding(
-        "empty",
-        "error",
-        chain.end.name,
-        "The chain gives no batch.",
-        "An epoch ends before it begins.",
-        "Look at the plan: `len(pipe)` after each filter.",
-    )
-
-
-def _redrawn(chain: Chain) -> str | None:
-    """Return the name of a pipe that draws anew in each epoch, but would not in passes over an indexed chain."""
-    redrawn = (pipe.redrawn_by() for pipe in chain.of_type(MapPipe))
-    return chain.random_name() or next((name for name in redrawn if name), None)
-
-
-def _undealt(pipe: str, redrawn: str | None) -> Finding:
+def _undealt(chain: Chain, pipe: str) -> Finding:
     why = "`kdp.Loader` raises an error for an indexed chain, because nothing decides what a batch is."
     fix = "End it with `.deal(batch_size=...)`; to train, `.deal(batch_size=..., shuffle=True, seed=0)`."
-    if redrawn is not None:
-        why = f"{why} In torch's DataLoader, `{redrawn}` draws the same in every epoch."
+    redrawn = (one.redrawn_by() for one in chain.of_type(MapPipe))
+    if random := chain.random_name() or next((name for name in redrawn if name), None):
+        why = f"{why} In torch's DataLoader, `{random}` draws the same in every epoch."
         fix = f"{fix} With a DataLoader, call `chain.set_epoch(epoch)` before each epoch."
     what = f"The chain has no `deal` yet: it is looked at in batches of {_BATCH_SIZE}."
     return Finding("no-deal", "hint", pipe, what, why, fix)
-
-
-def _once(findings: list[Finding]) -> Iterator[Finding]:
-    """Yield the first finding of each kind about each pipe."""
-    seen: set[tuple[str, str]] = set()
-    for finding in findings:
-        if (finding.code, finding.pipe) not in seen:
-            seen.add((finding.code, finding.pipe))
-            yield finding

@@ -14,10 +14,10 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.stock import is_of_torchdata, redraws, shards
+from kdpipes.core.stock import Seeded, is_of_torchdata, shards
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.layout import group_ranks, ranks_now
-from kdpipes.look.doctor.rules import Facts, Wrong, readable, rule, upstream_nodes
+from kdpipes.look.doctor.rules import Facts, Wrong, contents, rule, upstream_nodes
 from kdpipes.look.shuffle_quality import shuffle_quality
 from kdpipes.work.fields import FieldAdder, Selector
 
@@ -47,7 +47,7 @@ def random_before_cache(chain: Chain, facts: Facts) -> Iterator[Wrong]:
 
 def _shuffles(pipe: Any) -> bool:
     """Return whether a stock pipe changes the order at random."""
-    return isinstance(pipe, IterDataPipe) and not isinstance(pipe, Pipe) and redraws(pipe)
+    return isinstance(pipe, IterDataPipe) and not isinstance(pipe, Pipe) and isinstance(pipe, Seeded)
 
 
 @rule("frozen-augmentation", "hint")
@@ -60,7 +60,7 @@ def frozen_augmentation(chain: Chain, facts: Facts) -> Iterator[Wrong]:
                 node.name,
                 f"`.{node.name}(freeze_randomness=True)` keeps what `{random}` has drawn.",
                 "Every epoch gets the same augmentation.",
-                f"To augment anew in each epoch, put the cache before `{random}`.",
+                f"For new augmentation in each epoch, put the cache before `{random}`.",
             )
 
 
@@ -111,8 +111,8 @@ def sorted_batches(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     size = min(dealer.sizes().get("global_batch_size") or 16, 64)
     if len(source) < 2 * size:
         return
-    firsts = set(map(str, readable(source, range(size), "y")))
-    last = next(map(str, readable(source, range(len(source) - 1, len(source) - 1 - size, -1), "y")), None)
+    firsts = set(map(str, contents(source, "y", range(size))))
+    last = next(map(str, contents(source, "y", range(len(source) - 1, len(source) - 1 - size, -1))), None)
     if len(firsts) == 1 and last is not None and last not in firsts:
         yield (
             "deal",

@@ -18,9 +18,9 @@ from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain, Node, upstream_of
-from kdpipes.core.giving_up import given_up_by
-from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.iter_pipe import IterPipe, with_lost_shards
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.sample import Sample
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.work.fields import Selector
 
@@ -33,7 +33,7 @@ __all__ = [
     "Wrong",
     "callables_of",
     "contents",
-    "readable",
+    "num_different",
     "rule",
     "samples_of",
     "selected_from",
@@ -76,38 +76,22 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the checks know about the machine and about how the chain will run.
-
-    Args:
-        num_workers: The number of workers.
-        num_cpus: The number of processors that this process may use.
-        shm_free: The free shared memory in bytes; None if the machine has none.
-        fast_decoders: The installed JPEG decoders that are faster than Pillow's.
-        is_undealt: Whether the chain has no `deal`, so that the doctor has added one.
-        probed: What rules have read of the samples of a node, by its place in the chain, so that others need not.
-    """
+    """What the rules know about the machine and about how the chain will run."""
 
     num_workers: int
-    num_cpus: int
-    shm_free: int | None
-    fast_decoders: tuple[str, ...]
-    is_undealt: bool = False
-    probed: dict[int, Any] = field(default_factory=dict)
+    num_cpus: int  # that this process may use
+    shm_free: int | None  # bytes; None if the machine has no shared memory
+    fast_decoders: tuple[str, ...]  # installed JPEG decoders that are faster than Pillow's
+    is_undealt: bool = False  # the doctor has added a `deal`
+    probed: dict[int, Any] = field(default_factory=dict)  # what rules have read of a node's samples, by its place
 
 
-Wrong = tuple[str, str, str, str]
+Wrong = tuple[str, str, str, str]  # the name of a pipe, what there is, why that is bad, and what to do
 Needs = Literal["nothing", "samples", "batch"]
 
 
 class Rule(NamedTuple):
-    """A rule: what it finds, what it needs to be shown, and the function that yields what is wrong.
-
-    Args:
-        code: The code of its findings.
-        severity: Their severity.
-        needs: "nothing" but the chain; "samples", which the rule reads, once a batch was made; or "batch", the first.
-        check: Called with the chain, the facts and, if the rule needs it, the batch.
-    """
+    """A function that yields what is wrong, called once what it needs is there: a chain that runs, its first batch."""
 
     code: str
     severity: Severity
@@ -139,51 +123,34 @@ def upstream_nodes(node: Node) -> list[Node]:
     return list(reversed(Chain.of(node.pipe)))[1:]
 
 
-def readable(source: MapPipe, positions: Iterable[int], name: str) -> Iterator[Any]:
-    """Yield a field of the samples that have it and can be read.
+def contents(source: Any, name: str, positions: Iterable[int] | None = None) -> Iterator[Any]:
+    """Yield a field of the first samples, or of those at some positions, that have it and can be read."""
+    for sample in samples_of(source, positions):
+        yield from _tried(functools.partial(sample.__getitem__, name)) if name in sample else ()
 
-    Other samples do not matter here: the chain gives batches nevertheless, because `on_error` skips them.
+
+def samples_of(source: Any, positions: Iterable[int] | None = None) -> Iterator[Sample]:
+    """Yield the first samples of a source, or those at some positions, that can be read.
+
+    The others do not matter here: the chain gives batches nevertheless, because `on_error` skips them.
     """
-    for position in positions:
-        yield from _readable_field(functools.partial(source.fetch, position), name)
-
-
-def _readable_field(make: Callable[[], Any], name: str) -> list[Any]:
-    """Return the field of a sample, or nothing where it has none, or cannot be made or read."""
-    try:
-        sample = make()
-        return [sample[name]] if name in sample else []
-    except Exception as error:  # whatever a user's code raises
-        _log.debug("A sample cannot be read: %s", error)
-        return []
-
-
-def contents(source: Any, name: str) -> Iterator[Any]:
-    """Yield a field of the first samples that have it, and can be read."""
-    for sample in samples_of(source):
-        yield from _readable_field(sample, name)
-
-
-def samples_of(source: Any) -> Iterator[Callable[[], Any]]:
-    """Yield functions that return the first samples of a source, or raise if one cannot be read."""
     if isinstance(source, MapPipe):
-        yield from (functools.partial(source.fetch, position) for position in range(min(len(source), _FEW)))
+        for position in range(min(len(source), _FEW)) if positions is None else positions:
+            yield from _tried(functools.partial(source.fetch, position))
         return
     while isinstance(source, _PASSING) or is_of_torchdata(source, "Prefetcher"):
         source = upstream_of(source)[0]
     copied: Any = Chain.of(source).copy_streams() if isinstance(source, IterDataPipe) else source
     samples = copied.samples() if isinstance(copied, IterPipe) else iter(())
-    for sample in given_up_by(_pass_over, itertools.islice(samples, _FEW)):
-        yield functools.partial(_same, sample)
+    yield from with_lost_shards(lambda key, index, error: True, itertools.islice(samples, _FEW))
 
 
-def _same(sample: Any) -> Any:
-    return sample
-
-
-def _pass_over(key: str, index: int, error: Exception) -> bool:
-    """Ignore shards that cannot be read: the chain gives a batch all the same."""
-    return True
+def _tried(make: Callable[[], Any]) -> list[Any]:
+    try:
+        return [make()]
+    except Exception as error:  # a user's code may raise anything
+        _log.debug("A sample cannot be read: %s", error)
+        return []
 
 
 def selector_in(chain: Chain) -> Selector | None:
@@ -203,7 +170,7 @@ def selected_names(chain: Chain) -> tuple[str, ...]:
 
 
 def callables_of(node: Node) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the function of each callable that a pipe holds."""
+    """Yield the name and the function of each callable that a pipe holds; of a partial, what it was made from."""
     seen: set[int] = set()
     held = {} if node.operation is None else vars(node.operation)
     waiting = [*vars(node.pipe).values(), *held.values()]
@@ -213,20 +180,29 @@ def callables_of(node: Node) -> Iterator[tuple[str, Any]]:
             continue
         seen.add(id(value))
         if isinstance(value, Callback):
-            yield value.name, _bare(value.function)
+            value, name = value.function, value.name
         elif isinstance(value, list | tuple) and len(value) <= 100:
             waiting.extend(value)
-        elif callable(value) and not isinstance(value, type) and hasattr(value, "__module__"):
-            yield str(getattr(value, "__name__", type(value).__name__)), _bare(value)
-
-
-def _bare(function: Any) -> Any:
-    """Return the user's function that a partial was made from."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
+            continue
+        elif callable(value) and hasattr(value, "__module__"):
+            name = str(getattr(value, "__name__", type(value).__name__))
+        else:
+            continue
+        while isinstance(value, functools.partial):
+            value = value.func
+        yield name, value
 
 
 def shrinks(chain: Chain) -> bool:
     """Return whether something in a chain makes images smaller, going by its name."""
     return any(_SMALLER.search(name) for node in chain for name, _ in callables_of(node))
+
+
+def num_different(pipe: Any) -> int | None:
+    """Return the largest possible number of different samples of a pipe; None for a stream."""
+    lengths = []
+    while isinstance(pipe, MapPipe):
+        lengths.append(len(pipe))
+        before = upstream_of(pipe)
+        pipe = before[0] if len(before) == 1 else None
+    return min(lengths, default=None)

@@ -16,7 +16,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import Shuffler
 
 from kdpipes.cache.cache import CacheIterDataPipe, CacheMapDataPipe
-from kdpipes.core.chain import Chain, Node
+from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import fields_of as fields_known
@@ -24,7 +24,7 @@ from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.delivery.meter import size_of
 from kdpipes.look.doctor.rules import Facts, Finding, Wrong, callables_of, contents, rule, selected_names, shrinks
-from kdpipes.look.profile_view import bytes_text
+from kdpipes.look.rendering import bytes_text
 from kdpipes.storage.shared import Shared, sharing
 from kdpipes.work.adapters import unwrapped
 from kdpipes.work.decode import DecodedImage, EncodedImage, ImageDecoder
@@ -202,15 +202,14 @@ def unrepeatable(
 
 def _suspect(chain: Chain) -> str:
     """Return the name of a stock pipe whose function names random numbers, or else of a pipe that calls functions."""
-    names = [node.name for node in reversed(chain)]
-    others = [node for node in reversed(chain) if not isinstance(node.pipe, MapPipe | Streaming)]
-    stock = [node.name for node in others if _names_random(node)]
-    return next((name for name in [*stock, *names] if name in _CALLING or stock), names[0])
-
-
-def _names_random(node: Node) -> bool:
-    codes = [getattr(function, "__code__", None) for _, function in callables_of(node)]
-    return any(_RANDOM.search(name) for code in codes if code is not None for name in code.co_names)
+    stock = []
+    for node in reversed(chain):
+        codes = [getattr(function, "__code__", None) for _, function in callables_of(node)]
+        names = [name for code in codes if code is not None for name in code.co_names]
+        if not isinstance(node.pipe, MapPipe | Streaming) and any(map(_RANDOM.search, names)):
+            stock.append(node.name)
+    calling = [node.name for node in reversed(chain) if node.name in _CALLING]
+    return next(iter([*stock, *calling]), chain.end.name)
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -259,25 +258,19 @@ def decoders_of(chain: Chain) -> tuple[str, ...]:
 def unpicklable(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """Spawned workers cannot get parts of the chain."""
     for node in reversed(chain):
-        for name, value in _parts(node):
+        operation = node.operation
+        for name, value in {**vars(node.pipe), **({} if operation is None else vars(operation))}.items():
+            if isinstance(value, IterDataPipe | MapDataPipe) or value is operation:
+                continue
+            value = value.value if isinstance(value, Shared) else value
             if (error := _pickling_error(value)) is not None:
                 yield (
                     node.name,
-                    f"`{name}` of `{node.name}` cannot be pickled ({error}).",
+                    f"`{name.lstrip('_')}` of `{node.name}` cannot be pickled ({error}).",
                     "Forked workers inherit it, open handles and locks included; spawned ones (macOS, CUDA in the main "
                     "process) cannot start.",
                     "Open it where it is first used, in the worker; or use `kdp.ThreadReadingService`.",
                 )
-
-
-def _parts(node: Node) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a pipe, those of its operation instead of that."""
-    operation = node.operation
-    held = {} if operation is None else vars(operation)
-    for name, value in {**vars(node.pipe), **held}.items():
-        if isinstance(value, IterDataPipe | MapDataPipe) or value is operation:
-            continue
-        yield name.lstrip("_"), value.value if isinstance(value, Shared) else value
 
 
 class _Enough(Exception):
@@ -329,10 +322,10 @@ def full_size_pixels(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
 @rule("float-pixels", "hint", needs="batch")
 def float_pixels(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
     """Images leave the workers as floating-point numbers."""
-    large = [image for image in _images(batch) if facts.num_workers and _bytes_of(image) >= _LARGE]
-    for image in [
-        image for image in large if isinstance(image, torch.Tensor | np.ndarray) and "float" in str(image.dtype)
-    ]:
+    for image in _images(batch) if facts.num_workers else ():
+        is_array = isinstance(image, torch.Tensor | np.ndarray)
+        if _bytes_of(image) < _LARGE or not is_array or "float" not in str(image.dtype):
+            continue
         yield (
             chain.end.name,
             f"Images leave the workers as {str(image.dtype).removeprefix('torch.')}.",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from kdpipes.core.plain_data import as_plain, restored
+from kdpipes.work.plain_data import as_plain, restored
 
 DTYPES = ["bool", "uint8", "int32", "int64", "uint32", "float16", "float32", "float64"]
 NUMBERS = st.sampled_from(DTYPES).flatmap(

@@ -1,0 +1,137 @@
+"""Commands about data sets: `copy`, `index` and `inspect`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+from kdpipes.cli._chain_of import chain_of, names_chain
+from kdpipes.cli._commands import Answer, command
+from kdpipes.core.errors import masked
+
+__all__ = ["copy", "index", "inspect"]
+
+
+@command
+def copy(
+    global_root: Annotated[str, "GLOBAL"],
+    local_root: Annotated[str, "LOCAL"],
+    *,
+    relative_path: Annotated[str | None, "P"] = None,
+    num_workers: int = 8,
+) -> Answer:
+    """Copy a data set to a local disk, unless it is already there.
+
+    Copies a folder, a zip or a folder of zips. A complete copy is used as it is, even if the source is gone; an
+    interrupted copy is resumed.
+
+    GLOBAL is a path or fsspec URL of the data set; train.zip may stand for the folder train. LOCAL is the folder
+    of the copy.
+
+    Args:
+        relative_path: Copy only this folder of both.
+        num_workers: Files copied at a time.
+
+    Examples:
+      kdpipes copy photos local
+      kdpipes copy photos local-cats --relative-path cat --num-workers 2 --json
+      kdpipes copy s3://bucket/birds /scratch/birds
+
+    JSON:
+      {"path": "/scratch/birds", "was_copied": true, "was_deleted": false, "was_zip": false,
+       "num_files": 160, "num_bytes": 812345}
+      was_deleted: an incomplete copy of an older state was removed first.
+    """
+    from kdpipes.write.copy import copy_to_local
+
+    result = copy_to_local(global_root, local_root, relative_path=relative_path, num_workers=num_workers)
+    done = f"{result.num_files} files, {result.num_bytes} bytes, are copied" if result.was_copied else "nothing to do"
+    return Answer({**result._asdict(), "path": str(result.path)}, f"{result.path}: {done}.")
+
+
+@command
+def index(
+    urls: tuple[str, ...], *, no_checksums: bool = False, columns: Annotated[str | None, "NAMES"] = None
+) -> Answer:
+    """Index tar shards, so that they open at once.
+
+    Writes NAME.tar.index beside each shard, or into the local cache if that place is read-only. An index holds the
+    offsets, classes and checksums of the members, and the columns. Existing indexes are replaced; the columns that they
+    keep stay. The indexes of remote shards are also written into one object for each folder, kdpipes.index, so that
+    many shards open with a few requests.
+
+    URLS are paths or fsspec URLs of plain tars, with brace ranges or globs.
+
+    Args:
+        no_checksums: Do not read the contents of local shards, which is much faster.
+        columns: Values to keep, like json.label,json.width, for plans.
+
+    Examples:
+      kdpipes index "shards/photos-{000..003}.tar"
+      kdpipes index --no-checksums "shards/*.tar"
+      kdpipes index --columns json.label,json.width "captions/*.tar"
+      kdpipes index --json s3://bucket/birds-000.tar
+
+    JSON:
+      {"num_samples": 160, "num_shards": 4,
+       "shards": [{"url": "shards/photos-000.tar", "num_samples": 40, "num_bytes": 204800}, ...]}
+    """
+    from kdpipes.sources.index_shards import index_shards
+
+    result = index_shards(urls, columns=columns or (), checksums=not no_checksums)
+    names = ("url", "num_samples", "num_bytes")
+    shards = [dict(zip(names, shard, strict=True)) for shard in zip(*result, strict=True)]
+    num_samples = sum(result.num_samples)
+    data = {"num_samples": num_samples, "num_shards": len(shards), "shards": shards}
+    return Answer(data, f"{num_samples} samples in {len(shards)} shards are indexed.")
+
+
+@command
+def inspect(places: tuple[str, ...], *, samples: int = 3, no_scan: bool = False) -> Answer:
+    """List what is in shards, in a folder, or in a chain.
+
+    Lists the numbers of samples and bytes, the sizes of each field, the samples of each class, the state of each
+    shard's index (fresh, stale, damaged, missing, or impossible for a compressed tar), whether the job that writes
+    shards or records has finished, and the first samples. Decodes no member of a shard, opens no image, and writes
+    nothing.
+
+    PLACES are paths or fsspec URLs of tars, with brace ranges or globs; one folder; or one chain, module:name or
+    file.py:name, a pipe or a function that makes it: its module is run, and its first samples are made as in training.
+
+    Args:
+        samples: First samples to list.
+        no_scan: Skip shards without a fresh index, and the classes of a chain.
+
+    Examples:
+      kdpipes inspect "shards/photos-{000..003}.tar"
+      kdpipes inspect shards/photos-000.tar --samples 5
+      kdpipes inspect photos --json
+      kdpipes inspect records
+      kdpipes inspect train.py:chain
+      kdpipes inspect --no-scan "s3://bucket/birds-*.tar"
+
+    JSON:
+      kind          "shards", "records", "images", "files" or "chain"
+      num_samples, num_bytes, num_batches
+                    null if unknown
+      fields        [{"name", "num_samples", "num_bytes", "min_bytes",
+                    "median_bytes", "max_bytes", "type"}]
+      classes       [{"label", "name", "num_samples"}], or null
+      samples       [{"key", "fields": {NAME: {"bytes", "value", "type"}}}]
+      shards        [{"url", "num_samples", "num_bytes", "index"}]
+      parts         of records [{"path", "num_samples", "num_bytes"}],
+                    with null for missing ones
+      jobs          of shards and records [{"url", "num_samples", "is_complete"}]
+      pipes         names of a chain's pipes, the source first
+    """
+    from kdpipes.core.errors import check_count
+    from kdpipes.look.contents import contents_lines, inspect_data, look_at_chain
+
+    check_count("samples", samples, minimum=0)
+    if len(places) == 1 and names_chain(places[0]):
+        found = look_at_chain(chain_of(places[0]), num_samples=samples, scan=not no_scan)
+    else:
+        found = inspect_data(places, num_samples=samples, scan=not no_scan)
+    title = places[0] if len(places) == 1 else f"{places[0]} ... {places[-1]}"
+    lines = (masked(line) if "://" in line else line for line in contents_lines(title, found))
+    return Answer(asdict(found), lines)

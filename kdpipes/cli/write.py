@@ -1,0 +1,191 @@
+"""Commands that write data sets: `pack` and `records`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+from kdpipes.cli._chain_of import chain_of, names_chain
+from kdpipes.cli._commands import Answer, command
+from kdpipes.core.errors import must_be, reject_field
+
+__all__ = ["pack", "records"]
+
+_OPTIONS = {  # by the arguments that errors of the library name
+    "encode": "--encode",
+    "extensions": "--extension",
+    "max_samples": "--max-samples",
+    "max_bytes": "--max-bytes",
+    "num_workers": "--num-workers",
+    "path": "--quarantine",
+    "seed": "--shuffle",
+}
+_OF_FIELDS = re.compile(r"`(encode|extensions)=\{(['\"])(.+?)\2: (?:'(\w+)'|\.\.\.)\}`")
+_NAMED = re.compile(rf"`({'|'.join(_OPTIONS)})=?`")
+_LISTS = (".txt", ".csv")
+
+
+@command
+def pack(
+    source: str,
+    shards: str,
+    *,
+    max_samples: int | None = None,
+    max_bytes: int | None = None,
+    shuffle: Annotated[int | None, "SEED"] = None,
+    num_workers: int = 0,
+    on_error: Literal["raise", "skip", "quarantine"] | None = None,
+    quarantine: Annotated[str | None, "FILE"] = None,
+    encode: Annotated[tuple[str, ...], "FIELD=FORMAT"] = (),
+    extension: Annotated[tuple[str, ...], "FIELD=EXT"] = (),
+) -> Answer:
+    """Write samples as tar shards, each with its index.
+
+    SOURCE is a folder of images, one folder for each class; or a chain of samples, module:name or file.py:name, a pipe
+    or a function that makes it, whose module is run. SHARDS is a path or fsspec URL with the number's place. To resume
+    an interrupted run, call it again in the same way; --on-error may be added.
+
+    Args:
+        max_samples: Number of samples in a shard.
+        max_bytes: Largest size of a shard.
+        shuffle: Write the samples in a random order, given by a seed.
+        num_workers: Processes; 0 writes in this one.
+        on_error: What to do with a sample that cannot be made, or a file in a folder that is not an image: end with an
+            error (the default), leave it out and log it, or leave it out and list it in --quarantine.
+        quarantine: File for left out samples, one JSON object in each line.
+        encode: Format of a field: png, jpg, webp, npy, json, txt, ... Once for each field.
+        extension: Extension of a field's members. Once for each field.
+
+    Examples:
+      kdpipes pack photos packed/photos-%06d.tar --max-samples 2
+      kdpipes pack photos mixed/photos-%06d.tar --max-bytes 1000000 --shuffle 0 --num-workers 2 --json
+      kdpipes pack photos kept/photos-%06d.tar --max-samples 2 --on-error skip
+      kdpipes pack photos named/photos-%06d.tar --max-samples 2 --encode x=webp --extension y=class
+      kdpipes pack train.py:samples s3://bucket/train-%06d.tar --max-samples 1000
+
+    JSON:
+      {"urls": ["packed/photos-000000.tar"], "num_samples": 3, "num_bytes": 81920,
+       "num_found": 0, "num_left_out": 0, "class_names": ["cat", "rocket"]}
+      num_found: shards that an earlier run has written.
+      class_names: those that `kdp.open_shards` finds beside the shards, or null.
+    """
+    from kdpipes.core.pipe import fields_of
+    from kdpipes.core.sample_pipe import SampleMapperMapDataPipe
+    from kdpipes.work.decode import UnchangedImages
+    from kdpipes.write.members import check_encoding, check_extension
+    from kdpipes.write.shards import write_shards
+
+    if (quarantine is not None) != (on_error == "quarantine"):
+        raise ValueError("`--quarantine FILE` must be given with `--on-error quarantine`, and only then.")
+    encodings = _by_field("--encode", "FORMAT", encode, check_encoding)
+    extensions = _by_field("--extension", "EXT", extension, check_extension)
+    is_folder, chain = not names_chain(source), _samples_of(source)
+    with _naming_options(is_folder=is_folder):
+        chain = chain if shuffle is None else chain.permute(shuffle)
+        if on_error is not None:  # in a folder, files that are not images count as samples that cannot be made
+            chain = SampleMapperMapDataPipe(chain, UnchangedImages("x"), "decode_images") if is_folder else chain
+            chain = chain.on_error(on_error, path=quarantine)
+        known, named = fields_of(chain), {**(encodings or {}), **(extensions or {})}
+        for name in named if known is not None else ():
+            if name not in (known or ()):
+                reject_field(name, "SOURCE", known or ())
+        result = write_shards(
+            chain,
+            shards,
+            max_samples=max_samples,
+            max_bytes=max_bytes,
+            encode=encodings,
+            extensions=extensions,
+            num_workers=num_workers,
+        )
+    found = f", {result.num_found} of them found" if result.num_found else ""
+    left_out = f"; {result.num_left_out} samples are left out" if result.num_left_out else ""
+    text = f"{result.num_samples} samples, {result.num_bytes} bytes, in {len(result.urls)} shards{found}{left_out}."
+    return Answer(result._asdict(), text)
+
+
+@command
+def records(
+    source: str, folder: str, *, num_parts: int = 4, shuffle: bool = True, seed: int = 0, num_workers: int = 0
+) -> Answer:
+    """Write samples into LMDB record files.
+
+    SOURCE is a folder of images, one folder for each class; a .txt or .csv list with a path and a label in each line;
+    or a chain of samples, module:name or file.py:name, a pipe or a function that makes it, whose module is run. FOLDER
+    is a local folder. To resume an interrupted run, call it again in the same way.
+
+    Args:
+        num_parts: Number of files.
+        shuffle: Shuffle samples over the parts.
+        seed: Seed of the shuffle.
+        num_workers: Processes; 0 writes in this one.
+
+    Examples:
+      kdpipes records photos records
+      kdpipes records photos by-two --num-parts 2 --seed 3 --num-workers 2 --json
+      kdpipes records train.py:samples in-order --no-shuffle
+
+    JSON:
+      {"path": "records", "num_samples": 3, "num_parts": 4, "num_written": 4, "num_bytes": 81920}
+      num_written: the parts that this run has written.
+    """
+    from kdpipes.write.records import write_records
+
+    samples = source if source.endswith(_LISTS) else _samples_of(source)
+    result = write_records(samples, folder, num_parts=num_parts, shuffle=shuffle, seed=seed, num_workers=num_workers)
+    found = result.num_parts - result.num_written
+    more = f", {found} of them found" if found else ""
+    text = f"{result.num_samples} samples, {result.num_bytes} bytes, in {result.num_parts} parts{more}."
+    return Answer({**result._asdict(), "path": str(result.path)}, f"{result.path}: {text}")
+
+
+def _samples_of(place: str) -> Any:
+    """Return the samples of a folder of images, or of the chain that a word names."""
+    from kdpipes.sources.image_folder import ImageFolderMapDataPipe
+
+    return chain_of(place) if names_chain(place) else ImageFolderMapDataPipe(place)
+
+
+def _by_field(
+    option: str, value: str, given: Sequence[str], check: Callable[[str, str], None]
+) -> dict[str, str] | None:
+    """Return the values of an option that is given as FIELD=VALUE, once for each field, by field."""
+    found: dict[str, str] = {}
+    for word in given:
+        field, equals, text = word.partition("=")
+        if not field or not equals:
+            raise ValueError(must_be(option, f"FIELD={value}", word))
+        if field in found:
+            raise ValueError(must_be(option, "given once for each field", word))
+        check(f"{option} {field}=", text)
+        found[field] = text
+    return found or None
+
+
+@contextmanager
+def _naming_options(*, is_folder: bool) -> Iterator[None]:
+    """Make errors name the options of the command instead of the arguments of functions."""
+    try:
+        yield
+    except Exception as error:
+        error.args = tuple(_as_options(one, is_folder) if isinstance(one, str) else one for one in error.args)
+        raise
+
+
+def _as_options(text: str, is_folder: bool) -> str:
+    """Return an error's text with arguments written as options.
+
+    >>> _as_options("Name it: `extensions={'x': 'npz'}`; `max_bytes` is 3.", True)
+    'Name it: `--extension x=npz`; `--max-bytes` is 3.'
+    """
+
+    def of_field(found: re.Match[str]) -> str:
+        value = found[4] or ("FORMAT" if found[1] == "encode" else "EXT")
+        return f"`{_OPTIONS[found[1]]} {found[3]}={value}`"
+
+    if is_folder:  # so the user has not written a chain
+        text = re.sub(r"`\.decode_images\('\w+'\)\.on_error\(\"skip\"\)`", "`--on-error skip`", text)
+    text = text.replace(" takes a function that returns bytes", "").replace(", or a function that returns bytes", "")
+    return _NAMED.sub(lambda found: f"`{_OPTIONS[found[1]]}`", _OF_FIELDS.sub(of_field, text))

@@ -1,0 +1,363 @@
+"""Figures as SVG: bar charts, the classes of a chain, and the graph of its pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kdpipes.core.chain import Chain, Node
+from kdpipes.core.errors import ChainError, check_count, must_be, printable
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.pipe import a_datapipe
+from kdpipes.look.rendering import class_name
+from kdpipes.look.show import COLORS, NodeView, length_text, views_of
+from kdpipes.plan.class_counts import class_counts
+
+__all__ = ["Bars", "Figure", "bar_chart", "draw", "layout_of", "plot_classes"]
+
+Bars = Sequence[tuple[float, str, str]]
+# A row, and the numbers of the two nodes whose line passes it; twice the same number for a node in that row.
+_Slot = tuple[int, int, int]
+_FONT = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
+_CHART, _LETTER, _NAME = 640, 6.6, 24  # pixels of a chart and of a letter; letters of a name
+_BEFORE, _AFTER = "#b9c4d0", "#e08a1e"  # of the classes
+_WIDTH, _HEIGHT = 250, 42  # of a box in a graph
+_ACROSS, _DOWN = _WIDTH + 24, _HEIGHT + 28
+_MARGIN, _LEGEND = 16, 26
+_APART = 26  # the ends of lines at one box
+_LINE = 40  # letters of a box's second line
+
+
+class Figure:
+    """A figure, as notebooks show it.
+
+    Args:
+        width: In pixels.
+        height: In pixels.
+        parts: SVG elements.
+        title: A description for screen readers.
+        dot: The graph that it shows, in Graphviz's language; None if it is not a graph.
+    """
+
+    def __init__(self, width: float, height: float, parts: list[str], title: str, *, dot: str | None = None) -> None:
+        self.dot = dot
+        self._size = round(width), round(height)
+        self._parts = parts
+        self._title = title
+
+    @property
+    def svg(self) -> str:
+        """The figure as the text of an SVG file."""
+        width, height = self._size
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" role="img" style="max-width:100%;height:auto;{_FONT}">'
+            f"<title>{escape(printable(self._title))}</title>"
+            f'<rect width="{width}" height="{height}" fill="white"/>{"".join(self._parts)}</svg>'
+        )
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"<{self._title}, {self._size[0]}x{self._size[1]}; `.save('figure.svg')` writes it>"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the figure to an SVG file, or, if it is a graph, to a `.dot` file for Graphviz."""
+        contents = {".svg": self.svg} if self.dot is None else {".svg": self.svg, ".dot": self.dot}
+        suffix = Path(path).suffix if isinstance(path, str | os.PathLike) else None
+        if suffix not in contents:
+            raise ValueError(must_be("path", f"a path that ends with {' or '.join(contents)}", path))
+        Path(path).write_text(contents[suffix], encoding="utf-8")
+
+
+def _text(x: float, y: float, text: str, *, size: int = 12, color: str = "#222", more: str = "") -> str:
+    shown = escape(printable(text))
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}"{more}>{shown}</text>'
+
+
+def _rect(x: float, y: float, width: float, height: float, fill: str, more: str = ' rx="2"') -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{fill}"{more}/>'
+
+
+def _legend(entries: Sequence[tuple[str, str]], x: float) -> tuple[list[str], float]:
+    """Return the elements of a line with colors and their meanings, and where it ends."""
+    parts = list[str]()
+    for color, text in entries:
+        parts += [_rect(x, 14, 11, 11, color), _text(x + 16, 24, text, color="#444")]
+        x += 34 + _LETTER * len(text)
+    return parts, x
+
+
+def bar_chart(
+    groups: Sequence[tuple[str, Bars]],
+    title: str,
+    *,
+    bar: int,
+    gap: int,
+    legend: Sequence[tuple[str, str]] = (),
+    note: str = "",
+) -> Figure:
+    """Return a figure of horizontal bars below each other.
+
+    Args:
+        groups: The name of each group and its bars: their lengths, texts and colors.
+        title: See `Figure`.
+        bar: The height of a bar in pixels.
+        gap: The space between groups.
+        legend: Colors with their meanings, for a line above the bars.
+        note: A line below them.
+    """
+    left = 16 + _LETTER * min(max((len(name) for name, _ in groups), default=0), _NAME)
+    longest = max((length for _, bars in groups for length, _, _ in bars), default=0) or 1
+    parts, y = _legend(legend, left)[0], 44.0 if legend else 8.0
+    for name, bars in groups:
+        shown = name if len(name) <= _NAME else name[: _NAME - 1] + "…"
+        parts.append(_text(left - 6, y + bar * len(bars) / 2 + 4, shown, more=' text-anchor="end"'))
+        for length, text, color in bars:
+            width = (_CHART - left - 120) * length / longest
+            parts.append(_rect(left, y, width, bar - 1, color))
+            parts.append(_text(left + width + 5, y + bar * 0.8, text, size=min(bar - 1, 12), color="#444"))
+            y += bar
+        y += gap
+    if note:
+        parts.append(_text(left, y + 10, note, color="#666"))
+        y += 16
+    return Figure(_CHART, y + 8, parts, title)
+
+
+def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
+    """Return a bar chart of the number of samples of each class: of the source, and after the plan.
+
+    Only the labels, field `y`, are read.
+
+    Args:
+        source_datapipe: An indexed chain, with or without `deal`.
+        max_classes: The largest number of classes to show. The classes with the most samples are shown, the others
+            counted.
+
+    Returns:
+        A figure, which notebooks show, with a method `save("classes.svg")`.
+
+    Raises:
+        ChainError: The chain is a stream, whose samples cannot be counted in advance.
+
+    Example:
+        >>> birds = kdp.from_dataset(list("abcd"), "x", labels=[0, 0, 0, 1], class_names=["heron", "stork"])
+        >>> kdp.plot_classes(birds.oversample(mode="exact"))
+        <4 samples of 2 classes, and 6 after the plan, 640x114; `.save('figure.svg')` writes it>
+    """
+    check_count("max_classes", max_classes)
+    chain = next((node for node in reversed(Chain.of(source_datapipe)) if isinstance(node.pipe, MapPipe)), None)
+    if chain is None:
+        raise ChainError(
+            "`plot_classes` needs an indexed chain: a stream does not know its classes before it is read. "
+            "`kdp.open_shards` is indexed."
+        )
+    after, before = _counts([chain]), _counts(_before_plan(chain))
+    is_planned = any(node.traits.is_plan for node in Chain.of(chain.pipe))
+    return _figure(before, after if is_planned else None, max_classes)
+
+
+def _before_plan(node: Node) -> list[Node]:
+    """Return the nodes from which the plan reads, each once."""
+    is_planned = any(other.traits.is_plan for other in Chain.of(node.pipe))
+    # Upstream of an operation that makes `y`, or renames a field to it, there are no labels to count.
+    if not is_planned or (node.operation is not None and node.traits.column_before("y") != "y"):
+        return [node]
+    found = {other.place: other for source in node.upstream for other in _before_plan(source)}
+    return list(found.values())
+
+
+def _counts(nodes: list[Node]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for node in nodes:
+        names = node.pipe.class_names() or ()
+        for label, count in class_counts(node.pipe).items():
+            counts[class_name(label, names) or str(label)] += count
+        counts.update(dict.fromkeys(names, 0))
+    return counts
+
+
+def _figure(before: Counter[str], after: Counter[str] | None, max_classes: int) -> Figure:
+    names = list(dict.fromkeys([*before, *(after or ())]))
+    shown, others = names, 0
+    if len(names) > max_classes:
+        largest = sorted(names, key=lambda name: -max(before[name], (after or before)[name]))[:max_classes]
+        shown, others = [name for name in names if name in set(largest)], len(names) - max_classes
+    groups: list[tuple[str, Bars]] = []
+    for name in shown:
+        bars = [(before, _BEFORE)] if after is None else [(before, _BEFORE), (after, _AFTER)]
+        groups.append((name, [(counts[name], f"{counts[name]:,}", color) for counts, color in bars]))
+    title = f"{before.total():,} samples of {sum(map(bool, before.values())):,} classes"
+    title += "" if after is None else f", and {after.total():,} after the plan"
+    legend = [(_BEFORE, f"source: {before.total():,} samples")]
+    legend += [] if after is None else [(_AFTER, f"after the plan: {after.total():,} samples")]
+    note = f"and {others:,} classes more, with fewer samples" if others else ""
+    return bar_chart(groups, title, bar=11, gap=9, legend=legend, note=note)
+
+
+def draw(source_datapipe: Any) -> Figure:
+    """Return a figure of a chain: a box for each pipe, colored by stage, with its length if that is known.
+
+    Nothing remote is opened, no sample is read, and no epoch begins.
+
+    Args:
+        source_datapipe: Any pipe, including stock pipes.
+
+    Returns:
+        A figure, which notebooks show. Its method `save("chain.svg")` writes it; `save("chain.dot")` writes the graph
+        for Graphviz.
+
+    Example:
+        >>> birds, pets = kdp.from_dataset([("a", 0)]), kdp.from_dataset([("b", 0), ("c", 1)])
+        >>> kdp.draw(birds.mix(pets).deal(batch_size=2))
+        <chain of from_dataset, from_dataset, mix, deal, 556x240; `.save('figure.svg')` writes it>
+    """
+    views = views_of(a_datapipe(source_datapipe), find_out=True)
+    numbers = {view: number for number, view in enumerate(views)}
+    layout = layout_of([[numbers[source] for source in view.sources] for view in views])
+    taken = [*(column for column, _ in layout.places), *(column for line in layout.lines for column in line.passed)]
+    across, down = max(taken) + 1, max(row for _, row in layout.places) + 1
+    stages = {view.stage for view in views}
+    parts, right = _legend([(color, stage) for stage, color in COLORS.items() if stage in stages], _MARGIN)
+    parts += [_arrow(line, layout) for line in layout.lines]
+    parts += [_box(view, *_corner(place)) for view, place in zip(views, layout.places, strict=True)]
+    dot = ["digraph chain {", '  node [shape=box, style="rounded,filled", fontname="sans-serif"];']
+    for view, number in numbers.items():
+        label = json.dumps("\n".join(filter(None, (f"{view.name}({', '.join(view.arguments)})", length_text(view)))))
+        dot.append(f'  n{number} [label={label}, color="{COLORS[view.stage]}", fillcolor="{COLORS[view.stage]}1a"];')
+        dot += [f"  n{numbers[source]} -> n{number};" for source in view.sources]
+    width = max(2 * _MARGIN + across * _ACROSS - (_ACROSS - _WIDTH), right)
+    height = _MARGIN + _LEGEND + down * _DOWN - (_DOWN - _HEIGHT) + _MARGIN
+    title = f"chain of {', '.join(view.name for view in views[:20])}{', …' if len(views) > 20 else ''}"
+    return Figure(width, height, parts, title, dot="\n".join([*dot, "}", ""]))
+
+
+def _corner(place: tuple[float, int]) -> tuple[float, float]:
+    return _MARGIN + place[0] * _ACROSS, _MARGIN + _LEGEND + place[1] * _DOWN
+
+
+def _arrow(line: Line, layout: GraphLayout) -> str:
+    """Return a curve from the lower side of one box to the upper side of another, and its tip."""
+    start, end = layout.places[line.source], layout.places[line.target]
+    stops = [*((column, start[1] + number) for number, column in enumerate(line.passed, 1)), end]
+    aside = (line.rank - (line.num_ranks - 1) / 2) * min(_APART, _WIDTH * 0.8 / line.num_ranks)
+    x, y = _corner(start)
+    x += _WIDTH / 2
+    path = f"M{x:.1f} {y + _HEIGHT:.1f}"
+    for stop in stops:
+        is_end, half = stop is end, y + _HEIGHT + (_DOWN - _HEIGHT) / 2
+        x_before, (x, y) = x, _corner(stop)
+        x += _WIDTH / 2 + (aside if is_end else 0)
+        path += f" C{x_before:.1f} {half:.1f} {x:.1f} {half:.1f} {x:.1f} {y - 5 * is_end:.1f}"
+        path += "" if is_end else f" L{x:.1f} {y + _HEIGHT:.1f}"
+    return (
+        f'<path d="{path}" fill="none" stroke="#999" stroke-width="1.4"/>'
+        f'<path d="M{x - 4:.1f} {y - 7:.1f} L{x + 4:.1f} {y - 7:.1f} L{x:.1f} {y:.1f} Z" fill="#999"/>'
+    )
+
+
+def _box(view: NodeView, x: float, y: float) -> str:
+    color, arguments = COLORS[view.stage], ", ".join(view.arguments)
+    shown = arguments if len(arguments) <= _LINE else arguments[: _LINE - 1] + "…"
+    line = y + (17 if shown else 26)
+    edge = f' rx="5" fill-opacity="0.10" stroke="{"#c0392b" if view.problem else color}"'
+    parts = [
+        _rect(x, y, _WIDTH, _HEIGHT, "white", ' rx="5"'),
+        _rect(x, y, _WIDTH, _HEIGHT, color, edge),
+        _rect(x, y, 4, _HEIGHT, color),
+        _text(x + 12, line, view.name, size=13, more=' font-weight="600"'),
+        _text(x + 12, y + 33, shown, size=11, color="#555") if shown else "",
+        _text(x + _WIDTH - 8, line, length_text(view), size=11, color="#333", more=' text-anchor="end"'),
+    ]
+    return f"<g>{''.join(parts)}</g>"
+
+
+class Line(NamedTuple):
+    """The line from one node to another, by their numbers."""
+
+    source: int
+    target: int
+    passed: tuple[float, ...]  # the column in which it passes each row between the two: no box stands there
+    rank: int  # which of the lines that end there it is, from the left
+    num_ranks: int
+
+
+class GraphLayout(NamedTuple):
+    """A chain laid out from the top down."""
+
+    places: list[tuple[float, int]]  # the column and the row of each node; those in one row are a column apart or more
+    lines: list[Line]
+
+
+def layout_of(sources: Sequence[Sequence[int]]) -> GraphLayout:
+    """Return where nodes stand: each directly above the node that reads from it, and centered below its own sources.
+
+    Branches end side by side, however long they are. A line that passes a row takes a column of it.
+
+    Args:
+        sources: The numbers of the nodes that each node reads from, all smaller than its own; the last one is the end.
+
+    Example:
+        >>> layout_of([(), (0,), (), (1, 2)]).places
+        [(0.0, 0), (0.0, 1), (1.0, 1), (0.5, 2)]
+    """
+    rows = _rows(sources)
+    columns = _columns(sources, rows)
+    places = [(columns[row, at, at], row) for at, row in enumerate(rows)]
+    lines = []
+    for target, read in enumerate(sources):
+        ends = sorted(range(len(read)), key=lambda place: columns[_above(rows, rows[target], read[place], target)])
+        for rank, place in enumerate(ends):
+            source = read[place]
+            passed = tuple(columns[row, source, target] for row in range(rows[source] + 1, rows[target]))
+            lines.append(Line(source, target, passed, rank, len(read)))
+    return GraphLayout(places, lines)
+
+
+def _rows(sources: Sequence[Sequence[int]]) -> list[int]:
+    """Return the row of each node: as low as the nodes that read from it allow."""
+    depths: list[int] = []
+    for read in sources:
+        depths.append(1 + max((depths[source] for source in read), default=-1))
+    rows = [max(depths, default=0)] * len(depths)
+    for at in reversed(range(len(rows))):
+        for source in sources[at]:
+            rows[source] = min(rows[source], rows[at] - 1)
+    return rows
+
+
+def _columns(sources: Sequence[Sequence[int]], rows: list[int]) -> dict[_Slot, float]:
+    """Return the column of each slot, row by row: between those above it, or, of a source, beside the one before."""
+    slots = defaultdict[int, set[_Slot]](set)
+    for target, read in enumerate(sources):
+        slots[rows[target]].add((rows[target], target, target))
+        for source in read:
+            for row in range(rows[source] + 1, rows[target]):
+                slots[row].add((row, source, target))
+    numbers = {at: number for number, at in enumerate(at for at, read in enumerate(sources) if not read)}
+    columns: dict[_Slot, float] = {}
+    for row in sorted(slots):
+        wanted: dict[_Slot, float] = {}
+        for slot in slots[row]:
+            _, source, target = slot
+            above = [source] if source != target else sources[target]
+            found = [columns[_above(rows, row, one, target)] for one in above]
+            wanted[slot] = sum(found) / len(found) if found else numbers[target]
+        order = sorted(wanted, key=lambda slot: (wanted[slot], slot[2], slot[1]))
+        for before, slot in pairwise(order):
+            wanted[slot] = max(wanted[slot], wanted[before] + 1)
+        columns |= {slot: float(column) for slot, column in wanted.items()}
+    return columns
+
+
+def _above(rows: list[int], row: int, source: int, target: int) -> _Slot:
+    """Return the slot in the row above through which the line from `source` to `target` comes."""
+    return (row - 1, source, source) if rows[source] == row - 1 else (row - 1, source, target)
