@@ -10,6 +10,7 @@ The helper process runs this file as a script, so it must import nothing but the
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -28,7 +29,7 @@ with suppress(ImportError):  # Windows does not have it
 
 __all__ = ["CAN_HOLD", "KEEP", "is_at", "prefix", "remove_if_free", "root", "sweep", "unwatch", "watch"]
 
-CAN_HOLD = sys.platform != "win32"
+CAN_HOLD = importlib.util.find_spec("fcntl") is not None
 KEEP = ".keep"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if sys.platform != "win32" else ()  # often sent to all
 _IS_PYTHON = bool(sys.executable) and not getattr(sys, "frozen", False)  # a frozen program would start itself again
