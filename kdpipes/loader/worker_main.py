@@ -20,6 +20,7 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing import connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -138,6 +139,9 @@ def _keep_memory() -> None:
             libc.mallopt(-1, 1 << 29)  # M_TRIM_THRESHOLD: 512 MiB of it are kept
 
 
+_TRIES = 10  # to remove a folder; Windows cannot while a file in it is open
+
+
 def _end_with_parent(folder: str) -> None:
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
@@ -146,8 +150,10 @@ def _end_with_parent(folder: str) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ends.append(os.pidfd_open(parent.pid))
     connection.wait(ends)
-    if folder:
+    for _ in range(_TRIES if folder else 0):  # the main thread may have made a file in it meanwhile
         shutil.rmtree(folder, ignore_errors=True)
+        if not Path(folder).exists():
+            break
     os._exit(1)
 
 
