@@ -90,8 +90,11 @@ def work(payload: Payload, link: socket.socket, options: Options) -> None:
     _keep_memory()
     watch = threading.Thread(target=_end_with_parent, args=(options.folder,), name="kdpipes-parent-watch", daemon=True)
     watch.start()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the main process has closed it
-        _work(payload, Sender(link, options), options)
+    try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the main process has closed it
+            _work(payload, Sender(link, options), options)
+    finally:
+        _remove(options.folder)  # if the main process was killed, this thread may end before the one that watches it
 
 
 def _work(payload: Payload, sender: Sender, options: Options) -> None:
@@ -150,11 +153,16 @@ def _end_with_parent(folder: str) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ends.append(os.pidfd_open(parent.pid))
     connection.wait(ends)
-    for _ in range(_TRIES if folder else 0):  # the main thread may have made a file in it meanwhile
+    _remove(folder)
+    os._exit(1)
+
+
+def _remove(folder: str) -> None:
+    """Remove the folder of this worker's files, in which another thread may be making one; "" is none."""
+    for _ in range(_TRIES if folder else 0):
         shutil.rmtree(folder, ignore_errors=True)
         if not Path(folder).exists():
             break
-    os._exit(1)
 
 
 class Sender:
