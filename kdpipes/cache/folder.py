@@ -29,6 +29,7 @@ Result = TypeVar("Result")
 METADATA = "METADATA"
 _FORMAT = 1
 _HINT = "Give another folder, or delete this one."
+_CLAIM_TRIES = 100
 _CLAIMS, _DRAFTS, _COUNTS = ".claims", ".partial", ".counts/folders"
 _NUM_TRIES = 3  # of remote storage: the samples can still be loaded
 _LONG_AGO_S = 24 * 3600
@@ -190,18 +191,27 @@ class LocalFolder:
         """Claim a piece of work by a lock file, which the system releases when the process ends."""
         path = Path(self._root, _CLAIMS, name.hex())
         with ExitStack() as held:
-            try:
-                path.parent.mkdir(exist_ok=True)
-                is_held = held.enter_context(locked(path, timeout_s=None if waits else 0))
-            except OSError:  # a folder that cannot be written, or that is gone
-                yield True
-                return
-            yield is_held
+            is_held = self._locked(path, held, waits=waits)
+            yield is_held is not False
             if is_held:
                 # Removed while it is locked. Another process may lock the removed file; it finds the work done.
                 with suppress(OSError):
                     path.unlink()
                     path.parent.rmdir()  # unless it holds other claims
+
+    def _locked(self, path: Path, held: ExitStack, *, waits: bool) -> bool | None:
+        """Lock a file until `held` ends, and return whether that worked; None if there can be no lock file."""
+        for _ in range(_CLAIM_TRIES):
+            try:
+                path.parent.mkdir(exist_ok=True)
+                return held.enter_context(locked(path, timeout_s=None if waits else 0))
+            except (FileExistsError, FileNotFoundError):
+                # A process that gives up its claim may remove the empty folder, here between two calls of the system.
+                if not Path(self._root).is_dir():
+                    break
+            except OSError:  # a folder that cannot be written
+                break
+        return None
 
     def _sweep(self) -> None:
         """Remove the drafts of processes that were killed while writing."""

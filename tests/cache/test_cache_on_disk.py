@@ -26,6 +26,7 @@ from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.open_cache import check_cache
 from kdpipes.demo import write_photo_folder
+from kdpipes.storage.files import locked
 from tests.cache.test_lmdb_store import run_in_child
 
 
@@ -288,6 +289,20 @@ def test_the_claims_of_a_killed_process_are_taken_over(tmp_path: Path) -> None:
         with store.claim(name, waits=True) as is_held:
             assert is_held
     child.join()
+
+
+def test_a_claim_survives_the_end_of_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LmdbStore(tmp_path / "cache", max_bytes=1 << 20)
+    errors = iter([FileExistsError(), FileNotFoundError()])  # of `mkdir` and `open`, if the folder is removed meanwhile
+
+    def locked_late(path: Path, **how: Any) -> Any:
+        if error := next(errors, None):
+            raise error
+        return locked(path, **how)
+
+    monkeypatch.setattr("kdpipes.cache.folder.locked", locked_late)
+    with store.claim(b"a", waits=False) as first, store.claim(b"a", waits=False) as second:
+        assert (first, second) == (True, False)
 
 
 def test_a_folder_that_cannot_be_written_grants_every_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
