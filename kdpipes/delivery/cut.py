@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from numpy.typing import NDArray
 
-from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, reject_field
+from kdpipes.core.errors import ChainError, DataError, check_count, check_flag, check_seed, reject_field
 from kdpipes.core.map_pipe import BatchShares, MapPipe, indexed
 from kdpipes.core.plan_pipe import warn_of_fixed
 from kdpipes.core.randomness import hash_key, planning
@@ -255,12 +255,23 @@ class SourceCut(Cut):
         return ()
 
     def num_batches(self, source: Any, num_ranks: int) -> int:
-        number: int = self.layout.num_batches(len(self.prepare(source, num_ranks)), num_ranks)
+        number: int = self.layout.num_batches(self._size(source, num_ranks), num_ranks)
         return number
 
     def epoch(self, source: Any, sharding: Sharding, seed: int, number: int) -> Epoch:
         order: SourceOrder = self.prepare(source, sharding.num_ranks)
-        return EqualEpoch(len(order), self.layout, sharding, order.of_epoch(self._key(seed, number)))
+        size = self._size(source, sharding.num_ranks)
+        return EqualEpoch(size, self.layout, sharding, order.of_epoch(self._key(seed, number)))
+
+    def _size(self, source: Any, num_ranks: int) -> int:
+        """Return the length of an epoch. Ranks do not share what remains, or their batches had other shares."""
+        size, global_size = len(self.prepare(source, num_ranks)), self.layout.size_of(num_ranks)
+        if 0 < size < global_size:
+            raise DataError(
+                f"`mix` fills fewer batches in an epoch ({size // self.layout.batch_size}) than there are ranks "
+                f"({num_ranks}). Use fewer ranks, or smaller batches."
+            )
+        return size if self.layout.uneven == "pad" else size - size % global_size
 
     def _read(self, source: Any, num_ranks: int) -> SourceOrder:
         # Each batch of a rank is composed, or each global batch if its size is given.

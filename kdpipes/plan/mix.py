@@ -132,9 +132,10 @@ class MixerMapDataPipe(PlanPipe):
     A stream starts again in each epoch. If an epoch uses only a part of it, put `.shuffle(buffer_size=...)` before the
     mix, or `deal(shuffle="shards")` after it.
 
-    `per_batch` and `batches` decide how `deal` composes batches. The samples that do not fill a batch are then left out
-    of the epoch; with `deal(shuffle=True)`, they are others in each epoch. Between the mix and `deal`, samples may be
-    filtered, but not drawn anew in each epoch.
+    `per_batch` and `batches` decide how `deal` composes batches. The samples that do not fill a batch, and the batches
+    that remain when all ranks have equally many, are then left out of the epoch. With `deal(shuffle=True)`, those
+    samples differ from epoch to epoch. Between the mix and `deal`, samples may be filtered, but not drawn anew in each
+    epoch.
 
     `mixture()` returns what an epoch takes of each source: a list of (size, num_samples, share, num_epochs).
 
@@ -155,12 +156,13 @@ class MixerMapDataPipe(PlanPipe):
         batches: For indexed sources: "per_source": every batch has samples of one source, in proportion to `weights`;
             "stratified": every batch has samples of all sources, in proportion to `weights`.
         seed: The seed that decides between sources that are equally due, from 0 to 2**64 - 1.
-        stop: When the mix ends. "first": when the first source is used up, or when a stream that is due has ended.
-            "all": when all sources are used up; sources that are used up earlier start again.
+        stop: When the mix ends. "first": when the next sample would come from a source that is used up, or from a
+            stream that has ended. "all": when all sources are used up; sources that are used up earlier start again.
         redraw: For indexed sources only: whether each epoch of `deal` continues in each source where the previous epoch
             stopped. If False, every epoch begins with the first samples of each source.
 
-    Length: Follows from the lengths of the sources; unknown for streams.
+    Length: The sum of the weights times the smallest `size / weight` of a source, with `stop="all"` the largest, give
+        or take less than the number of sources. Unknown for streams.
 
     Memory: Eight bytes per sample, shared by all workers; in each worker if weights change. For streams, one sample.
 

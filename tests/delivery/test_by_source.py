@@ -113,6 +113,29 @@ def test_ranks_share_a_global_batch_and_its_sources(monkeypatch: pytest.MonkeyPa
     assert {tuple(sorted(letters(batch).items())) for part in parts for batch in part} == {(("a", 3), ("b", 1))}
 
 
+@pytest.mark.parametrize("uneven", ["keep", "drop", "pad"])
+def test_each_batch_of_each_rank_has_the_given_shares(monkeypatch: pytest.MonkeyPatch, uneven: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    pipe = mixed([3, 9], per_batch=[1, 2]).select("x is_padding").deal(batch_size=3, uneven=uneven)
+    seen = []
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        batches = list(pipe)
+        assert len(batches) == len(pipe) == (2 if uneven == "pad" else 1)
+        for batch in batches:
+            assert letters([x for x, _ in batch]) == {"a": 1, "b": 2}
+        seen += [x for batch in batches for x, is_padding in batch if not is_padding]
+        pipe.set_epoch(0)
+    assert len(seen) == len(set(seen)) == (9 if uneven == "pad" else 6)
+
+
+def test_a_mix_with_too_few_batches_for_the_ranks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(kdp.DataError, match=r"fills fewer batches in an epoch \(1\) than there are ranks \(2\)"):
+        len(mixed([1, 9], per_batch=[1, 2]).deal(batch_size=3))
+
+
 def test_samples_may_be_chosen_between_the_mix_and_deal() -> None:
     pipe = mixed([20, 20], per_batch=[1, 1]).filter_samples(columns="x", keep=lambda x: x != "a3").permute(seed=1)
     batches = list(pipe.select("x", bare=True).deal(batch_size=2))
