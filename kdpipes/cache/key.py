@@ -14,6 +14,7 @@ from kdpipes.core.errors import ChainError
 from kdpipes.core.fingerprint import hash_value
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.pipe import Pipe
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded, shards
 from kdpipes.core.traits import Traits
@@ -120,6 +121,9 @@ def _parts(source: Any, route: tuple[int, ...], unhashed: list[str]) -> Iterator
             if not all(traits.ignores(name) for traits in read_on_the_way for name in changed):
                 yield node.pipe.value_fingerprint()
                 yield from [own for own in [own_members(type(node.pipe))] if own]  # the code of a user's class
+            for other in node.pipe.other_sources() if isinstance(node.pipe, PlanPipe) else ():
+                for its_route in Chain.of(other).routes():
+                    yield list(_parts(other, its_route, unhashed))
         elif node.traits.role != "order":
             for each in reversed(Chain.of(node.pipe)):  # the source, with everything that it reads from
                 if each.traits.role != "order":

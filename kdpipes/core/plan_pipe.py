@@ -229,6 +229,10 @@ class PlanPipe(MapPipe):
             numbers = join_shards([source.shard_numbers() for source in self.sources])
         return None if numbers is None else numbers[self._all(epoch)]
 
+    def other_sources(self) -> tuple[MapPipe, ...]:
+        """Return the sources that samples take fields from, besides the one that they come from."""
+        return ()
+
     def batch_shares(self) -> BatchShares | None:
         return self.source.batch_shares() if len(self.sources) == 1 else None
 

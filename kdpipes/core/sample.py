@@ -258,9 +258,9 @@ class Sample(MutableMapping[str, Any]):
         return self
 
     def depend_on(self, other: Sample) -> None:
-        """Include the version of another sample, whose fields this one takes, in the version of this one."""
-        version = self._origin.version
-        self._origin.version = lambda: f"{version if isinstance(version, str) else version()} {other.version}".strip()
+        """Include the key and the version of another sample, whose fields this one takes, in the version of this."""
+        own = self._origin.version
+        self._origin.version = lambda: f"{own if isinstance(own, str) else own()} {other.key!r} {other.version}"
 
     @property
     def ordinal(self) -> int:

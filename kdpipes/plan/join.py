@@ -148,7 +148,7 @@ class JoinerMapDataPipe(PlanPipe):
         return self._partners.value
 
     def fetch(self, index: int) -> Sample:
-        sample = super().fetch(index)
+        sample = super().fetch(index).come_from(0)  # of the two pipes upstream
         partner = int(self.partners()[index])
         if partner < 0:
             added = self._added()
@@ -161,6 +161,9 @@ class JoinerMapDataPipe(PlanPipe):
             sample[name] = Lazy(lambda _, name=name: other[name], what=f"reading field {name!r} of {other.key!r}")
         sample.depend_on(other)
         return sample
+
+    def other_sources(self) -> tuple[MapPipe, ...]:
+        return (self.other,)
 
     def _any_of_other(self) -> Sample:
         if not len(self.other):

@@ -124,3 +124,33 @@ def test_plans_follow_and_both_sources_draw_the_same_crop() -> None:
     )
     batches = list(cropped.select("x mask").deal(batch_size=4, shuffle=True))
     assert all(x[1] == mask[1] and x[0].upper() == mask[0] for x, mask in batches[0])
+
+
+def shout(text: Any) -> str:
+    return str(text).upper()
+
+
+@pytest.mark.parametrize("cut", [lambda pipe: pipe, lambda pipe: kdp.concat(pipe, pipe), lambda pipe: pipe[::-1]])
+def test_a_cache_keeps_the_fields_of_both_sources(tmp_path: Path, cut: Any) -> None:
+    def chain(caption: Any = str) -> Any:
+        captions = kdp.from_dataset(["a heron", "a stork"], "caption").transform("caption", caption)
+        images = kdp.from_dataset(["image 0", "image 1", "image 2"], "x").transform("x", shout)
+        joined = cut(images.join(captions, how="left")).transform("caption", str)
+        return joined.cache_on_disk(tmp_path / "cache", version=1)
+
+    expected = [(sample["x"], sample["caption"]) for sample in chain()]
+    assert ("IMAGE 1", "a stork") in expected
+    first = chain()
+    assert [(sample["x"], sample["caption"]) for sample in first] == expected
+    assert (first.stats().hits > 0, first.stats().misses) == (True, 0)
+    changed = chain(shout)
+    assert ("IMAGE 1", "A STORK") in [(sample["x"], sample["caption"]) for sample in changed]
+    assert changed.stats().misses > 0
+
+
+def test_a_cache_notices_another_partner(tmp_path: Path) -> None:
+    for name, found in [("a", "photo of a"), ("b", "photo of b"), ("a", "photo of a")]:
+        other = keyed(["a", "b"], "photo")
+        joined = keyed(["c"], "x").join(other, on=lambda key, name=name: name if key == "c" else key)
+        cached = joined.transform("photo", str).cache_on_disk(tmp_path / "cache", version=1)
+        assert [sample["photo"] for sample in cached] == [found]
