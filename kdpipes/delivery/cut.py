@@ -412,7 +412,8 @@ def cut_of(
     if pack or is_by_length:
         known = indexed(source, "deal", takes_samples=False).field_names()
         if known is not None and column not in known:
-            reject_field(column, "The source", known)
+            hint = f'`.add_field({column!r}, lambda sample: len(sample["x"]))` adds one, for example.'
+            reject_field(column, "The source", known, hint)
     return cut
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,6 +18,9 @@ from kdpipes.core.randomness import generator, hash_key, seeded_globals
 from kdpipes.delivery.by_shard import WindowedOrder
 
 __all__ = ["ContinuedOrder", "OwnOrder"]
+
+# A sampler that gives more positions than this many passes over the source, and this many more, is taken to be endless.
+_MOST_PASSES, _MOST_MORE = 10, 1_000_000
 
 
 class ContinuedOrder:
@@ -121,10 +124,11 @@ class OwnOrder(Fingerprinted):
 
         Raises:
             TypeError: The order does not give integers.
+            ValueError: A sampler does not end.
             IndexError: A position lies outside the source.
         """
         key = hash_key("own order", self._seed, epoch)
-        given = self._sampled(key, epoch) if self._is_sampler else self._called(key, epoch)
+        given = self._sampled(key, epoch, size) if self._is_sampler else self._called(key, epoch)
         positions = np.asarray(given)
         positions = positions.astype(np.int64) if positions.shape == (0,) else positions
         if positions.ndim != 1 or positions.dtype.kind not in "iu":
@@ -146,12 +150,19 @@ class OwnOrder(Fingerprinted):
                 return self._order(epoch, rng=generator(key))
             return self._order(epoch)
 
-    def _sampled(self, key: bytes, epoch: int) -> list[int]:
+    def _sampled(self, key: bytes, epoch: int, size: int) -> list[int]:
         sampler: Any = self._order
+        most = _MOST_PASSES * size + _MOST_MORE
         with seeded_globals(key):  # in which threads take turns: they share the sampler
             if isinstance(sampler, _CountsEpochs):
                 sampler.set_epoch(epoch)
             own = vars(sampler).get("generator")
             if isinstance(own, torch.Generator):  # or its numbers would depend on how often it was asked
                 own.manual_seed(int.from_bytes(key[:7], "little"))
-            return list(sampler)
+            positions = list(islice(sampler, most + 1))
+        if len(positions) > most:
+            raise ValueError(
+                f"`order` must end, but is a sampler that gave more than {most:,} positions for {size:,} samples. Use "
+                "`deal(num_batches=...)` for epochs of any length."
+            )
+        return positions

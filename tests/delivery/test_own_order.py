@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, cycle
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     WeightedRandomSampler,
 )
@@ -239,6 +240,16 @@ def test_a_state_knows_the_order() -> None:
 def test_what_it_rejects(arguments: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         list(numbers(8).deal(batch_size=2, **arguments))
+
+
+def test_a_sampler_that_does_not_end_is_an_error() -> None:
+    class Endless(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return cycle([0, 1])
+
+    pipe = numbers(2).deal(batch_size=2, order=Endless())
+    with pytest.raises(ValueError, match="`order` must end, but is a sampler that gave more than 1,000,020 positions"):
+        len(pipe)
 
 
 def test_epochs_of_different_lengths_are_an_error_with_a_hint() -> None:
