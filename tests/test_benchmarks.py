@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.torchdata_parts import needs_torchdata
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SCRIPTS = sorted(BENCHMARKS.glob("bench_*.py"))
 
@@ -29,7 +31,15 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def compares_torchdata(script: Path) -> bool:
+    return "import torchdata\n" in (code := script.read_text()) or "from torchdata" in code
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(script, marks=[needs_torchdata] if compares_torchdata(script) else []) for script in SCRIPTS],
+    ids=[script.stem for script in SCRIPTS],
+)
 def test_a_benchmark_runs(script: Path, interpreter: Any) -> None:
     before = {path: path.read_bytes() for path in (BENCHMARKS / "results").iterdir()}
     status, printed, told = interpreter.run(RUN, str(BENCHMARKS), str(script), "--smoke", timeout=300)

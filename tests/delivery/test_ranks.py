@@ -15,6 +15,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from webdataset import TarWriter
 
 import kdpipes as kdp
+from tests.torchdata_parts import needs_torchdata
 
 SCRIPT = """
 import json, os, sys, warnings
@@ -126,10 +127,11 @@ def run_with_torchrun(tmp_path: Path, num_ranks: int, *arguments: str) -> list[A
     return ranks
 
 
-KINDS = [(2, "0"), (2, "2 early"), (4, "1"), (2, "0 grows"), (2, "2 grows"), (2, "dataloader"), (2, "sequential")]
+KINDS = [(2, "0"), (2, "2 early"), (4, "1"), (2, "0 grows"), (2, "2 grows"), (2, "dataloader")]
+KINDS_OF_TORCHDATA = [pytest.param(2, kind, marks=needs_torchdata) for kind in ("sequential", "torchdata")]
 
 
-@pytest.mark.parametrize(("num_ranks", "kind"), [*KINDS, (2, "torchdata")])
+@pytest.mark.parametrize(("num_ranks", "kind"), [*KINDS, *KINDS_OF_TORCHDATA])
 def test_the_ranks_share_what_one_process_gets(interpreter: Any, tmp_path: Path, num_ranks: int, kind: str) -> None:
     def look(x: int, rng: Any) -> list[float]:
         return [x, rng.random()]
