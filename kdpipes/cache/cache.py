@@ -267,8 +267,8 @@ def reject_random(operation: str, generator: str | None = None) -> None:
     """
     if generator is None:
         raise ChainError(
-            f"`{operation}` draws random numbers, and a cache behind it would give the same ones in every epoch. Put "
-            "the cache before it; if it is wanted, pass `freeze_randomness=True`."
+            f"`{operation}` draws random numbers, and a cache downstream would give the same ones in every epoch. Put "
+            "the cache upstream of it. If the same numbers are wanted, pass `freeze_randomness=True`."
         )
     raise ChainError(
         f"A function of `{operation}` draws random numbers from its own generator `{generator}`, and a cache "

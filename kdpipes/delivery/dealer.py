@@ -371,7 +371,7 @@ class Dealer(Resumable):
         for samples in dealer.iterate():
             if samples and not isinstance(samples[0], Sample):
                 raise ChainError(
-                    f"`deal` reads {type(samples[0]).__name__} from `{pipe_name(dealer.source)}`, no samples. Put "
+                    f"`deal` takes samples, but `{pipe_name(dealer.source)}` gives {type(samples[0]).__name__}. Put "
                     "stock pipes before `.select()`."
                 )
             yield samples

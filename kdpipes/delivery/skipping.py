@@ -209,6 +209,6 @@ class Skipper:
 def reject_empty(batch: int) -> NoReturn:
     """Reject a batch that has lost all of its samples, where other ranks wait for this one."""
     raise DataError(
-        f"Every sample of batch {batch} had to be left out, and the other ranks would wait for it. The log says why; "
-        "take larger batches, or remove the samples from the plan."
+        f"Every sample of batch {batch} had to be left out, and the other ranks would wait for it. The log has the "
+        "reasons. Use larger batches, or remove the samples from the plan."
     )

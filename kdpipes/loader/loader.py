@@ -740,7 +740,7 @@ def _reject_doubling(pipe: Any, num_workers: int) -> None:
     if crowd is not None and not any(shards(upstream) for upstream in Chain.of(pipe).pipes):
         raise ChainError(
             f"Each of the {crowd} would give every sample: nothing in the chain shards. "
-            "End it with `.deal(batch_size=...)`, or put `.sharding_filter()` behind its source."
+            "End it with `.deal(batch_size=...)`, or put `.sharding_filter()` after its source."
         )
 
 

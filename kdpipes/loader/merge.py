@@ -297,7 +297,7 @@ class Agreement:
         dist.all_reduce(table, group=self._group)
         if table[-1].any():
             self._has_failed = True
-            raise RuntimeError("Another rank has failed while it made a batch; its own error says why.")
+            raise RuntimeError("Another rank has failed while it made a batch. See the error of that rank.")
         has = table[:-1, 0].reshape(plan.num_groups, plan.num_pieces).bool()
         due: list[bool] = (has.any(1) if self._is_padded else has.all(1)).tolist()
         rows = enumerate(table[:-1].tolist())

@@ -121,7 +121,7 @@ class JoinerMapDataPipe(PlanPipe):
             if first != place:
                 raise DataError(
                     f"`join` needs each key of the other source once, but {others[first]!r} and {key!r} both stand for "
-                    f"{self._on(key)!r}. `on=` says what of a key counts."
+                    f"{self._on(key)!r}. Pass a function `on=` that tells them apart."
                 )
         partners = np.asarray([places.get(self._on(key), -1) for key in keys], dtype=np.int64)
         missing = np.flatnonzero(partners < 0)

@@ -413,8 +413,8 @@ def _begin_notes(
     if notes is None:
         if existing:
             raise FileExistsError(
-                f"There are shards already, {existing[0]!r} for one, and no {places.notes_url!r} that says which job "
-                "they are of. Write to another place, or remove them."
+                f"There are shards already, such as {existing[0]!r}, but {places.notes_url!r}, which would name their "
+                "job, is missing. Write to another place, or delete them."
             )
         notes = SavedNotes(job, class_names)
         if not places.is_local:
@@ -454,12 +454,13 @@ def _check_job(places: ShardPlaces, notes: SavedNotes, job: dict[str, Any], *, h
     differences = "; ".join(_difference(name, notes.job.get(name), job[name]) for name in differing)
     if has_shards:
         raise FileExistsError(
-            f"{places.notes_url!r} says that the shards beside it are of another job: {differences}. Give what was "
-            "given then, to go on; or write to another place; or remove them, and it, to begin anew."
+            f"According to {places.notes_url!r}, the shards beside it belong to another job: {differences}. To "
+            "continue that job, pass the same arguments; otherwise write to another place, or delete the shards and "
+            "that file."
         )
     raise FileExistsError(
-        f"{places.notes_url!r} says that another job has begun to write here: {differences}. Write to another place; "
-        "or, if that job is not running, remove this file."
+        f"According to {places.notes_url!r}, another job has begun to write here: {differences}. Write to another "
+        "place; or, if that job is not running, delete this file."
     )
 
 

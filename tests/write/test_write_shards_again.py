@@ -252,7 +252,7 @@ def test_another_job_is_rejected(photo_folder: Path, tmp_path: Path, other: Any,
 
 def test_shards_that_nobody_knows_are_not_overwritten(photo_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "train-000007.tar").write_bytes(b"mine")
-    with pytest.raises(FileExistsError, match=r"There are shards already, 'train-000007\.tar' for one"):
+    with pytest.raises(FileExistsError, match=r"There are shards already, such as 'train-000007\.tar'"):
         write(kdp.image_folder(photo_folder), tmp_path)
     assert names_in(tmp_path) == {"train-000007.tar"}
 

@@ -133,7 +133,7 @@ def test_a_job_without_shards_keeps_others_out_until_it_fails(letters: Any, s3: 
     urls = f"{s3}/birds-%d.tar"
 
     def fail(value: Any) -> bytes:
-        with pytest.raises(FileExistsError, match=r"another job has begun.*if that job is not running, remove this"):
+        with pytest.raises(FileExistsError, match=r"another job has begun.*if that job is not running, delete this"):
             kdp.write_shards(letters, urls, max_samples=3)
         raise LookupError("no such letter")
 
@@ -211,5 +211,5 @@ def test_storage_that_cannot_separate_jobs_reports_them_late(
 
     store, notes = fsspec.filesystem("memory"), f"/{s3[5:]}/birds-shards.json"
     monkeypatch.setattr(shards, "_write_index", replace_notes)
-    with pytest.raises(FileExistsError, match="of another job: `max_samples` was 5, and is 4"):
+    with pytest.raises(FileExistsError, match="belong to another job: `max_samples` was 5, and is 4"):
         kdp.write_shards(letters, urls, max_samples=4)
