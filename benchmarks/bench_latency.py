@@ -11,8 +11,8 @@ Second table: a real S3 store on this machine behind a proxy that adds 50 ms to 
 decoded: what comes, and the CPU time of that process. Store and proxy run on the same cores. What each image costs
 beyond reading, in batches, is contained.
 
-Result (results/latency.txt): whole shards come at 0.96 and 0.99 of the local rate, `stream_shards` at 0.93. Members by
-ranges, a request for each, do not reach 0.9: 0.81. No byte is read twice.
+Result (results/latency.txt): whole shards come at 1.01 and 0.98 of the local rate, `stream_shards` at 0.97. Members by
+ranges, a request for each, do not reach 0.9: 0.86. No byte is read twice.
 
     python benchmarks/bench_latency.py            # writes benchmarks/results/latency.txt
     python benchmarks/bench_latency.py --smoke    # a few small samples, one round, writes nothing

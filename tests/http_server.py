@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 from webdataset import TarWriter
 
@@ -23,6 +24,7 @@ class Served:
         required: What the query of each request must have; others are rejected.
         has_ranges: Whether it gives parts of files; others get all of them.
         asked: The requests, with their queries.
+        authorizations: The header `Authorization` of each request, empty where it is missing.
     """
 
     def __init__(self) -> None:
@@ -33,6 +35,7 @@ class Served:
         self.required = ""
         self.has_ranges = True
         self.asked: list[str] = []
+        self.authorizations: list[str] = []
         self.url = ""
 
 
@@ -44,8 +47,9 @@ def serving() -> Iterator[Served]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             has.asked.append(self.path)
+            has.authorizations.append(self.headers.get("Authorization", ""))
             path, _, query = self.path.partition("?")
-            content = has.files.get(path)
+            content = has.files.get(path, has.files.get(unquote(path)))
             for begin, target in has.redirects.items():
                 if path.startswith(begin):
                     return self._send(302, b"", Location=target)
@@ -56,7 +60,9 @@ def serving() -> Iterator[Served]:
             if "Range" not in self.headers or not has.has_ranges:
                 return self._send(200, content)
             start, stop = self.headers["Range"].removeprefix("bytes=").split("-")
-            return self._send(206, content[int(start) : int(stop) + 1])
+            part = content[int(start) : int(stop) + 1]
+            place = f"bytes {start}-{int(start) + len(part) - 1}/{len(content)}"
+            return self._send(206, part, **{"Content-Range": place})
 
         do_HEAD = do_GET
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from kdpipes.cache.store import claim_by
 from kdpipes.core.errors import DataError
 from kdpipes.storage.access import Access, using
+from kdpipes.storage.codec import FORMAT
 from kdpipes.storage.files import create_file, create_url, locked, read_url, replace_file, write_all
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.retries import retried
@@ -27,7 +28,6 @@ __all__ = ["METADATA", "Layout", "LocalFolder", "RemoteFolder", "layout_in", "re
 Layout = Literal["lmdb", "files"]
 Result = TypeVar("Result")
 METADATA = "METADATA"
-_FORMAT = 1
 _HINT = "Give another folder, or delete this one."
 _CLAIM_TRIES = 100
 _CLAIMS, _DRAFTS, _COUNTS = ".claims", ".partial", ".counts/folders"
@@ -52,7 +52,7 @@ def read_metadata(
     names = folder.names()
     if names and METADATA not in names and folder.read(METADATA) is None:  # another process may just have written it
         raise DataError(f"{place!r} is not a cache, but holds {names[0]!r}. Give an empty folder, or a new one.")
-    content = {"format": _FORMAT, "layout": layout, **options}
+    content = {"format": FORMAT, "layout": layout, **options}
     folder.create(METADATA, json.dumps({**content, "checksum": _checksum(content)}, indent=1).encode())
     return _parsed(folder.read(METADATA), place, layout)
 
@@ -83,8 +83,8 @@ def _parsed(content: bytes | None, place: str, layout: str | None = None) -> dic
     if not is_whole:
         raise DataError(f"{place!r} is not a cache, or its {METADATA} file is damaged. {_HINT}")
     written = found["format"], found["layout"]
-    if layout is not None and written != (_FORMAT, layout):
-        ours = f"This version of kdpipes reads format {_FORMAT}, here of layout {layout!r}"
+    if layout is not None and written != (FORMAT, layout):
+        ours = f"This version of kdpipes reads format {FORMAT}, here of layout {layout!r}"
         raise DataError(f"{place!r} is a cache of format {written[0]} and layout {written[1]!r}. {ours}. {_HINT}")
     return found
 

@@ -17,6 +17,7 @@ from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import UNLABELLED
 from kdpipes.sources.from_ids import IdReaderMapDataPipe
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import open_url
 from kdpipes.storage.urls import identity_of, is_local, join_url, path_of
 
@@ -48,6 +49,9 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         columns: The columns to keep as fields; by default all of them.
         class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text.
         header: Whether the first line of a text file names the columns; otherwise they are "f0", "f1", ...
+        storage_options: The arguments of fsspec's file system, for the table and the files. They may be secrets, and
+            are neither shown nor written.
+        hedge_s: After how many seconds a read of a file without an answer is requested a second time; None is never.
 
     Raises:
         ValueError: A column does not exist; or a label is not among `class_names`.
@@ -72,8 +76,11 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         columns: Sequence[str] | None = None,
         class_names: Sequence[str] | None = None,
         header: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+        hedge_s: float | None = None,
     ) -> None:
-        rows = _as_arrow(table, header=header)
+        with using(Access(storage_options=storage_options)):
+            rows = _as_arrow(table, header=header)
         known = rows.column_names
         kept = list(known if columns is None else columns)
         for param, name in (("path", path), ("label", label), ("key", key), *(("columns", name) for name in kept)):
@@ -90,7 +97,8 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         else:
             own_folder = os.fspath(table).rpartition("/")[0] if isinstance(table, str | os.PathLike) else ""
             folder = own_folder if root is None else os.fspath(root)
-            super().__init__(_Texts(_one(rows.column(path)), folder), None, "{id}")
+            texts = _Texts(_one(rows.column(path)), folder)
+            super().__init__(texts, None, "{id}", storage_options=storage_options, hedge_s=hedge_s)
         self._has_file = path is not None
         taken = {"x"} & set(self._columns) if self._has_file else set()
         if taken:

@@ -1,11 +1,8 @@
 """Encode values as tagged plain data with a checksum, and decode them exactly; nothing that is read is executed.
 
-An entry is a frame (mark, format, CRC-32 of all that follows, length, length of the header), a header in JSON and the
-raw contents of arrays, tensors, bytes and long strings, each at a multiple of 64 bytes. In the header, JSON arrays are
-tagged values, such as `["tuple", [1, 2]]` or `["array", "<f4", [2, 3], 0, 0]`; other JSON values stand for themselves.
-In format 2, the CRC-32 starts with the entry's key, so that an entry under another key counts as damaged.
-
-Record files hold entries of format 1 and must stay byte-equal, so the format is the same in caches and records.
+An entry is a frame (mark, format, CRC-32 of the key and all that follows, length, length of the header), a header in
+MessagePack and the raw contents of arrays, tensors and long bytes, each at a multiple of 64 bytes. In the header, None,
+bool, int, float, str, lists and dicts with str keys are native; all other types are extensions (`_Ext`).
 """
 
 from __future__ import annotations
@@ -20,31 +17,55 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import torch
+from msgspec.msgpack import Ext
 from numpy.typing import NDArray
 from PIL import Image
 
 from kdpipes.core.errors import DataError, must_be
 
-__all__ = ["DamagedError", "PickledError", "checksum_of", "decode", "encode", "in_batches", "register_type"]
+__all__ = ["FORMAT", "DamagedError", "PickledError", "checksum_of", "decode", "encode", "in_batches", "register_type"]
 
-_MARK, _FORMAT, _FORMAT_WITH_KEY = b"kdp", 1, 2
-_FRAME = struct.Struct("<3sBIQI")
+_MARK = b"kdp"
+FORMAT = 3  # of entries, and of the folders that hold them; 1 and 2 had headers in JSON
+_FRAME = struct.Struct("<3sBIQQ")
 _START_OF_CHECKED = 8
 _ALIGNMENT = 64
-_LONG = 256  # characters; strings from this length on are stored after the header
-_SHORT_HEADER = 256  # bytes; other entries may have the same header, so it is parsed once
+_LONG = 256  # bytes; contents from this length on are stored after the header, where they can be views
 _MOST_LEVELS = 64
-_NATIVE = frozenset([bool, float, type(None)])
+_NATIVE = frozenset([bool, int, float, str, type(None)])
 Name = TypeVar("Name")
 _DTYPE = re.compile(r"[<>|][biufcmMSUV]\d+(\[\w+\])?")
 _MOST_DIMENSIONS = 64
 _QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")  # torch.frombuffer crashes with these
 _PLAIN = (bool, int, float, str, bytes, type(None))
-_BROKEN = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, RuntimeError, OSError)
-_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_from_json = json.JSONDecoder().raw_decode
+_BROKEN = (
+    *(msgspec.DecodeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError),
+    *(RuntimeError, OSError),
+)
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+_unpack_tagged = msgspec.msgpack.Decoder(tuple[str, memoryview]).decode
+_unpack_two = msgspec.msgpack.Decoder(tuple[memoryview, memoryview]).decode
+
+
+class _Ext:
+    """The codes of extensions, which must never change. Their contents are in MessagePack unless stated otherwise."""
+
+    TUPLE = 1  # a list
+    INT = 2  # one of more than 64 bits: bytes, little-endian
+    STR = 3  # a text with lone surrogates: UTF-8
+    SHORT_BYTES = 4  # the bytes themselves
+    BYTES = 5  # [offset, length]
+    BYTEARRAY = 6  # bytes, encoded
+    DICT = 7  # [keys, encoded; values, encoded]
+    ARRAY = 8  # [dtype, shape, offset, whether it is in Fortran order]
+    SCALAR = 9  # an array without dimensions
+    TENSOR = 10  # [dtype, shape, offset]
+    REGISTERED = 11  # [tag, plain value, encoded]
+    PICKLE = 12  # bytes, encoded
 
 
 class DamagedError(DataError):
@@ -97,16 +118,19 @@ def encode(value: Any, *, allow_pickle: bool = False, key: bytes = b"") -> list[
     Raises:
         TypeError: A type is not supported.
     """
-    writer = _NodeWriter(allow_pickle)
-    header = _to_json(writer.node(value)).encode("utf-8", "surrogatepass")
+    writer = _Writer(allow_pickle)
+    try:
+        header = _pack(writer.node(value))
+    except (OverflowError, UnicodeEncodeError):  # MessagePack has no such integers or texts: look at each
+        writer = _Writer(allow_pickle, checks_leaves=True)
+        header = _pack(writer.node(value))
     lead = header + bytes(-(_FRAME.size + len(header)) % _ALIGNMENT)
     length = _FRAME.size + len(lead) + writer.end
-    number = _FORMAT_WITH_KEY if key else _FORMAT
-    checked = _FRAME.pack(_MARK, number, 0, length, len(header))[_START_OF_CHECKED:]
+    checked = _FRAME.pack(_MARK, FORMAT, 0, length, len(header))[_START_OF_CHECKED:]
     checksum = zlib.crc32(lead, zlib.crc32(checked, zlib.crc32(key)))
     for part in writer.parts:
         checksum = zlib.crc32(part, checksum)
-    return [_FRAME.pack(_MARK, number, checksum, length, len(header)), lead, *writer.parts]
+    return [_FRAME.pack(_MARK, FORMAT, checksum, length, len(header)), lead, *writer.parts]
 
 
 def checksum_of(entry: list[Any]) -> int:
@@ -127,7 +151,7 @@ def decode(
         verify: Whether to compare the checksum. Without that, a damaged entry may give another value.
         allow_pickle: Whether to load pickles, which can execute code.
         bytes_as_views: Whether bytes come as read-only memoryviews of the buffer, too.
-        key: The key of the entry; ignored for entries that were encoded without a key.
+        key: The key that the entry was encoded with; it counts only if `verify` is set.
 
     Raises:
         DamagedError: The entry is damaged or truncated, or belongs to another key or format.
@@ -139,22 +163,19 @@ def decode(
         mark, number, checksum, length, size = _FRAME.unpack_from(view)
     except struct.error:
         raise DamagedError(f"The entry has been cut: it has {len(view)} bytes.") from None
-    if mark != _MARK or number not in (_FORMAT, _FORMAT_WITH_KEY):
-        raise DamagedError(
-            f"The entry is not of format {_FORMAT} or {_FORMAT_WITH_KEY}, which this version of kdpipes reads."
-        )
+    if mark != _MARK or number != FORMAT:
+        raise DamagedError(f"The entry is not of format {FORMAT}, which this version of kdpipes reads.")
     if length != len(view):
         raise DamagedError(f"The entry has {len(view)} bytes instead of {length}.")
-    start_of_sum = zlib.crc32(key) if number == _FORMAT_WITH_KEY else 0
-    # The checksum does not cover the format number: a damaged one must not pass as that of an entry without a key.
-    lacks_key = number == _FORMAT_WITH_KEY and not key
-    if verify and (lacks_key or zlib.crc32(view[_START_OF_CHECKED:], start_of_sum) != checksum):
-        of_another = ", or it belongs to another key" if number == _FORMAT_WITH_KEY else ""
-        raise DamagedError(f"The entry of {length} bytes is damaged: its checksum differs{of_another}.")
+    if verify and zlib.crc32(view[_START_OF_CHECKED:], zlib.crc32(key)) != checksum:
+        raise DamagedError(
+            f"The entry of {length} bytes is damaged: its checksum differs, or it belongs to another key."
+        )
     start = _FRAME.size + size
     try:
-        node = (_node_of if size > _SHORT_HEADER else _node_again)(bytes(view[_FRAME.size : start]))
-        return _Contents(view[start + -start % _ALIGNMENT :], allow_pickle, bytes_as_views).value(node)
+        return _Reader(view[start + -start % _ALIGNMENT :], allow_pickle, bytes_as_views).value(
+            view[_FRAME.size : start]
+        )
     except DataError:
         raise
     except _BROKEN as error:
@@ -179,13 +200,14 @@ def in_batches(entries: Iterable[tuple[Name, bytes]], num_bytes: int) -> Iterato
         yield batch
 
 
-class _NodeWriter:
-    """Converts values to nodes of the header, and collects the contents that are stored after it."""
+class _Writer:
+    """Converts values to what MessagePack knows, and collects the contents that are stored after the header."""
 
-    def __init__(self, allow_pickle: bool) -> None:
+    def __init__(self, allow_pickle: bool, checks_leaves: bool = False) -> None:
         self.parts: list[Any] = []
         self.end = 0
         self._allow_pickle = allow_pickle
+        self._checks_leaves = checks_leaves
         self._level = 0
 
     def add(self, content: Any) -> int:
@@ -201,19 +223,26 @@ class _NodeWriter:
     def node(self, value: Any) -> Any:
         kind = type(value)
         if kind in _NATIVE:
-            return value
+            return self._leaf(value) if self._checks_leaves else value
         write = _WRITERS.get(kind)
         if write is not None:
             return write(self, value)
         if isinstance(value, np.generic):
-            return ["scalar", self.node(np.asarray(value))]
+            return Ext(_Ext.SCALAR, _pack(_write_array(self, np.asarray(value))))
         if isinstance(value, Image.Image):
             kind = Image.Image
         if kind in _by_type:
-            return ["of", _by_type[kind].tag, self.nodes([_by_type[kind].to_plain(value)])[0]]
-        return self._unknown(value)
+            tag, _, to_plain, _ = _by_type[kind]
+            return Ext(_Ext.REGISTERED, _pack([tag, _pack(self.nodes([to_plain(value)])[0])]))
+        if self._allow_pickle:
+            return Ext(_Ext.PICKLE, _pack(_write_bytes(self, pickle.dumps(value, protocol=5))))
+        name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        hint = "Make a dict, list or array of it, or pass `allow_pickle=True`, where all that is read is trusted."
+        raise TypeError(f"A value of type `{name}` cannot be kept as plain data. {hint}")
 
-    def nodes(self, values: Any) -> list[Any]:
+    def nodes(self, values: Any) -> Any:
+        if not self._checks_leaves and _NATIVE.issuperset(map(type, values)):
+            return list(values)
         self._level += 1
         if self._level > _MOST_LEVELS:
             raise ValueError(f"A value nested more than {_MOST_LEVELS} levels deep, or in itself, cannot be kept.")
@@ -221,49 +250,45 @@ class _NodeWriter:
         self._level -= 1
         return nodes
 
-    def _unknown(self, value: Any) -> list[Any]:
-        if not self._allow_pickle:
-            name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-            hint = "Make a dict, list or array of it, or pass `allow_pickle=True`, where all that is read is trusted."
-            raise TypeError(f"A value of type `{name}` cannot be kept as plain data. {hint}")
-        return ["pickle", *_bytes_node(self, pickle.dumps(value, protocol=5))[1:]]
+    def _leaf(self, value: Any) -> Any:
+        try:
+            _pack(value)
+        except OverflowError:
+            return Ext(_Ext.INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+        except UnicodeEncodeError:
+            return Ext(_Ext.STR, value.encode("utf-8", "surrogatepass"))
+        return value
 
 
-def _int_node(writer: _NodeWriter, value: int) -> Any:
-    return value if -(1 << 63) <= value < 1 << 63 else ["int", hex(value)]  # decimals have a limit of digits
+def _write_bytes(writer: _Writer, value: Any) -> Any:
+    if len(value) < _LONG:
+        return Ext(_Ext.SHORT_BYTES, bytes(value))
+    return Ext(_Ext.BYTES, _pack((writer.add(value), len(value))))
 
 
-def _str_node(writer: _NodeWriter, value: str) -> Any:
-    return value if len(value) < _LONG else ["str", *_bytes_node(writer, value.encode("utf-8", "surrogatepass"))[1:]]
+def _write_dict(writer: _Writer, value: dict[Any, Any]) -> Any:
+    keys = writer.nodes(value)
+    nodes = writer.nodes(value.values())
+    if all(type(key) is str for key in keys):
+        return dict(zip(keys, nodes, strict=True))
+    return Ext(_Ext.DICT, _pack((_pack(keys), _pack(nodes))))
 
 
-def _bytes_node(writer: _NodeWriter, value: Any) -> list[Any]:
-    return ["bytes", writer.add(value), len(value)]
-
-
-def _dict_node(writer: _NodeWriter, value: dict[Any, Any]) -> Any:
-    if all(type(key) is str for key in value):
-        return dict(zip(value, writer.nodes(value.values()), strict=True))
-    return ["dict", writer.nodes(value), writer.nodes(value.values())]
-
-
-_WRITERS: dict[type, Callable[[_NodeWriter, Any], Any]] = {
-    int: _int_node,
-    str: _str_node,
-    bytes: _bytes_node,
-    bytearray: lambda writer, value: ["bytearray", *_bytes_node(writer, value)[1:]],
-    memoryview: lambda writer, value: _bytes_node(writer, value.tobytes()),
-    list: lambda writer, value: ["list", writer.nodes(value)],
-    tuple: lambda writer, value: ["tuple", writer.nodes(value)],
-    dict: _dict_node,
+_WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
+    bytes: _write_bytes,
+    bytearray: lambda writer, value: Ext(_Ext.BYTEARRAY, _pack(_write_bytes(writer, value))),
+    memoryview: lambda writer, value: _write_bytes(writer, value.tobytes()),
+    list: lambda writer, value: writer.nodes(value),
+    tuple: lambda writer, value: Ext(_Ext.TUPLE, _pack(writer.nodes(value))),
+    dict: _write_dict,
     np.ndarray: lambda writer, value: _write_array(writer, value),
     np.memmap: lambda writer, value: _write_array(writer, np.asarray(value)),
     torch.Tensor: lambda writer, value: _write_tensor(writer, value),
 }
 
 
-class _Contents:
-    """The bytes after a header, and how to make values of the nodes in it."""
+class _Reader:
+    """The bytes after a header, and how to make values of the header and of them."""
 
     __slots__ = ("_left", "allow_pickle", "bytes_as_views", "memory")
 
@@ -275,15 +300,11 @@ class _Contents:
         self.bytes_as_views = bytes_as_views
         self._left = [len(memory)] if left is None else left
 
-    def value(self, node: Any) -> Any:
-        if type(node) is list:
-            return _READERS[node[0]](self, *node[1:])
-        if type(node) is dict:
-            return dict(zip(node, self.values(node.values()), strict=True))
-        return node
+    def value(self, packed: Any) -> Any:
+        return msgspec.msgpack.decode(packed, ext_hook=self._extension)
 
-    def values(self, nodes: Iterable[Any]) -> list[Any]:
-        return [self.value(node) if type(node) is list or type(node) is dict else node for node in nodes]
+    def _extension(self, code: int, content: memoryview) -> Any:
+        return _READERS[code](self, content)
 
     def span(self, start: int, size: int) -> memoryview:
         """Return some bytes; raise if spans overlap, judging by their sum, because `encode` writes each byte once."""
@@ -295,48 +316,44 @@ class _Contents:
             raise ValueError("some of its bytes are used more than once")
         return span
 
-    def with_copies(self) -> _Contents:
-        """Return the same contents, read as copies instead of views."""
-        return _Contents(self.memory, self.allow_pickle, left=self._left) if self.bytes_as_views else self
+    def copies(self, packed: Any) -> Any:
+        """Return a value with copies of bytes instead of views."""
+        return _Reader(self.memory, self.allow_pickle, left=self._left).value(packed)
 
 
-def _node_of(header: bytes) -> Any:
-    return _from_json(str(header, "utf-8", "surrogatepass"))[0]
+def _read_bytes(reader: _Reader, content: memoryview) -> Any:
+    span = reader.span(*_unpack(content))
+    return span if reader.bytes_as_views else bytes(span)
 
 
-_node_again = functools.lru_cache(maxsize=256)(_node_of)  # for arrays of one shape, for example
+def _read_dict(reader: _Reader, content: memoryview) -> dict[Any, Any]:
+    keys, values = _unpack_two(content)
+    return dict(zip(reader.copies(keys), reader.value(values), strict=True))
 
 
-def _read_bytes(contents: _Contents, start: int, size: int) -> Any:
-    span = contents.span(start, size)
-    return span if contents.bytes_as_views else bytes(span)
-
-
-def _read_dict(contents: _Contents, keys: list[Any], nodes: list[Any]) -> dict[Any, Any]:
-    return dict(zip(contents.with_copies().values(keys), contents.values(nodes), strict=True))
-
-
-def _read_registered(contents: _Contents, tag: str, node: Any) -> Any:
+def _read_registered(reader: _Reader, content: memoryview) -> Any:
+    tag, plain = _unpack_tagged(content)
     if tag not in _by_tag:
         raise DataError(f"The entry holds a {tag!r}, which is not known here: import what registers it.")
-    return _by_tag[tag].from_plain(contents.with_copies().value(node))
+    return _by_tag[tag].from_plain(reader.copies(plain))
 
 
-def _read_pickle(contents: _Contents, start: int, size: int) -> Any:
-    if not contents.allow_pickle:
+def _read_pickle(reader: _Reader, content: memoryview) -> Any:
+    if not reader.allow_pickle:
         hint = "If you trust everything that is read, pass `allow_pickle=True`."
         raise PickledError(f"The entry holds a pickle, which could execute arbitrary code. {hint}")
-    return pickle.loads(contents.span(start, size))  # noqa: S301 - which the user has asked for
+    return pickle.loads(reader.value(content))  # noqa: S301 - which the user has asked for
 
 
-def _read_array(contents: _Contents, dtype: str, shape: list[int], start: int, is_fortran: int) -> NDArray[Any]:
+def _read_array(reader: _Reader, content: memoryview) -> NDArray[Any]:
     """Return an array, a view of the contents."""
+    dtype, shape, start, is_fortran = _unpack(content)
     kind, num_bytes = _layout(dtype, tuple(shape))
     array: NDArray[Any]
     if not num_bytes:
         array = np.ndarray(shape, kind, b"")
     else:  # np.ndarray would keep only the view's owner alive
-        array = np.frombuffer(contents.span(start, num_bytes), kind)
+        array = np.frombuffer(reader.span(start, num_bytes), kind)
         array = array if len(shape) == 1 else array.reshape(shape, order="F" if is_fortran else "C")
     return array
 
@@ -347,38 +364,39 @@ def _layout(dtype: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], int]:
     return kind, _num_bytes(shape, kind.itemsize)
 
 
-def _read_tensor(contents: _Contents, dtype: str, shape: list[int], start: int) -> torch.Tensor:
+def _read_tensor(reader: _Reader, content: memoryview) -> torch.Tensor:
+    dtype, shape, start = _unpack(content)
     kind = getattr(torch, dtype)
     if not isinstance(kind, torch.dtype) or dtype in _QUANTIZED or len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"{dtype!r} is not a dtype of torch")
     num_bytes = _num_bytes(shape, kind.itemsize)
     if not num_bytes:
         return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(bytearray(contents.span(start, num_bytes)), dtype=kind).reshape(shape)
+    return torch.frombuffer(bytearray(reader.span(start, num_bytes)), dtype=kind).reshape(shape)
 
 
-_READERS: dict[str, Callable[..., Any]] = {
-    "int": lambda contents, digits: int(digits, 16),
-    "str": lambda contents, start, size: str(contents.span(start, size), "utf-8", "surrogatepass"),
-    "bytes": _read_bytes,
-    "bytearray": lambda contents, start, size: bytearray(contents.span(start, size)),
-    "list": _Contents.values,
-    "tuple": lambda contents, nodes: tuple(contents.values(nodes)),
-    "dict": _read_dict,
-    "array": _read_array,
-    "scalar": lambda contents, node: contents.value(node)[()],
-    "tensor": _read_tensor,
-    "of": _read_registered,
-    "pickle": _read_pickle,
+_READERS: dict[int, Callable[[_Reader, memoryview], Any]] = {
+    _Ext.TUPLE: lambda reader, content: tuple(reader.value(content)),
+    _Ext.INT: lambda reader, content: int.from_bytes(content, "little", signed=True),
+    _Ext.STR: lambda reader, content: str(content, "utf-8", "surrogatepass"),
+    _Ext.SHORT_BYTES: lambda reader, content: content if reader.bytes_as_views else bytes(content),
+    _Ext.BYTES: _read_bytes,
+    _Ext.BYTEARRAY: lambda reader, content: bytearray(reader.value(content)),
+    _Ext.DICT: _read_dict,
+    _Ext.ARRAY: _read_array,
+    _Ext.SCALAR: lambda reader, content: reader.value(content)[()],
+    _Ext.TENSOR: _read_tensor,
+    _Ext.REGISTERED: _read_registered,
+    _Ext.PICKLE: _read_pickle,
 }
 
 
-def _write_array(writer: _NodeWriter, array: NDArray[Any]) -> list[Any]:
+def _write_array(writer: _Writer, array: NDArray[Any]) -> Ext:
     dtype = _text_of(array.dtype)
     is_fortran = array.flags.fnc
     contiguous = array.T if is_fortran else np.ascontiguousarray(array)
     content = contiguous.reshape(-1).view(np.uint8) if array.nbytes else b""
-    return ["array", dtype, list(array.shape), writer.add(content), int(is_fortran)]
+    return Ext(_Ext.ARRAY, _pack((dtype, array.shape, writer.add(content), is_fortran)))
 
 
 def _num_bytes(shape: Sequence[int], item_size: int) -> int:
@@ -423,8 +441,7 @@ def _checked(description: Any) -> Any:
     ]
 
 
-def _write_tensor(writer: _NodeWriter, tensor: torch.Tensor) -> list[Any]:
-    """Pass the bytes of a tensor to `add`, and return its dtype, shape and offset."""
+def _write_tensor(writer: _Writer, tensor: torch.Tensor) -> Ext:
     if tensor.requires_grad:
         raise TypeError("A tensor that requires gradients cannot be kept: pass what its `.detach()` returns.")
     if tensor.device.type != "cpu":
@@ -435,7 +452,8 @@ def _write_tensor(writer: _NodeWriter, tensor: torch.Tensor) -> list[Any]:
         )
     dense = tensor.resolve_conj().resolve_neg().contiguous()
     content = dense.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
-    return ["tensor", str(tensor.dtype).removeprefix("torch."), list(tensor.shape), writer.add(content)]
+    name = str(tensor.dtype).removeprefix("torch.")
+    return Ext(_Ext.TENSOR, _pack((name, tuple(tensor.shape), writer.add(content))))
 
 
 def _image_as_plain(image: Image.Image) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
 from kdpipes.core.progress import shown_if_slow
-from kdpipes.storage.codec import checksum_of, encode, in_batches
+from kdpipes.storage.codec import FORMAT, checksum_of, encode, in_batches
 from kdpipes.storage.files import Version
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 HEADER = "records.json"
-_FORMAT, _LAYOUT = 1, "kdpipes records"
+_LAYOUT = "kdpipes records"
 _NUMBER = struct.Struct(">Q")
 _ALIGNMENT = 64
 _HEAD = 64  # bytes, in which no two records are equal
@@ -69,7 +69,7 @@ class Header(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
-        return json.dumps({"layout": _LAYOUT, "format": _FORMAT, **self._asdict()}, indent=1).encode() + b"\n"
+        return json.dumps({"layout": _LAYOUT, "format": FORMAT, **self._asdict()}, indent=1).encode() + b"\n"
 
 
 def header_of(content: bytes, place: str) -> Header:
@@ -81,9 +81,9 @@ def header_of(content: bytes, place: str) -> Header:
     try:
         said = json.loads(content)
         written = said["layout"], said["format"]
-        if written != (_LAYOUT, _FORMAT):
+        if written != (_LAYOUT, FORMAT):
             raise DataError(
-                f"{place!r} holds {written[0]} of format {written[1]!r}, but this kdpipes reads format {_FORMAT} of "
+                f"{place!r} holds {written[0]} of format {written[1]!r}, but this kdpipes reads format {FORMAT} of "
                 f"{_LAYOUT}. Read it with the version that has written it."
             )
         names = said["class_names"]

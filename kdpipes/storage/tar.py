@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import math
 import os
 import stat
 import warnings
@@ -212,7 +213,7 @@ def index_shard(
     version: Version,
     *,
     with_checksums: bool = False,
-    columns: Iterable[str] = (),
+    columns: Sequence[str] = (),
     checksum: Any = None,
 ) -> ShardIndex:
     """Read the headers of a plain tar, and return where its members lie.
@@ -239,7 +240,8 @@ def index_shard(
             is_whole = with_checksums or not is_here
             for group in _grouped(url, _wanted(url, source, lambda field: is_whole or kept.needs(field))):
                 add_sample(builder, group)
-                kept.add(group[0][0].key, {member.field: content for member, content in group if content is not None})
+                if columns:
+                    kept.add(group[0][0].key, {member.field: each for member, each in group if each is not None})
             while checksum is not None and not is_here and file.read(_CHUNK):
                 pass
     return replace(builder.index(version), columns=kept.columns())
@@ -247,11 +249,15 @@ def index_shard(
 
 def _wanted(url: str, source: ForwardBytes, is_wanted: Callable[[str], bool]) -> Iterator[tuple[Member, bytes | None]]:
     """Yield the members, with the contents that the index needs: numbers, and the fields that are wanted."""
+    longest: dict[str, float] = {}  # the contents of each field that are needed, by size
     for member in _members(url, source):
-        is_value = member.size <= _LONGEST_NUMBER and member.field.rsplit(".", 1)[-1] in NUMBERS
-        content = source.take(member.offset, member.size) if is_value or is_wanted(member.field) else None
-        if content is not None and len(content) < member.size:
-            raise truncated(member.name, member.offset, member.size, len(content))
+        _, field, name, offset, size = member
+        if field not in longest:
+            is_number = field.rsplit(".", 1)[-1] in NUMBERS
+            longest[field] = math.inf if is_wanted(field) else _LONGEST_NUMBER if is_number else -1
+        content = source.take(offset, size) if size <= longest[field] else None
+        if content is not None and len(content) < size:
+            raise truncated(name, offset, size, len(content))
         yield member, content
 
 

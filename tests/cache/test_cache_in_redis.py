@@ -14,7 +14,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.cache.store import CacheStats
+from kdpipes.cache.store import CacheStats, bound_to
 from kdpipes.storage.codec import encode
 
 
@@ -59,7 +59,8 @@ def test_hostile_entries_are_loaded_again_and_replaced(
         long, other, *names = sorted(name for name in redis_server.names() if name.startswith(namespace.encode()))
         client.set(long, bytes((1 << 20) + 1))
         client.set(other, client.get(names[0]) or b"")
-        client.set(names[1], b"".join(encode(pathlib.Path("a"), allow_pickle=True)))
+        key = names[1].removeprefix(f"{namespace}:".encode())
+        client.set(names[1], b"".join(encode(pathlib.Path("a"), allow_pickle=True, key=bound_to(key))))
     with warned_once("holds a pickle"):
         assert [int(sample["x"][0]) for sample in cached] == expected
     assert [int(sample["x"][0]) for sample in cached] == expected

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.cache import cache, open_cache, warm_up
+from kdpipes.cache import cache
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.open_cache import check_cache
@@ -551,15 +551,3 @@ def test_a_cut_database_is_an_error_at_the_next_epoch(tmp_path: Path, num_worker
     child.join()
     assert child.exitcode == 0, "ended by a signal, or no error"
     assert pipe.recv() == "an error"
-
-
-@pytest.mark.parametrize("layout", ["lmdb", "files"])
-def test_a_complete_cache_without_keys_in_its_checksums_opens(
-    tmp_path: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as as_before:  # as kdpipes 0.1 wrote them
-        for module in (cache, open_cache, warm_up):
-            as_before.setattr(module, "bound_to", lambda key: b"")
-        Birds(tmp_path / "log", 3).cache_on_disk(tmp_path / "cache", layout=layout).warm_up()
-    assert kdp.open_cache(tmp_path / "cache")[2]["x"].tolist() == [2] * 700
-    assert check_cache(str(tmp_path / "cache")) == (5, 0, 0)

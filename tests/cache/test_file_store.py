@@ -76,7 +76,7 @@ def test_metadata_holds_for_all_who_come_later(tmp_path: Path) -> None:
     said = json.loads((tmp_path / "cache" / "METADATA").read_text())
     assert type(said.pop("checksum")) is int
     assert said == {
-        "format": 1, "layout": "files", "num_digits": 3, "digits_per_folder": 1, "compression": "zlib",
+        "format": 3, "layout": "files", "num_digits": 3, "digits_per_folder": 1, "compression": "zlib",
     }  # fmt: skip
     assert later.stats().bytes < 100
 
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_found_and_heals(tmp_path: Path, compression: str | No
 def test_a_folder_of_another_version_is_rejected(tmp_path: Path) -> None:
     FileStore(tmp_path / "cache").put(b"a", [b"heron"])
     (tmp_path / "cache" / "METADATA").write_text('{"format": 0, "layout": "files"}')
-    rejected = "cache of format 0 and layout 'files'. This version of kdpipes reads format 1.*another folder, or delete"
+    rejected = "cache of format 0 and layout 'files'. This version of kdpipes reads format 3.*another folder, or delete"
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""]), lambda s: s.contains(b"a"), lambda s: s.stats()):
         with pytest.raises(DataError, match=rejected):
             call(FileStore(tmp_path / "cache"))

@@ -412,7 +412,7 @@ def test_a_folder_of_another_version_is_rejected(tmp_path: Path) -> None:
     store = LmdbStore(folder)
     store.put(b"a", [b"heron"])
     (folder / "METADATA").write_text('{"format": 99, "layout": "lmdb"}')
-    rejected = "cache of format 99 and layout 'lmdb'. This version of kdpipes reads format 1.*another folder, or delete"
+    rejected = "cache of format 99 and layout 'lmdb'. This version of kdpipes reads format 3.*another folder, or delete"
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""]), lambda s: s.stats()):
         with pytest.raises(DataError, match=rejected):
             call(LmdbStore(folder))

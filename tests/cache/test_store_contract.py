@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,16 +70,32 @@ def whole(entry: memoryview | None, number: int) -> bool:
 
 
 def in_children(function: Callable[[int], Any], num_children: int) -> list[Any]:
-    """Return what `function(number)` returns in forked processes that run at once."""
+    """Return what `function(number)` returns in forked processes that run at once; raise if one of them fails."""
     context = multiprocessing.get_context("fork")
-    answers = context.SimpleQueue()
-    children = [context.Process(target=lambda n=n: answers.put((n, function(n)))) for n in range(num_children)]
-    for child in children:
+    children = []
+    for number in range(num_children):
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=answer, args=(sender, function, number))
         child.start()
-    found = dict(answers.get() for _ in children)
-    for child in children:
+        sender.close()  # so that the end of the child, however it comes, is the end of the pipe
+        children.append((child, receiver))
+    found = []
+    for child, receiver in children:
+        with receiver:
+            found.append(receiver.recv())
         child.join()
-    return [found[number] for number in range(num_children)]
+    errors = [error for _, error in found if error]
+    assert not errors, errors[0]
+    return [value for value, _ in found]
+
+
+def answer(sender: Any, function: Callable[[int], Any], number: int) -> None:
+    """Send what `function(number)` returns, and the traceback of its error."""
+    try:
+        found = function(number), ""
+    except BaseException:
+        found = None, traceback.format_exc()
+    sender.send(found)
 
 
 def test_what_was_put_is_found(open_store: Open) -> None:

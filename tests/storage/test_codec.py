@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import math
 import os
 import struct
@@ -19,6 +18,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from msgspec.msgpack import Ext
+from msgspec.msgpack import encode as pack
 from PIL import Image
 
 from kdpipes.core.errors import DataError
@@ -344,7 +345,7 @@ def test_one_changed_byte_is_found(place: int, change: int) -> None:
         decode(damaged)
 
 
-@pytest.mark.parametrize("length", [0, 1, 19, 20, 64, len(ENTRY) - 1])
+@pytest.mark.parametrize("length", [0, 1, 23, 24, 64, len(ENTRY) - 1])
 def test_a_cut_or_longer_entry_is_found_without_its_checksum(length: int) -> None:
     for entry in (ENTRY[:length], ENTRY + b"\0"):
         with pytest.raises(DamagedError):
@@ -364,82 +365,124 @@ def test_damage_that_is_not_looked_for_does_no_harm(changes: list[tuple[int, int
     repr(found)
 
 
-def crafted(header: str) -> bytes:
-    text = header.encode()
-    return struct.pack("<3sBIQI", b"kdp", 1, 0, 20 + len(text) + 108, len(text)) + text + bytes(108)
+def ext(code: int, *content: Any) -> Ext:
+    """Return an extension with a list as its content."""
+    return Ext(code, pack(content))
+
+
+def crafted(header: bytes, contents: bytes = bytes(128)) -> bytes:
+    """Return an entry with a header and contents of one's own, with the right checksum."""
+    lead = header + bytes(-(24 + len(header)) % 64)
+    frame = struct.pack("<3sBIQQ", b"kdp", 3, 0, 24 + len(lead) + len(contents), len(header))
+    checksum = zlib.crc32(frame[8:] + lead + contents)
+    return frame[:4] + checksum.to_bytes(4, "little") + frame[8:] + lead + contents
+
+
+TUPLE, INT, STR, BYTES, BYTEARRAY, DICT, ARRAY, SCALAR, TENSOR, REGISTERED = 1, 2, 3, 5, 6, 7, 8, 9, 10, 11
+
+
+def image_of(*plain: Any) -> Ext:
+    return ext(REGISTERED, "image", pack(ext(TUPLE, *plain)))
 
 
 @pytest.mark.parametrize(
     "header",
     [
-        '["array", "|u1", [1000000000000], 0, 0]',
-        '["array", "|u1", [-1], 0, 0]',
-        '["array", "|u1", [4], -4, 0]',
-        '["array", "|u1", [4], 99999999999999999999, 0]',
-        '["array", "|O", [1], 0, 0]',
-        '["array", "O", [1], 0, 0]',
-        '["array", "[[\\"a\\", \\"O\\"]]", [1], 0, 0]',
-        '["array", "i4,O", [1], 0, 0]',
-        '["array", "|V4294967295", [1], 0, 0]',
-        '["tensor", "float32", [1000000000000], 0]',
-        '["tensor", "float32", [-1, -1], 0]',
-        '["tensor", "load", [1], 0]',
-        '["tensor", "quint4x2", [2], 0]',
-        '["tensor", "qint32", [2], 0]',
-        '["tensor", "float32", [1], -8]',
-        '["bytes", 0, 1000000000000]',
-        '["bytes", -4, 2]',
-        '["of", "image", ["tuple", ["RGB", ["tuple", [100000, 100000]], ["bytes", 0, 3], null, {}]]]',
-        '["of", "image", ["tuple", ["nothing", ["tuple", [1, 1]], ["bytes", 0, 3], null, {}]]]',
-        '["dict", [["list", []]], [1]]',
-        '["dict", [1, 2], [1]]',
-        '["nothing"]',
-        "[]",
-        "[[]]",
-        "[" * 100_000,
-        '["list", [' * 2_000 + "]]" * 2_000,  # deeper than Python's recursion limit, whatever a frame counts for
-        "{",
-        "9" * 5000,
-        "",
+        ext(ARRAY, "|u1", [1000000000000], 0, 0),
+        ext(ARRAY, "|u1", [-1], 0, 0),
+        ext(ARRAY, "|u1", [4], -4, 0),
+        ext(ARRAY, "|u1", [4], 2**64 - 1, 0),
+        ext(ARRAY, "|u1", ["4"], 0, 0),
+        ext(ARRAY, "|O", [1], 0, 0),
+        ext(ARRAY, "O", [1], 0, 0),
+        ext(ARRAY, '[["a", "O"]]', [1], 0, 0),
+        ext(ARRAY, "i4,O", [1], 0, 0),
+        ext(ARRAY, "|V4294967295", [1], 0, 0),
+        ext(ARRAY, "|u1", [4], 0),
+        ext(TENSOR, "float32", [1000000000000], 0),
+        ext(TENSOR, "float32", [-1, -1], 0),
+        ext(TENSOR, "load", [1], 0),
+        ext(TENSOR, "quint4x2", [2], 0),
+        ext(TENSOR, "qint32", [2], 0),
+        ext(TENSOR, "float32", [1], -8),
+        ext(BYTES, 0, 1000000000000),
+        ext(BYTES, -4, 2),
+        image_of("RGB", ext(TUPLE, 100000, 100000), ext(BYTES, 0, 3), None, {}),
+        image_of("nothing", ext(TUPLE, 1, 1), ext(BYTES, 0, 3), None, {}),
+        ext(REGISTERED, ["image"], b""),
+        ext(DICT, pack([[]]), pack([1])),
+        ext(DICT, pack([1, 2]), pack([1])),
+        ext(DICT, [1], [1]),
+        ext(SCALAR, 1),
+        Ext(TUPLE, b""),
+        Ext(STR, b"\xff"),
+        Ext(BYTEARRAY, pack("heron")),
+        Ext(0, b""),
+        Ext(100, b""),
     ],
+    ids=repr,
 )
-def test_a_header_that_lies_is_rejected(header: str) -> None:
+def test_an_extension_that_lies_is_rejected(header: Ext) -> None:
     with pytest.raises(DamagedError):
-        decode(crafted(header), verify=False)
+        decode(crafted(pack(header)))
+
+
+def nested(depth: int) -> bytes:
+    header = b""
+    for _ in range(depth):
+        header = pack(Ext(TUPLE, b"\x91" + header))
+    return header
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"\xc1",
+        b"\x01\x02",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+        b"\xdd\x0f\xff\xff\xff" * 200,
+        b"\x81\x91\x01",
+        b"\x91" * 100_000,
+        nested(2_000),
+    ],
+    ids=range(10),
+)
+def test_a_header_that_is_not_message_pack_is_rejected(header: bytes) -> None:
+    with pytest.raises(DamagedError):
+        decode(crafted(header))
 
 
 def test_an_entry_of_another_format_is_rejected() -> None:
-    for entry in (b"kdp\x03" + ENTRY[4:], b"xyz" + ENTRY[3:], os.urandom(8) + ENTRY[8:]):
-        with pytest.raises(DamagedError, match="not of format 1 or 2"):
+    for entry in (b"kdp\x02" + ENTRY[4:], b"xyz" + ENTRY[3:], os.urandom(8) + ENTRY[8:]):
+        with pytest.raises(DamagedError, match="not of format 3"):
             decode(entry)
 
 
 def test_an_entry_under_another_key_is_damaged() -> None:
     entry = entry_of("heron", key=b"a")
     assert decode(entry, key=b"a") == "heron"
-    assert decode(entry_of("heron"), key=b"a") == "heron", "one without a key is read all the same"
-    for key in (b"b", b""):
+    assert decode(entry, verify=False) == "heron"
+    for other, key in ((entry, b"b"), (entry, b""), (entry_of("heron"), b"a")):
         with pytest.raises(DamagedError, match="belongs to another key"):
-            decode(entry, key=key)
+            decode(other, key=key)
 
 
 REFERENCES = {
-    "bytes": ["bytes", 0, 4096],
-    "strings": ["str", 0, 4096],
-    "arrays": ["array", "|u1", [4096], 0, 0],
-    "tensors": ["tensor", "uint8", [4096], 0],
-    "keys": ["dict", [["bytes", 0, 4096]], [0]],
-    "images": ["of", "image", ["tuple", ["L", ["tuple", [64, 64]], ["bytes", 0, 4096], None, {}]]],
+    "bytes": ext(BYTES, 0, 4096),
+    "bytearrays": Ext(BYTEARRAY, pack(ext(BYTES, 0, 4096))),
+    "arrays": ext(ARRAY, "|u1", [4096], 0, 0),
+    "tensors": ext(TENSOR, "uint8", [4096], 0),
+    "keys": ext(DICT, pack([ext(BYTES, 0, 4096)]), pack([0])),
+    "images": image_of("L", ext(TUPLE, 64, 64), ext(BYTES, 0, 4096), None, {}),
 }
 
 
 def referring(node: Any, count: int) -> bytes:
     """Return an entry of 4096 bytes that a list refers to as often as it is said."""
-    header = json.dumps(["list", [node] * count]).encode()
-    lead = header + bytes(-(20 + len(header)) % 64)
-    frame = struct.pack("<3sBIQI", b"kdp", 1, 0, 20 + len(lead) + 4096, len(header))
-    checksum = zlib.crc32(frame[8:] + lead + bytes(4096))
-    return frame[:4] + checksum.to_bytes(4, "little") + frame[8:] + lead + bytes(4096)
+    return crafted(pack([node] * count), bytes(4096))
 
 
 @pytest.mark.parametrize("bytes_as_views", [False, True])

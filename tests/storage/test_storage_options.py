@@ -36,6 +36,9 @@ SOURCES: dict[str, Open] = {
     "from_ids": lambda root, options: kdp.from_ids(
         ["photos-000", "photos-001"], load=f"{root}/{{id}}.tar", storage_options=options
     ).select("x"),
+    "from_table": lambda root, options: kdp.from_table(
+        f"{root}/shards.csv", path="file", storage_options=options
+    ).select("x"),
 }
 
 
@@ -45,6 +48,7 @@ def root(s3: str, photo_shards: str, photo_folder: Path, monkeypatch: pytest.Mon
     files = fsspec.filesystem("s3")
     files.put(f"{Path(photo_shards).parent}/", f"{s3}/", recursive=True)
     files.put(f"{photo_folder}/", f"{s3}/photos/", recursive=True)
+    files.pipe(f"{s3}/shards.csv", b"file\nphotos-000.tar\nphotos-001.tar\n")
     options = fsspec.config.conf["s3"]
     with monkeypatch.context() as patch:
         patch.setitem(fsspec.config.conf, "s3", {})
@@ -76,8 +80,8 @@ def test_options_are_shown_and_written_nowhere(root: str, name: str) -> None:
         next(iterator)
         shown = [repr(chain), chain._repr_html_(), repr(loader), str(loader.state_dict())]
     shown += [str(fingerprint(chain)), repr(chain.fingerprint()), str(pickle.dumps(chain.fingerprint()))]
-    wrong = SOURCES[name](root, {**OPTIONS, "secret": "heron-and-stork"})
-    with pytest.raises(Exception) as caught, kdp.Loader(wrong.deal(batch_size=16)) as loader:
+    wrong = {**OPTIONS, "secret": "heron-and-stork"}
+    with pytest.raises(Exception) as caught, kdp.Loader(SOURCES[name](root, wrong).deal(batch_size=16)) as loader:
         list(loader)
     shown.append("".join(traceback.format_exception(caught.value)))
     for secret in (OPTIONS["secret"], OPTIONS["key"], "heron-and-stork"):

@@ -28,9 +28,11 @@ pytestmark = QUIET
 
 
 def killed(write_all: Callable[[], object], patches: Callable[[pytest.MonkeyPatch], object]) -> None:
-    """Run something in a process that is killed as `patches` say."""
+    """Run something in a process that is killed as `patches` say, and wait until its workers have ended, too."""
+    receiver, sender = os.pipe()
     child = os.fork()
     if not child:
+        os.close(receiver)
         signal.alarm(20)
         try:
             with pytest.MonkeyPatch.context() as patch:
@@ -38,7 +40,11 @@ def killed(write_all: Callable[[], object], patches: Callable[[pytest.MonkeyPatc
                 write_all()
         finally:  # nothing of the test may run on in the child
             os._exit(1)
+    os.close(sender)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    # A worker notices the death of its parent a little later, and may complete a shard until then.
+    assert not os.read(receiver, 1), "all copies of the other end are closed when the last worker has ended"
+    os.close(receiver)
 
 
 def kill_at(place: Any, name: str, number: int, *, is_parent: bool) -> Callable[[pytest.MonkeyPatch], None]:
