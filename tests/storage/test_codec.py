@@ -420,7 +420,7 @@ def image_of(*plain: Any) -> Ext:
         Ext(0, b""),
         Ext(100, b""),
     ],
-    ids=repr,
+    ids=lambda header: f"{header.code} {header.data!r}",
 )
 def test_an_extension_that_lies_is_rejected(header: Ext) -> None:
     with pytest.raises(DamagedError):
