@@ -135,6 +135,7 @@ FULL = [
     "storage/test_codec.py::test_an_entry_that_reads_its_bytes_twice_is_damaged",
     "storage/test_catalog_file.py",
     "storage/test_object_store.py",
+    "storage/test_object_store_clouds.py",
     "storage/test_s3.py",
     "storage/test_storage_options.py",
     "storage/test_tar_headers.py::test_a_changed_byte_is_an_error_or_reads_as_with_tarfile",
