@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -169,15 +169,15 @@ class ShardStreamerIterDataPipe(IterPipe):
         with closing(ahead) as streams:
             for shard, (url, name) in enumerate(own[first:], first):
                 known: dict[int, int] = {}
-                groups = _up_to_damage(self._groups(url, streams, known), lost)
-                for place, group in enumerate(groups, 1):
-                    fields = [member.field for member, _ in group]
-                    self._seen = self._seen if self._seen.issuperset(fields) else self._seen.union(fields)
-                    self._dotted.see(f"{name}/{group[0][0].key}", fields)
-                    if place > skipped:
-                        index += 1
-                        self.cursor = shard, place, index
-                        yield self._sample(url, name, group, known, index - 1)
+                with closing(_up_to_damage(self._groups(url, streams, known), lost)) as groups:
+                    for place, group in enumerate(groups, 1):
+                        fields = [member.field for member, _ in group]
+                        self._seen = self._seen if self._seen.issuperset(fields) else self._seen.union(fields)
+                        self._dotted.see(f"{name}/{group[0][0].key}", fields)
+                        if place > skipped:
+                            index += 1
+                            self.cursor = shard, place, index
+                            yield self._sample(url, name, group, known, index - 1)
                 if len(lost) > self.num_lost:
                     report_lost_shard(name, index, lost[-1])
                     self.num_lost += 1
@@ -228,7 +228,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         except FileNotFoundError:  # a shard is missing, which iterating reports
             return None
 
-    def _groups(self, url: str, streams: StreamsAhead, known: dict[int, int]) -> Iterator[_Group]:
+    def _groups(self, url: str, streams: StreamsAhead, known: dict[int, int]) -> Generator[_Group, None, None]:
         """Yield the members of each sample of a shard; to verify them, fill `known` with their checksums first."""
         if self._verify is True or (self._verify == "auto" and is_local(url)):
             known.update(self._checksums(url))
@@ -240,15 +240,16 @@ class ShardStreamerIterDataPipe(IterPipe):
                 recorder.begin(stream.version)
             return stream
 
-        for group in read_members(url, open_stream, self._max_member_bytes):
-            other = next((member for member, _ in group if known and member.offset not in known), None)
-            if other is not None:
-                raise DataError(
-                    f"Shard {url!r} does not match its index, which has no member {other.name!r} at offset "
-                    f"{other.offset}. Index it again: `kdpipes index`."
-                )
-            recorder.add(group)
-            yield group
+        with closing(read_members(url, open_stream, self._max_member_bytes)) as groups:
+            for group in groups:
+                other = next((member for member, _ in group if known and member.offset not in known), None)
+                if other is not None:
+                    raise DataError(
+                        f"Shard {url!r} does not match its index, which has no member {other.name!r} at offset "
+                        f"{other.offset}. Index it again: `kdpipes index`."
+                    )
+                recorder.add(group)
+                yield group
         recorder.end()
 
     def _checksums(self, url: str) -> dict[int, int]:
@@ -311,7 +312,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         return urls
 
 
-def _up_to_damage(groups: Iterator[_Group], lost: list[Exception]) -> Iterator[_Group]:
+def _up_to_damage(groups: Iterator[_Group], lost: list[Exception]) -> Generator[_Group, None, None]:
     """Yield the readable groups of a shard. Append the error that ends it early, if any, to `lost`."""
     try:
         yield from groups

@@ -9,7 +9,7 @@ import stat
 import warnings
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import IO, Any, NamedTuple
@@ -69,7 +69,7 @@ class Member(NamedTuple):
 
 def read_members(
     url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream, max_member_bytes: int = MAX_MEMBER_BYTES
-) -> Iterator[list[tuple[Member, bytes]]]:
+) -> Generator[list[tuple[Member, bytes]], None, None]:
     """Yield the members of each of a tar's samples with their contents, front to back.
 
     Tars are unpacked according to their suffix. Remote tars are read ahead, and reading continues where a request has
