@@ -97,33 +97,33 @@ def _rejects_foreign_arguments(construct: Callable[Given, None]) -> Callable[Giv
 class Loader:
     """Runs a chain of pipes: `for batch in loader`, each time the next epoch.
 
-    It has a length, a state and statistics, is a context manager, starts no CUDA context, can be iterated again after
-    an error in the chain, and many of them live side by side. Ctrl-C while a batch is awaited ends the workers: they
-    start again for the next batch, or the next epoch. Each rank gets its part: the ranks are read when an epoch
-    begins, from torch's process group, otherwise from `RANK` and `WORLD_SIZE`. Lambdas, closures and classes of a
-    notebook reach its workers.
+    A loader has a length, a state and statistics, and is a context manager. It does not create a CUDA context, can be
+    iterated again after an error in the chain, and any number of loaders may exist at once. Ctrl-C while the loop waits
+    for a batch ends the workers; they start again for the next batch or epoch. Each rank gets its own part. The rank
+    and the number of ranks are read when an epoch begins, from torch's process group, otherwise from `RANK` and
+    `WORLD_SIZE`. Chains may contain lambdas, closures and classes that are defined in a notebook.
 
     Args:
-        source_datapipe: A chain that ends in a stream, as `deal` and `collate_samples` make it. It is copied: what
-            happens to it later does not reach the loader.
+        source_datapipe: A chain that ends in a stream, such as the output of `deal` or `collate_samples`. The loader
+            copies it, so later changes to it have no effect on the loader.
         num_workers: The number of worker processes; 0 loads in this process. "auto" finds it in the first seconds of
             the first epoch, within the limits of cores and memory, and finds `prefetch`, too, unless that is given.
             The batches are the same; `tuning()` reports what was chosen and why.
-        prefetch: How many batches each worker makes ahead, or "auto"; 2 by default.
-        start_method: How workers start, "fork", "spawn" or "forkserver"; by default, the platform's way.
-        timeout_s: After how long without a batch a worker is replaced; never by default.
+        prefetch: The number of batches that each worker makes in advance, or "auto"; 2 by default.
+        start_method: How worker processes start: "fork", "spawn" or "forkserver"; by default, as usual on the platform.
+        timeout_s: The number of seconds without a batch after which a worker is replaced. No limit by default.
         progress: Whether to show a progress bar.
-        profile: Whether to measure where the time goes; `kdp.profile(loader)` reports it. It takes less than 2 % where
-            a batch takes some milliseconds; without it, nothing asks whether it is to be measured.
-        reading_service: `ProcessReadingService` with more arguments, `ThreadReadingService`, one of torchdata's, or
-            one of your own, in place of the arguments from `num_workers` to `timeout_s`.
+        profile: Whether to measure where the time goes; `kdp.profile(loader)` reports it. Measuring costs less than 2 %
+            if a batch takes a few milliseconds or longer, and nothing if it is off.
+        reading_service: Instead of the arguments from `num_workers` to `timeout_s`: a `ProcessReadingService`, which
+            has more arguments, a `ThreadReadingService`, one of torchdata's reading services, or one of your own.
 
-    Length: the number of batches of an epoch, where the chain knows it.
+    Length: The number of batches in an epoch, if the chain knows it.
 
     Raises:
-        ChainError: The chain ends indexed; or there are several workers or ranks, but nothing in the chain shards, so
-            that each would give everything.
-        WorkerError: While it is iterated: see `ProcessReadingService`.
+        ChainError: The chain does not end in a stream; or there are several workers or ranks, but nothing in the chain
+            shards, so that each of them would deliver all samples.
+        WorkerError: A worker has died or got stuck (during iteration): see `ProcessReadingService`.
 
     Example:
         >>> pipe = kdp.from_dataset([(n, n % 2) for n in range(4)]).select("x y").deal(batch_size=2).collate_samples()
@@ -219,7 +219,7 @@ class Loader:
         _shown_as("live")(self)
 
     def on_batch(self, listener: Callable[[], None] | None) -> None:
-        """Call a function after each batch that was delivered; None stops that."""
+        """Call a function after each delivered batch; None removes the function."""
         if self._own is not None:
             self._own.counters.delivered.listener = listener
 
@@ -250,7 +250,7 @@ class Loader:
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:
-        """Return the batch unchanged; loaders that trainers make from this one call it."""
+        """Return the batch unchanged. Loaders that trainers make from this one call it."""
         return batch
 
     @property
@@ -416,12 +416,12 @@ class Loader:
                 self._service.num_workers, self._service.prefetch = setting
 
     def tuning(self) -> dict[str, Any]:
-        """Return what `num_workers="auto"` or `prefetch="auto"` have found so far: plain data, fit for JSON.
+        """Return what `num_workers="auto"` or `prefetch="auto"` have found so far, as plain data, fit for JSON.
 
         Returns:
-            `num_workers` and `prefetch` that are used now; `is_settled`, whether they stay; `reason`, why; `trials`, a
-            list of the settings that were measured, with `batches_per_s` and `wait_share`, the part of the time that
-            the loop waited for batches.
+            A dictionary: `num_workers` and `prefetch`, the current settings; `is_settled`, whether they are final;
+            `reason`, why they were chosen; and `trials`, a list of the measured settings, each with `batches_per_s` and
+            `wait_share`, the share of the time that the loop waited for batches.
 
         Raises:
             ValueError: The loader has fixed numbers.
@@ -465,11 +465,11 @@ class Loader:
         self._sizes = sizes
 
     def seed(self, seed: int) -> None:
-        """Seed the stock pipes behind `deal`. Order and augmentation come from `deal(seed=...)` alone."""
+        """Seed the stock pipes downstream of `deal`. Order and augmentation depend only on `deal(seed=...)`."""
         self._base_seed = check_seed(seed)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration, from 0; within it, a state that was loaded stays.
+        """Make `epoch` the number of the next iteration, from 0; a state that was loaded for that epoch stays valid.
 
         This also applies to an iterator that has returned nothing yet, because trainers make one before they set the
         epoch. torchdata's services are restarted, unless `epoch` is the next number anyway.
@@ -487,12 +487,12 @@ class Loader:
         self._epoch_set, self._whole_epoch = (epoch, self._num_begun), epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands, after the batch that it gave last: small plain data, fit for JSON.
+        """Return the position after the last delivered batch as small plain data, fit for JSON.
 
-        Prefetched batches do not count. A state fits any number and kind of workers, and any number of ranks at the
-        same global batch. Where the order depends on those (no `deal`, or pipes after it that hold items back), it fits
-        the same numbers only. Under torchdata's services it knows whole epochs only: the epoch that is not complete
-        begins again.
+        Prefetched batches do not count as delivered. A state can be loaded with any number and kind of workers, and any
+        number of ranks with the same global batch size. If the order depends on these numbers (without `deal`, or with
+        pipes after it that hold items back), the state can be loaded with the same numbers only. With torchdata's
+        reading services, a state records whole epochs only, and an incomplete epoch starts again.
         """
         own = self._own
         position = Position(self._whole_epoch) if own is None else self._start
@@ -502,19 +502,19 @@ class Loader:
         return {**self._checkpointer.state_at(position, self._sizes), "seed": self._base_seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Resume the next iteration where `state_dict` was taken, with the very next batch.
+        """Resume the next iteration with the batch after the one at which `state_dict` was taken.
 
         A state that was taken after the last batch starts the next epoch if the number of batches is known. A stream
-        does not know it: its next iteration delivers nothing, and then `epoch` is the next one. The pipes must be the
-        same: their arguments, the code of functions, labels, keys if the source knows them, and lengths are compared,
-        but not the contents of samples.
+        does not know it: its next iteration delivers nothing, and then `epoch` is the next one. The chain must be the
+        same. Arguments, the code of functions, labels, lengths, and keys if the source knows them are compared, but not
+        the contents of samples.
 
         Args:
-            state_dict: What `state_dict` returned.
-            strict: Whether a state of another chain is rejected; otherwise there is a warning.
+            state_dict: The return value of `state_dict`.
+            strict: Whether the state of another chain is an error or only a warning.
 
         Raises:
-            ValueError: The state does not fit (the error names the pipe that differs), or is damaged.
+            ValueError: The state belongs to another chain (the error names the pipe that differs), or is damaged.
         """
         position = self._checkpointer.position_in(state_dict, strict=strict)
         if self._own is None:
@@ -537,9 +537,9 @@ class Loader:
         )
 
     def warm_up(self) -> None:
-        """Start the workers now, and wait until each has made the first batch of the epoch that comes next.
+        """Start the workers now, and wait until each of them has made its first batch of the next epoch.
 
-        An error in the chain comes with the iteration.
+        Errors in the chain are raised later, by the iteration.
         """
         self._begun()
         if self._own is not None:
@@ -549,14 +549,15 @@ class Loader:
         """Return what has been counted since the loader was made.
 
         Returns:
-            `batches` and `samples` delivered (samples where `deal` counts them); `batches_per_s` and `samples_per_s`,
-            between the first request and the last delivery of each epoch; `wait_s`, how long of that no batch was
-            there, and `wait_share`, its part; `queue_depth`, batches received and not given out yet;
-            `worker_deaths`; `skipped_samples` (also those that were replaced), and `skipped_shards` of streams, by
-            `on_error`; `copied_batches`, given
-            out as copies because the user held many; `slow_batches`, that found no shared memory. Where the chain
-            has caches, since these were made, in all processes and by all loaders: `cache_hits`, `cache_misses`,
-            `cache_healed`, and what those in memory or in LMDB hold, `cache_bytes` and `cache_entries`.
+            A dictionary of numbers. `batches` and `samples` were delivered (samples are counted by `deal`);
+            `batches_per_s` and `samples_per_s` are rates between the first request and the last delivery of each epoch;
+            `wait_s` is the time in which the loop waited for a batch, and `wait_share` its share of the whole;
+            `queue_depth` is the number of batches that were received, but not delivered yet; `worker_deaths` counts
+            workers; `skipped_samples` (which include those that were replaced) and `skipped_shards` are what `on_error`
+            left out; `copied_batches` were copied because the user held many others; `slow_batches` found no room in
+            shared memory. If the chain has caches, `cache_hits`, `cache_misses` and `cache_healed` count since they
+            were made, in all processes and loaders; `cache_bytes` and `cache_entries` are the contents of caches in
+            memory or in LMDB.
 
         Raises:
             TypeError: The reading service is not one of kdpipes'.
@@ -585,20 +586,20 @@ class Loader:
         }
 
     def receipt(self) -> dict[str, Any]:
-        """Return which samples of the current epoch were delivered; after an epoch, of that one.
+        """Return a record of the samples that were delivered in the current epoch, or between epochs in the last one.
 
-        A receipt is plain data, fit for JSON: the numbers of the batches, how many samples they had, a digest of these
-        samples in any order, one of their order, and the same of the whole planned epoch. `kdpipes verify` and
-        `kdp.verify_receipts` read the receipts of all ranks, and of the parts of an epoch that was resumed, and return
-        whether together they delivered every sample exactly once.
+        A receipt is plain data, fit for JSON: the numbers of the batches, the number of their samples, a digest of
+        these samples that ignores their order, a digest of their order, and the same for the whole planned epoch.
+        `kdpipes verify` and `kdp.verify_receipts` read the receipts of all ranks, and of all parts of a resumed epoch,
+        and check that together they delivered every sample exactly once.
 
-        Epochs of a stream are not planned. Its samples are identified by their keys, and the receipt holds hashes of
-        up to 65,536 of them, with which samples that came twice are found. If a state from before the last delivered
-        batch is loaded into the same loader, the receipt of a stream begins there: save it with the state.
+        The epochs of a stream are not planned. Its samples are identified by their keys, and the receipt holds the
+        hashes of up to 65,536 keys, which reveal samples that were delivered twice. If you load a state from before the
+        last delivered batch into the same loader, the receipt of a stream begins at that state: save it with the state.
 
         Raises:
             ChainError: The chain has no `deal`, or a pipe downstream of it may hold batches back; or a stock pipe
-                upstream has made something else of the samples of a stream, so that they have no keys.
+                upstream has replaced the samples of a stream, so that they have no keys.
             TypeError: The reading service is not one of kdpipes'.
         """
         own = self._own
@@ -612,10 +613,10 @@ class Loader:
         return receipt_of(self._dealt_part, counters.delivered, skips, self._ranks, pipes=pipes, sizes=sizes)
 
     def measured(self) -> Measured:
-        """Return what `profile=True` has measured since the loader was made, as `kdp.profile(loader)` reads it.
+        """Return the measurements of `profile=True` since the loader was made; `kdp.profile(loader)` reads them.
 
         Raises:
-            ValueError: The loader does not measure.
+            ValueError: The loader was made without `profile=True`.
         """
         own = self._own
         if own is None or not own.is_profiled:
@@ -638,7 +639,7 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """End the workers. The loader cannot be iterated any more; closing it again does nothing."""
+        """End the workers. The loader cannot be iterated afterwards; closing it again has no effect."""
         self._is_closed = True
         self.shutdown()
 

@@ -282,14 +282,15 @@ class InlineReadingService(ReadingService):
 class ThreadReadingService(ReadingService):
     """Workers that are threads: nothing is pickled or copied, and nothing is forked.
 
-    Order and state are those of every other service of kdpipes. Threads share functions and datasets, which must be fit
-    for that; reading, decoding and NumPy run side by side, Python code takes turns. Transforms that take no `rng` take
-    turns as well. A thread that is stuck in a user's code cannot be ended.
+    Batches and states are the same as with processes. All threads use the same functions and datasets, which must be
+    thread-safe. Reading, decoding and NumPy run in parallel; Python code does not, and neither do transforms that draw
+    random numbers without a parameter `rng`. A thread that is stuck in a user's code cannot be ended.
 
     Args:
         num_threads: The number of threads.
-        prefetch: How many batches each of them makes ahead.
-        timeout_s: After how long without a batch `WorkerError` is raised; None is never.
+        prefetch: The number of batches that each thread makes in advance.
+        timeout_s: The number of seconds without a batch after which `WorkerError` is raised; None means that there is
+            no limit.
 
     Example:
         >>> pipe = kdp.from_dataset([(n, 0) for n in range(4)]).select("x").deal(batch_size=2)
@@ -312,27 +313,29 @@ class ThreadReadingService(ReadingService):
 class ProcessReadingService(ReadingService):
     """Workers that are processes, for Linux and macOS.
 
-    Batches come through shared memory that is used again: the tensors that the loader gives are views of it, and give
-    it back when they are dropped; who keeps many gets copies. A worker that dies is replaced at the batch that it was
-    dealt, so that what is delivered does not change. Errors come with their own type and the worker's traceback.
-    Nothing is left in /dev/shm.
+    Batches travel through shared memory, which is reused. The tensors that the loader returns are views of it, and
+    release it when they are deleted. If you keep many batches, the others are copied. A worker that dies is replaced at
+    the batch that it was making, so that the delivered batches do not change. Errors keep their type, and carry the
+    traceback of the worker. Nothing is left in /dev/shm.
 
     Args:
         num_workers: The number of worker processes.
-        prefetch: How many batches each of them makes ahead; of small ones, up to 32 times as many, while they take less
-            than 64 KiB together.
-        max_bytes: How many bytes of batches all workers together make ahead; at least one each.
-        start_method: How processes start: "fork", "spawn" or "forkserver"; None is the platform's way.
-        on_worker_death: "restart" puts another worker in the place of one that dies, until `num_deaths` of them have
-            died at the same sample; "raise" raises `WorkerError` at once.
-        num_deaths: How many workers may die at the same sample, before that is an error, or left to `on_error`.
-        max_worker_deaths: How many workers may die without a batch in between, for any reason, before that is an
-            error. At least `num_deaths`.
-        timeout_s: After how long without a batch a worker is taken for stuck, and ended; None is never.
-        threads_per_worker: How many threads torch's operations use in a worker.
+        prefetch: The number of batches that each worker makes in advance; if they are small, up to 32 times as many, as
+            long as they take less than 64 KiB together.
+        max_bytes: The maximum size in bytes of all batches that the workers together make in advance. Each worker may
+            always make one.
+        start_method: How processes start: "fork", "spawn" or "forkserver"; by default, as usual on the platform.
+        on_worker_death: "restart" replaces a worker that dies, until `num_deaths` workers have died at the same sample;
+            "raise" raises `WorkerError` at once.
+        num_deaths: The number of deaths at the same sample that is an error, unless `on_error` leaves the sample out.
+        max_worker_deaths: The number of deaths without a batch in between, for any reason, that is an error. At least
+            `num_deaths`.
+        timeout_s: The number of seconds without a batch after which a worker counts as stuck and is ended; None means
+            that there is no limit.
+        threads_per_worker: The number of threads that torch's operations use in each worker.
 
     Raises:
-        WorkerError: Workers have died; it names the process, the signal, the sample and the operation.
+        WorkerError: Workers have died. The error names the process, the signal, the sample and the operation.
 
     Example:
         >>> service = kdp.ProcessReadingService(2, timeout_s=300)
