@@ -16,13 +16,13 @@ __all__ = ["rebuild_batch"]
 def rebuild_batch(
     source_datapipe: Any, state: Mapping[str, Any], batch_number: int | None = None, *, epoch: int | None = None
 ) -> Any:
-    """Return the very batch that a loader gave, augmentation included.
+    """Return exactly the same batch that a loader has delivered, including augmentations.
 
     Args:
-        source_datapipe: The chain that the loader was made of.
-        state: What its `state_dict()` returned, at any time.
-        batch_number: Which batch of the epoch, from 0; by default the next one after the state.
-        epoch: Which epoch, from 0; by default that of the state.
+        source_datapipe: The chain of the loader.
+        state: The return value of the loader's `state_dict()`, taken at any time.
+        batch_number: The number of the batch in the epoch, from 0; by default, the one after the state.
+        epoch: The epoch number, from 0; by default, that of the state.
 
     Raises:
         IndexError: The epoch has no such batch.

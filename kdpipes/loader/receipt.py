@@ -319,14 +319,14 @@ class Verdict(NamedTuple):
 def verify_receipts(receipts: Iterable[Mapping[str, Any]]) -> Verdict:
     """Return whether receipts together show that every planned sample was delivered exactly once.
 
-    For a stream, they show that every batch was delivered once, that no sample came twice, and, where the number of
-    samples is known, from `deal(num_batches=...)` or the indexes of local shards, that there were as many.
+    For a stream, they show that every batch was delivered once and that no sample was delivered twice. If the number of
+    samples is known, from `deal(num_batches=...)` or the indexes of local shards, they also show that none is missing.
 
-    Each epoch is verified on its own. The receipts of an epoch may be those of several ranks, and of the parts of an
-    epoch that was resumed, also with another number of ranks at the same global batch.
+    Each epoch is verified separately. Its receipts may come from several ranks, and from several parts of a resumed
+    epoch, also with different numbers of ranks for the same global batch size.
 
     Args:
-        receipts: What `Loader.receipt` returned, in any order.
+        receipts: The return values of `Loader.receipt`, in any order.
 
     Raises:
         ValueError: There are no receipts, or one is not a receipt.

@@ -97,20 +97,20 @@ def copy_to_local(
     num_workers: int = 8,
     storage_options: Mapping[str, Any] | None = None,
 ) -> CopyResult:
-    """Copy a data set from slow storage to a local folder, unless it is there.
+    """Copy a data set from slow storage to a local folder, unless it is already there.
 
-    KappaData's rules: a folder that is missing (or empty) is copied; one that was copied is used, whatever has become
-    of the source; one that a user put there is used as it is; of a copy that was broken off, what is missing is copied,
-    or all of it if the source has changed. Two small files, `autocopy_start.txt` and `autocopy_end.txt`, tell these
-    apart. `train.zip` may stand for the folder `train`, and so may zips for the folders in it: a folder whose files are
-    all zips is a folder of folders. Files appear whole, verified by their size, or by the zip's checksums.
-    Processes that call this at once share one copy.
+    The rules are KappaData's. A folder that is missing or empty is copied. A complete copy is used, even if the source
+    has changed, and so is a folder that was not copied by this function. An interrupted copy is completed, or started
+    again if the source has changed. Two small files, `autocopy_start.txt` and `autocopy_end.txt`, distinguish these
+    cases. `train.zip` may stand in for the folder `train`, and zips may stand in for its folders: a folder whose files
+    are all zips is a folder of folders. Files appear when they are complete, and are verified by their size, or by the
+    checksums of the zip. Processes that call this at the same time share one copy.
 
     Args:
         global_root: A folder or zip, by path or any fsspec URL.
         local_root: The folder for it.
-        relative_path: Copy only this folder of both; "train.zip" is the folder "train".
-        num_workers: How many files are read, or unpacked, at a time.
+        relative_path: The only folder below both roots to copy; "train.zip" stands for the folder "train".
+        num_workers: The number of files that are read or unpacked at the same time.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for
             `global_root`. No error contains them.
 
@@ -118,7 +118,7 @@ def copy_to_local(
         FileNotFoundError: There is neither such a folder nor such a zip.
         DataError: The source cannot be read; or a zip has a member that would lie outside of the folder, is a link,
             is encrypted or damaged.
-        OSError: The folder cannot be written, or there is too little room: says how much is needed.
+        OSError: The folder cannot be written, or has too little space; the error states how much is needed.
 
     Example:
         >>> copy_to_local("data/birds", "local", relative_path="train").num_files > 0

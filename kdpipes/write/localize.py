@@ -22,15 +22,16 @@ __all__ = ["FileLocalizer"]
 
 
 class FileLocalizer(Fingerprinted):
-    """Returns local paths for paths or URLs of files, which are copied when they are first asked for.
+    """Returns the local path for the path or URL of a file, which is copied at its first use.
 
-    What `.localize_files()` calls with each; also for a field of its own, so that labels cost no copy:
-    `.to_samples(label=..., fields={"x": kdp.FileLocalizer("local")})`. A file appears whole, verified by its size;
-    an existing one is used, even if the source has changed. Processes and threads share one copy.
+    `.localize_files()` calls it for each item. As the function of a field, it copies nothing if only labels are read:
+    `.to_samples(label=..., fields={"x": kdp.FileLocalizer("local")})`. A file appears when it is complete, and is
+    verified by its size. An existing file is used, even if the source has changed. Processes and threads share one
+    copy.
 
     Args:
         local_root: The folder for the files.
-        global_root: The folder that they are in; paths below it are kept. None keeps the whole path.
+        global_root: The folder of the sources, below which paths are kept. By default, the whole path is kept.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for the files.
             Workers get them; no `repr`, state, fingerprint or error contains them.
 
@@ -129,20 +130,20 @@ def localize_files(
     global_root: str | os.PathLike[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Copies files that pass as paths or URLs to a local folder, once (functional name: ``localize_files``).
+    """Copies files, given as paths or URLs, to a local folder once (functional name: ``localize_files``).
 
-    Gives the local paths. A file is copied when it is first asked for, by the worker that needs it, under its path
-    below `global_root`; it appears whole, verified by its size, and is used from then on, even if something happens to
-    the source. Processes and threads share one copy. `kdp.copy_to_local` copies everything beforehand.
+    The pipe yields local paths. The worker that needs a file first copies it, under its path below `global_root`. The
+    file appears when it is complete, is verified by its size, and is used from then on, even if the source changes.
+    Processes and threads share one copy. `kdp.copy_to_local` copies everything in advance.
 
     Args:
         source_datapipe: Any indexed pipe or stream of paths, like `FSSpecFileLister("s3://birds")`.
         local_root: The folder for the files.
-        global_root: The folder that all paths lie in; by default the whole path is kept, without the protocol.
+        global_root: The folder that contains all paths. By default, the whole path is kept, without the protocol.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for the files.
             Workers get them; no `repr`, state, fingerprint or error contains them.
 
-    Length: the source's, if it has one.
+    Length: The length of the source, if it has one.
 
     Raises:
         FileNotFoundError: There is no such file.

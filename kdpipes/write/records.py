@@ -97,34 +97,34 @@ def write_records(
 ) -> RecordsResult:
     """Write samples into LMDB record files, which `kdp.open_records` reads.
 
-    Each part is one LMDB file with an index of its own, and is there whole or not at all. If the process is killed,
-    the same call goes on with the parts that are missing; in the end every file has the same bytes, whatever the
-    number of workers. Fields are kept as the chain gives them, as plain data with checksums, no pickle: bytes of image
-    files stay bytes, images of `decode_images` stay encoded, arrays and decoded images are kept raw: larger, but not
-    to be decoded again. Random operations are drawn as for `chain[index]`. What `record_ctx` records is not kept.
+    Each part is one LMDB file with its own index, and appears when it is complete. If the process is killed, the same
+    call continues with the missing parts. In the end, every file has the same bytes for any number of workers. Fields
+    are stored as the chain yields them, as plain data with checksums and without pickles. The bytes of image files and
+    the images of `decode_images` stay encoded; arrays and decoded images are stored raw, which takes more space, but no
+    decoding. Random operations draw the same numbers as for `chain[index]`. What `record_ctx` records is not stored.
     `on_error("skip")` and `"quarantine"` leave samples out.
 
-    Whether records are those of the same input is decided by the chain's arguments, keys and labels, and the code of
-    functions; contents that were changed in their place are not noticed: delete the folder.
+    The arguments, keys and labels of the chain and the code of its functions decide whether existing records belong to
+    the same input. Contents that were changed in place go unnoticed: delete the folder in that case.
 
     Args:
         source: An indexed chain of samples; or a data list: a `.txt` or `.csv` file with one item per line, or a
             sequence of items.
-        folder: A local folder; it is made if it does not exist.
-        num_parts: How many files. Of data larger than memory, some should fit into it.
-        shuffle: Whether samples are shuffled over the parts; if not, they keep their order.
-        seed: Of that.
-        encode: Called with each sample, or item, returns a dictionary of its fields; an entry "key" becomes its key.
-            An item is a line of a `.txt` file, the list of cells of one of a `.csv` file, or what the sequence holds.
-            Global generators are seeded for each. By default a line is a path and a number: fields `x`, the file's
-            bytes, and `y`.
+        folder: A local folder, which is created if it does not exist.
+        num_parts: The number of files. If the data is larger than memory, a few parts should fit into memory.
+        shuffle: Whether to shuffle samples over the parts; otherwise, they keep their order.
+        seed: The seed of the shuffle.
+        encode: A function that takes each sample, or each item of a data list, and returns a dictionary of its fields;
+            an entry "key" becomes its key. An item is a line of a `.txt` file, the list of cells of a row of a `.csv`
+            file, or an element of the sequence. Global generators are seeded for each call. By default, a line holds a
+            path and a number, which become the fields `x`, the bytes of the file, and `y`.
         class_names: The names of the classes 0, 1, ...; by default those of the chain.
-        num_workers: How many processes write; with 0, this one.
+        num_workers: The number of processes that write; 0 writes in this process.
         executor: Writes the parts instead: any executor whose workers see `folder` under the same path.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for the files
             of a data list. Workers get them; no `repr`, state, fingerprint or error contains them.
 
-    Memory: 16 MiB in each process, 28 bytes a sample and field of its part, and what the chain takes.
+    Memory: In each process, 16 MiB, 28 bytes for each sample and field of a part, and the memory of the chain.
 
     Raises:
         DataError: The folder holds something else, or the records of another input; or a sample cannot be read.

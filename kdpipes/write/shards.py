@@ -109,16 +109,16 @@ def write_shards(
 ) -> ShardsResult:
     """Write the samples of a chain as plain webdataset tars, each with its index, and return what was done.
 
-    Samples come in the chain's order (`.permute(seed)` mixes them for good). `wds.WebDataset` and `kdp.open_shards`
-    read the tars; the index beside each (`NAME.tar.index`) is the one that `kdpipes index` makes, checksums included.
-    The bytes depend on the chain and the arguments alone: not on workers, machines, dates or users.
+    Samples are written in the order of the chain; `.permute(seed)` shuffles them once and for all. `wds.WebDataset` and
+    `kdp.open_shards` read the tars. The index beside each (`NAME.tar.index`) is the one that `kdpipes index` makes,
+    including checksums. The bytes depend only on the chain and the arguments, not on workers, machines, dates or users.
 
-    A shard appears whole, and then its index. A run that was broken off, even killed, is called again in the same way
-    and goes on: shards that are there with their indexes are not written again. `train-shards.json`, beside
-    `train-000000.tar`, says which job they are of, and names the classes; another chain, or other arguments, are
-    rejected there. Files of the source that were changed in their place are not noticed: delete the shards. A second
-    run at the same time is an error on local disks. On remote storage it is one for another job; two runs of the same
-    job do the work twice, and write the same bytes.
+    A shard appears when it is complete, followed by its index. If a run was interrupted or killed, make the same call
+    again: shards that exist with their indexes are not written again. The file `train-shards.json`, beside
+    `train-000000.tar`, identifies the job and names the classes. A different chain, or different arguments, are an
+    error there. Source files that were changed in place go unnoticed: delete the shards in that case. On local disks, a
+    second run at the same time is an error. On remote storage, it is an error for a different job; two runs of the same
+    job do the work twice and write the same bytes.
 
     The type of a value decides its format: bytes and encoded images are written unchanged; integers become `.cls`,
     strings `.txt`, dictionaries, lists and other numbers `.json`, arrays and tensors `.npy`. `kdp.open_shards` and
@@ -126,44 +126,47 @@ def write_shards(
     `encode=`. A field whose name is the extension keeps it (`jpg`, `cls`); `x` and `y` are replaced by the extension,
     `.jpg` and `.cls`; it is added to other names, `mask.png`, `caption.txt`. A field that is None has no member.
 
-    Keys are the samples', as webdataset can hold them: a file's extension is left out (`heron/0001.jpg` gives
-    `heron/0001`), other dots in the file name become underscores, slashes stay. No two samples may have the same.
+    Keys are those of the samples, in the form that webdataset can hold: the extension of a file is left out
+    (`heron/0001.jpg` becomes `heron/0001`), other dots in the file name become underscores, and slashes stay. No two
+    samples may have the same key.
 
-    With `max_samples` alone, the split of an indexed chain is known at once. With `max_bytes`, shards are filled up in
-    order: one process writes them as samples come; workers make the samples twice, first to find out their sizes.
+    With only `max_samples`, it is known in advance which samples of an indexed chain each shard holds. With
+    `max_bytes`, shards are filled in order. A single process writes them as samples arrive; several workers make each
+    sample twice, the first time to find its size.
 
     Args:
-        pipe: A chain of samples: not behind `select` or `deal`. A stream is written by this process, front to back,
-            as its epoch 0 gives it, wherever it stands.
-        urls: A path or fsspec URL with the number's place, `"s3://bucket/train-%06d.tar"`. Folders on this machine are
-            made.
-        max_samples: How many samples a shard has; the last one may have fewer. This or `max_bytes` must be given.
-        max_bytes: How large a tar may be. A sample that is larger is alone in its shard.
+        pipe: A chain of samples, without `select` or `deal`. A stream is written by this process, front to back, as in
+            its epoch 0.
+        urls: A path or fsspec URL with a place for the number of the shard, `"s3://bucket/train-%06d.tar"`. Missing
+            local folders are created.
+        max_samples: The number of samples in a shard; the last shard may have fewer. Pass this or `max_bytes`.
+        max_bytes: The maximum size of a tar. A larger sample gets a shard of its own.
         fields: The names of the fields to write, in one string; by default all.
-        encode: By field, what it is written as: "png", "jpg" (at quality 95), "webp" (lossless), "npy", "pth", "json",
-            "txt", ...; or a function that returns bytes. What is encoded that way already stays as it is.
-        extensions: By field, its extension, where the rules above do not fit.
-        key: Called with a sample, returns its key: taken as it is, or rejected.
-        num_workers: How many processes write shards; 0 writes in this one. With an executor, how many jobs it does at a
-            time, where it does not say so itself.
+        encode: The format of fields by name: "png", "jpg" (at quality 95), "webp" (lossless), "npy", "pth", "json",
+            "txt", ...; or a function that returns bytes. Values that have the format already are written unchanged.
+        extensions: The extensions of fields by name, if the rules above do not fit.
+        key: A function that takes a sample and returns its key, which is not changed. An invalid key is an error.
+        num_workers: The number of processes that write shards; 0 writes in this process. With an executor that does not
+            report its size, the number of jobs that it gets at a time.
         executor: Writes the shards instead: a process pool, Dask's `client.get_executor()`, mpi4py's
-            `MPIPoolExecutor`, or any other of `concurrent.futures`. It must reach the chain's files and `urls`.
+            `MPIPoolExecutor`, or any other `concurrent.futures` executor. Its workers must be able to read the files of
+            the chain and write to `urls`.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for `urls`.
             Workers get them; no `repr`, state, fingerprint or error contains them.
 
-    `.on_error("skip")` and `"quarantine"` hold here as well: samples that cannot be made are left out, logged and
-    counted. With `max_samples`, their shard is the smaller for it.
+    `.on_error("skip")` and `"quarantine"` apply here as well: samples that cannot be made are left out, logged and
+    counted. With `max_samples`, their shards have fewer samples.
 
-    Memory: a sample for each worker, and 12 bytes a sample here. Remote shards take their size in the system's
-        folder for temporary files, one for each worker.
+    Memory: One sample in each worker, and 12 bytes for each sample in this process. Remote shards are first written to
+        the system's folder for temporary files, one for each worker.
 
     Raises:
-        FileExistsError: The shards that are there are of another job, or of none that is known; or another job has
-            begun to write there.
+        FileExistsError: The existing shards belong to another job, or to an unknown one; or another job has begun to
+            write there.
         RuntimeError: Another call is writing these shards at the same time.
         ChainError: A field has no encoding; or the chain gives no samples.
-        DataError: Two samples have the same key, or one cannot stand in a tar; or a sample cannot be read.
-        OSError: A shard cannot be written; a full disk says how much is free.
+        DataError: Two samples have the same key, or a key is not valid in a tar; or a sample cannot be read.
+        OSError: A shard cannot be written; if the disk is full, the error states how much is free.
 
     Example:
         >>> result = kdp.write_shards(kdp.image_folder("data/birds/train"), "shards/birds-%06d.tar", max_samples=4)

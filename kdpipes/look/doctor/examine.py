@@ -110,16 +110,16 @@ def doctor(
 ) -> Report:
     """Return what is wrong with a chain, its bottleneck, and the one change that would help most.
 
-    It looks at the chain, makes its first batch twice, and, unless an error was found, runs it for some seconds.
-    Without `step`, nothing is done with the batches, so the consumer is never the bottleneck. Samples that `on_error`
-    skips are not put into quarantine.
+    The doctor inspects the chain, makes its first batch twice, and, unless it has found an error, runs the chain for a
+    few seconds. Without `step`, the consumer is never the bottleneck, because nothing is done with the batches. Samples
+    that `on_error` skips are not put into quarantine.
 
     Args:
-        source_datapipe: The chain; an indexed one is taken in batches of 16.
-        num_workers: How many workers it is to run with: processes, or threads on Windows.
-        seconds: How long to measure.
-        step: Called with each batch, as a training step would be.
-        measure: Whether to run the chain; otherwise it is looked at, and two batches are made.
+        source_datapipe: The chain. An indexed chain without `deal` runs in batches of 16.
+        num_workers: The number of workers: processes, or threads on Windows.
+        seconds: How long to measure, in seconds.
+        step: A function that is called with each batch, like a training step.
+        measure: Whether to run the chain; otherwise, it is inspected, and its first batch is made twice.
 
     Example:
         >>> pipe = kdp.from_dataset([(n, 0) for n in range(8)]).select("x").deal(batch_size=4)
