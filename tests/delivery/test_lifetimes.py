@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,22 @@ def test_a_dead_worker_is_replaced_though_its_child_lives_on(tmp_path: Path) -> 
         os.close(os.open(tmp_path / "fifo", os.O_WRONLY))
         thread.join()
     assert came == delivered == list(range(20))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dropped_loader_ends_without_a_garbage_collection(num_workers: int) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        loader = kdp.Loader(kdp.from_dataset(range(8), "x").select("x").deal(batch_size=2), num_workers=num_workers)
+        assert len(list(loader)) == len(loader)
+        loader.state_dict(), loader.receipt()
+        dropped = weakref.ref(loader)
+        del loader
+        assert dropped() is None
+        assert not multiprocessing.active_children()
+    finally:
+        gc.enable()
 
 
 def test_kept_batches_survive_their_loader_and_its_workers() -> None:
