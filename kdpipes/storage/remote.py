@@ -446,6 +446,10 @@ class RemoteStream:
         self._request()
         return self
 
+    def num_unused(self, most: int) -> int:
+        """Return how many of `most` chunks a file that has been requested as a whole leaves to the next one."""
+        return max(most - len(self._coming), 0) if self._wanted == self._source.size else 0
+
     def close(self) -> None:
         """End the threads; nothing can be read after that."""
         self._cancel()
@@ -502,7 +506,8 @@ class RemoteStream:
         while len(self._coming) < self._num_ahead and (end is None or self._wanted < end):
             start = self._wanted
             stop = start + min(max(start, _FIRST_CHUNK), _LARGEST_CHUNK)
-            self._wanted = stop if end is None else min(stop, end)
+            # A second request for a short rest would take longer than the rest.
+            self._wanted = stop if end is None else end if end - stop < _FIRST_CHUNK else stop
             self._coming.append(self._threads.submit(partial(self._source.chunk, start, self._wanted)))
 
     def _renew(self, *, has_ranges: bool) -> None:
@@ -519,48 +524,73 @@ class RemoteStream:
 
 
 class StreamsAhead:
-    """Remote files that are read one after the other: while one is read, the next one is started."""
+    """Remote files that are read one after the other: while one is read, the next ones are started.
+
+    The one that comes next is started when a file is opened, and the one after it if the former is so small that it
+    leaves requests unused.
+    """
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._next = dict(pairwise(url for url in urls if not is_local(url)))
         self._threads: Threads | None = None
         self._access = current_access()
-        self._begun: tuple[str, int, Future[RemoteStream]] | None = None
+        self._begun: dict[str, Future[RemoteStream | None]] = {}  # None where there was no room to start the file
+        self._process = os.getpid()
 
     def begin(self, url: str) -> None:
         """Start the first of the files, which is opened later."""
         if not is_local(url):
             with using(self._access):
-                self._threads = Threads(1, "kdpipes-stream")
-                begun = self._threads.submit(lambda: RemoteStream(url, _NUM_BEGUN).read_ahead())
-                self._begun = url, os.getpid(), begun
+                self._start(url)
 
     def open(self, url: str) -> RemoteStream:
         """Return the stream of one of the files, and start the next one."""
         with using(self._access):
-            (known, process, begun), self._begun = self._begun or ("", 0, Future()), None
-            is_begun = known == url and process == os.getpid()  # the parent's threads do not run in a forked process
-            stream = begun.result().read_ahead(_NUM_AHEAD) if is_begun else RemoteStream(url)
+            if self._process != os.getpid():  # the parent's threads do not run in a forked process
+                self._begun, self._threads, self._process = {}, None, os.getpid()
+            begun = self._begun.pop(url, None)
+            stream = None if begun is None else begun.result()
+            stream = RemoteStream(url) if stream is None else stream.read_ahead(_NUM_AHEAD)
             if (following := self._next.get(url)) is not None:
-                self._threads = self._threads or Threads(1, "kdpipes-stream")
-                begun = self._threads.submit(lambda: RemoteStream(following, _NUM_BEGUN).read_ahead())
-                self._begun = following, os.getpid(), begun
-                stream.at_end = partial(_use_free_places, begun, os.getpid())
+                stream.at_end = partial(_use_free_places, self._start(following), os.getpid())
             return stream
 
     def close(self) -> None:
-        """Close the stream that was started and will not be read."""
-        begun, self._begun = self._begun, None
-        if begun is not None and begun[1] == os.getpid():
-            begun[2].add_done_callback(_close_begun)
+        """Close the streams that were started and will not be read."""
+        begun, self._begun = self._begun, {}
+        for each in begun.values() if self._process == os.getpid() else ():
+            each.add_done_callback(_close_begun)
+
+    def _start(self, url: str) -> Future[RemoteStream | None]:
+        """Start a file, if that has not been done, and the one after it if there is room."""
+        self._threads = self._threads or Threads(1, "kdpipes-stream")
+        before = self._begun.get(url)
+        begun = self._begun[url] = self._threads.submit(partial(_begin, url, before))
+        if (following := self._next.get(url)) is not None and following not in self._begun:
+            self._begun[following] = self._threads.submit(partial(_begin_after, begun, following))
+        return begun
 
 
-def _use_free_places(begun: Future[RemoteStream], process: int, num_under_way: int) -> None:
+def _begin(url: str, before: Future[RemoteStream | None] | None) -> RemoteStream | None:
+    """Return the stream of a file that was started before, or start it."""
+    known = None if before is None else before.result()
+    return (RemoteStream(url, _NUM_BEGUN) if known is None else known).read_ahead(_NUM_BEGUN)
+
+
+def _begin_after(former: Future[RemoteStream | None], url: str) -> RemoteStream | None:
+    """Start a file if the one before it has been requested as a whole, with fewer requests than may be under way."""
+    stream = former.result() if former.exception() is None else None
+    room = 0 if stream is None else stream.num_unused(_NUM_BEGUN)
+    return RemoteStream(url, room).read_ahead() if room else None
+
+
+def _use_free_places(begun: Future[RemoteStream | None], process: int, num_under_way: int) -> None:
     """Let the next file use the request slots that the current one has left."""
-    if process == os.getpid() and begun.done() and not begun.cancelled() and begun.exception() is None:
-        begun.result().read_ahead(_NUM_AHEAD - num_under_way)
+    is_sound = process == os.getpid() and begun.done() and not begun.cancelled() and begun.exception() is None
+    if is_sound and (stream := begun.result()) is not None:
+        stream.read_ahead(_NUM_AHEAD - num_under_way)
 
 
-def _close_begun(begun: Future[RemoteStream]) -> None:
-    if not begun.cancelled() and begun.exception() is None:
-        begun.result().close()
+def _close_begun(begun: Future[RemoteStream | None]) -> None:
+    if not begun.cancelled() and begun.exception() is None and (stream := begun.result()) is not None:
+        stream.close()

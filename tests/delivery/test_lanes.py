@@ -20,6 +20,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import kdpipes as kdp
 from kdpipes.storage.tar import read_members
 from kdpipes.testing import kill_one_worker
+from tests.http_server import serving
 from tests.resuming import of_rank, travelled, without_seed
 from tests.torchdata_parts import DataLoader2, MultiProcessingReadingService
 
@@ -320,6 +321,30 @@ def test_a_replaced_worker_opens_only_its_open_shards(tmp_path: Path, monkeypatc
     again = opened.total() - len(urls)
     assert max(opened.values()) == 2
     assert again <= 2 * 2  # each of the worker's two lanes: the open shard, and the next one if it was made in advance
+
+
+def test_a_replaced_worker_requests_only_what_it_was_reading(tmp_path: Path) -> None:
+    paths = [Path(url) for url in write(tmp_path / "long", [40] * 24)]  # six shards in each of four lanes
+    asked = []
+    for is_killed in (False, True):
+        with serving() as server:
+            server.files = {f"/{path.name}": path.read_bytes() for path in paths}
+            pipe = drawn(kdp.stream_shards([f"{server.url}/{path.name}" for path in paths]), batch_size=2, lanes=4)
+            service = kdp.ProcessReadingService(2, prefetch=1, start_method="fork")
+            with kdp.Loader(pipe, reading_service=service) as loader:
+                for number, _ in enumerate(loader):
+                    if is_killed and number == 17:
+                        assert kill_one_worker()
+                assert loader.stats()["worker_deaths"] == int(is_killed)
+            asked.append(Counter(server.asked))
+    whole, disturbed = asked
+    assert len(whole) == len(paths)
+    assert set(whole.values()) == {2}  # its size and version, and its bytes
+    again = {int(Path(shard).stem): number for shard, number in (disturbed - whole).items()}
+    assert max(again.values()) <= 2
+    assert len({shard % 2 for shard in again}) == 1  # lanes 0 and 2 are one worker's, 1 and 3 the other's
+    # Of each of its two lanes: the open shard, and those that were begun in advance.
+    assert len(again) <= 2 * 3
 
 
 ENDLESS: dict[str, Any] = {
