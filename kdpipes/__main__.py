@@ -1,4 +1,4 @@
-"""`python -m kdpipes`."""
+"""Run the command line: `python -m kdpipes`."""
 
 import sys
 

@@ -1,3 +1,3 @@
-"""The version, for what must not wait for the whole package."""
+"""The version of kdpipes, importable without the rest of the package."""
 
 __version__ = "0.1.0"

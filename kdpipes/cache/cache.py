@@ -361,7 +361,7 @@ class _CachePipe(SampleMapper):
             progress: Whether to show a progress bar.
 
         Raises:
-            DataError: The cache cannot keep all of it.
+            DataError: The cache is too small for all samples, or its store rejects new entries.
         """
         from kdpipes.cache.warm_up import warm_up
 
@@ -466,32 +466,37 @@ class CacherInMemory(Cacher):
 
     torchdata's `in_memory_cache` keeps whole samples, separately in each worker, and fixes their order. This cache is
     one step in the work of a chain, and changes neither order nor randomness. Fields are cached one by one, when they
-    are read, under the key of the sample; put it upstream of random operations. Upstream of `.decode_images()` it keeps
-    encoded images (small). Downstream it decodes whole images and keeps their pixels (fast; crops may differ by a grey
-    level or two from crops that are decoded alone). Labels and other values that a source knows anyway are not cached.
+    are read, under the key of the sample; put it upstream of random operations. Upstream of `.decode_images()`, it
+    stores encoded images, which are small. Downstream, it stores the pixels of whole images, which are faster to read;
+    crops may then differ by one or two gray levels from crops that are decoded on their own. Labels and other values
+    that a source knows anyway are not cached.
 
     An entry is identified by the source (its arguments; path, size and modification time of local files; the ETag of
     remote files, from listings and shards), the sample's key, the field, and the work pipes upstream: their arguments,
-    decoders, the code, defaults and closures of functions, and the globals that these read. Plan pipes do not count.
-    Files that a function opens do not count either: change `version` if they change. A damaged entry is loaded again.
+    decoders, the code, defaults and closures of functions, and the globals that these read. Plan pipes are not part of
+    it, and neither are files that a function opens: change `version` if they change. A damaged entry is loaded from the
+    source again and replaced.
 
     A stream keeps its order. If only work pipes stand between `kdp.stream_shards` and the cache, a stream that was read
-    to its end once is repeated without opening a shard. Of other streams the values are cached, but the source is read.
+    to its end once is repeated without opening a shard. For other streams, the values are cached, but the source is
+    still read in every epoch.
 
     Args:
-        name: A name by which chains and processes of this user share the cache, for example all ranks of a host, while
-            any of them uses it. Without a name, the cache is deleted with this chain.
-        max_bytes: The maximum size; by default half of the free shared memory. Nothing is ever evicted: a full cache
-            keeps what it has, and the rest is loaded each time, with one warning.
+        name: The name of a cache that all chains and processes of the same user on this host share, for example all
+            ranks. It is deleted when no process uses it any more (see `keep`). Without a name, the cache is deleted
+            together with this chain.
+        max_bytes: The maximum size; by default half of the free shared memory. Entries are never evicted. When the
+            cache is full, a warning is issued once, and values that are not in it are loaded from the source every
+            time.
         keep: Whether a named cache stays until `kdpipes cache clear` when no process uses it any more.
         verify: When checksums are compared: "once" per process and entry, "always" or "never".
         version: A string or an integer that distinguishes these entries from others.
         freeze_randomness: Whether to cache the results of random operations upstream, the same for all epochs.
         allow_pickle: Whether to pickle values other than numbers, strings, bytes, arrays, tensors, images, and lists
             and dictionaries of these.
-        bytes_as_views: Whether bytes are returned as read-only memoryviews of the cache, as arrays are, instead of
-            copies, which take a third of the time of a hit of 100 KB. For functions that accept both, and for values
-            that do not leave the worker.
+        bytes_as_views: Whether bytes are returned as read-only memoryviews of the cache instead of copies. Copying
+            takes a third of the time of a hit of 100 KB. Use it only if the functions downstream accept memoryviews,
+            and the values are not sent to another process.
 
     Memory: the entries, once per host, in `/dev/shm`. On Linux a small helper process removes them however the process
         ends.
@@ -549,8 +554,9 @@ class CacherOnDisk(Cacher):
         layout: "lmdb", one file, for local folders (no network file system); "files", one per entry, in any storage.
             By default that of an existing cache, else "lmdb" for paths and "files" for URLs.
         max_bytes: The maximum size of an LMDB file; by default half of the free space on the disk.
-        is_durable: Whether LMDB waits for the disk after each group of entries: if the machine goes down, only the last
-            group is loaded again. If False, a cache that was being written then must be deleted.
+        is_durable: Whether LMDB flushes each group of entries to the disk, so that at most the last group is lost if
+            the machine crashes. If False, a cache that was being written during a crash may be corrupt and must be
+            deleted.
         max_files_per_folder: For the layout "files": the maximum number of files in one folder, at least 32.
         num_entries: For the layout "files": the expected maximum number of entries.
         compression: For the layout "files": None, "zlib" (quick), "gzip", "bz2", "lzma"; or one that needs a package:
@@ -573,7 +579,7 @@ class CacherOnDisk(Cacher):
             when a field is first read.
         TypeError: A value cannot be cached as plain data.
         ImportError: The package of the file system (`gs://`: gcsfs) or of a compression is not installed.
-        DataError: The folder holds something else, or a cache of another version.
+        DataError: The folder contains other files, or a cache of another version of kdpipes.
 
     Example:
         >>> cached = kdp.from_dataset([("heron", 0), ("stork", 1)]).transform("x", str.upper).cache_on_disk("cached")
@@ -643,8 +649,9 @@ class CacherInRedis(Cacher):
     Args:
         url: The server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
         namespace: The beginning of all keys: letters, digits, and "_", ".", "/", "-".
-        ttl_s: How long an entry stays, in seconds; None means for ever.
-        on_unreachable: "raise", or "go_on" as if there were no cache, with a warning, until the server is back.
+        ttl_s: How long an entry is kept, in seconds; None for no limit.
+        on_unreachable: What to do if the server cannot be reached: "raise" an error, or "go_on" without the cache, with
+            a warning, until the server is reachable again.
         timeout_s: How long to wait for an answer, in seconds.
         max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry, written by another program, is
             not read; its value is loaded again and the entry replaced.

@@ -50,7 +50,7 @@ _NAME = "name="
 
 @called_as("open_cache")
 class CacheReaderMapDataPipe(MapPipe):
-    """The samples of a cache on disk that is complete, without their source (`kdp.open_cache(url)`).
+    """Reads the samples of a complete cache on disk, without the source that filled it (`kdp.open_cache(url)`).
 
     `cache_on_disk(url)` and `warm_up()` make a cache complete; it may be moved or packed afterwards. Keys, fields,
     labels and order are those of the cached samples.

@@ -1,4 +1,4 @@
-"""Folders in shared memory, which are removed with the last process that has made or opened them."""
+"""Folders in shared memory that are deleted when the last process using them ends."""
 
 from __future__ import annotations
 

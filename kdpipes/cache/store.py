@@ -26,7 +26,7 @@ _FOR_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CacheStats(NamedTuple):
-    """What a cache holds, and what the processes of its chain have counted.
+    """The size of a cache, and the hits and misses that the processes of its chain have counted.
 
     Args:
         hits: How often a value was found.

@@ -1,4 +1,4 @@
-"""Notice side effects of functions upstream of a cache: generators that they draw from, objects that they change."""
+"""Detect side effects of users' functions upstream of a cache: random draws and modified objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the chain that a word of the command line names."""
+"""Find the chain that a command-line argument names: `module:name` or `file.py:name`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every pipe is made of."""
+"""The building blocks of all pipes: base classes, samples, randomness, registry, errors."""

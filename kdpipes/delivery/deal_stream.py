@@ -1,4 +1,4 @@
-"""Streams, cut into batches that are dealt to ranks and workers."""
+"""`deal` for streams: divide each epoch into batches, and distribute them to ranks and workers."""
 
 from __future__ import annotations
 
@@ -48,43 +48,45 @@ Split = Literal["auto", "lanes", "samples"]
 class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     """Cuts the epochs of a stream into batches and deals them to ranks and workers (functional name: ``deal``).
 
-    Yields lists of items. A stream of shards is read in lanes: the epoch's order of the shards is dealt to the lanes in
-    turn, each lane makes batches of its own samples, and a worker runs whole lanes. So each shard is read once in an
-    epoch, by one worker of one rank, and the batches depend on the chain, `seed`, the epoch and `lanes` only: they are
-    the same for any number of workers, in every loader of kdpipes, and, with `global_batch_size`, for any number of
-    ranks that divides `max_ranks`. Each iteration is the next epoch, also after one that was broken off.
+    Each batch is a list of items. A stream of shards is read in lanes. The shards of an epoch are distributed to the
+    lanes in turn, each lane makes batches of its own samples, and each lane belongs to one worker. Each shard is
+    therefore read only once per epoch. The batches depend only on the chain, `seed`, the epoch number and `lanes`. They
+    are the same for any number of workers, in every loader of kdpipes, and, with `global_batch_size`, for any number of
+    ranks that divides `max_ranks`. Each iteration is the next epoch, even if the previous one was not finished.
 
     Args:
-        source_datapipe: A stream, endless ones included. Each lane has a copy of the pipes upstream of `deal`: a
-            `.shuffle(buffer_size=...)` mixes the samples of one lane, and each lane has a buffer. Stock pipes that draw
-            are seeded from `seed`, the epoch and the lane.
+        source_datapipe: A stream, which may be endless. Each lane has its own copy of the pipes upstream of `deal`, so
+            `.shuffle(buffer_size=...)` has one buffer per lane and mixes only the samples of that lane. Stock pipes
+            that draw random numbers are seeded from `seed`, the epoch and the lane.
         batch_size: The number of samples in a batch of one rank. The batches of several ranks then depend on their
             number.
-        global_batch_size: The number of samples in the batches of all ranks together, which must divide it; exactly
-            one of the two is given.
-        batch_by: Not on a stream, nor `max_tokens` and `global_max_tokens`: lengths must be known beforehand.
+        global_batch_size: The number of samples in the batches of all ranks together. The number of ranks must divide
+            it. Pass either this or `batch_size`.
+        batch_by: Not supported on a stream, and neither are `max_tokens` and `global_max_tokens`, because the lengths
+            of all samples must be known in advance.
         max_tokens: See `batch_by`.
         global_max_tokens: See `batch_by`.
         shuffle: "shards": each epoch reads the shards of `stream_shards` in an order of its own; put
             `.shuffle(buffer_size=...)` before `deal` to mix their samples, too. True is not for streams.
         window: Not on a stream: see `shuffle`.
-        num_batches: The number of batches of an epoch, for each rank. The next epoch continues where this one has
-            ended, also on an endless stream; no batch is short. Each pass over the stream gives each sample once, and
-            a lane begins its next pass without waiting for longer lanes: with `lanes=1`, or lanes of equal size, no
-            sample is seen twice before all are seen once. All ranks make as many batches.
-        seed: Of every random operation upstream, from 0 up to 2**64.
-        uneven: What becomes of a batch that is short because a lane has ended: "keep" it, "pad" it with samples from
-            the lane's start, marked (`is_padding` can be selected), or "drop" it and what its other lanes still have.
-            Ranks of a process group need "pad" or "drop", since they must end together. They agree once in a round of
-            all lanes, and need `kdp.Loader` for that.
-        split: "lanes": see above. "samples": every worker of every rank reads the whole stream, and loads the fields
-            of its own samples only; the batches are those of the stream from front to back, for any number of workers
-            and ranks, but w workers on each of r ranks read, transfer and unpack everything w * r times. "auto" is
-            "lanes" where the chain allows it: all of its sources are `stream_shards`, and no pipe counts over the
-            whole stream, as `.repeat_until(min_size=...)` and `.oversample(mode="exact")` do. Other chains, and those
-            with fewer shards than `max_ranks`, are split by samples.
-        lanes: The number of lanes, and so the largest useful number of workers of all ranks together; 16 by default.
-            There are no more lanes than shards. 1 gives the shards one after the other, to one worker.
+        num_batches: The number of batches of an epoch, for each rank. The next epoch continues where this one ended,
+            even on an endless stream, and no batch is short. Each pass over the stream yields each sample once. A lane
+            begins its next pass without waiting for longer lanes, so only with `lanes=1` or lanes of equal size is
+            every sample used once before any is used twice. All ranks make the same number of batches.
+        seed: The seed of the order of shards and of all random operations upstream, from 0 to 2**64 - 1.
+        uneven: What to do with a batch that is short because a lane has ended: "keep" it; "pad" it with samples from
+            the start of the lane, for which the field `is_padding` is True; or "drop" it, together with the samples
+            that remain in the other lanes of the same global batch. The ranks of a process group must end an epoch
+            together, so lanes need "pad" or "drop" there, and `kdp.Loader`, in which the ranks agree on the end once
+            per round of all lanes.
+        split: "lanes": see above. "samples": every worker of every rank reads the whole stream, but loads the fields of
+            its own samples only. The batches follow the order of the stream for any number of workers and ranks, but w
+            workers on each of r ranks read, transfer and unpack all data w * r times. "auto" means "lanes" if all
+            sources of the chain are `stream_shards` and no pipe needs the whole stream, as
+            `.repeat_until(min_size=...)` and `.oversample(mode="exact")` do. Otherwise, and if there are fewer shards
+            than `max_ranks`, it means "samples".
+        lanes: The number of lanes, 16 by default, but at most the number of shards. It limits how many workers, over
+            all ranks, have work to do. With 1, a single worker reads the shards one after the other.
         max_ranks: With `global_batch_size`: the largest number of ranks, which must divide `global_batch_size` and
             `lanes`. A global batch has a piece from each of `max_ranks` lanes, so up to `lanes / max_ranks` workers of
             each rank are useful. By default, the largest of 4, 2 and 1 that divides both.
@@ -96,21 +98,20 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         length and is split by samples.
 
     Memory: for each lane that a worker runs, the samples of a batch, or the buffer of `.shuffle`, not loaded, and up to
-        36 MiB of a remote shard and the next one. Fewer lanes take less. Behind a stock pipe that follows `select`,
-        samples are loaded early, and `ordinal` and `is_padding` are not those of the delivered sample: put `select`
-        last.
+        36 MiB of a remote shard and the next one. Fewer lanes take less. If a stock pipe follows `select`, samples are
+        loaded early, and `ordinal` and `is_padding` are not those of the delivered sample. Put `select` last.
 
-    Workers: Batch n, counted over all lanes, comes from lane n % lanes (with `global_batch_size`, from group n % groups
-        of `max_ranks` lanes). A lane that has ended leaves out its numbers. torch's DataLoader and other loaders that
-        take batches from their workers in turn give the same order if the number of workers divides the number of
-        lanes (or groups), until the first lane ends; after that, and with other numbers of workers, they give the same
-        batches in another order.
+    Workers: Batch n of all lanes comes from lane n % lanes; with `global_batch_size`, a group is `max_ranks` lanes, and
+        batch n comes from group n % groups. After a lane has ended, its batch numbers are skipped. torch's DataLoader
+        and other loaders that take batches from their workers in turn give the same order if the number of workers
+        divides the number of lanes (or groups), until the first lane ends; after that, and with other numbers of
+        workers, they give the same batches in another order.
 
-    Seed: That of the loader is not used.
+    Seed: `seed` alone decides; the seed of the loader is not used.
 
     Raises:
-        ValueError: An argument is out of range; the epoch begins on ranks that would not end together; with
-            `split="samples"`, at the end of the epoch, if a rank would get nothing.
+        ValueError: An argument is out of range. When an epoch begins, also if the ranks would not end together. When it
+            ends, also if a rank would get no samples (`split="samples"`).
         ChainError: A pipe upstream shards already; `split="lanes"`, and the chain does not allow it.
     """
 

@@ -1,4 +1,4 @@
-"""What both flavours of `deal` share: the cut, the count of epochs, and which part is whose."""
+"""`Dealer`, the base class of both flavours of `deal`: epochs, sharding, state and skipped samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples that are left out of their batch, because they cannot be made."""
+"""Skip samples that cannot be made, as `on_error` allows: `Skipper`, `SkipLimits` and the record of each skip."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs a chain: workers, the memory and messages that they share, and the merging of their batches."""
+"""Everything that runs a chain: the Loader, worker processes and threads, shared memory, and the merging of batches."""

@@ -95,7 +95,7 @@ def _rejects_foreign_arguments(construct: Callable[Given, None]) -> Callable[Giv
 
 
 class Loader:
-    """Runs a chain of pipes: `for batch in loader`, each time the next epoch.
+    """Runs a chain of pipes. Each `for batch in loader` loop is the next epoch.
 
     A loader has a length, a state and statistics, and is a context manager. It does not create a CUDA context, can be
     iterated again after an error in the chain, and any number of loaders may exist at once. Ctrl-C while the loop waits

@@ -1,4 +1,4 @@
-"""Measuring the pipes of a chain from outside: nothing in a pipe asks whether it is measured."""
+"""Measure the pipes of a chain from outside, by wrapping their methods. Pipes contain no profiling code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes, as the main process sees them: they start, send batches, die, are replaced, and end."""
+"""The main-process side of worker processes: start them, receive batches, restart them when they die, end them."""
 
 from __future__ import annotations
 

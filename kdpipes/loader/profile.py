@@ -1,4 +1,4 @@
-"""What is measured of a chain: by each worker of its own copy, and brought together in the main process."""
+"""Profile a chain: each worker measures its own copy, and the main process adds up the results."""
 
 from __future__ import annotations
 
@@ -186,20 +186,20 @@ class WorkerTimes(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What has been measured of a chain.
+    """The measurements of a chain, as `Loader.measured` returns them.
 
     Args:
         pipes: All pipes, the last one first.
-        num_main: How many of them run in the main process, after the workers'.
-        rows: The work of the workers' pipes, all workers together.
-        main_rows: That of the main process's pipes.
-        workers: What each worker has measured.
-        num_batches: How many items the loop was given.
-        num_samples: How many samples those had, where `deal` counts them.
-        busy_s: How long the loop ran.
-        wait_s: How long of that it waited for the workers, or made the items itself.
+        num_main: The number of these pipes that run in the main process.
+        rows: The work of the pipes in workers, summed over all workers.
+        main_rows: The work of the pipes in the main process.
+        workers: The measurements of each worker.
+        num_batches: The number of items that the loop received.
+        num_samples: The number of samples in them, if `deal` counts them.
+        busy_s: The duration of the loop, in seconds.
+        wait_s: The part of it spent waiting for workers or, without workers, making the items.
         has_workers: Whether there are workers.
-        num_workers: How many work for the loop; 1 where it makes the items itself.
+        num_workers: The number of workers; 1 if the loop makes the items itself.
     """
 
     pipes: list[Any]

@@ -1,4 +1,4 @@
-"""One batch of an epoch, built again without the ones before it."""
+"""`rebuild_batch`: rebuild a single batch of an epoch without making the batches before it."""
 
 from __future__ import annotations
 

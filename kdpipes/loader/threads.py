@@ -1,4 +1,4 @@
-"""A worker that is a thread, and one that is not a worker at all: the chain in the thread that asks for items."""
+"""Worker threads, and the reading of a chain without workers in the calling thread."""
 
 from __future__ import annotations
 

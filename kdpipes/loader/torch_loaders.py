@@ -1,4 +1,4 @@
-"""What torch's DataLoader and trainers see of kdpipes: chains as datasets of a DataLoader, and a Loader's samplers.
+"""Compatibility with torch's DataLoader and trainers: chains as datasets of a DataLoader, and samplers of a Loader.
 
 DataLoader wraps a datapipe in an object that only passes its items on, so that trainers find neither `set_epoch` nor a
 state, and mistakes go unnoticed. Therefore the wrappers of kdpipes' chains become objects of the classes below.

@@ -1,4 +1,4 @@
-"""What every worker does in an epoch, wherever it runs: it numbers the items of its copy of the chain."""
+"""The common part of process and thread workers: iterate a copy of the chain, and number its items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs in a worker process."""
+"""The main function of a worker process, and its communication with the main process."""
 
 from __future__ import annotations
 

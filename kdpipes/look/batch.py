@@ -108,8 +108,8 @@ def show_batch(
         batch: What a chain or a loader yields: `(x, y)`, `((x, y), ctx)`, a dictionary, or a list of samples or tuples;
             or images `[B, C, H, W]`, one image `[C, H, W]`, or a list of images of any kind. Mixed labels
             `[B, num_classes]` are shown with their shares.
-        source_datapipe: The chain that yields it. It gives the names of fields and classes, the `Normalize`, and, for
-            `crops`, the originals.
+        source_datapipe: The chain that yielded the batch. It provides the names of fields and classes, the mean and
+            standard deviation of its `Normalize`, and, for `crops`, the original images.
         class_names: The names of the classes 0, 1, ..., instead of those of the chain.
         mean: The mean, one number or one for each channel.
         std: The standard deviation, one number or one for each channel.

@@ -35,11 +35,11 @@ _LINE = 40  # letters of a box's second line
 
 
 class Figure:
-    """A figure, as notebooks show it.
+    """A figure in SVG, which notebooks display.
 
     Args:
-        width: In pixels.
-        height: In pixels.
+        width: The width in pixels.
+        height: The height in pixels.
         parts: SVG elements.
         title: A description for screen readers.
         dot: The graph that it shows, in Graphviz's language; None if it is not a graph.
@@ -133,7 +133,7 @@ def bar_chart(
 
 
 def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
-    """Return a bar chart of the number of samples of each class: of the source, and after the plan.
+    """Return a bar chart of the number of samples per class, both in the source and after the plan pipes.
 
     Only the labels, field `y`, are read.
 

@@ -118,8 +118,8 @@ def peek(source_datapipe: Any, n: int = 3) -> Peek:
     """Shows the first samples of a chain: types, shapes, ranges and images (functional name: ``peek``).
 
     A copy of the chain makes the samples that come next, in this process. The epochs of the pipe and of later loaders
-    do not move, nor do the global random generators. After `deal`, as many batches are made as the samples need;
-    collated batches are shown whole, with their first images. `to_device` is left out. Only these samples
+    do not advance, and the global random generators do not change. After `deal`, as many batches are made as the
+    samples need; collated batches are shown whole, with their first images. `to_device` is left out. Only these samples
     are read from remote sources. Samples that `on_error` skips are not put into quarantine.
 
     Args:

@@ -47,7 +47,7 @@ def image_grid(
     """Return images side by side as one image, each with a caption below it.
 
     Args:
-        images: A batch `[B, C, H, W] uint8`, or a sequence of images: tensors, arrays `[H, W, 3]`, Pillow's.
+        images: A batch `[B, C, H, W] uint8`, or a sequence of images: tensors, arrays `[H, W, 3]` or Pillow images.
         captions: A line of text for each image.
         num_columns: The number of images in a row.
         tile: Height and width of a tile in pixels; images keep their aspect ratio.
@@ -208,7 +208,7 @@ def crop_boxes(image: Any, ctx: Mapping[str, Any], *, line: int | None = None) -
     Args:
         image: The image before all transforms: Pillow's, one of `decode_images`, an array or a tensor.
         ctx: The sample's ctx, with entries of `top`, `left`, `height` and `width`.
-        line: The width of lines in pixels; by default, as the size of the image wants it.
+        line: The line width in pixels. By default, it depends on the size of the image.
 
     Raises:
         TypeError: The ctx is that of a batch.

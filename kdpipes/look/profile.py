@@ -1,4 +1,4 @@
-"""Speed: the profile of a chain, pipe by pipe, as text, HTML, a chart or a trace; and the live rates of a loader."""
+"""Show where a chain spends its time: as text, HTML, a chart or a trace; and the live rates of a loader."""
 
 from __future__ import annotations
 
@@ -297,12 +297,14 @@ def profile(
     transform are listed separately.
 
     Args:
-        source: A chain, which runs for `seconds`, epoch after epoch; an indexed chain without `deal` runs in batches of
-            16. Or a loader made with `kdp.Loader(..., profile=True)`, for what it has measured so far.
-        seconds: How long to run the chain, or longer, until each worker has made two batches.
+        source: A chain, which is run for `seconds`, over several epochs if necessary; an indexed chain without `deal`
+            is run in batches of 16. Or a loader that was made with `kdp.Loader(..., profile=True)`; the result is then
+            what it has measured so far.
+        seconds: The minimum time to run the chain. It runs until each worker has made at least two batches.
         num_workers: See `Loader`.
         reading_service: See `Loader`.
-        step: A function that is called with each batch, like a training step. Who waits for whom depends on it.
+        step: A function that is called with each batch, such as a training step. Its duration determines whether the
+            chain or the training step is the bottleneck.
 
     Raises:
         ChainError: The chain yields nothing.

@@ -1,4 +1,4 @@
-"""How well a chain shuffles: how far neighbours of the source end up apart, runs of one class, and equal epochs."""
+"""`shuffle_quality`: measure how well a chain shuffles, compared with a perfect shuffle."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class ShuffleQuality:
 
     Args:
         num_samples: The number of samples that were compared.
-        spread: How far apart two samples that are neighbours in the source are delivered, on average, as a share of
-            the distance in a perfect shuffle: about 0 in the order of the source.
+        spread: The mean distance, in the epoch, between two samples that are neighbors in the source, divided by the
+            mean distance after a perfect shuffle. It is about 0 if samples keep the order of the source.
         apart: The share of neighbours in the source that are delivered in different batches, as a share of that in a
             perfect shuffle.
-        class_runs: How many samples of the same class follow each other, on average, as a multiple of a perfect
-            shuffle's; None if the samples have no field `y`, or one class only.
+        class_runs: The mean length of runs of samples of the same class, divided by that of a perfect shuffle; None if
+            the samples have no field `y`, or only one class.
         longest_run: The largest number of samples of the same class that follow each other; None likewise.
         renewal: How many pairs of samples that share a batch are separated in the next epoch, as a share of that in a
             perfect shuffle; 0 if every epoch has the same batches. None for batches of one sample.
@@ -93,8 +93,8 @@ class _Delivered(NamedTuple):
 def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 200_000) -> ShuffleQuality:
     """Return how well a chain shuffles, compared with a perfect shuffle of the same samples.
 
-    Of an indexed chain only the plan is read, no sample. Of a stream, samples are read but not decoded, and the source
-    is taken to be sorted by its keys.
+    For an indexed chain, only the plan is read, and no samples. For a stream, samples are read but not decoded, and the
+    source is assumed to be sorted by key.
 
     Args:
         source_datapipe: A chain with `deal`.

@@ -65,10 +65,10 @@ class _Rule:
 class SampleFilterMapDataPipe(PlanPipe):
     """Keeps the samples whose fields satisfy a condition (functional name: ``filter_samples``).
 
-    On an indexed source, `keep` is called once, with whole columns. Columns that the source's index holds cost nothing:
-    labels, keys, and those that `kdp.index_shards(columns=...)` keeps. Other fields are read once, with a progress bar,
-    and in bulk from remote shards: do not name the field of an image. On a stream, `keep` is called for each sample as
-    it passes, with arrays of one entry.
+    On an indexed source, `keep` is called once, with whole columns. Columns that the index of the source contains are
+    free: labels, keys, and those that `kdp.index_shards(columns=...)` stores. Any other field is read once for all
+    samples, with a progress bar (in bulk from remote shards), so do not filter by the field of an image. On a stream,
+    `keep` is called for each sample as it passes, with arrays of one entry.
 
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
@@ -82,7 +82,8 @@ class SampleFilterMapDataPipe(PlanPipe):
     Memory: four bytes for each sample that is kept, shared by all workers.
 
     Raises:
-        FieldError: A sample has no such field. (When the plan is made, or the sample passes.)
+        FieldError: A sample has no such field. The error is raised when the plan is made, or when the sample of a
+            stream passes.
         TypeError: `keep` does not return booleans.
 
     Example:

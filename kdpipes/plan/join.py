@@ -1,4 +1,4 @@
-"""Put the fields of two sources side by side, by the keys of their samples."""
+"""Join the fields of two sources by the keys of their samples."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def bare_key(key: str) -> str:
 class JoinerMapDataPipe(PlanPipe):
     """Adds the fields of another source to the samples with the same keys (functional name: ``join``).
 
-    Captions, embeddings or latents that were computed once stand beside the images. A field is loaded when it is read,
-    from either source. Samples of the other source that have no partner are left out.
+    For example, captions, embeddings or latents that were computed in advance are joined to images. Fields of both
+    sources are loaded only when they are read. Samples of the other source without a partner are left out.
 
     Args:
         source_datapipe: An indexed pipe of samples.
         other: The other indexed pipe of samples; each of its keys occurs once.
         fields: The fields to add, one name or several; by default, all of the other source's.
-        how: What to do with samples that the other source lacks. "inner" leaves them out, with a warning that counts
-            and names them. "left" keeps them; their added fields are None.
-        on: Called with a key of either source; returns what must be equal. By default, the key without the name of its
-            shard and without the extension of a file: "images-000.tar/0007" fits "latents-000.tar/0007", and
-            "cat/0007.jpg" fits "cat/0007.npy".
+        how: What to do with samples whose keys the other source does not have. "inner" leaves them out and warns, with
+            their number and the first few keys. "left" keeps them and sets the added fields to None.
+        on: A function that takes a key of either source and returns the value by which samples are matched. By default,
+            this is the key without the name of the shard and without the file extension: "images-000.tar/0007" matches
+            "latents-000.tar/0007", and "cat/0007.jpg" matches "cat/0007.npy".
 
     Length: the number of samples that have a partner; with "left", that of the source.
 
@@ -62,7 +62,8 @@ class JoinerMapDataPipe(PlanPipe):
 
     Raises:
         ChainError: Both sources have a field of the same name.
-        DataError: Two samples of the other source have the same key. (When the plan is made.)
+        DataError: Two samples of the other source have the same key; or, with "inner", the sources have no key in
+            common. The error is raised when the plan is made.
 
     Example:
         >>> images = kdp.from_dataset(["image 0", "image 1", "image 2"], "x")

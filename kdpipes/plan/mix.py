@@ -137,7 +137,8 @@ class MixerMapDataPipe(PlanPipe):
     samples differ from epoch to epoch. Between the mix and `deal`, samples may be filtered, but not drawn anew in each
     epoch.
 
-    `mixture()` returns what an epoch takes of each source: a list of (size, num_samples, share, num_epochs).
+    `mixture()` returns how many samples an epoch takes from each source, as a list of (size, num_samples, share,
+    num_epochs).
 
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
@@ -161,8 +162,9 @@ class MixerMapDataPipe(PlanPipe):
         redraw: For indexed sources only: whether each epoch of `deal` continues in each source where the previous epoch
             stopped. If False, every epoch begins with the first samples of each source.
 
-    Length: The sum of the weights times the smallest `size / weight` of a source, with `stop="all"` the largest, give
-        or take less than the number of sources. Unknown for streams.
+    Length: `num_samples`, if given. Otherwise, for `stop="first"`, about `sum(weights) * min(size / weight)` over the
+        sources, and for `stop="all"`, about `sum(weights) * max(size / weight)`; the difference is less than the number
+        of sources. Unknown for streams.
 
     Memory: Eight bytes per sample, shared by all workers; in each worker if weights change. For streams, one sample.
 

@@ -31,16 +31,17 @@ class OversamplerMapDataPipe(PlanPipe):
     """Balances classes by repeating the samples of rarer classes (functional name: ``oversample``).
 
     Only the labels, field `y`, are read. Each repetition of a sample is augmented differently. Samples without a label
-    (-1 or None) do not count as a class: "multiply" keeps them once, "exact" leaves them out. In "exact" mode, other
-    samples of a class get the extra repetition in each epoch.
+    (-1 or None) do not count as a class: "multiply" keeps them once, "exact" leaves them out. In "exact" mode, if the
+    size of the largest class is not a multiple of a class's size, some samples of the class are repeated once more than
+    the others. In each epoch, these are different samples.
 
     On a stream, the repetitions of a sample directly follow it. Shuffle after this pipe to spread them.
 
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
-        mode: "multiply": all samples, and then each rarer class again as often as it fits into the largest class as a
-            whole. A class with more than half as many samples is not repeated. "exact": one class after the other,
-            each repeated to exactly the size of the largest class.
+        mode: "multiply": all samples, followed by further whole repetitions of each rarer class, as long as it does not
+            become larger than the largest class. A class with more than half as many samples is not repeated. "exact":
+            one class after the other, each repeated to exactly the size of the largest class.
         redraw: In "exact" mode, whether other samples get the extra repetition in each epoch. If False, the same
             samples get it in every epoch.
         class_counts: On a stream only, whose samples cannot be counted in advance: a dictionary from class numbers, or

@@ -22,22 +22,23 @@ __all__ = ["PartTakerMapDataPipe", "split"]
 def split(source_datapipe: MapPipe, *, by: str = "key", seed: int = 0, **shares: float) -> Any:
     """Divide an indexed source into disjoint parts that together hold every sample.
 
-    The parts do not leak into each other: choose `by` such that samples which belong together stay together.
+    To avoid leakage between the parts, choose `by` so that samples that belong together, such as all images of a
+    patient, end up in the same part.
 
     Args:
         source_datapipe: An indexed pipe of samples.
-        by: What decides in which part a sample lies. `"key"`: a hash of its key, so that a sample stays in its part
-            when the data grows; parts have about their share of the samples. `"y"`: each class is divided in exactly
-            these shares, at random. Any other name of a field, like `"patient"`: a hash of its value, so that samples
-            with the same value lie in the same part.
-        seed: The seed of the division, from 0 up to 2**64. Other seeds give other parts.
-        shares: The share of each part, by its name, above 0; together 1.
+        by: How samples are assigned to parts. `"key"`: by a hash of the key, so that a sample stays in its part when
+            the dataset grows; the sizes of the parts are approximate. `"y"`: each class is divided at random in exactly
+            these shares (stratified), rounded to whole samples. The name of another field, such as `"patient"`: by a
+            hash of its value, so that all samples with the same value are in the same part.
+        seed: The seed of the split, from 0 to 2**64 - 1.
+        shares: The shares by the names of the parts, each above 0, such as `train=0.8, val=0.2`. They must sum to 1.
 
     Returns:
-        The parts, a named tuple of indexed pipes, each in the source's order.
+        A named tuple of indexed pipes, one for each part. Samples keep the order of the source.
 
     Raises:
-        ValueError: The shares do not sum up to 1.
+        ValueError: The shares do not sum to 1.
 
     Example:
         >>> letters = kdp.from_dataset(list("abcdefghij"), "x", labels=[0, 1] * 5)

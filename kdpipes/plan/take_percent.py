@@ -27,7 +27,7 @@ class PercentTakerMapDataPipe(PlanPipe):
         ceil_from_index: Whether to round the first position up instead of down.
         ceil_to_index: Whether to round the last position up instead of down.
 
-    Length: int(to_percent * n) - int(from_percent * n), with the rounding above.
+    Length: `int(to_percent * n) - int(from_percent * n)`; with `ceil_*_index`, the positions are rounded up instead.
 
     Memory: None. Positions are computed.
 

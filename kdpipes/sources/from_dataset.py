@@ -39,11 +39,11 @@ class DatasetReaderMapDataPipe(MapPipe):
     """Reads the items of a dataset as samples with named fields (`kdp.from_dataset(dataset)`).
 
     If the dataset has methods `getitem_x(index)`, `getitem_y(index)`, ... (KappaData's convention), each field is
-    loaded separately when it is read. A parameter `ctx` gets the sample's ctx, `rng` a generator. Of any other dataset,
-    the whole item is loaded when the first of its fields is read. The global generators of `random`, NumPy and torch
-    are seeded for methods that take `ctx`, and for items of datasets that were seen to draw from them, so that random
-    transforms of the dataset depend on the epoch only. A method `__getitems__` that returns a list of items, as torch's
-    DataLoader and Hugging Face's datasets use it, is called once for many cheap items.
+    loaded separately when it is read. A parameter `ctx` gets the sample's ctx, `rng` a generator. For any other
+    dataset, the whole item is loaded as soon as one of its fields is read. The global generators of `random`, NumPy and
+    torch are seeded for methods that take `ctx`, and for items of datasets that were seen to draw from them, so that
+    random transforms of the dataset depend on the epoch only. If the dataset has a method `__getitems__`, as Hugging
+    Face datasets do, and items are cheap, it is called once for many items.
 
     Args:
         dataset: An object with `__len__` and `__getitem__`, or with `__len__` and `getitem_*` methods.

@@ -1,4 +1,4 @@
-"""Make samples of a list of IDs and a dictionary of labels, as many training scripts have them."""
+"""`from_ids`: make samples from a list of IDs and a dictionary of labels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class IdReaderMapDataPipe(MapPipe):
     PyTorch" (Amidi and Amidi, Stanford).
 
     Args:
-        ids: The IDs, in order. `sample.key` is `str(id)`; for URLs without user, signature and expiry.
+        ids: The IDs, in order. The key of a sample is `str(id)`. If the ID is a URL, its user name, password, signature
+            and expiry are removed from the key.
         labels: The label of each ID: a dictionary by ID, or a sequence as long as `ids`. Text labels become class
             numbers. Without labels, samples have no field `y`.
         load: A function that returns `x` for an ID; or a path or URL that contains `{id}`: `.pt` files are read as

@@ -1,4 +1,4 @@
-"""Read a pipeline of webdataset as a stream of samples."""
+"""`from_webdataset`: read a webdataset pipeline as a stream of samples."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class WebDatasetReaderIterDataPipe(IterPipe):
 
     Use it for features that only webdataset has: its decoders, its caches, and `pipe:` URLs, which run shell commands
     and which `kdp.stream_shards` does not accept. Dictionaries become samples: entries such as `__key__` are left out,
-    and the key is the shard's name, a slash and `__key__`. Tuples, such as those of `.to_tuple("jpg", "cls")`, need
-    `fields`, and are numbered.
+    and the key is the shard's name, a slash and `__key__`. For tuples, such as those of `.to_tuple("jpg", "cls")`, pass
+    `fields`; the key is then the position in the stream.
 
     `deal` decides which worker gets which sample. kdpipes therefore removes webdataset's splitters (`split_by_worker`,
-    `split_by_node`, `single_node_only`) from a copy of the pipeline, so that every sample comes once in any loader.
-    Shuffles draw from the seed of `deal` and the epoch, not from a seed of their own or the clock. Other stages must
-    give the same samples in every worker.
+    `split_by_node`, `single_node_only`) from a copy of the pipeline, so that every loader delivers every sample exactly
+    once. Shuffles are seeded from the seed of `deal` and the epoch, instead of their own seed or the clock. All other
+    stages must yield the same samples in every worker.
 
     Args:
         dataset: A `wds.WebDataset` or `wds.DataPipeline` of samples.
@@ -67,8 +67,9 @@ class WebDatasetReaderIterDataPipe(IterPipe):
 
     Memory: that of the pipeline.
 
-    Workers: With `deal`, every worker reads all shards, and decodes all samples that the pipeline decodes: leave
-        `.decode()` to `.decode_images()`, or read with `kdp.stream_shards`, which is read in lanes.
+    Workers: With `deal`, every worker reads all shards, and runs the whole pipeline for every sample. Therefore use
+        `.decode_images()` after this pipe instead of webdataset's `.decode()`, or read the shards with
+        `kdp.stream_shards`, of which each worker reads only its own shards.
 
     Raises:
         TypeError: `dataset` is not a pipeline of webdataset.

@@ -47,14 +47,14 @@ def index_shards(
     holds the offsets, classes and checksums of the members, and the columns. The indexes of remote shards are also
     written into one object for each folder, `kdpipes.index`, so that many shards open with a few requests.
 
-    Existing indexes are replaced, and the columns that they keep stay. If an index lacks only columns, and members are
-    large, only the members that the columns need are read.
+    Existing indexes are replaced, and their columns are kept. If the up-to-date index of a remote shard lacks only some
+    columns, and its members are large, only the members that these columns need are read.
 
     Args:
         urls: Paths or fsspec URLs of uncompressed tars, with brace ranges or globs.
-        columns: Values that the index keeps of each sample, so that `filter_samples`, `filter_classes` and `split` read
-            no member: fields, such as `"txt"`, or entries of JSON members, `"json.label,json.size.width"`. They are
-            numbers, booleans, texts or null.
+        columns: The values of each sample to store in the index, so that `filter_samples`, `filter_classes` and `split`
+            need not read any members. These are fields, such as `"txt"`, or entries of JSON members, such as
+            `"json.label,json.size.width"`. They must be numbers, booleans, strings or null.
         checksums: Whether to read the contents of local shards, too, and keep their checksums. Indexes of remote shards
             always have them.
         timeout_s: How long remote storage may take to answer a request, in seconds, plus 1 s for each 256 KiB of a

@@ -41,11 +41,11 @@ class ShardStreamerIterDataPipe(IterPipe):
     are read as well. As in webdataset, neighbouring members with the same key form a sample.
 
     Remote shards are prefetched. After a failed request, reading continues at the same place, with growing delays. A
-    shard that cannot be read to its end is an error. With `.on_error("skip")` or `"quarantine"`, `deal` gets the
-    samples before that place that are known to be complete; the rest of the shard is left out and listed as one entry
-    under the shard's name, and the next shard follows. A shard in quarantine is read again, because its first samples
-    are good. It is an error if no shard yields a sample. If a sample lacks a member that an earlier sample had, only
-    that sample is damaged.
+    shard that cannot be read to its end is an error. With `.on_error("skip")` or `"quarantine"`, `deal` gets all
+    samples before that place that are known to be complete. The rest of the shard is skipped and recorded as a single
+    entry under the name of the shard, and reading continues with the next shard. A quarantined shard is read again in
+    later epochs, because the samples before the damage are valid. It is an error if no shard yields a sample. If a
+    sample lacks a member that an earlier sample had, only that sample is damaged.
 
     Args:
         urls: Paths or fsspec URLs, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or globs, `"birds-*.tar"`.
@@ -69,7 +69,8 @@ class ShardStreamerIterDataPipe(IterPipe):
 
     Length: unknown.
 
-    Memory: one sample and 1 MiB of the shard; up to 56 MiB for remote shards: 48 of the current one and 8 of the next.
+    Memory: One sample and 1 MiB of the shard. For remote shards, up to 56 MiB: 48 MiB of the current shard and 8 MiB of
+        the next one.
 
     Raises:
         FileNotFoundError: A shard is missing. For local shards, this is raised before the first sample of the epoch.

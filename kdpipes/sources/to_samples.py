@@ -1,4 +1,4 @@
-"""Make samples of the items of any stock pipe."""
+"""`to_samples`: convert the items of any stock pipe to samples."""
 
 from __future__ import annotations
 
@@ -176,9 +176,9 @@ class SampleMakerMapDataPipe(_SampleMaker, MapPipe):
     """Makes samples of the items of any stock pipe (functional name: ``to_samples``).
 
     A string is the path or URL of a file, whose bytes become `x`. A dictionary holds fields by name; dots before names,
-    as in the items of torchdata's `.webdataset()`, are removed. Of a pair of a path and an open file, the path becomes
-    the key, and the content becomes `x`. Other tuples need `fields`. Open files are read and closed when an item
-    passes: functions get bytes instead.
+    as in the items of torchdata's `.webdataset()`, are removed. For a pair of a path and an open file, the path becomes
+    the key, and the content of the file becomes `x`. For other tuples, pass `fields`. Open files are read and closed
+    when an item passes, so `key`, `label` and the functions in `fields` get bytes.
 
     Args:
         source_datapipe: Any pipe, like `SequenceWrapper(paths)` or `FileLister("photos", "*.jpg", recursive=True)`.
@@ -193,7 +193,8 @@ class SampleMakerMapDataPipe(_SampleMaker, MapPipe):
     Length: that of the source, if it has one.
 
     Raises:
-        ChainError: The parts of an item cannot be named without `fields`.
+        ChainError: An item is a tuple or another value whose parts have no names, and `fields` is missing or does not
+            match it.
 
     Example:
         >>> SequenceWrapper([(1, "a"), (2, "b")]).to_samples(fields="x y").select("y x")[1]

@@ -1,4 +1,4 @@
-"""What processes share of remote shards: one object with all indexes of a folder, and one mapped catalog."""
+"""Indexes of remote shards that processes share: one object per folder, and one memory-mapped catalog."""
 
 from __future__ import annotations
 

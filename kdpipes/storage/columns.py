@@ -1,4 +1,4 @@
-"""Columns that indexes of shards keep: one value of each sample, a number, boolean, text or null."""
+"""Columns in the indexes of shards: one number, boolean, string or null per sample."""
 
 from __future__ import annotations
 

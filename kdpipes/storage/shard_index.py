@@ -1,4 +1,4 @@
-"""The index of a tar shard or of a part of records, which says where the fields of each sample lie; and many, joined.
+"""The index of a tar shard or a part of records: where the fields of each sample are. Many indexes are joined into one.
 
 A sidecar `NAME.index` is plain data: a mark, a header in JSON, little-endian arrays and a CRC-32 of it all.
 """

@@ -1,4 +1,4 @@
-"""Large values behind small handles: copied by no traversal, no clone, and into no worker where the system allows."""
+"""`Shared`, a small handle for a large value: pickling, copying and graph traversal do not copy the value."""
 
 from __future__ import annotations
 

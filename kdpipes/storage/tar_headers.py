@@ -1,4 +1,4 @@
-"""The headers of tars (ustar, pax, GNU and v7), and the bytes of files and streams by offset that they are read from.
+"""Parse tar headers (ustar, pax, GNU and v7) from files and streams, by offset.
 
 webdataset's reader, which uses tarfile, takes four times as long. tarfile reads only single headers with signed sums,
 sizes in base 256, or errors. Extended headers are read here, because tarfile accepts damaged ones and takes the members

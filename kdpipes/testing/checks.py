@@ -112,14 +112,14 @@ def check_elastic(
 ) -> None:
     """Check that the batches of a chain do not depend on the number of workers and ranks.
 
-    Ranks are compared by what `deal` itself gives, and only with `deal(global_batch_size=...)`: with `batch_size=`,
-    global batches grow with the number of ranks.
+    Ranks are compared only for `deal(global_batch_size=...)`, because with `batch_size=`, the global batch grows with
+    the number of ranks. They are compared by the output of `deal` itself, without a loader.
 
     Args:
         chain: A chain with `deal`; or a function that makes it, which is called for each run, as in another process.
         num_workers: The numbers of worker processes to compare with none.
         num_ranks: The numbers of ranks to compare with one.
-        threads: Whether to compare with two threads, too.
+        threads: Whether to also compare with two worker threads.
         num_epochs: The number of epochs to compare.
 
     Raises:
@@ -213,14 +213,14 @@ def check_exactly_once(chain: Any, *, num_workers: int = 2, num_ranks: int = 2, 
     the receipts of the ranks are verified, too.
 
     Args:
-        chain: A chain with `deal`, whose pipes before it give samples, or a function that makes it: see
-            `check_elastic`.
+        chain: A chain in which all pipes upstream of `deal` yield samples (no `select`), or a function that makes it;
+            see `check_elastic`.
         num_workers: The number of worker processes of each rank.
         num_ranks: The number of ranks.
         kill: Whether to kill a worker of each rank after its first batch.
 
     Raises:
-        AssertionError: Samples were lost, or came twice.
+        AssertionError: Samples were lost or delivered more than once.
         ChainError: The chain has no `deal`.
 
     Example:
@@ -388,9 +388,9 @@ PROMISES: tuple[Promise, ...] = (
 def check_pipe(build: Build, *, flavour: Flavour | None = None, is_random: bool | None = None) -> None:
     """Check what every pipe promises: on 7 samples with a number `x` and a class `y`, and on none.
 
-    It gives the same in every epoch unless it is random, a whole epoch after one that was abandoned, and the same in
-    two workers; it pickles at any time, has an exact length or none, gives nothing of an empty source, changes nothing
-    that its source holds, and hides no method.
+    A pipe must yield the same items in every epoch (unless it is random) and with two workers, and a whole epoch after
+    one that was abandoned. It must be picklable at any time, have an exact length or none, yield nothing for an empty
+    source, leave the data of its source unchanged, and hide no method of datapipes.
 
     Args:
         build: The class of a pipe that takes only its source, or a function from pipe to pipe. A function may add other

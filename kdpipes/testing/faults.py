@@ -71,7 +71,7 @@ class Fault:
         paths: Hit only paths that match this glob, in which `*` also matches slashes.
         on: Hit only requests of this kind: `info`, `list`, or a body that is read `whole` or as a `range`; None for any
             kind to which the fault applies.
-        seconds: How long the request takes before that; `latency` does nothing else.
+        seconds: The delay of the request before the fault, in seconds. `latency` is this delay alone.
         bytes_per_s: The speed of bodies with `slow`.
     """
 

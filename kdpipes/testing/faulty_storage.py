@@ -205,7 +205,7 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         errors: The classes of errors: `builtin` ones, or those that `s3fs` raises after its own retries (needs s3fs).
             Connection resets are then not OSErrors.
         sleep: The function that waits for `latency`, `slow` and `timeout`.
-        ledger: A file for the requests, with which processes count together; None makes a temporary one.
+        ledger: A file in which all processes record their requests; None for a temporary file.
         mounted: The arguments used if `target` is not given, as for `faulty://`; `faulty_storage` sets it.
 
     Example:

@@ -1,4 +1,4 @@
-"""Replay a sample: repeat the operations that its ctx has recorded."""
+"""`replay`: repeat the operations on a sample from the parameters that its ctx recorded."""
 
 from __future__ import annotations
 

@@ -102,20 +102,20 @@ def copy_to_local(
     The rules are KappaData's. A folder that is missing or empty is copied. A complete copy is used, even if the source
     has changed, and so is a folder that was not copied by this function. An interrupted copy is completed, or started
     again if the source has changed. Two small files, `autocopy_start.txt` and `autocopy_end.txt`, distinguish these
-    cases. `train.zip` may stand in for the folder `train`, and zips may stand in for its folders: a folder whose files
-    are all zips is a folder of folders. Files appear when they are complete, and are verified by their size, or by the
-    checksums of the zip. Processes that call this at the same time share one copy.
+    cases. The source may be the zip file `train.zip` instead of the folder `train`. If all files of a folder are zip
+    files, each of them is unpacked to a subfolder. Files appear when they are complete, and are verified by their size,
+    or by the checksums of the zip. Processes that call this at the same time share one copy.
 
     Args:
-        global_root: A folder or zip, by path or any fsspec URL.
+        global_root: The path or fsspec URL of the folder or zip file to copy.
         local_root: The folder for it.
-        relative_path: The only folder below both roots to copy; "train.zip" stands for the folder "train".
+        relative_path: A path relative to both roots: only this folder is copied. "train.zip" means the folder "train".
         num_workers: The number of files that are read or unpacked at the same time.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for
             `global_root`. No error contains them.
 
     Raises:
-        FileNotFoundError: There is neither such a folder nor such a zip.
+        FileNotFoundError: The source does not exist, neither as a folder nor as a zip file.
         DataError: The source cannot be read; or a zip has a member that would lie outside of the folder, is a link,
             is encrypted or damaged.
         OSError: The folder cannot be written, or has too little space; the error states how much is needed.

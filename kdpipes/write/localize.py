@@ -37,8 +37,9 @@ class FileLocalizer(Fingerprinted):
 
     Raises:
         FileNotFoundError: There is no such file.
-        DataError: It cannot be read.
-        OSError: The local one cannot be written, or there is too little room: says how much is needed.
+        DataError: The file cannot be read.
+        OSError: The local file cannot be written, for example because the disk is full; the error states how much space
+            is needed.
 
     Example:
         >>> path = sorted(Path("data/birds/train/heron").iterdir())[0]
@@ -147,8 +148,9 @@ def localize_files(
 
     Raises:
         FileNotFoundError: There is no such file.
-        DataError: It cannot be read.
-        OSError: The local one cannot be written, or there is too little room: says how much is needed.
+        DataError: The file cannot be read.
+        OSError: The local file cannot be written, for example because the disk is full; the error states how much space
+            is needed.
 
     Example:
         >>> from torch.utils.data.datapipes.iter import FileLister

@@ -1,4 +1,4 @@
-"""What becomes of a sample in a tar: its key, the extension and bytes of each field, the headers, and the tar's index.
+"""Encode a sample as members of a tar: key, extension and bytes of each field; and write tars with their indexes.
 
 The same sample makes the same bytes, on every machine and at any time.
 """

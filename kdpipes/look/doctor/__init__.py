@@ -1,1 +1,1 @@
-"""What is wrong with a chain, its bottleneck, and the one change that would help most."""
+"""The doctor: finds mistakes in a chain, its bottleneck, and the change that would help most."""

@@ -57,7 +57,7 @@ class Report:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is wrong: there may be hints."""
+        """Whether the chain has no errors or warnings. There may still be hints."""
         return all(finding.severity == "hint" for finding in self.findings)
 
     def __repr__(self) -> str:
