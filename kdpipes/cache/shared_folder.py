@@ -51,7 +51,9 @@ class SharedFolder:
             rule = "letters, digits, '.', '_' and '-', beginning with a letter or digit"
             raise ValueError(must_be("name", rule, name))
         if keep and name is None:
-            raise ValueError(must_be("keep", "False without a name", keep, "Pass `name=`: nobody else could find it."))
+            raise ValueError(
+                must_be("keep", "False without a name", keep, "Pass `name=`: later processes find the cache by it.")
+            )
         sweep()
         self.path = str(root() / f"{prefix()}{name or f'_{os.getpid()}_{secrets.token_hex(8)}'}")
         watch()

@@ -63,17 +63,17 @@ Given = ParamSpec("Given")
 
 _INSTEAD = {  # arguments of torch's DataLoader, and what replaces them
     "batch_size": "end the chain with `.deal(batch_size=...).collate_samples()`",
-    "shuffle": "the chain says so: `.deal(batch_size=..., shuffle=True)`",
-    "sampler": "the chain says so: `.deal(batch_size=..., shuffle=True)`, `.sample_weighted(...)`",
-    "batch_sampler": "the chain says so: `.deal(batch_size=...)`",
-    "drop_last": 'the chain says so: `.deal(batch_size=..., uneven="drop")`',
-    "collate_fn": "end the chain with `.collate_samples()`, or with `.map(function)` behind `.deal()`",
+    "shuffle": "set it in the chain: `.deal(batch_size=..., shuffle=True)`",
+    "sampler": "choose samples in the chain: `.deal(batch_size=..., shuffle=True)`, `.sample_weighted(...)`",
+    "batch_sampler": "set it in the chain: `.deal(batch_size=...)`",
+    "drop_last": 'set it in the chain: `.deal(batch_size=..., uneven="drop")`',
+    "collate_fn": "end the chain with `.collate_samples()`, or with `.map(function)` after `.deal()`",
     "pin_memory": 'end the chain with `.to_device("cuda")`',
     "timeout": "write `timeout_s=...`",
     "prefetch_factor": "write `prefetch=...`",
-    "persistent_workers": "its workers always are",
-    "worker_init_fn": "the chain says so: `.deal(batch_size=..., seed=...)`",
-    "generator": "the chain says so: `.deal(batch_size=..., seed=...)`",
+    "persistent_workers": "remove it, because workers are always persistent",
+    "worker_init_fn": "set the seed in the chain: `.deal(batch_size=..., seed=...)`",
+    "generator": "set the seed in the chain: `.deal(batch_size=..., seed=...)`",
     "multiprocessing_context": "write `start_method=...`",
 }
 
@@ -427,7 +427,7 @@ class Loader:
             ValueError: The loader has fixed numbers.
         """
         if self._tuner is None:
-            raise ValueError('Nothing is tuned: make the loader with `kdp.Loader(pipe, num_workers="auto")`.')
+            raise ValueError('`tuning()` needs a loader that tunes itself: `kdp.Loader(pipe, num_workers="auto")`.')
         return self._tuner.as_dict()
 
     def from_batch(self, number: int) -> Iterator[Any]:
@@ -564,7 +564,10 @@ class Loader:
         """
         own = self._own
         if own is None:
-            raise TypeError("Only kdpipes' own reading services count: `num_workers=`, or `ThreadReadingService`.")
+            raise TypeError(
+                "`stats()` needs one of kdpipes' reading services: `num_workers=...`, or "
+                "`reading_service=kdp.ThreadReadingService(...)`."
+            )
         counters, busy_s = own.counters, own.counters.busy_s or float("inf")
         of_caches: Counter[str] = Counter()
         for pipe in Chain.of(self._chain).of_type(Pipe):
@@ -605,7 +608,8 @@ class Loader:
         own = self._own
         if own is None or self._checkpointer is None:
             raise TypeError(
-                "Only kdpipes' own reading services give receipts: `num_workers=`, or `ThreadReadingService`."
+                "`receipt()` needs one of kdpipes' reading services: `num_workers=...`, or "
+                "`reading_service=kdp.ThreadReadingService(...)`."
             )
         pipes, counters = self._checkpointer.pipes, own.counters
         sizes = self._checkpointer.sizes() if self._sizes is None else self._sizes

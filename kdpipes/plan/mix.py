@@ -28,17 +28,17 @@ Stop = Literal["first", "all"]
 Batches = Literal["per_source", "stratified"]
 
 
-def _check_weights(weights: Any, number: int, *, may_be_0: bool = False) -> tuple[float, ...]:
+def _check_weights(weights: Any, number: int, *, may_be_0: bool = False, param: str = "weights") -> tuple[float, ...]:
     is_sequence = isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str)
     if not is_sequence or not all(map(is_number, weights)):
-        raise TypeError(must_be("weights", "numbers above 0, one for each source", weights))
+        raise TypeError(must_be(param, "numbers above 0, one for each source", weights))
     if not may_be_0 and not all(0 < weight < math.inf for weight in weights):
         hint = "To take no samples from a source, leave the source out."
-        raise ValueError(must_be("weights", "finite and above 0", weights, hint))
+        raise ValueError(must_be(param, "finite and above 0", weights, hint))
     if may_be_0 and not (all(0 <= weight < math.inf for weight in weights) and any(weights)):
         raise ValueError(must_be("weights", "finite and at least 0 in every epoch, and not all 0", weights))
     if len(weights) != number:
-        raise ValueError(must_be("weights", f"one for each of {number} sources, including the first", weights))
+        raise ValueError(must_be(param, f"one for each of {number} sources, including the first", weights))
     return tuple(float(weight) for weight in weights)
 
 
@@ -56,10 +56,16 @@ def _as_tuple(others: Any) -> tuple[Any, ...]:
     return sources
 
 
-def _checked(num_sources: int, weights: Any, seed: int, stop: Stop) -> tuple[tuple[float, ...], int, Stop]:
+def _checked(
+    num_sources: int, weights: Any, per_batch: Any, seed: int, stop: Stop
+) -> tuple[tuple[float, ...], int, Stop]:
     """Check and return the arguments that both flavours share."""
     check_choice("stop", stop, ("first", "all"))
-    return _check_weights([1.0] * num_sources if weights is None else weights, num_sources), check_seed(seed), stop
+    if per_batch is not None:
+        proportions = _check_weights(per_batch, num_sources, param="per_batch")
+    else:
+        proportions = _check_weights([1.0] * num_sources if weights is None else weights, num_sources)
+    return proportions, check_seed(seed), stop
 
 
 def _turns(weights: Sequence[float], seed: int) -> Iterator[int]:
@@ -213,9 +219,9 @@ class MixerMapDataPipe(PlanPipe):
         # Attributes that are not set are not part of the fingerprint, which stays that of earlier versions.
         if callable(weights):
             self._weights: tuple[float, ...] | Callback = Callback("weights", weights)
-            _, self._mix_seed, self._stop = _checked(number, None, seed, stop)
+            _, self._mix_seed, self._stop = _checked(number, None, None, seed, stop)
         else:
-            self._weights, self._mix_seed, self._stop = _checked(number, per_batch or weights, seed, stop)
+            self._weights, self._mix_seed, self._stop = _checked(number, weights, per_batch, seed, stop)
         if temperature is not None:
             self._temperature = Callback("temperature", temperature) if callable(temperature) else float(temperature)
             self._temperature_of(0)
@@ -345,7 +351,7 @@ class MixerIterDataPipe(IterPipe):
         super().__init__()
         self.sources = tuple(gives_samples(source, "mix") for source in (source_datapipe, *_as_tuple(others)))
         _check_alone(weights=weights, per_batch=per_batch)
-        self._weights, self._mix_seed, self._stop = _checked(len(self.sources), per_batch or weights, seed, stop)
+        self._weights, self._mix_seed, self._stop = _checked(len(self.sources), weights, per_batch, seed, stop)
         if per_batch is not None:
             self._per_batch = tuple(check_count("per_batch", count) for count in per_batch)
         known = [source for source in self.sources if isinstance(source, IterPipe)]

@@ -151,7 +151,10 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         chosen = to_labels("weights", list(classes), self.source.class_names(), are_names=are_names)
         of_samples = by_label(labels, dict(zip(chosen, weights.tolist(), strict=True)))
         if not of_samples.any() and size:
-            raise DataError("No sample has one of the classes that `weights` names.")
+            raise DataError(
+                "No sample belongs to a class with a weight above 0. `kdp.class_counts(pipe)` lists the classes "
+                "of the source."
+            )
         return of_samples
 
 

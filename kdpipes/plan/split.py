@@ -52,7 +52,7 @@ def split(source_datapipe: MapPipe, *, by: str = "key", seed: int = 0, **shares:
         if not is_number(share):
             raise TypeError(must_be(name, "a share between 0 and 1", share))
         if not 0 < share <= 1:
-            raise ValueError(must_be(name, "a share above 0 and at most 1", share, "80 percent are 0.8."))
+            raise ValueError(must_be(name, "a share above 0 and at most 1", share, "Write 80 % as 0.8."))
     total = sum(shares.values())
     if abs(total - 1) > 1e-9:
         hint = "Name the rest, too: `kdp.split(pipe, train=0.8, rest=0.2)`." if total < 1 else ""

@@ -334,7 +334,9 @@ def _read_dict(reader: _Reader, content: memoryview) -> dict[Any, Any]:
 def _read_registered(reader: _Reader, content: memoryview) -> Any:
     tag, plain = _unpack_tagged(content)
     if tag not in _by_tag:
-        raise DataError(f"The entry holds a {tag!r}, which is not known here: import what registers it.")
+        raise DataError(
+            f"The entry holds a {tag!r}, which is not registered in this process. Import the module that registers it."
+        )
     return _by_tag[tag].from_plain(reader.copies(plain))
 
 

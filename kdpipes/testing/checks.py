@@ -294,7 +294,10 @@ def _copied(pipe: Any) -> Any:
     try:
         return pickle.loads(cloudpickle.dumps(pipe))  # noqa: S301 - what was pickled here
     except (TypeError, pickle.PicklingError, AttributeError) as error:
-        raise AssertionError(f"The pipe cannot be pickled: {error}. Open what cannot when it is needed.") from error
+        raise AssertionError(
+            f"The pipe cannot be pickled: {error}. Open files and connections at first use, and leave "
+            "them out in `__getstate__`."
+        ) from error
 
 
 def _require(is_kept: bool, text: str) -> None:

@@ -122,7 +122,10 @@ class FieldRenamer(Operation):
             del sample[old]
         for new, value in values.items():
             if new in sample:
-                raise FieldError(f"Sample {sample.key!r} already has a field {new!r}, which would be lost.")
+                raise FieldError(
+                    f"Sample {sample.key!r} already has a field {new!r}, which `rename_fields` would replace. "
+                    "Choose another name, or rename that field, too."
+                )
             sample[new] = value
         if is_whole and not has_entries and len(self._orders) < _MANY:
             old_names = {new: next(old for old in names if old in known) for new, names in self._renames.items()}
@@ -148,7 +151,10 @@ class FieldRenamer(Operation):
         }
         taken = next((new for new in self._renames if new in known - renamed), None)
         if taken is not None:
-            raise FieldError(f"The source already has a field {taken!r}, which would be lost.")
+            raise FieldError(
+                f"The source already has a field {taken!r}, which `rename_fields` would replace. "
+                "Choose another name, or rename that field, too."
+            )
 
 
 @work_pipe("record_ctx")

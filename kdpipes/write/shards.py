@@ -176,7 +176,9 @@ def write_shards(
     """
     places = ShardPlaces(urls, storage_options)
     if max_samples is None and max_bytes is None:
-        raise ValueError("`max_samples` or `max_bytes` must be given: how large is a shard to be?")
+        raise ValueError(
+            "`max_samples` or `max_bytes` must be given. Pass the size of a shard, such as `max_samples=1000`."
+        )
     limits = _Limits(
         None if max_samples is None else check_count("max_samples", max_samples),
         None if max_bytes is None else check_count("max_bytes", max_bytes),

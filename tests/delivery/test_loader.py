@@ -116,7 +116,7 @@ def test_a_chain_that_workers_would_double_is_rejected() -> None:
     ("name", "words"),
     [
         ("batch_size", "`Loader` takes no argument `batch_size`: end the chain with `.deal(batch_size=...)"),
-        ("shuffle", "`Loader` takes no argument `shuffle`: the chain says so: `.deal("),
+        ("shuffle", "`Loader` takes no argument `shuffle`: set it in the chain: `.deal("),
         ("collate_fn", "`.collate_samples()`"),
         ("num_worker", "`num_worker`. Did you mean 'num_workers'?"),
         ("colour", "`Loader` takes no argument `colour`."),

@@ -320,7 +320,7 @@ def test_a_type_that_is_not_registered_here_is_no_damage(registered: Any) -> Non
     from kdpipes.storage import codec
 
     del codec._by_tag["box"]
-    with pytest.raises(DataError, match="holds a 'box', which is not known here") as rejection:
+    with pytest.raises(DataError, match="holds a 'box', which is not registered in this process") as rejection:
         decode(entry)
     assert not isinstance(rejection.value, DamagedError)
 
