@@ -18,7 +18,7 @@ from kdpipes.cache.store import claim_by
 from kdpipes.core.errors import DataError
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.codec import FORMAT
-from kdpipes.storage.files import create_file, create_url, locked, read_url, replace_file, write_all
+from kdpipes.storage.files import CAN_HOLD, create_file, create_url, locked, read_url, replace_file, write_all
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.retries import retried
 from kdpipes.storage.urls import is_local, join_url
@@ -219,7 +219,8 @@ class LocalFolder:
             host, pid, _ = draft.name.split("~")
             with suppress(OSError):
                 is_old = time.time() - draft.stat().st_mtime > _LONG_AGO_S
-                if is_old if host != self._host else not _is_alive(int(pid)):
+                # Windows cannot ask: signal 0 is Ctrl-C there, and interrupts all processes of the console.
+                if is_old if host != self._host or not CAN_HOLD else not _is_alive(int(pid)):
                     draft.unlink()
 
 

@@ -373,7 +373,10 @@ class ProcessWorker(Worker):
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            import resource  # imported late: Windows does not have it
+            try:
+                import resource
+            except ImportError:  # Windows has no `ulimit` to name
+                raise error from None
 
             number = self._options.num_workers
             raise OSError(

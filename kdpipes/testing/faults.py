@@ -151,7 +151,7 @@ def kill_one_worker() -> bool:
     """
     children = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
     if children:
-        os.kill(children[0], signal.SIGKILL)
+        os.kill(children[0], getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has only SIGTERM, which kills too
     return bool(children)
 
 

@@ -172,6 +172,7 @@ def _settle(url: str, root: Path, relative: str, num_workers: int) -> CopyResult
     source = _find_source(join_url(url, relative) if relative else url)
     for part in parts or ():
         _settle(url, root, part.relative_to(root).as_posix(), num_workers)
+    folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder) if CAN_HOLD else nullcontext():
         if (folder / END).exists():  # another process has copied it
             return CopyResult(folder, was_copied=False)
