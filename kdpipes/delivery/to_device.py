@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -13,7 +14,7 @@ from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.dealer import Resumable
 
-__all__ = ["DeviceMoverIterDataPipe"]
+__all__ = ["DeviceMoverIterDataPipe", "is_ready"]
 
 reject_flavour("to_device", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
@@ -22,10 +23,11 @@ reject_flavour("to_device", flavour="map", hint="Put `.deal(batch_size=...).coll
 class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
     """Moves the tensors of each batch to a device (functional name: ``to_device``).
 
-    This pipe and all pipes after it run in the main process. For a CUDA device, each batch is copied to pinned memory
-    and sent on a separate CUDA stream while the batch before it is used. The stream that is current when the batch is
-    returned waits for it. Send images as uint8, which take a quarter of the memory of float32, and normalize them on
-    the device: `x.float().div_(255)`.
+    This pipe and all pipes after it run in the main process. For a CUDA device, a thread copies each batch to pinned
+    memory and sends it on a separate CUDA stream while the batch before it is used. The stream that is current when the
+    batch is returned waits for it. A batch is returned at once, even if the workers have not made the next one. Send
+    images as uint8, which take a quarter of the memory of float32, and normalize them on the device:
+    `x.float().div_(255)`.
 
     Args:
         source_datapipe: A stream of batches: tensors in tuples, lists and mappings, which become dictionaries. Objects
@@ -77,8 +79,12 @@ class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
             )
         _check_device(self._device)
         if self._device.type == "cuda":
-            return _ahead(iter(self.source), _OnStream(self._device))
+            return _ahead(iter(self.source), _OnStream(self._device, self.copy))
         return (_mapped(batch, self._move) for batch in self.source)
+
+    def copy(self, send: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
+        """Return a batch whose tensors `send` has sent. A method, so that the profiler can measure it."""
+        return _mapped(batch, send)
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device)  # synchronous, because the memory may be reused for another batch
@@ -102,21 +108,34 @@ def _check_device(device: torch.device) -> None:
 
 
 class _OnStream:
-    """Sends batches to a CUDA device on a separate CUDA stream."""
+    """Sends batches to a CUDA device on a separate CUDA stream, in a thread of its own.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    Args:
+        device: The device.
+        copy: Called in the thread with a function and a batch; returns the batch with the function applied to its
+            tensors.
+    """
+
+    def __init__(
+        self, device: torch.device, copy: Callable[[Callable[[torch.Tensor], torch.Tensor], Any], Any]
+    ) -> None:
+        self._device, self._copy = device, copy
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kdpipes to_device")
+
+    def __enter__(self) -> _OnStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
 
     def send(self, batch: Any) -> Any:
         """Start to send a batch, and return the argument for `receive`."""
-        with torch.cuda.stream(self._stream):
-            moved = _mapped(batch, self._send)
-            return moved, self._stream.record_event()
+        return self._thread.submit(self._sent, batch)
 
     def receive(self, sent: Any) -> Any:
         """Return a batch that was sent. The current stream waits for this batch, but not for later ones."""
-        batch, event = sent
+        batch, event = sent.result()
         current = torch.cuda.current_stream(self._device)
         current.wait_event(event)
 
@@ -126,29 +145,57 @@ class _OnStream:
 
         return _mapped(batch, keep)
 
+    def _sent(self, batch: Any) -> Any:
+        with torch.cuda.stream(self._stream):
+            return self._copy(self._send, batch), self._stream.record_event()
+
     def _send(self, tensor: torch.Tensor) -> torch.Tensor:
         pinned = tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(self._device, non_blocking=True)
 
 
+@runtime_checkable
+class _Awaited(Protocol):
+    """An iterator that knows whether its next item is there."""
+
+    def is_ready(self) -> bool: ...
+
+
+def is_ready(items: Iterator[Any]) -> bool:
+    """Return whether an iterator has its next item; True if it does not know."""
+    return items.is_ready() if isinstance(items, _Awaited) else True
+
+
 def _ahead(batches: Iterator[Any], stream: Any) -> Iterator[Any]:
-    """Yield each batch while the next one is being sent. An error is raised after the batches before it."""
+    """Yield each batch while the next one, if it is there, is being sent.
+
+    An error is raised after the batches before it.
+    """
     end: Any = object()
-    sent, error = end, None
-    while error is None:
-        following = end
-        try:
-            batch = next(batches, end)
-            following = end if batch is end else stream.send(batch)
-            del batch
-        except Exception as raised:
-            error = raised
-        if sent is not end:
+    with stream:
+        sent = None
+        while True:
+            if sent is None:
+                batch = next(batches, end)
+                if batch is end:
+                    return
+                sent = stream.send(batch)
+                del batch
+            following, error, is_over = None, None, False
+            if is_ready(batches):
+                try:
+                    batch = next(batches, end)
+                    is_over = batch is end
+                    following = None if is_over else stream.send(batch)
+                    del batch
+                except Exception as raised:
+                    error = raised
             yield stream.receive(sent)
-        sent = following
-        if sent is end and error is None:
-            return
-    raise error
+            if error is not None:
+                raise error
+            if is_over:
+                return
+            sent = following
 
 
 def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

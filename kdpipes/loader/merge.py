@@ -122,6 +122,18 @@ class Merger:
         finally:
             self._counters.wait_s += time.perf_counter() - started
 
+    def is_ready(self) -> bool:
+        """Return whether the next item has arrived, so that `next` returns it without waiting."""
+        number = self.position.number
+        if self._agreement is not None and number // self._num_groups != self._turn:
+            return False
+        place = number % self._num_groups % len(self._workers)
+        worker = self._workers[place]
+        if place in self._ended or worker.is_torn or not worker.is_ready():
+            return False
+        message = worker.peek()
+        return message.kind is Kind.ITEM and message.number == number
+
     def _begin(self) -> None:
         self._ended = set(range(self._num_groups, len(self._workers)))  # they have no lanes, so nobody asks them
         self._same_damage = SameDamage(len(self._workers))

@@ -14,9 +14,11 @@ from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.sample import Sample
 from kdpipes.delivery.meter import Meters, size_of
+from kdpipes.delivery.to_device import DeviceMoverIterDataPipe, is_ready
 
-__all__ = ["Probes"]
+__all__ = ["COPYING", "Probes"]
 
+COPYING = "copying batches in a thread"
 _BESIDES = {"finish": "giving samples", "prefetch": "reading ahead"}  # methods
 _NUM_EVENTS = 20_000  # of a thread, for a trace
 
@@ -168,6 +170,8 @@ def _indexed_methods(probes: Probes, pipe: MapPipe, place: int, node: int) -> di
 
 
 def _stream_methods(probes: Probes, pipe: Any, place: int, node: int) -> dict[str, Any]:
+    if isinstance(pipe, DeviceMoverIterDataPipe):
+        vars(pipe)["copy"] = _measured(probes, pipe.copy, probes.node(place, COPYING))
     if not isinstance(pipe, IterPipe):
         vars(pipe)["iterate"] = _measured_items(probes, pipe.iterate, node, None)
         return {}
@@ -220,6 +224,9 @@ class _Items:
 
     def __iter__(self) -> _Items:
         return self
+
+    def is_ready(self) -> bool:
+        return is_ready(self._items)
 
     def __next__(self) -> Any:
         probes = self._probes

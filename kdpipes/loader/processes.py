@@ -343,6 +343,13 @@ class ProcessWorker(Worker):
                 self._wait()
         return self._messages[0]
 
+    def is_ready(self) -> bool:
+        if not self._messages and self._worker is not None:
+            with contextlib.suppress(TimeoutError), self._opening_files():
+                for message in self._worker.listen(0) or ():  # `peek` deals with a worker that has died
+                    self._receive(self._worker, message)
+        return bool(self._messages)
+
     def take(self) -> Any:
         content = self._messages.popleft().content
         return self._unpacked(content) if isinstance(content, _Arrived) else content

@@ -149,6 +149,10 @@ class Worker(ABC):
         """How many messages have arrived."""
         return 0
 
+    def is_ready(self) -> bool:
+        """Return whether `peek` returns without waiting."""
+        return self.num_waiting > 0
+
 
 class Producer:
     """One worker's copy of the chain.

@@ -18,6 +18,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.delivery import meter
 from kdpipes.loader.loader import Loader, show_loaders_by
+from kdpipes.loader.probes import COPYING
 from kdpipes.loader.profile import Measured, Row, WorkerTimes
 from kdpipes.look.figures import Figure, bar_chart
 from kdpipes.look.rendering import bytes_text, counted, render, seconds_text, table_lines
@@ -170,6 +171,9 @@ class Profile:
         """Return sentences that describe who waits for whom."""
         text = f"{counted(self.num_batches, 'batch')} in {seconds_text(self.loop_s)}"
         text += f", {self.num_samples / self.loop_s:,.0f} samples/s." if self.loop_s else "."
+        copying = [step.seconds for pipe in self.pipes for step in pipe.steps if step.what == COPYING]
+        if copying:
+            text += f" A thread copied batches to the device for {seconds_text(sum(copying))}, beside the loop."
         if not self.num_workers:
             return [text, f"No workers: {self.wait_share:.0%} of the loop made batches, the rest was the consumer's."]
         idle_share = self.idle_s / (self.work_s + self.idle_s or 1.0)
@@ -238,7 +242,7 @@ class Profile:
             num_workers=measured.num_workers if measured.has_workers else 0,
             loop_s=measured.busy_s,
             wait_s=measured.wait_s,
-            main_s=sum(row.seconds for row in measured.main_rows),
+            main_s=sum(row.seconds for row in measured.main_rows if row.what != COPYING),
             work_s=work_s,
             idle_s=sum(lane.idle_s for lane in measured.workers) if measured.has_workers else 0.0,
             lanes=tuple(measured.workers),

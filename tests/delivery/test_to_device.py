@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 import traceback
 from collections import namedtuple
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.delivery.to_device import DeviceMoverIterDataPipe, _ahead, _mapped
+from kdpipes.delivery.to_device import DeviceMoverIterDataPipe, _ahead, _mapped, _OnStream
 from tests.torchdata_parts import InProcessReadingService
 
 Pair = namedtuple("Pair", "x y")
@@ -44,6 +49,12 @@ class StandIn:
     def __init__(self) -> None:
         self.log: list[str] = []
 
+    def __enter__(self) -> StandIn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.log.append("end")
+
     def send(self, batch: Any) -> Any:
         self.log.append(f"send {batch}")
         return batch
@@ -56,8 +67,106 @@ class StandIn:
 def test_the_next_batch_is_sent_before_one_is_received() -> None:
     stream = StandIn()
     assert list(_ahead(iter([1, 2, 3]), stream)) == [1, 2, 3]
-    assert stream.log == ["send 1", "send 2", "receive 1", "send 3", "receive 2", "receive 3"]
+    assert stream.log == ["send 1", "send 2", "receive 1", "send 3", "receive 2", "receive 3", "end"]
     assert list(_ahead(iter([]), StandIn())) == []
+
+
+class Late:
+    """Batches of which the next one is there only when somebody waits for it."""
+
+    def __init__(self, batches: list[int], ready: list[bool]) -> None:
+        self._batches, self._ready = iter(batches), iter(ready)
+
+    def __iter__(self) -> Late:
+        return self
+
+    def __next__(self) -> int:
+        return next(self._batches)
+
+    def is_ready(self) -> bool:
+        return next(self._ready)
+
+
+def test_a_batch_is_received_before_one_that_is_late() -> None:
+    stream = StandIn()
+    assert list(_ahead(Late([1, 2, 3], [False, True, False]), stream)) == [1, 2, 3]
+    assert stream.log == ["send 1", "receive 1", "send 2", "send 3", "receive 2", "receive 3", "end"]
+
+
+def test_a_batch_left_behind_ends_the_stream() -> None:
+    stream = StandIn()
+    batches = _ahead(iter([1, 2, 3]), stream)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert stream.log == ["send 1", "send 2", "receive 1", "end"]
+
+
+def _wait_for(path: Path, batch: Any) -> Any:
+    deadline = time.monotonic() + 60
+    while int(batch[0][0]) >= 4 and not path.exists():
+        assert time.monotonic() < deadline, "the first batch was held back until the second one was made"
+        time.sleep(0.01)
+    return batch
+
+
+@pytest.mark.parametrize("service", [kdp.ThreadReadingService(1), kdp.ProcessReadingService(1)], ids=["thread", "fork"])
+@pytest.mark.parametrize("is_profiled", [False, True], ids=["plain", "profiled"])
+def test_a_batch_does_not_wait_for_the_worker_to_make_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: Any, is_profiled: bool
+) -> None:
+    monkeypatch.setattr(DeviceMoverIterDataPipe, "iterate", lambda self: _ahead(iter(self.source), StandIn()))
+    pipe = kdp.from_dataset([(number, 0) for number in range(10)]).select("x").deal(batch_size=4).collate_samples()
+    pipe = pipe.map(partial(_wait_for, tmp_path / "go")).to_device("cpu")
+    with kdp.Loader(pipe, reading_service=service, profile=is_profiled) as loader:
+        batches = iter(loader)
+        assert next(batches)[0].tolist() == [0, 1, 2, 3]
+        (tmp_path / "go").touch()
+        assert [x.tolist() for (x,) in batches] == [[4, 5, 6, 7], [8, 9]]
+
+
+class FakeCuda:
+    """The parts of `torch.cuda` that a stream uses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        for name in ("Stream", "current_stream"):
+            monkeypatch.setattr(torch.cuda, name, lambda device: self)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+        monkeypatch.setattr(_OnStream, "_send", self.send)
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: self.log.append("keep"))
+        monkeypatch.setattr("kdpipes.delivery.to_device._check_device", lambda device: None)
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert threading.current_thread() is not threading.main_thread()
+        if tensor.dtype is torch.bool:
+            raise MemoryError("no pinned memory")
+        return tensor + 100
+
+    def record_event(self) -> str:
+        return "event"
+
+    def wait_event(self, event: str) -> None:
+        self.log.append(f"wait for {event}")
+
+
+def test_a_thread_copies_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, before = FakeCuda(monkeypatch), threading.active_count()
+    pipe = chain().source.to_device("cuda")
+    with kdp.Loader(pipe, num_workers=1, profile=True) as loader:
+        assert [x.tolist() for x, _ in loader] == [[100, 101, 102, 103], [104, 105, 106, 107], [108, 109]]
+        found = kdp.profile(loader)
+    assert cuda.log == ["wait for event", "keep", "keep"] * 3
+    assert threading.active_count() == before
+    assert [step.what for step in found.pipes[-1].steps] == ["beginning an epoch", "copying batches in a thread"]
+    assert "A thread copied batches to the device for " in str(found)
+
+
+def test_an_error_in_the_thread_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    before = threading.active_count()
+    with pytest.raises(MemoryError, match="no pinned memory"):
+        list(IterableWrapper([torch.ones(2), torch.ones(2) > 0]).to_device("cuda"))
+    assert threading.active_count() == before
 
 
 def test_an_error_comes_after_the_batches_before_it() -> None:
