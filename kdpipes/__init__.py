@@ -33,6 +33,7 @@ _PIPES = [
     "sources.to_samples",
     "work.fields",
     "work.on_error",
+    "work.transform_batch",
 ]
 
 # The garbage collector is off during the import. Otherwise it visits all objects that torch has made, which takes a

@@ -66,13 +66,14 @@ EXAMPLES: dict[str, Build] = {
     "to_device": lambda source: source.select("x y").deal(batch_size=2).collate_samples().to_device("cpu"),
     "to_samples": lambda source: source.to_samples(key=lambda sample: sample.key + "!"),
     "transform": lambda source: source.transform("x", lambda x, rng: x + rng.random()),
+    "transform_batch": lambda source: source.transform_batch("x", _jittered),
 }
 EXAMPLES_BY_FLAVOUR: dict[tuple[str, str], Build] = {
     ("oversample", "map"): lambda source: source.oversample(mode="exact"),
     ("oversample", "iter"): lambda source: source.oversample(mode="exact", class_counts={0: 3, 1: 2, 2: 2}),
 }
 AFTER_DEAL = {"collate_samples", "cutmix", "mixup", "to_device"}
-RANDOM = {"cutmix", "mixup", "oversample", "transform"}  # those whose epochs may differ
+RANDOM = {"cutmix", "mixup", "oversample", "transform", "transform_batch"}  # those whose epochs may differ
 ELSEWHERE = {"cache_in_redis", "peek"}  # one needs a server, one is no pipe: see their own tests
 REJECTED = {("subset", "iter"), *((name, "map") for name in AFTER_DEAL)} | {
     (name, "iter") for name in ("few_shot", "join", "permute", "sample_weighted", "take_per_class", "take_percent")
@@ -139,6 +140,7 @@ def test_what_is_no_pipe_is_rejected_where_the_chain_is_built(name: str, flavour
         "subset": ([0],),
         "to_device": ("cpu",),
         "transform": ("x", abs),
+        "transform_batch": ("x", np.abs),
     }.get(name, ())
     keywords: dict[str, Any] = {
         "deal": {"batch_size": 1},
@@ -179,3 +181,7 @@ def test_what_a_flavour_cannot_do_says_what_to_do_instead(name: str, flavour: st
     rejection = r"needs an? (stream|indexed source), but `to_samples` is (indexed|a stream)\. .*`"
     with pytest.raises(kdp.ChainError, match=rejection):
         getattr(_source(flavour), name)([0])
+
+
+def _jittered(values: list[Any], rngs: list[np.random.Generator]) -> list[float]:
+    return [value + rng.random() for value, rng in zip(values, rngs, strict=True)]

@@ -37,6 +37,7 @@ class Bulk:
 
     def __init__(self, seed: int, epoch: int, planned: int, ordinals: Sequence[int], size: int) -> None:
         self.seed, self.epoch, self.planned, self.ordinals, self.size = seed, epoch, planned, ordinals, size
+        self.is_vectorized = False  # set by an operation that is faster for many samples in one call
         self._names: dict[str, int] = {}
 
     def part(self, start: int, stop: int) -> Bulk:
@@ -75,9 +76,9 @@ class BulkReader:
         with without_key():
             while self._size and len(items) < len(positions):
                 start, stop = len(items), len(items) + self._size
-                begun = time.perf_counter()
+                begun, part = time.perf_counter(), bulk.part(start, stop)
                 try:
-                    made = source.read_items(positions[start:stop], bulk.part(start, stop))
+                    made = source.read_items(positions[start:stop], part)
                 except KeyNeededError:  # users' functions read other pipes of kdpipes
                     made = None
                 except Exception:
@@ -86,7 +87,7 @@ class BulkReader:
                     self._size = 0
                     break
                 items += made
-                if time.perf_counter() - begun <= _SLOW_S * len(made):
+                if part.is_vectorized or time.perf_counter() - begun <= _SLOW_S * len(made):
                     self._num_slow, self._size = 0, max(self._size, 8 * len(made))
                 else:  # the system may have been busy
                     self._num_slow += 1

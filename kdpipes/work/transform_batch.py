@@ -1,0 +1,135 @@
+"""Apply a function to the values of many samples in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from kdpipes.core.bulk import Bulk, BulkSource
+from kdpipes.core.callback import Callback, call_seeded
+from kdpipes.core.errors import must_be
+from kdpipes.core.operation import Operation
+from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample_pipe import work_pipe
+from kdpipes.core.traits import Traits
+
+__all__ = ["BatchTransformer"]
+
+_INSTEAD = {
+    "rng": "Name it `rngs`: a list with one `numpy.random.Generator` for each value.",
+    "ctx": "Use `transform`, which calls a function for each sample.",
+}
+
+
+@work_pipe("transform_batch")
+class BatchTransformer(Operation):
+    """Applies a function to one field of many samples at once (functional name: ``transform_batch``).
+
+    Use it for functions that are faster for many values than for one: tokenizers, NumPy expressions, lookups in tables.
+    The result for a value must not depend on the other values in the call, because a call may get any number of them:
+    all samples of a batch of `deal` (the first 8 in a call of their own) if each pipe upstream can read many samples at
+    once, which are `from_dataset`, the pipes that choose samples, `rename_fields`, `transform` of cheap values, and
+    this one; otherwise a single sample. So batches are the same for any number of workers, in caches and after a
+    resume.
+
+    Args:
+        field: The name of the field.
+        function: A function of a list of values that returns as many new values: a list, an array or a tensor with a
+            row for each. If it has a parameter `rngs`, it gets a list with one `numpy.random.Generator` for each value,
+            which depends on the seed, the epoch, the sample and this operation. If it draws from the global generators
+            of `random`, NumPy or torch, it is called for each sample alone, with seeds.
+
+    Raises:
+        FieldError: There is no such field.
+        TypeError: The function did not return one value for each value, or returned None for one.
+
+    Example:
+        >>> import numpy as np
+        >>> pipe = kdp.from_dataset([(n, 0) for n in range(100)]).transform_batch("x", np.sqrt)
+        >>> float(pipe.select("x", bare=True)[81])
+        9.0
+    """
+
+    def __init__(self, field: str, function: Callable[..., Any]) -> None:
+        if not isinstance(field, str) or len(field.split()) != 1:
+            raise TypeError(must_be("field", "the name of one field", field))
+        self.field = field
+        self._function = called = Callback("function", function)
+        for name, hint in _INSTEAD.items():
+            if name in called.parameters:
+                raise TypeError(must_be("function", f"a function without a parameter `{name}`", called.name, hint))
+        self._takes_rngs = "rngs" in called.parameters
+        is_random = self._takes_rngs if called.declares_random is None else called.declares_random
+        used = frozenset({field})
+        self.traits = Traits(
+            needs=used,
+            reads=used,
+            changes=used,
+            random=called.name if is_random else None,
+            records=called.name if self._takes_rngs else None,
+            seeds=() if self._takes_rngs or called.is_fixed else (called.name,),
+        )
+        self._what = f"applying {called.name!r} to field {field!r}"
+
+    def __call__(self, sample: Sample) -> Sample:
+        place, is_recorded = sample.claim_name(self._function.name), sample.is_recording
+
+        def run(view: Sample, value: Any) -> Any:
+            if self._takes_rngs:
+                made = self._function([value], rngs=[view.record_key(place, is_recorded=is_recorded)])
+            else:
+                made = call_seeded(self._function, view, place, [value], ctx=None, is_recorded=is_recorded)
+            return self._checked(made, [value])[0]
+
+        result = Lazy(run, sample.lazy(self.field), what=self._what)
+        if is_recorded:
+            sample.promise_ctx(place, result)
+        sample[self.field] = result
+        return sample
+
+    def read_fields(
+        self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
+    ) -> list[Sequence[Any]] | None:
+        called = self._function
+        if self.traits.seeds and called.globals.needs_seeds:
+            return None
+        columns = source.read_fields(names, positions, bulk)
+        place = bulk.claim_name(called.name)
+        if columns is None or self.field not in names:
+            return columns
+        bulk.is_vectorized = True
+        number = list(names).index(self.field)
+        values = list(columns[number])
+        if self._takes_rngs:
+            keys = bulk.keys()
+            made = called(values, rngs=[key.rng(place) for key in keys])
+        else:
+            made = called(values) if called.is_fixed else called.globals.call(called.function, values)
+        columns[number] = self._checked(made, values)
+        return columns
+
+    def _checked(self, made: Any, values: list[Any]) -> Sequence[Any]:
+        """Return the results of a call, after checking that there is one for each value."""
+        name = self._function.name
+        try:
+            number = len(made)
+        except TypeError:
+            number = -1
+        if number != len(values) or isinstance(made, str | bytes | dict):
+            shown = f"{number} of them" if number >= 0 and number != len(values) else type(made).__name__
+            raise TypeError(
+                f"`{name}` must return a list, an array or a tensor with one value for each of {len(values)} values, "
+                f"but returned {shown}."
+            )
+        for result, value in zip(made, values, strict=True) if isinstance(made, list | tuple) else ():
+            if result is None and value is not None:
+                raise TypeError(f"`{name}` must return the new values, but returned None for one of them.")
+        return made  # type: ignore[no-any-return]
+
+    def drawing(self) -> tuple[str, ...]:
+        return self.traits.seeds if self._function.globals.is_seen else ()
+
+    def fingerprint(self) -> Any:
+        return {"field": self.field, "function": self._function}
