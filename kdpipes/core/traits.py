@@ -67,6 +67,7 @@ class Traits:
             that was read last.
         counts_whole: Whether what passes depends on the whole stream, so that it cannot be read in lanes.
         is_remote: Whether a source reads over a network and can prefetch samples.
+        reads_files: Whether a source reads a local file for each sample and can prefetch samples.
     """
 
     role: Role = "work"
@@ -86,6 +87,7 @@ class Traits:
     holds_back: bool = True
     counts_whole: bool = False
     is_remote: bool = False
+    reads_files: bool = False
 
     def __post_init__(self) -> None:
         check_choice("role", self.role, get_args(Role))

@@ -26,7 +26,7 @@ from kdpipes.delivery.skipping import LEFT_OUT
 
 __all__ = ["DealerMapDataPipe"]
 
-_AHEAD = 2  # how many batches beyond the one that is made remote sources prefetch
+_AHEAD = 2  # how many batches beyond the one that is made sources prefetch
 _FEW = 4  # samples in a batch, below which comparing the states of the global generators takes longer than seeding them
 _NUM_SUBSTITUTES = 32  # how many samples are tried as a substitute for one
 
@@ -187,14 +187,15 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is rejected at its start
         self._starts_epoch(first)
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
-        is_remote = self.reads_ahead and isinstance(self.source, MapPipe)  # no stock pipe, which passes nothing on
-        is_remote = is_remote and any(node.traits.is_remote for node in Chain.of(self.source))
+        prefetches = self.reads_ahead and isinstance(self.source, MapPipe)  # no stock pipe, which passes nothing on
+        traits = [node.traits for node in Chain.of(self.source)] if prefetches else []
+        prefetches = any(each.is_remote or each.reads_files for each in traits)
         planned = 0 if self._cut.is_fixed else number  # the epoch whose samples are delivered
-        if is_remote:
+        if prefetches:
             with planning(planned):
                 self.source.prefetch(Order(partial(epoch.windows, first), is_epoch=True))
         for place, batch in enumerate(batches):
-            if is_remote:
+            if prefetches:
                 for later in batches[place + (_AHEAD if place else 0) : place + _AHEAD + 1]:
                     with planning(planned):
                         self.source.prefetch(Order.of_next(epoch.positions(later)))

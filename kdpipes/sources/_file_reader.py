@@ -1,13 +1,17 @@
-"""Read whole files. Remote files are prefetched."""
+"""Read whole files, which are prefetched: remote ones by threads, local ones by the operating system."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from kdpipes.core.order import Order
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.sources._member_reader import Habit
-from kdpipes.storage.access import Access, using
+from kdpipes.storage.access import Access, Threads, using
 from kdpipes.storage.files import read_url
 from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.urls import is_local
@@ -29,9 +33,15 @@ class FileReader:
         self._field, self.access = field, access
         self._ahead = RangeReader(read=lambda span: read_url(span.url))
         self._habit = Habit()
+        self.forget()
+        forget_after_fork(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FileReader, (self._field, self.access)
+
+    def forget(self) -> None:
+        """Start over, without a thread."""
+        self._thread: Threads | None = None
 
     def prefetch(self, order: Order, files_at: Callable[[Any], Iterable[tuple[str, int]]]) -> None:
         """Start to read the files of the next positions.
@@ -44,17 +54,34 @@ class FileReader:
             return
         for positions in order:
             for due in self._habit.due(positions):
-                files = files_at(due)
-                with using(self.access):
-                    self._ahead.prefetch(_span(url, size) for url, size in files if not is_local(url))
+                files = list(files_at(due))
+                if local := [url for url, _ in files if is_local(url)]:
+                    self._thread = self._thread or Threads(1, "kdpipes-files")
+                    self._thread.submit(partial(_load, local))
+                if len(local) < len(files):
+                    with using(self.access):
+                        self._ahead.prefetch(_span(url, size) for url, size in files if not is_local(url))
 
     def read(self, url: str, size: int = -1) -> bytes:
         """Return the content of a file."""
+        self._habit.fields.add(self._field)
         if is_local(url):
             return read_url(url)
-        self._habit.fields.add(self._field)
         with using(self.access):
             return self._ahead.read(_span(url, size))
+
+
+def _load(paths: list[str]) -> None:
+    """Let the system load files into its cache. To open a file may wait for the disk, so a thread does it."""
+    if not hasattr(os, "posix_fadvise"):  # macOS and Windows
+        return
+    for path in paths:
+        with suppress(OSError):  # the error is raised when the file is read
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(descriptor)
 
 
 def _span(url: str, size: int) -> Span:

@@ -108,7 +108,8 @@ class IdReaderMapDataPipe(MapPipe):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
-        return Traits(role="source", is_remote=self._files is not None and self._files.is_remote(self._ids.value))
+        is_remote = self._files is not None and self._files.is_remote(self._ids.value)
+        return Traits(role="source", is_remote=is_remote, reads_files=self._files is not None and not is_remote)
 
     def prefetch(self, order: Order) -> None:
         if self._files is not None:

@@ -116,18 +116,18 @@ class ImageFolderMapDataPipe(MapPipe):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
-        return Traits(role="source", is_remote=not is_local(self._root))
+        is_remote = not is_local(self._root)
+        return Traits(role="source", is_remote=is_remote, reads_files=not is_remote)
 
     def prefetch(self, order: Order) -> None:
         listing = self._listed()
-        if listing.sizes is not None:
-            sizes = listing.sizes
-            self._files.prefetch(
-                order,
-                lambda positions: (
-                    (join_url(self._root, listing.paths[index]), int(sizes[index])) for index in positions.tolist()
-                ),
-            )
+        sizes = np.full(len(listing.paths), -1) if listing.sizes is None else listing.sizes
+        self._files.prefetch(
+            order,
+            lambda positions: (
+                (join_url(self._root, listing.paths[index]), int(sizes[index])) for index in positions.tolist()
+            ),
+        )
 
     def _version_of(self, index: int, url: str) -> str:
         listing = self._listed()

@@ -164,7 +164,8 @@ def read_url(url: str, *, num_tries: int = NUM_TRIES) -> bytes:
     """Return the whole content of a file; temporary errors are retried."""
     with naming(url):
         if is_local(url):
-            return Path(url).read_bytes()
+            with open(url, "rb", buffering=0) as file:  # noqa: PTH123 - a `Path` takes a quarter longer
+                return file.readall()
         filesystem, path = filesystem_of(url)
         content = retried(
             lambda: hedged(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX)), num_tries=num_tries

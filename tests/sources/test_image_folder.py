@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.demo import PHOTO_CLASSES
+from kdpipes.sources import _file_reader
 
 
 @pytest.fixture
@@ -138,3 +141,44 @@ def test_a_folder_of_splits_is_no_folder_of_classes(tmp_path: Path) -> None:
         len(kdp.image_folder(tmp_path))
     assert len(kdp.image_folder(tmp_path, class_names=["train", "val"])) == 2
     assert kdp.image_folder(tmp_path / "train").class_names() == ("heron",)
+
+
+@pytest.mark.parametrize("source", ["image_folder", "from_ids"])
+def test_local_files_are_loaded_ahead_of_need(photo_folder: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[tuple[str, str]] = []
+    read = _file_reader.read_url
+    monkeypatch.setattr(_file_reader.Threads, "submit", lambda self, action: action())
+    monkeypatch.setattr(_file_reader, "_load", lambda paths: log.extend(("load", path) for path in paths))
+    monkeypatch.setattr(_file_reader, "read_url", lambda url: (log.append(("read", url)), read(url))[1])
+    files = [str(path) for path in photo_folder.glob("*/*.jpg")][:40]
+    pipe = kdp.image_folder(photo_folder)[:40] if source == "image_folder" else kdp.from_ids(files, load="{id}")
+    assert len(list(pipe.permute(1).select("x").deal(batch_size=8, shuffle=True))) == 5
+    loaded, done = ([path for kind, path in log if kind == which] for which in ("load", "read"))
+    assert len(set(loaded)) == 40
+    assert sorted(loaded) == sorted(done)
+    for path in done:
+        assert log.index(("load", path)) < log.index(("read", path))
+
+
+def test_loading_ahead_leaves_errors_and_descriptors_alone(birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, closed = list[int](), list[int]()
+    system = SimpleNamespace(**vars(os))
+    system.open = lambda *given: (opened.append(os.open(*given)), opened[-1])[1]
+    system.close = lambda descriptor: (closed.append(descriptor), os.close(descriptor))[1]
+    monkeypatch.setattr(_file_reader, "os", system)
+    _file_reader._load([str(birds / "stork/2.png"), str(birds / "missing.png"), str(birds / "heron/2.JPG")])
+    assert len(opened) == (2 if hasattr(os, "posix_fadvise") else 0)
+    assert opened == closed
+
+
+def test_without_readahead_files_are_read_all_the_same(birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    assert len(list(kdp.image_folder(birds).select("x").deal(batch_size=1))) == 4
+    _file_reader._load([str(birds / "stork/2.png")])
+
+
+def test_workers_load_ahead_after_the_main_process_has(birds: Path) -> None:
+    pipe = kdp.image_folder(birds).select("x key").deal(batch_size=1)
+    expected = list(pipe)
+    with kdp.Loader(pipe, num_workers=2, start_method="fork") as loader:
+        assert list(loader) == expected
