@@ -27,6 +27,7 @@ KDPIPES = "kdpipes open_shards"
 
 CONTENDERS = [
     Contender(KDPIPES, "with_kdpipes:indexed", ("kdpipes",), "tars, defaults"),
+    Contender("kdpipes image_folder", "with_kdpipes:folder", ("kdpipes",), "files, defaults"),
     Contender("kdpipes stream_shards", "with_kdpipes:streamed", ("kdpipes",), "tars, defaults"),
     Contender("kdpipes open_shards, Pillow only", "with_kdpipes:by_pillow_only", ("kdpipes", "pillow"), "tars"),
     Contender("kdpipes, decoded images in memory", "with_kdpipes:in_memory", ("kdpipes",), "tars; second epoch"),

@@ -35,6 +35,10 @@ def indexed(folder: Path, workers: int, batch_size: int) -> Any:
     return _loader(_opened(folder).decode_images("x"), workers, batch_size)
 
 
+def folder(folder: Path, workers: int, batch_size: int) -> Any:
+    return _loader(kdp.image_folder(folder / "tree").decode_images("x"), workers, batch_size)
+
+
 def profile(folder: Path, workers: int, batch_size: int, seconds: float) -> str:
     """Return where the time of `indexed` goes, as kdpipes measures it."""
     return str(kdp.profile(_batches(_opened(folder).decode_images("x"), batch_size), seconds, num_workers=workers))
