@@ -258,13 +258,20 @@ def _decoded(value: Any) -> Any:
     return decode_all() if decode_all is not None else value
 
 
-def reject_random(operation: str, generator: str | None = None) -> None:
+def reject_random(operation: str, generator: str | None = None, *, is_eager: bool = False) -> None:
     """Raise the error for a cache downstream of an operation that draws random numbers.
 
     Args:
         operation: The name of the operation.
         generator: The name of the function's own generator, if it has drawn from that.
+        is_eager: Whether the operation draws before the cache is asked, so that the cache cannot freeze the results.
     """
+    if is_eager:
+        raise ChainError(
+            f"`{operation}` draws random numbers when a sample passes, which a cache downstream cannot keep. Put the "
+            "cache upstream of it. If the same numbers are wanted in every epoch, draw them in a function of "
+            "`.transform()` or `.add_field()`, and pass `freeze_randomness=True`."
+        )
     if generator is None:
         raise ChainError(
             f"`{operation}` draws random numbers, and a cache downstream would give the same ones in every epoch. Put "
@@ -275,6 +282,12 @@ def reject_random(operation: str, generator: str | None = None) -> None:
         "downstream would give the same ones in every epoch. Put the cache upstream of it, and let the function take a "
         "parameter `rng`, a generator for each sample. If the same numbers are wanted, pass `freeze_randomness=True`."
     )
+
+
+def _eager_operations(pipe: Any) -> list[Operation]:
+    """Return the operations upstream whose functions may draw from the global generators as samples pass."""
+    mappers = Chain.of(pipe).of_type(SampleMapper)
+    return [mapper.operation for mapper in mappers if mapper.traits.is_eager and mapper.traits.seeds]
 
 
 class _CachePipe(SampleMapper):
@@ -288,6 +301,9 @@ class _CachePipe(SampleMapper):
 
     def _begin(self) -> None:
         operation = self._operation
+        name = Chain.of(self.source).random_name(is_eager=True)
+        if name is not None:
+            reject_random(name, is_eager=True)
         name = None if operation.freezes else Chain.of(self.source).random_name()
         if name is not None:
             reject_random(name)
@@ -296,6 +312,7 @@ class _CachePipe(SampleMapper):
         self._calls = WatchedCalls(self.source, warns_of_changed=is_shared)
         self._eager = ", ".join(f"`{name}`" for name in eager_names(self.source))
         self._has_warned = False
+        self._drawing = _eager_operations(self.source) if operation.freezes else []
         self._epoch = -1
 
     def unhashed(self) -> list[str]:
@@ -329,6 +346,9 @@ class _CachePipe(SampleMapper):
                     "fields are needed.",
                     stacklevel=2,
                 )
+        for operation in self._drawing:
+            if names := operation.drawing():
+                reject_random(names[0], is_eager=True)
         if sample.draw.epoch != self._epoch:
             self._epoch = sample.draw.epoch
             self._operation.store.check()
@@ -615,7 +635,8 @@ class CacherOnDisk(Cacher):
         if layout is None:
             layout = "files" if of_files or not is_local(place) or layout_in(place, access) == "files" else "lmdb"
         if layout == "lmdb" and of_files:
-            raise ValueError(must_be("layout", '"files"', layout, "Other layouts have no folders and no compression."))
+            names = "`compression`, `max_files_per_folder` or `num_entries`"
+            raise ValueError(must_be("layout", f'"files" if {names} is given', layout))
         if layout == "files" and max_bytes is not None:
             raise ValueError(must_be("max_bytes", "None", max_bytes, 'The layout "files" has no limit of its own.'))
         from kdpipes.cache.file_store import FileStore

@@ -235,12 +235,16 @@ class Chain:
         handler = next(iter(self.operations(ErrorHandler)), None)
         return handler if handler is not None and handler.is_tolerant else None
 
-    def random_name(self) -> str | None:
-        """Return the name of an operation that draws random numbers; None if a cache freezes the results."""
+    def random_name(self, *, is_eager: bool = False) -> str | None:
+        """Return the name of an operation that draws random numbers; None if a cache freezes the results.
+
+        Args:
+            is_eager: Whether to consider only operations that draw when a sample passes.
+        """
         for node in self._nodes:
             if node.traits.freezes:
                 return None
-            if node.traits.random is not None:
+            if node.traits.random is not None and (node.traits.is_eager or not is_eager):
                 return node.traits.random
         return None
 

@@ -25,7 +25,7 @@ from kdpipes.core.randomness import (
     items_with,
     with_stream_keys,
 )
-from kdpipes.core.registry import note_name, pipe_name
+from kdpipes.core.registry import note_methods, note_name, pipe_name
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.stock import Seeded, has_own_seed, is_of_torchdata, shards
 
@@ -324,3 +324,6 @@ def report_lost_shard(key: str, index: int, error: Exception) -> None:
 def with_lost_shards(report: ShardReport, items: Iterator[Any]) -> Iterator[Any]:
     """Yield the items of a stream. Shards that it cannot read in this thread meanwhile are passed to `report`."""
     return items_with(_shard_report, report, items)
+
+
+note_methods(IterPipe, flavour="iter")

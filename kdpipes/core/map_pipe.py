@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import pairwise
 from numbers import Number
@@ -24,7 +25,7 @@ from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, gives_samples
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, current_epoch, current_key, planning, using_key
-from kdpipes.core.registry import note_name, pipe_name
+from kdpipes.core.registry import note_methods, note_name, pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.storage.shared import Shared
 
@@ -60,6 +61,17 @@ class MapPipe(Pipe, MapChain):
     """
 
     for_users: ClassVar[tuple[str, ...]] = ("column", "set_epoch")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        signature = inspect.signature(cls.fetch)
+        try:
+            signature.bind(None, 0)
+        except TypeError:
+            raise TypeError(
+                f"`{cls.__name__}.fetch` must take a position, `fetch(self, index)`, but is `fetch{signature}` "
+                "instead. Random numbers are drawn in `transform`, `add_field` or methods of `kdp.SampleSource`."
+            ) from None
 
     computed: ClassVar[tuple[str, ...]] = (_KEPT_LABELS, _EPOCH)
 
@@ -191,6 +203,8 @@ class MapPipe(Pipe, MapChain):
         are read only once. `column("key")` returns the keys of the samples, unless there is a field of
         that name. If each epoch draws other samples (`sample_weighted`), this is the column of epoch 0.
         """
+        if not isinstance(name, str):
+            raise TypeError(must_be("name", "the name of a field", name))
         if name != "y":
             return self._checked_column(name)
         kept: Shared[NDArray[Any]] | None = self.__dict__.get(_KEPT_LABELS)
@@ -239,6 +253,9 @@ class MapPipe(Pipe, MapChain):
             for later in windows[place + (place > 1) : place + (2 if place else 1)]:
                 self.prefetch(Order.of_next(np.asarray(later)))
             yield from map(self.fetch, window)
+
+
+note_methods(MapPipe, flavour="map")
 
 
 class MapperMapDataPipe(Pipe, Mapper):  # type: ignore[type-arg]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.bulk import Bulk
-from kdpipes.core.errors import ChainError
+from kdpipes.core.errors import ChainError, check_choice
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import BatchShares, MapPipe, as_column, indexed
 from kdpipes.core.order import Order
@@ -64,6 +64,10 @@ class PlanPipe(MapPipe):
     goes_by: ClassVar[Literal["number", "labels", "values"]] = "values"
     warns_of_fixed: ClassVar[bool] = True
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_choice("goes_by", cls.goes_by, ("number", "labels", "values"))
+
     def __init__(self, *source_datapipes: MapPipe, redraws: bool = False) -> None:
         name = pipe_name(self)
         self.sources = tuple(indexed(source, name) for source in source_datapipes)
@@ -107,7 +111,16 @@ class PlanPipe(MapPipe):
             self._planned = Shared(made)
         if not (epoch and self.redraws):
             return self._planned.value
-        return self._recent.of(epoch, lambda epoch: self._kept(self.plan(epoch)))
+        return self._recent.of(epoch, self._redrawn)
+
+    def _redrawn(self, epoch: int) -> Any:
+        made, size = self._kept(self.plan(epoch)), len(self.chosen())
+        if len(made) != size:
+            raise ValueError(
+                f"`plan` of `{pipe_name(self)}` must return {size} positions in every epoch, as in epoch 0, but "
+                f"returned {len(made)} in epoch {epoch}."
+            )
+        return made
 
     def _kept(self, plan: Any) -> Any:
         """Return a plan as one object with read-only arrays.
@@ -116,14 +129,22 @@ class PlanPipe(MapPipe):
             TypeError: The positions are not integers.
             IndexError: A position lies outside the source.
         """
+        if isinstance(plan, tuple) and len(plan) != 2:
+            raise TypeError(
+                f"`plan` of `{pipe_name(self)}` must return an array or a list of positions, or for several sources a "
+                f"pair of arrays, but returned a tuple of {len(plan)}."
+            )
         if isinstance(plan, tuple):
             numbers, positions = (self._checked(part) for part in plan)
             sizes = np.asarray([len(source) for source in self.sources])
             self._check_range(numbers, len(sizes))
             self._check_range(positions, sizes[numbers] if len(positions) else 0)
             return Pairs(numbers, positions)
-        if plan is not None and not isinstance(plan, np.ndarray | list | range | torch.Tensor):
+        if isinstance(plan, Sized) and not isinstance(plan, np.ndarray | list | range | torch.Tensor):
             return plan  # computed positions
+        if plan is None or isinstance(plan, Iterator):
+            shown = "None: a `return` may be missing" if plan is None else f"a {type(plan).__name__}: make it a list"
+            raise TypeError(f"`plan` of `{pipe_name(self)}` must return integer positions, but returned {shown}.")
         positions = self._checked(plan)
         self._check_range(positions, len(self.source))
         return positions

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import keyword
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.core.errors import ChainError, check_choice, closest
+from kdpipes.core.errors import ChainError, check_choice, closest, must_be
 
 __all__ = [
     "Flavour",
@@ -17,6 +18,7 @@ __all__ = [
     "called_as",
     "called_directly",
     "functional_pipe",
+    "note_methods",
     "note_name",
     "pipe_name",
     "register",
@@ -39,6 +41,7 @@ _INSTEAD = {  # hints for arguments that a pipe does not have
     ("deal", "sampler"): " Choose samples with `.sample_weighted(...)` or `.subset(...)` before it.",
 }
 _ours: dict[tuple[str, str], Callable[..., Any]] = {}
+_methods: dict[str, set[str]] = {"map": set(), "iter": set()}  # of kdpipes' base classes
 
 PipeClass = TypeVar("PipeClass", bound=type)
 
@@ -61,12 +64,21 @@ def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> No
 def reject_taken(name: str, function: Callable[..., Any], *, flavour: Flavour) -> None:
     """Raise ValueError if another pipe or method has the name."""
     check_choice("flavour", flavour, ("map", "iter"))
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise ValueError(must_be("name", "a valid name of a method", name))
     base = _BASES[flavour]
     known = _ours.get((name, flavour))
     if known is not None and _place(known) != _place(function):
         raise ValueError(f"`.{name}()` is already registered by {_place(known)}. Rename {_place(function)}.")
     if known is None and (name in base.functions or hasattr(base, name)):
         raise ValueError(f"`.{name}()` already belongs to torch or torchdata. Rename {_place(function)}.")
+    if known is None and name in _methods[flavour]:
+        raise ValueError(f"`.{name}()` is a method of kdpipes' own pipes. Rename {_place(function)}.")
+
+
+def note_methods(pipe_class: type, *, flavour: Flavour) -> None:
+    """Reserve the names of the methods and attributes of a base class of pipes."""
+    _methods[flavour].update(name for name in dir(pipe_class) if not name.startswith("_"))
 
 
 def functional_pipe(name: str, *, flavour: Flavour, doc_of: type | None = None) -> Callable[[PipeClass], PipeClass]:

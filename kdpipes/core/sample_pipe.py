@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -14,13 +14,13 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from kdpipes.core.bulk import Bulk
 from kdpipes.core.call_text import note_call
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
-from kdpipes.core.errors import ChainError, add_note
+from kdpipes.core.errors import ChainError, add_note, must_be
 from kdpipes.core.iter_pipe import IterPipe, samples_of
 from kdpipes.core.map_pipe import BatchShares, MapPipe, is_key
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
-from kdpipes.core.registry import Named, register, reject_taken
+from kdpipes.core.registry import Named, pipe_name, register, reject_taken
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.traits import UNDECLARED, Traits
 
@@ -100,7 +100,14 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
 
     def fetch(self, index: int) -> Sample:
         if _is_ours(type(self.source)):  # type: ignore[arg-type]  # a type has a hash
-            return self.apply(self.source.fetch(index))
+            sample = self.source.fetch(index)
+            try:
+                return self.apply(sample)
+            except AttributeError:
+                if isinstance(sample, Sample):
+                    raise
+            kind = type(sample).__name__
+            raise TypeError(f"`fetch` of `{pipe_name(self.source)}` must return a `kdp.Sample`, but returned {kind}.")
         return self.apply(as_sample(self.source[index], index, self.name))
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
@@ -227,8 +234,8 @@ class UsersOperation(Operation):
         is_random = called.declares_random or (called.declares_random is None and "rng" in called.parameters)
         self.traits = replace(
             declared,
-            random=declared.random or (called.name if is_random else None),
-            records=declared.records or (None if called.parameters.isdisjoint(_FILLED) else called.name),
+            random=declared.random or (name if is_random else None),
+            records=declared.records or (None if called.parameters.isdisjoint(_FILLED) else name),
             seeds=(called.name,) if is_seeded(called) else (),
             is_eager=True,  # it may load fields when the sample passes
         )
@@ -268,16 +275,16 @@ Definition = TypeVar("Definition", bound=Callable[..., Any])
 
 
 def sample_pipe(
-    name: str, *, changes: str | None = None, reads: str | None = None
+    name: str, *, changes: str | Set[str] | None = None, reads: str | Set[str] | None = None
 ) -> Callable[[Definition], Definition]:
     """Register a work pipe, `.name(...)`, on indexed pipes and on streams.
 
     Args:
         name: The functional name. It must not be that of a pipe or method of torch, torchdata or kdpipes.
-        changes: The names of the fields that a function changes or adds, in one string: "x mask". Other columns then
-            come straight from the source. By default, all fields may change, so that a plan pipe downstream calls the
-            function for every sample.
-        reads: The names of the fields that the results of a function depend on, in one string. By default, they may
+        changes: The names of the fields that a function changes or adds, in one string, "x mask", or in a set. Other
+            columns then come straight from the source. By default, all fields may change, so that a plan pipe
+            downstream calls the function for every sample.
+        reads: The names of the fields that the results of a function depend on, likewise. By default, they may
             depend on all fields.
 
     The definition is either a function, `def brighten(sample, *, amount)`, which is called with each sample and returns
@@ -304,6 +311,8 @@ def sample_pipe(
         20
     """
 
+    if not isinstance(name, str):
+        raise TypeError(must_be("name", "the functional name", name, 'Write `@kdp.sample_pipe("name")`.'))
     is_declared = changes is not None or reads is not None
     declared = Traits(changes=_named_in(changes), reads=_named_in(reads)) if is_declared else None
 
@@ -322,8 +331,8 @@ def sample_pipe(
     return decorate
 
 
-def _named_in(names: str | None) -> frozenset[str] | None:
-    return None if names is None else frozenset(names.split())
+def _named_in(names: str | Set[str] | None) -> frozenset[str] | None:
+    return None if names is None else frozenset(names.split() if isinstance(names, str) else names)
 
 
 def _check_class(definition: type, *, is_declared: bool) -> None:

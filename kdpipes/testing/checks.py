@@ -22,10 +22,11 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError
+from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.sample import Sample
+from kdpipes.core.stock import Seeded
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.receipt import verify_receipts
@@ -213,14 +214,13 @@ def check_exactly_once(chain: Any, *, num_workers: int = 2, num_ranks: int = 2, 
     the receipts of the ranks are verified, too.
 
     Args:
-        chain: A chain in which all pipes upstream of `deal` yield samples (no `select`), or a function that makes it;
-            see `check_elastic`.
+        chain: A chain with `deal`, or a function that makes it; see `check_elastic`.
         num_workers: The number of worker processes of each rank.
         num_ranks: The number of ranks.
         kill: Whether to kill a worker of each rank after its first batch.
 
     Raises:
-        AssertionError: Samples were lost or delivered more than once.
+        AssertionError: Samples were lost or delivered more than once, or several samples of a source have one key.
         ChainError: The chain has no `deal`.
 
     Example:
@@ -228,6 +228,7 @@ def check_exactly_once(chain: Any, *, num_workers: int = 2, num_ranks: int = 2, 
         >>> check_exactly_once(numbers.select("x").deal(batch_size=2, shuffle=True))
     """
     deal = _keyed(_dealt(_made(chain)))
+    _check_keys(deal)
     found: list[Any] = []
     receipts = []
     for rank in range(num_ranks):
@@ -254,6 +255,14 @@ def check_exactly_once(chain: Any, *, num_workers: int = 2, num_ranks: int = 2, 
             )
     if receipts and (problems := verify_receipts(receipts).problems):
         raise AssertionError(" ".join(problems))
+
+
+def _check_keys(chain: Any) -> None:
+    """Raise AssertionError if samples of an indexed source have the same key: caches would take one for the other."""
+    for node in Chain.of(chain):
+        if isinstance(node.pipe, MapPipe) and not node.upstream:
+            key, number = Counter(node.pipe.column("key").tolist()).most_common(1)[0] if len(node.pipe) else ("", 1)
+            _require(number == 1, f"{number} samples of `{node.name}` have the key {key!r}: keys must be unique.")
 
 
 def _identities(items: list[Any], *, by_ordinal: bool) -> Iterator[tuple[str, int]]:
@@ -310,7 +319,34 @@ def gives_the_same_in_every_epoch(build: Build, flavour: Flavour, is_random: boo
     pipe = build(_source(flavour))
     first, second = _items(pipe), _items(pipe)
     _require(bool(first), "The pipe gives nothing of 7 samples.")
-    _require(is_random or first == second, "Two epochs differ, but nothing declares that it draws random numbers.")
+    _require(
+        is_random or first == second,
+        "Two epochs differ, but nothing declares that it draws random numbers. If they are to differ, pass "
+        "`is_random=True`.",
+    )
+
+
+def is_the_same_when_made_again(build: Build, flavour: Flavour, is_random: bool) -> None:
+    """The first epochs of two pipes are equal, as in two processes."""
+    hint = "Draw random numbers from `rng`, or from a generator that is made of a seed and the epoch."
+    one, other = build(_source(flavour)), build(_source(flavour))
+    if any(isinstance(pipe, Seeded) for pipe in Chain.of(one).pipes):  # stock pipes, which a loader seeds
+        return
+    first, second = _items(one), _items(other)
+    _require(first == second, f"A pipe that is made again gives something else. {hint}")
+
+
+def has_columns_of_its_samples(build: Build, flavour: Flavour, is_random: bool) -> None:
+    """The columns of an indexed pipe hold the values of its samples."""
+    pipe = build(_source(flavour))
+    if is_random or not isinstance(pipe, MapPipe) or pipe.traits.gives != "samples":
+        return
+    for name in sorted(pipe[0]) if len(pipe) else ():
+        column, values = pipe.column(name).tolist(), [sample[name] for sample in pipe]
+        _require(
+            [plain(value) for value in column] == [plain(value) for value in values],
+            f"Column {name!r} differs from field {name!r} of the samples. Declare the field as changed.",
+        )
 
 
 def begins_anew_after_a_break(build: Build, flavour: Flavour, is_random: bool) -> None:
@@ -377,23 +413,26 @@ def hides_no_method(build: Build, flavour: Flavour, is_random: bool) -> None:
 
 Promise = Callable[[Build, Flavour, bool], None]
 PROMISES: tuple[Promise, ...] = (
+    hides_no_method,
     gives_the_same_in_every_epoch,
+    is_the_same_when_made_again,
+    has_columns_of_its_samples,
     begins_anew_after_a_break,
     pickles_at_any_time,
     has_an_exact_length_or_none,
     gives_nothing_of_nothing,
     leaves_the_input_alone,
     gives_the_same_in_workers,
-    hides_no_method,
 )
 
 
-def check_pipe(build: Build, *, flavour: Flavour | None = None, is_random: bool | None = None) -> None:
+def check_pipe(build: Any, *, flavour: Flavour | None = None, is_random: bool | None = None) -> None:
     """Check what every pipe promises: on 7 samples with a number `x` and a class `y`, and on none.
 
-    A pipe must yield the same items in every epoch (unless it is random) and with two workers, and a whole epoch after
-    one that was abandoned. It must be picklable at any time, have an exact length or none, yield nothing for an empty
-    source, leave the data of its source unchanged, and hide no method of datapipes.
+    A pipe must yield the same items in every epoch (unless it is random), when it is made again and with two workers,
+    and a whole epoch after one that was abandoned. Columns must hold the values of the samples. It must be picklable at
+    any time, have an exact length or none, yield nothing for an empty source, leave the data of its source unchanged,
+    and hide no method of datapipes.
 
     Args:
         build: The class of a pipe that takes only its source, or a function from pipe to pipe. A function may add other
@@ -407,10 +446,17 @@ def check_pipe(build: Build, *, flavour: Flavour | None = None, is_random: bool 
     Example:
         >>> check_pipe(lambda source: source.take_percent(to_percent=0.5))
     """
+    if isinstance(build, IterDataPipe | MapDataPipe) or not callable(build):
+        hint = "Write `lambda source: source.name(...)`. For a whole chain, there is `check_elastic`."
+        raise TypeError(must_be("build", "a function from pipe to pipe", build, hint))
     if flavour is None:
         flavour = "iter" if isinstance(build, type) and issubclass(build, IterDataPipe) else "map"
+    source = _source(flavour)
+    chain = Chain.of(build(source))
+    if not any(pipe is source for pipe in chain.pipes):
+        hint = "Check a source of your own in a chain: `check_elastic(lambda: Source(...).select(...).deal(...))`."
+        raise ValueError(must_be("build", "a function that adds pipes to its argument", build, hint))
     if is_random is None:
-        chain = Chain.of(build(_source(flavour)))
         redrawn = (pipe.redrawn_by() for pipe in chain.of_type(MapPipe))
         is_shuffled = chain.deal is not None and chain.deal.pipe.is_shuffled
         is_random = is_shuffled or chain.random_name() is not None or any(name is not None for name in redrawn)

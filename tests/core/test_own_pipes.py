@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -528,3 +529,125 @@ def test_an_error_of_a_work_pipe_names_the_sample(source: Any, num_workers: int)
     with kdp.Loader(chain, num_workers=num_workers) as loader, pytest.raises(ValueError, match="bad") as caught:
         next(iter(loader))
     assert "kdpipes: while applying 'own_failing' to sample 'number 0' (ordinal 0)" in caught.value.__notes__
+
+
+class Sized(kdp.PlanPipe):
+    """Chooses another number of samples in each epoch."""
+
+    goes_by = "number"
+
+    def __init__(self, source: Any, sizes: tuple[int, int]) -> None:
+        super().__init__(source, redraws=True)
+        self.sizes = sizes
+
+    def plan(self, epoch: int) -> Any:
+        return np.arange(self.sizes[min(epoch, 1)])
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 2)])
+def test_a_plan_that_changes_its_length_is_an_error(sizes: tuple[int, int]) -> None:
+    pipe = Sized(kdp.from_dataset([(n, n) for n in range(4)]), sizes).select("x").deal(batch_size=2)
+    with kdp.Loader(pipe) as loader:
+        assert sum(map(len, loader)) == sizes[0]
+        with pytest.raises(
+            ValueError, match=f"return {sizes[0]} positions in every epoch.*returned {sizes[1]} in epoch 1"
+        ):
+            list(loader)
+
+
+def planned(made: Any) -> Any:
+    class Plan(kdp.PlanPipe):
+        def plan(self, epoch: int) -> Any:
+            return made
+
+    return Plan(kdp.from_dataset([(n, n) for n in range(4)]))
+
+
+@pytest.mark.parametrize(
+    ("made", "error"),
+    [
+        (None, "returned None: a `return` may be missing"),
+        ((n for n in range(3)), "returned a generator: make it a list"),
+        ((np.arange(2),), "a pair of arrays, but returned a tuple of 1"),
+    ],
+    ids=["none", "generator", "tuple"],
+)
+def test_what_is_no_plan_is_rejected_in_words(made: Any, error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        len(planned(made))
+
+
+def test_wrong_definitions_are_rejected_in_words() -> None:
+    with pytest.raises(ValueError, match="`goes_by` must be one of 'number', 'labels', 'values', but is 'lables'"):
+        type("Wrong", (kdp.PlanPipe,), {"goes_by": "lables"})
+    with pytest.raises(TypeError, match=r"`Wrong\.fetch` must take a position, .* but is `fetch\(self, index, rng\)`"):
+        type("Wrong", (kdp.MapPipe,), {"fetch": lambda self, index, rng: None})
+
+
+class Dicts(kdp.MapPipe):
+    """A source whose samples are dictionaries by mistake."""
+
+    traits = kdp.Traits(role="source")
+
+    def __len__(self) -> int:
+        return 2
+
+    def fetch(self, index: int) -> Any:
+        return {"x": index}
+
+
+def test_a_source_that_returns_no_samples_is_named() -> None:
+    with pytest.raises(TypeError, match=r"`fetch` of `Dicts` must return a `kdp\.Sample`, but returned dict"):
+        Dicts().transform("x", str)[0]
+
+
+@pytest.mark.parametrize("name", ["", "two words", "x-y", "class"])
+def test_a_name_that_cannot_be_called_is_rejected(name: str) -> None:
+    with pytest.raises(ValueError, match="`name` must be a valid name of a method"):
+        kdp.sample_pipe(name)(lambda sample: sample)
+
+
+@pytest.mark.parametrize("name", ["column", "field_names", "traits"])
+def test_the_name_of_a_method_of_pipes_is_rejected(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"`\.{name}\(\)` is a method of kdpipes' own pipes\. Rename"):
+        kdp.functional_pipe(name, flavour="map")(type("Own", (kdp.PlanPipe,), {}))
+
+
+def test_sample_pipe_needs_its_name() -> None:
+    with pytest.raises(TypeError, match=r'`name` must be the functional name.* Write `@kdp\.sample_pipe\("name"\)`'):
+        kdp.sample_pipe(lambda sample: sample)  # type: ignore[arg-type]
+
+
+def test_sample_pipe_takes_fields_as_a_set_too() -> None:
+    kdp.sample_pipe("own_set_of_fields", changes={"x"}, reads={"x"})(_raised)
+    pipe: Any = kdp.from_dataset([(n, n) for n in range(4)])
+    assert pipe.own_set_of_fields().operation.traits.changes == {"x"}
+
+
+def _raised(sample: kdp.Sample) -> kdp.Sample:
+    sample["x"] = sample["x"] + 1
+    return sample
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+def test_a_cache_rejects_draws_that_it_cannot_freeze(freezes: bool) -> None:
+    @kdp.sample_pipe("own_eager_draws", changes="x", reads="x")
+    def own_eager_draws(sample: kdp.Sample, rng: np.random.Generator) -> kdp.Sample:
+        sample["x"] = sample["x"] + int(rng.integers(1000))
+        return sample
+
+    pipe: Any = kdp.from_dataset([(n, n) for n in range(4)])
+    with pytest.raises(kdp.ChainError, match=r"`own_eager_draws` draws random numbers when a sample passes.*transform"):
+        pipe.own_eager_draws().add_field("z", len).cache_in_memory(freeze_randomness=freezes)
+
+
+def test_a_frozen_cache_notices_draws_from_global_generators() -> None:
+    @kdp.sample_pipe("own_global_draws", changes="x", reads="x")
+    def own_global_draws(sample: kdp.Sample) -> kdp.Sample:
+        sample["x"] = sample["x"] + random.randrange(1000)
+        return sample
+
+    pipe: Any = kdp.from_dataset([(n, n) for n in range(64)])
+    cached = pipe.own_global_draws().add_field("z", lambda sample: sample["x"]).cache_in_memory(freeze_randomness=True)
+    with pytest.raises(kdp.ChainError, match=r"`own_global_draws` draws random numbers when a sample passes"):
+        list(cached.select("x z").deal(batch_size=32))

@@ -186,6 +186,56 @@ BROKEN = {
 }
 
 
+class Unseeded(kdp.PlanPipe):
+    """A plan that draws from a generator without a seed."""
+
+    goes_by = "number"
+
+    def plan(self, epoch: int) -> Any:
+        return np.random.default_rng().permutation(len(self.source))
+
+
+@kdp.sample_pipe("test_undeclared_change", changes="x")
+def undeclared(sample: kdp.Sample) -> kdp.Sample:
+    sample["y"] = 9
+    return sample
+
+
+def test_a_plan_without_a_seed_is_found() -> None:
+    with pytest.raises(AssertionError, match=r"is the same when made again: .* Draw random numbers from `rng`"):
+        check_pipe(Unseeded)
+
+
+def test_a_change_that_is_not_declared_is_found() -> None:
+    with pytest.raises(AssertionError, match="has columns of its samples: Column 'y' differs from field 'y'"):
+        check_pipe(lambda source: source.test_undeclared_change())
+
+
+class SameKey(kdp.MapPipe):
+    """A source whose samples all have one key."""
+
+    traits = kdp.Traits(role="source")
+
+    def __len__(self) -> int:
+        return 4
+
+    def fetch(self, index: int) -> kdp.Sample:
+        return kdp.Sample({"x": index}, key="a", index=index)
+
+
+def test_keys_that_are_not_unique_are_found() -> None:
+    with pytest.raises(AssertionError, match=r"4 samples of `SameKey` have the key 'a': keys must be unique"):
+        check_exactly_once(SameKey().select("x").deal(batch_size=2))
+
+
+def test_what_is_no_function_from_pipe_to_pipe_is_rejected() -> None:
+    pipe = kdp.from_dataset([1, 2], "x")
+    with pytest.raises(TypeError, match=r"`build` must be a function from pipe to pipe.*lambda source: source.name"):
+        check_pipe(pipe)
+    with pytest.raises(ValueError, match=r"`build` must be a function that adds pipes to its argument.*check_elastic"):
+        check_pipe(lambda source: pipe)
+
+
 @pytest.mark.filterwarnings(STOCK)
 @pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
 def test_a_pipe_that_breaks_a_promise_is_found(kind: Any) -> None:
