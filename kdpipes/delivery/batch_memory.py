@@ -32,14 +32,14 @@ def is_channels_last(batch: torch.Tensor) -> bool:
     return is_dense and not batch.is_contiguous()
 
 
-class _Here(threading.local):
+class _ThreadAllocator(threading.local):
     """The allocator of this thread. Threads that a chain starts use ordinary memory."""
 
     def __init__(self) -> None:
         self.allocate: Allocate = allocate
 
 
-_here = _Here()
+_here = _ThreadAllocator()
 
 
 def make_batches_in(allocate: Allocate) -> None:

@@ -78,9 +78,9 @@ class SourceOrder:
     def __len__(self) -> int:
         return self.num_blocks * self.size
 
-    def of_epoch(self, key: tuple[int, int] | None) -> _Epoch:
+    def of_epoch(self, key: tuple[int, int] | None) -> _EpochOrder:
         """Return the order of an epoch; without seed and epoch as the key, that of the sources."""
-        return _Epoch(self, key)
+        return _EpochOrder(self, key)
 
 
 def _counts_in_block(shares: BatchShares, size: int) -> list[int]:
@@ -101,7 +101,7 @@ def _counts_in_block(shares: BatchShares, size: int) -> list[int]:
     return counts
 
 
-class _Epoch:
+class _EpochOrder:
     """The order of one epoch: `order[ordinals]` returns positions."""
 
     def __init__(self, order: SourceOrder, key: tuple[int, int] | None) -> None:

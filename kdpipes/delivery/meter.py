@@ -66,7 +66,7 @@ class Meters:
 
     def __init__(self, num_events: int) -> None:
         self.all: list[Meter] = []
-        self.here = _Here(self.all, num_events)
+        self.here = _ThreadMeter(self.all, num_events)
 
     def take(self) -> dict[int, list[float]]:
         """Return the counts of all threads since the last call, and reset them."""
@@ -94,7 +94,7 @@ def _total(counted: list[dict[int, list[float]]]) -> dict[int, list[float]]:
     return total
 
 
-class _Here(threading.local):
+class _ThreadMeter(threading.local):
     """The meter of the current thread."""
 
     def __init__(self, meters: list[Meter], num_events: int) -> None:

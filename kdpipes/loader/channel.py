@@ -49,7 +49,7 @@ class Kind(enum.IntEnum):
     RECORD = 9  # where the worker notes what it does; a descriptor comes with the message
     WARNING = 10  # a line for the log
     # What the main process sends:
-    ORDER = 11
+    ASSIGNMENT = 11
     TAKEN = 12  # batches have been taken, and buffers may be used again
     STOP = 13
 
@@ -110,7 +110,7 @@ class Message:
         num_samples: How many samples the batch has that the item is the first of.
         cursors: Where the lanes of a stream that the batch was made of stand after it.
         hashes: Of the samples of a stream that the batch was made of, with its first item.
-        generation: The number of the order that it belongs to; 0 before the first one.
+        generation: The number of the assignment that it belongs to; 0 before the first one.
         file: The file that came with it.
     """
 

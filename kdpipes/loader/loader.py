@@ -159,7 +159,7 @@ class Loader:
         for name, value in (("progress", progress), ("profile", profile)):
             check_flag(name, value)
         if reading_service is not None and "auto" in (num_workers, prefetch):
-            raise ValueError('`reading_service` must be given alone: "auto" is for `num_workers=` and `prefetch=`.')
+            raise ValueError('"auto" cannot be combined with `reading_service`. Remove one of the two.')
         self._tuner = _tuner(num_workers, prefetch)
         if self._tuner is not None:
             num_workers, prefetch = self._tuner.setting
@@ -170,7 +170,8 @@ class Loader:
             own = _own(self._service)
             if own is None:
                 raise TypeError(
-                    "Only kdpipes' own reading services measure: `num_workers=`, or `ThreadReadingService`."
+                    "`profile=True` needs one of kdpipes' reading services: `num_workers=...`, or "
+                    "`reading_service=kdp.ThreadReadingService(...)`."
                 )
             own.is_profiled = True
         _reject_doubling(source_datapipe, _num_workers(self._service))
@@ -202,8 +203,8 @@ class Loader:
             return len(self._chain)
         except TypeError as error:
             raise TypeError(
-                f"The loader has no length, because its chain has none: {error}. Streams of shards have none; "
-                "`kdp.open_shards` has."
+                f"The loader has no length, because its chain has none: {error}. Read shards by position with "
+                "`kdp.open_shards`, or pass `deal(num_batches=...)`."
             ) from None
 
     def __repr__(self) -> str:
@@ -281,7 +282,7 @@ class Loader:
     def _begin(self) -> None:
         """Begin the next epoch, unless one has begun and returned nothing yet."""
         if self._is_closed:
-            raise RuntimeError("The loader has been shut down; make a new one.")
+            raise RuntimeError("The loader has been closed. Make a new one; `shutdown()` ends only the workers.")
         if self._is_begun:
             return
         with _one_at_a_time:
@@ -379,7 +380,9 @@ class Loader:
             self._begin()
         batches.interrupted_at, batches.is_fresh, self._is_begun = None, False, False
         if self._items is None:
-            raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
+            raise RuntimeError(
+                "The workers of this iterator have been ended. Begin a new epoch: `for batch in loader`."
+            )
         try:
             batch = next(self._items)
             self._tune(batches)
@@ -530,7 +533,7 @@ class Loader:
 
     @classmethod
     def from_state(cls, state: Any, reading_service: Any) -> Any:
-        """Not here: a state is plain data and holds no chain. Use `Loader(pipe, ...)` and `load_state_dict(state)`."""
+        """Raise TypeError: unlike DataLoader2's, a state holds no chain. Call `load_state_dict` of a new loader."""
         raise TypeError(
             "A Loader's state holds no chain. Make the loader as before, `kdp.Loader(pipe, ...)`, and call its "
             "`load_state_dict(state)`."
@@ -693,7 +696,7 @@ def _tuner(num_workers: Any, prefetch: Any) -> Tuner | None:
     if "auto" not in (num_workers, prefetch):
         return None  # other values are checked where the service is made
     if num_workers == 0:
-        raise ValueError('`prefetch="auto"` is for workers, but `num_workers` is 0. Pass `num_workers="auto"`, too.')
+        raise ValueError('`prefetch="auto"` needs workers, but `num_workers` is 0. Pass `num_workers="auto"`, too.')
     workers = None if num_workers == "auto" else check_count("num_workers", num_workers)
     ahead = 2 if prefetch is None else None if prefetch == "auto" else check_count("prefetch", prefetch)
     return Tuner(workers, None if prefetch is None and workers is None else ahead)
@@ -702,7 +705,8 @@ def _tuner(num_workers: Any, prefetch: Any) -> Tuner | None:
 def _service(num_workers: int, given: Mapping[str, Any], reading_service: Any) -> Any:
     chosen = {name: value for name, value in given.items() if value is not None}
     if reading_service is not None and (num_workers or chosen):
-        raise ValueError("`reading_service` must be given alone: it has `num_workers` and the like of its own.")
+        names = ", ".join(f"`{name}`" for name in ("num_workers", *given))
+        raise ValueError(f"`reading_service` cannot be combined with {names}. Pass these to the reading service.")
     if isinstance(reading_service, type):
         hint = f"Write `{reading_service.__name__}(...)` to make one."
         raise TypeError(must_be("reading_service", "a reading service", reading_service, hint))
@@ -711,7 +715,10 @@ def _service(num_workers: int, given: Mapping[str, Any], reading_service: Any) -
     if num_workers:
         return ProcessReadingService(num_workers, **chosen)
     if chosen:
-        raise ValueError(f"`{next(iter(chosen))}` is for workers, but `num_workers` is 0: give both, or neither.")
+        name = next(iter(chosen))
+        raise ValueError(
+            f"`{name}` needs workers, but `num_workers` is 0. Pass `num_workers=`, too, or remove `{name}`."
+        )
     return InlineReadingService()
 
 
@@ -744,8 +751,8 @@ def _reject_doubling(pipe: Any, num_workers: int) -> None:
     crowd = next((f"{number} {part}s" for part, number in parts.items() if number > 1), None)
     if crowd is not None and not any(shards(upstream) for upstream in Chain.of(pipe).pipes):
         raise ChainError(
-            f"Each of the {crowd} would give every sample: nothing in the chain shards. "
-            "End it with `.deal(batch_size=...)`, or put `.sharding_filter()` after its source."
+            f"Each of the {crowd} would deliver every sample, because no pipe divides them. End the chain with "
+            "`.deal(batch_size=...)`, or put `.sharding_filter()` after its source."
         )
 
 

@@ -17,7 +17,7 @@ from kdpipes.delivery.lanes import Cursor, Cursors, LanePlan, merged
 from kdpipes.delivery.skipping import Skip, SkipLimits
 from kdpipes.loader.channel import Kind
 from kdpipes.loader.receipt import Delivered
-from kdpipes.loader.worker import Order, Position, Worker
+from kdpipes.loader.worker import Assignment, Position, Worker
 
 __all__ = ["Agreement", "Counters", "Merger", "SameDamage"]
 
@@ -64,7 +64,7 @@ class Merger:
 
     Args:
         workers: The workers.
-        orders: The order of each of them.
+        assignments: The assignment of each of them.
         counters: What is counted.
         passed: Receives the position after each item.
         plan: The lanes of the stream, if it is read in lanes.
@@ -75,7 +75,7 @@ class Merger:
     def __init__(
         self,
         workers: Sequence[Worker],
-        orders: Sequence[Order],
+        assignments: Sequence[Assignment],
         counters: Counters,
         passed: deque[Position],
         *,
@@ -91,11 +91,11 @@ class Merger:
         self._turn = -1  # the one that the ranks have agreed on
         self._due: list[bool] = []  # which groups of lanes give a batch in that turn
         self._workers = workers
-        self._orders = orders
+        self._assignments = assignments
         self._counters = counters
         self._passed = passed
         self._ended: set[int] = set()
-        self.position: Position = orders[0].position
+        self.position: Position = assignments[0].position
         self._begin()
 
     def __iter__(self) -> Merger:
@@ -137,8 +137,8 @@ class Merger:
     def _begin(self) -> None:
         self._ended = set(range(self._num_groups, len(self._workers)))  # they have no lanes, so nobody asks them
         self._same_damage = SameDamage(len(self._workers))
-        for worker, order in zip(self._workers, self._orders, strict=True):
-            worker.begin(replace(order, position=self.position, banned=self._counters.banned))
+        for worker, assignment in zip(self._workers, self._assignments, strict=True):
+            worker.begin(replace(assignment, position=self.position, banned=self._counters.banned))
             worker.is_torn = False
 
     def _next(self) -> Any:
@@ -257,9 +257,9 @@ class SameDamage:
             if odd:
                 skip = {**mine, **theirs}[min(odd)]
                 raise DataError(
-                    f"Shard {skip.key!r} could be read by one of workers {worker} and {other}, and not by the other "
-                    f"({skip.error}). Each reads the whole stream to make its own batches: samples would be lost and "
-                    'doubled. Go on from the last state, or use `deal(split="lanes")`.'
+                    f"Shard {skip.key!r} could be read by only one of workers {worker} and {other} ({skip.error}). "
+                    "Each worker reads the whole stream to make its own batches: samples would be lost and duplicated. "
+                    'Resume from the last state, or use `deal(split="lanes")`.'
                 )
 
 

@@ -32,7 +32,7 @@ from kdpipes.delivery.deal import DealerMapDataPipe
 from kdpipes.loader.buffers import Arena, BorrowedBuffers, unpack
 from kdpipes.loader.channel import CAN_SEND_FILES, Channel, Kind, Message, SharedFile, encoded
 from kdpipes.loader.merge import Counters
-from kdpipes.loader.worker import Options, Order, Position, Worker
+from kdpipes.loader.worker import Assignment, Options, Position, Worker
 from kdpipes.loader.worker_main import Packed, Payload, work
 from kdpipes.storage.shared import Shared, sharing
 
@@ -309,7 +309,7 @@ class ProcessWorker(Worker):
         self._policy = policy
         self._counters = counters
         self._generation = 0
-        self._order = Order(Position())
+        self._assignment = Assignment(Position())
         self._position = Position()  # after what has come from the worker
         self._messages: deque[Message] = deque()
         self._num_taken = 0
@@ -321,13 +321,13 @@ class ProcessWorker(Worker):
     def num_waiting(self) -> int:
         return len(self._messages)
 
-    def begin(self, order: Order) -> None:
+    def begin(self, assignment: Assignment) -> None:
         for message in self._messages:
             if isinstance(message.content, _Arrived):
                 self._discard(message.content)
         self._messages.clear()
         self._deaths.clear()
-        self._order, self._position = order, order.position
+        self._assignment, self._position = assignment, assignment.position
         worker = self._worker
         if worker is not None and (self.is_torn or not worker.is_sound):
             self._counters.num_deaths += worker.has_ended() and not worker.is_over
@@ -335,7 +335,7 @@ class ProcessWorker(Worker):
             self._pool.end(worker)
         if self._worker is None:
             self._start()
-        self._send_order()
+        self._send_assignment()
 
     def peek(self) -> Message:
         while not self._messages:
@@ -393,10 +393,10 @@ class ProcessWorker(Worker):
                 "Raise it, or use fewer workers.",
             ) from error
 
-    def _send_order(self) -> None:
+    def _send_assignment(self) -> None:
         assert self._worker is not None
         self._generation += 1
-        self._worker.post(Message(Kind.ORDER, content=self._order, generation=self._generation))
+        self._worker.post(Message(Kind.ASSIGNMENT, content=self._assignment, generation=self._generation))
 
     def _acknowledge(self, worker: WorkerProcess, number: int, *, at_once: bool) -> None:
         """Tell the worker that batches have been taken, and which buffers it may write again."""
@@ -467,7 +467,8 @@ class ProcessWorker(Worker):
         try:
             item = unpack(arrays.pop(0) if packed.stream is None else packed.stream, arrays)
         except Exception as error:
-            place = f"batch {arrived.number} of epoch {self._order.position.epoch}{self._samples_of(arrived.number)}"
+            epoch = self._assignment.position.epoch
+            place = f"batch {arrived.number} of epoch {epoch}{self._samples_of(arrived.number)}"
             add_note(error, f"kdpipes: while unpickling {place}, sent by worker process {worker.process.pid}")
             raise
         del arrays
@@ -479,7 +480,7 @@ class ProcessWorker(Worker):
         dealer = Chain.of(self._payload.open()).resumable_deal()
         with contextlib.suppress(Exception):  # an error here must not hide the original one
             if isinstance(dealer, DealerMapDataPipe):
-                keys = [sample.key for sample in dealer.whole_samples(self._order.position.epoch, batch) or []]
+                keys = [sample.key for sample in dealer.whole_samples(self._assignment.position.epoch, batch) or []]
                 shown = ", ".join(map(repr, keys[:8])) + (", ..." if len(keys) > 8 else "")
                 return f" (samples {shown})"
         return ""
@@ -511,8 +512,8 @@ class ProcessWorker(Worker):
         self._judge(key, doing, death)
         _log.warning("%s Another one takes its place.", death)
         self._start()
-        self._order = replace(self._order, position=self._position, banned=self._counters.banned)
-        self._send_order()
+        self._assignment = replace(self._assignment, position=self._position, banned=self._counters.banned)
+        self._send_assignment()
 
     def _judge(self, key: str, doing: str, death: str) -> None:
         """Raise, or let `on_error` leave a sample out, if too many workers have died."""

@@ -13,7 +13,7 @@ from kdpipes.delivery.meter import OUTSIDE, size_of
 from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.probes import Probes
 from kdpipes.loader.state import main_part
-from kdpipes.loader.worker import Options, Order, Producer
+from kdpipes.loader.worker import Assignment, Options, Producer
 
 __all__ = ["Measured", "ProfiledProducer", "Row", "WorkerTimes", "measured", "producer_of"]
 
@@ -57,9 +57,9 @@ class ProfiledProducer(Producer):
         self._begun: float | None = None
         self._reported_at = 0.0
 
-    def epoch(self, order: Order, first_epoch: int, send: Callable[[Message], None]) -> Iterator[None]:
+    def epoch(self, assignment: Assignment, first_epoch: int, send: Callable[[Message], None]) -> Iterator[None]:
         """Make the items of one epoch, measured; see `Producer`."""
-        number = order.position.number
+        number = assignment.position.number
 
         def measure(message: Message) -> None:
             nonlocal number
@@ -73,7 +73,7 @@ class ProfiledProducer(Producer):
                 self._probes.meters.here.meter.rows[self._sending][2] += size_of(item)
                 self._probes.meters.here.meter.leave_out()
 
-        made = super().epoch(order, first_epoch, measure)
+        made = super().epoch(assignment, first_epoch, measure)
         while True:
             self._begin()
             if next(made, _END) is _END:

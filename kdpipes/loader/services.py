@@ -33,7 +33,7 @@ from kdpipes.loader.probes import Probes
 from kdpipes.loader.processes import NUM_BORROWED, DeathPolicy, ProcessPool, ProcessWorker, name_classes
 from kdpipes.loader.state import Checkpointer, main_part
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
-from kdpipes.loader.worker import Options, Order, Position, Seeds, Worker
+from kdpipes.loader.worker import Assignment, Options, Position, Seeds, Worker
 from kdpipes.loader.worker_main import Payload
 from kdpipes.storage.shared import Shared, is_sharing
 
@@ -88,7 +88,7 @@ class ReadingService:
         return Options(number, self.num_workers, first, self.prefetch, is_profiled, self.timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel as the arguments alone."""
+        """Return the arguments alone, for copies: the workers and the position stay here."""
         own = vars(self)
         runtime = vars(ReadingService())
         return {name: value for name, value in own.items() if name not in runtime}
@@ -215,12 +215,14 @@ class ReadingService:
         self._start = Position(start.epoch + 1)
         self.counters.delivered.begin(self._position)
         self._passed.clear()
-        return _Epoch(self, iter(self._items))
+        return _EpochItems(self, iter(self._items))
 
     def deliver(self, items: Iterator[Any]) -> Any:
         """Return the next item of the main process's pipes, and note where the loader stands after it."""
         if not self._workers:
-            raise RuntimeError("The loader has been closed: its iterator has nothing more to give.")
+            raise RuntimeError(
+                "The workers of this iterator have been ended. Begin a new epoch: `for batch in loader`."
+            )
         if self._ranks is not None:
             check_ranks(self._ranks, ranks_now())
         try:
@@ -243,8 +245,8 @@ class ReadingService:
         if self._seed_of is not None:
             self._seeds = Seeds(self._seed_of(self._position.epoch))
         seeds = self._seeds
-        orders = [
-            Order(self._position, None if seeds is None else seeds.spawn(number))
+        assignments = [
+            Assignment(self._position, None if seeds is None else seeds.spawn(number))
             for number in range(len(self._workers))
         ]
         chain = Chain.of(self._chain)
@@ -256,8 +258,8 @@ class ReadingService:
         if plan is not None and len(self._workers) > plan.num_groups and not self._has_warned:
             self._has_warned = True
             warnings.warn(plan.idle_text(len(self._workers)), stacklevel=2)
-        agreement = None if plan is None else self._agreement
-        return Merger(self._workers, orders, self.counters, self._passed, plan=plan, agreement=agreement, limits=limits)
+        agreed: dict[str, Any] = {"plan": plan, "agreement": None if plan is None else self._agreement}
+        return Merger(self._workers, assignments, self.counters, self._passed, **agreed, limits=limits)
 
     def _pause(self, pause_fn: Any = None) -> Any:
         """Called by DataLoader2's `limit`; does nothing, because the state is right at any moment."""
@@ -454,7 +456,7 @@ class _ItemPipe(Streaming[Any], IterDataPipe[Any]):
         return self._begin()
 
 
-class _Epoch:
+class _EpochItems:
     """The iterator of an epoch, which can continue after an error. A generator could not.
 
     Args:
@@ -466,7 +468,7 @@ class _Epoch:
         self._service, self._items = service, items
         self._owner, self._asked = os.getpid(), 0.0
 
-    def __iter__(self) -> _Epoch:
+    def __iter__(self) -> _EpochItems:
         return self
 
     def __next__(self) -> Any:

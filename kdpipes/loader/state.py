@@ -151,7 +151,7 @@ class Checkpointer:
         else:
             difference = "it is of version 1, which kdpipes 0.1 wrote, and identifies chains by other hashes."
         if difference and strict:
-            hint = "`load_state_dict(state, strict=False)` goes on all the same."
+            hint = "`load_state_dict(state, strict=False)` ignores the difference."
             raise ValueError(f"The state does not fit the chain: {difference} {hint}")
         self._reject_other_numbers(state)
         if difference:
@@ -203,9 +203,9 @@ class Checkpointer:
             if name in now and now[name] != state.get(name):
                 what = name.removeprefix("num_")
                 raise ValueError(
-                    f"The state was taken with {state.get(name)} {what}, but there are {now[name]}: use as many. The "
-                    "order depends on them with `deal(max_tokens=...)` (but not `global_max_tokens`), without `deal` "
-                    "at the end, and with pipes after it that hold items back."
+                    f"The state was taken with {state.get(name)} {what}, but this loader has {now[name]}. Use as many: "
+                    "the batches of this chain depend on them. This is so with `deal(max_tokens=...)` (but not "
+                    "`global_max_tokens`), without `deal`, and with pipes after it that hold items back."
                 )
 
 
@@ -264,19 +264,19 @@ def _reject_other_limits(state: Mapping[str, Any], now: Mapping[str, Any]) -> No
     then_cut, now_cut = ({name: of[name] for name in names if name in of} for of in (state, now))
     if then_cut != now_cut and "batch_by" in {*then_cut, *now_cut}:
         was, is_now = (", ".join(f"{name}={value!r}" for name, value in cut.items()) for cut in (then_cut, now_cut))
-        raise ValueError(f"The state is that of batches by {was}, but this loader's are by {is_now}: deal them alike.")
+        raise ValueError(f"The state was taken with `deal({was})`, but this loader has `deal({is_now})`. Use the same.")
 
 
 def _difference(then: list[str], now: list[str]) -> str:
     names_then, names_now = [[entry.rpartition(":")[0] for entry in entries] for entries in (then, now)]
     if names_then != names_now:
-        return f"it was {_shown(names_then)}, but is {_shown(names_now)}."
+        return f"it was taken from {_shown(names_then)}, but this chain is {_shown(names_now)}."
     for name, was, is_now in reversed(list(zip(names_now, then, now, strict=True))):  # the cause is upstream
         if was != is_now:
-            return f"`{shown_name(name)}` is not what it was: its arguments, its code or its data have changed."
+            return f"the arguments, the code or the data of `{shown_name(name)}` have changed."
     return ""
 
 
 def _shown(names: list[str]) -> str:
-    """Return what fingerprints call the pipes of a chain as users call them, the last one first."""
-    return " < ".join(map(shown_name, names))
+    """Return what fingerprints call the pipes of a chain as users call them, the source first."""
+    return " → ".join(map(shown_name, reversed(names)))

@@ -13,7 +13,7 @@ from typing import Any
 from kdpipes.core.errors import WorkerError
 from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.profile import producer_of
-from kdpipes.loader.worker import Options, Order, Producer, Worker
+from kdpipes.loader.worker import Assignment, Options, Producer, Worker
 from kdpipes.loader.worker_main import add_traceback
 
 __all__ = ["InlineWorker", "ThreadWorker"]
@@ -35,9 +35,9 @@ class InlineWorker(Worker):
         self._messages: deque[Message] = deque()
         self._steps: Iterator[None] = iter(())
 
-    def begin(self, order: Order) -> None:
+    def begin(self, assignment: Assignment) -> None:
         self._messages.clear()
-        self._steps = self.producer.epoch(order, self._first_epoch, self._messages.append)
+        self._steps = self.producer.epoch(assignment, self._first_epoch, self._messages.append)
 
     def peek(self) -> Message:
         while not self._messages:
@@ -61,16 +61,16 @@ class _Queue:
         self.prefetch = prefetch
         self.changed = threading.Condition()
         self.messages: deque[Message] = deque()
-        self.order: Order | None = None
-        self.generation = 0  # of the order
+        self.assignment: Assignment | None = None
+        self.generation = 0  # of the assignment
         self.is_stopped = False
         self.owner = os.getpid()
 
-    def next_order(self, generation: int) -> tuple[Order | None, int]:
-        """Wait for an order of another generation; it is None when the thread is to end."""
+    def next_assignment(self, generation: int) -> tuple[Assignment | None, int]:
+        """Wait for an assignment of another generation; it is None when the thread is to end."""
         with self.changed:
             self.changed.wait_for(lambda: self.is_stopped or self.generation != generation)
-            return None if self.is_stopped else self.order, self.generation
+            return None if self.is_stopped else self.assignment, self.generation
 
     def put(self, message: Message, generation: int) -> None:
         if message.kind is Kind.ERROR:
@@ -128,13 +128,13 @@ class ThreadWorker(Worker):
     def num_waiting(self) -> int:
         return len(self._queue.messages)
 
-    def begin(self, order: Order) -> None:
+    def begin(self, assignment: Assignment) -> None:
         if not self._thread.is_alive():  # this is a process that was forked from the thread's own
             self._finalizer.detach()
             self._start()
         with self._queue.changed:
             self._queue.messages.clear()
-            self._queue.order = order
+            self._queue.assignment = assignment
             self._queue.generation += 1
             self._queue.changed.notify_all()
 
@@ -163,16 +163,16 @@ class ThreadWorker(Worker):
 
 
 def _run(producer: Producer, first_epoch: int, queue: _Queue) -> None:
-    order, generation = queue.next_order(0)
-    while order is not None:
+    assignment, generation = queue.next_assignment(0)
+    while assignment is not None:
         send = functools.partial(queue.put, generation=generation)
         try:
-            for _ in producer.epoch(order, first_epoch, send):
+            for _ in producer.epoch(assignment, first_epoch, send):
                 if not queue.may_go_on(generation):
                     break
         except BaseException as error:  # such as SystemExit in a user's code, which would end the thread silently
             send(Message(Kind.ERROR, content=error))
-        order, generation = queue.next_order(generation)
+        assignment, generation = queue.next_assignment(generation)
     producer.close()
 
 

@@ -20,7 +20,7 @@ from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.skipping import Skip
 from kdpipes.loader.channel import Kind, Message
 
-__all__ = ["Counting", "Options", "Order", "Position", "Producer", "Seeds", "Worker"]
+__all__ = ["Assignment", "Counting", "Options", "Position", "Producer", "Seeds", "Worker"]
 
 
 @runtime_checkable
@@ -90,7 +90,7 @@ def _seed_from(*parts: object) -> int:
 
 
 @dataclass(frozen=True)
-class Order:
+class Assignment:
     """What a worker receives when an epoch begins.
 
     Args:
@@ -126,7 +126,7 @@ class Worker(ABC):
     is_torn = False  # whether a call was interrupted, so that messages may be lost
 
     @abstractmethod
-    def begin(self, order: Order) -> None:
+    def begin(self, assignment: Assignment) -> None:
         """Let the worker begin an epoch, even if it is in another one."""
 
     @abstractmethod
@@ -179,12 +179,12 @@ class Producer:
         self._counting = [pipe for pipe in read.pipes if isinstance(pipe, Counting)]
         self._first_epochs = [pipe.next_epoch() for pipe in self._counting]
 
-    def epoch(self, order: Order, first_epoch: int, send: Callable[[Message], None]) -> Iterator[None]:
+    def epoch(self, assignment: Assignment, first_epoch: int, send: Callable[[Message], None]) -> Iterator[None]:
         """Make the items of one epoch, and send each; to be resumed for the next one.
 
         Args:
-            order: Where to begin.
-            first_epoch: The number of the chain's first epoch, which the order's is counted from.
+            assignment: Where to begin.
+            first_epoch: The number of the chain's first epoch, which the assignment's is counted from.
             send: Takes the messages, in order.
         """
 
@@ -193,13 +193,13 @@ class Producer:
             send(Message(Kind.SKIP, skipped.batch, skipped))
 
         try:
-            if order.seeds is not None:
-                _seed_stock_pipes(self._chain, order.seeds)
+            if assignment.seeds is not None:
+                _seed_stock_pipes(self._chain, assignment.seeds)
             for pipe, first in zip(self._counting, self._first_epochs, strict=True):
-                pipe.set_epoch(max(first + order.position.epoch - first_epoch, 0))
+                pipe.set_epoch(max(first + assignment.position.epoch - first_epoch, 0))
             for dealer in self._dealers:
-                dealer.skip(order.banned, skip)
-            yield from (self._counted if self._dealer is None else self._dealt)(order.position, send)
+                dealer.skip(assignment.banned, skip)
+            yield from (self._counted if self._dealer is None else self._dealt)(assignment.position, send)
             for each in self._pipes:
                 each.end_epoch(in_worker=True)
         except Exception as error:

@@ -35,7 +35,7 @@ from kdpipes.delivery.batch_pipe import OneToOne
 from kdpipes.loader.buffers import Array, SharedBuffers, pack, places_of
 from kdpipes.loader.channel import Channel, Kind, Message, SharedFile
 from kdpipes.loader.profile import producer_of
-from kdpipes.loader.worker import Options, Order
+from kdpipes.loader.worker import Assignment, Options
 
 __all__ = ["Packed", "Payload", "add_traceback", "work"]
 
@@ -113,16 +113,16 @@ def _work(payload: Payload, sender: Sender, options: Options) -> None:
         sender.send(Message(Kind.ERROR, content=error))
         return
     sender.channel.send(Message(Kind.READY))
-    while (order := sender.next_order()) is not None:
-        if not sender.may_go_on():  # another order has come before this one has begun
+    while (assignment := sender.next_assignment()) is not None:
+        if not sender.may_go_on():  # another assignment has come before this one has begun
             continue
-        if order.seeds is not None:  # for stock pipes and users' code that draw from the global generators
-            seeds = copy.deepcopy(order.seeds)
+        if assignment.seeds is not None:  # for stock pipes and users' code that draw from the global generators
+            seeds = copy.deepcopy(assignment.seeds)
             random.seed(seeds.generate_seed())
             torch.manual_seed(seeds.generate_seed())
             np.random.seed(seeds.generate_seed() >> 32)
         try:
-            for _ in producer.epoch(order, options.first_epoch, sender.send):
+            for _ in producer.epoch(assignment, options.first_epoch, sender.send):
                 if not sender.may_go_on():
                     break
         except BaseException as error:  # such as SystemExit in a user's code, which would end the process silently
@@ -179,30 +179,30 @@ class Sender:
         self.buffers = SharedBuffers(options.num_buffers, options.folder)
         self._arena_sent = 0
         self._generation = 0
-        self._orders: deque[Message] = deque()
+        self._assignments: deque[Message] = deque()
         self._is_stopped = False
         self._ahead: deque[int] = deque()  # the sizes of batches that nobody has taken yet
         self._has_warned = False
 
-    def next_order(self) -> Order | None:
-        """Wait for the order of an epoch; None means that there are no more."""
-        while not self._orders and not self._is_stopped:
+    def next_assignment(self) -> Assignment | None:
+        """Wait for the assignment of an epoch; None means that there are no more."""
+        while not self._assignments and not self._is_stopped:
             self._listen(wait=True)
         if self._is_stopped:
             return None
-        latest = self._orders.pop()
-        self._orders.clear()
+        latest = self._assignments.pop()
+        self._assignments.clear()
         self.buffers.begin_batch()  # an error may have ended the last epoch within a batch
         self._generation = latest.generation
-        order: Order = latest.content
-        return order
+        assignment: Assignment = latest.content
+        return assignment
 
     def may_go_on(self) -> bool:
         """Wait until there is room for another batch; False means that this epoch is not wanted any more."""
         self._listen(wait=False)
-        while not self._orders and not self._is_stopped and self.is_far_ahead():
+        while not self._assignments and not self._is_stopped and self.is_far_ahead():
             self._listen(wait=True)
-        return not self._orders and not self._is_stopped
+        return not self._assignments and not self._is_stopped
 
     def is_far_ahead(self) -> bool:
         """Return whether as many batches or bytes are waiting as may be made ahead."""
@@ -253,8 +253,8 @@ class Sender:
         messages = self.channel.receive(wait=wait)
         self._is_stopped = self._is_stopped or messages is None
         for message in messages or ():
-            if message.kind is Kind.ORDER:
-                self._orders.append(message)
+            if message.kind is Kind.ASSIGNMENT:
+                self._assignments.append(message)
             elif message.kind is Kind.STOP:
                 self._is_stopped = True
             else:
